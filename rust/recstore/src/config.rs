@@ -1,0 +1,524 @@
+//! What describes a table: one configuration, the same in JSON, in keywords and here.
+//!
+//! An unknown key or kind is refused by name, and so is a value out of its range; nothing is ignored.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Result};
+
+/// A table's dim, bound, row type, initial values, optimizer and policy for non-finite values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TableConfig {
+    /// The number of elements in a row. Not part of the JSON: calls name it beside the configuration.
+    #[serde(skip)]
+    pub dim: usize,
+    /// Ids outside `[0, num_embeddings)` are refused; without it every id is valid.
+    pub num_embeddings: Option<u64>,
+    /// The type in which rows are kept.
+    pub dtype: Dtype,
+    /// Together with the table's name it seeds the initial values.
+    pub seed: u64,
+    /// The rows in one block of storage.
+    pub block_size: usize,
+    /// The value of a row that was never written.
+    pub initializer: InitializerConfig,
+    /// The rule that turns gradients into new rows.
+    pub optimizer: OptimizerConfig,
+    /// What happens to NaN and infinity in rows and gradients.
+    pub nan_policy: NanPolicy,
+}
+
+/// The type in which a table keeps its rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// IEEE 754 single precision.
+    #[default]
+    Float32,
+}
+
+/// What a table does with a row or a gradient that holds a NaN or an infinity.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NanPolicy {
+    /// The call is refused and changes nothing.
+    #[default]
+    Error,
+    /// The row or gradient is left out and counted.
+    Skip,
+    /// It is taken as it is.
+    Allow,
+}
+
+/// Where the initial values of rows come from. Parameters are named as in `torch.nn.init`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum InitializerConfig {
+    /// Zero.
+    Zeros {},
+    /// The same value everywhere.
+    Constant {
+        /// That value.
+        value: f64,
+    },
+    /// Uniform on `[a, b)`.
+    Uniform {
+        /// The lower bound.
+        #[serde(default)]
+        a: f64,
+        /// The upper bound.
+        #[serde(default = "one")]
+        b: f64,
+    },
+    /// Normal.
+    Normal {
+        /// The mean.
+        #[serde(default)]
+        mean: f64,
+        /// The standard deviation.
+        #[serde(default = "default_std")]
+        std: f64,
+    },
+    /// Normal, cut to `[a, b]`.
+    TruncatedNormal {
+        /// The mean before the cut.
+        #[serde(default)]
+        mean: f64,
+        /// The standard deviation before the cut.
+        #[serde(default = "default_std")]
+        std: f64,
+        /// The lower bound; two standard deviations below the mean where absent.
+        #[serde(default)]
+        a: Option<f64>,
+        /// The upper bound; two standard deviations above the mean where absent.
+        #[serde(default)]
+        b: Option<f64>,
+    },
+    /// Uniform within `gain * sqrt(6 / (num_embeddings + dim))` of zero; needs `num_embeddings`.
+    ///
+    /// Source: Glorot and Bengio 2010, equation 16, with the fans of a `[num_embeddings, dim]` matrix.
+    XavierUniform {
+        /// The factor before the root.
+        #[serde(default = "one")]
+        gain: f64,
+    },
+}
+
+/// A rule and its hyper-parameters, named as in `torch.optim`. The equations stand in the rules' own documents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum OptimizerConfig {
+    /// Stochastic gradient descent.
+    Sgd {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+    },
+    /// AdaGrad.
+    Adagrad {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adagrad_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Where `eps` stands.
+        #[serde(default)]
+        convention: Convention,
+    },
+    /// AdaGrad with one accumulator a row.
+    RowwiseAdagrad {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adagrad_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Where `eps` stands, and whether squares are summed or averaged over the row.
+        #[serde(default)]
+        convention: Convention,
+    },
+    /// Adam on the rows that have a gradient.
+    Adam {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the two moments.
+        #[serde(default = "default_betas")]
+        betas: [f64; 2],
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adam_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Whose steps correct the bias of the moments.
+        #[serde(default)]
+        bias_correction: BiasCorrection,
+    },
+    /// AdamW on the rows that have a gradient.
+    Adamw {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the two moments.
+        #[serde(default = "default_betas")]
+        betas: [f64; 2],
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adam_eps")]
+        eps: f64,
+        /// The share of `lr * w` that a step takes away.
+        #[serde(default = "default_adamw_weight_decay")]
+        weight_decay: f64,
+        /// Whose steps correct the bias of the moments.
+        #[serde(default)]
+        bias_correction: BiasCorrection,
+    },
+    /// FTRL-proximal.
+    Ftrl {
+        /// The learning rate.
+        #[serde(default = "default_lr", alias = "lr")]
+        alpha: f64,
+        /// Damps the first steps.
+        #[serde(default = "one")]
+        beta: f64,
+        /// The strength of the L1 term, which makes weights exactly zero.
+        #[serde(default)]
+        l1: f64,
+        /// The strength of the L2 term.
+        #[serde(default)]
+        l2: f64,
+    },
+}
+
+/// Which of two common definitions AdaGrad and row-wise AdaGrad follow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Convention {
+    /// `sqrt(s + eps)`, and row-wise the sum of squares: `RecStore`.
+    #[default]
+    Recstore,
+    /// `sqrt(s) + eps`, and row-wise the mean of squares: `torch.optim.Adagrad` and FBGEMM.
+    Torch,
+}
+
+/// Whose count of steps corrects the bias of Adam's moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BiasCorrection {
+    /// The table's, as `torch.optim.SparseAdam`.
+    #[default]
+    Table,
+    /// The row's own, kept beside it: a row first seen late starts as corrected as the first ones did.
+    Row,
+}
+
+fn one() -> f64 {
+    1.0
+}
+fn default_std() -> f64 {
+    0.01
+}
+fn default_lr() -> f64 {
+    0.01
+}
+fn default_adagrad_eps() -> f64 {
+    1e-10
+}
+fn default_adam_eps() -> f64 {
+    1e-8
+}
+fn default_adamw_weight_decay() -> f64 {
+    0.01
+}
+fn default_betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+
+impl Default for InitializerConfig {
+    fn default() -> Self {
+        Self::Normal { mean: 0.0, std: default_std() }
+    }
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self::Sgd { lr: default_lr(), weight_decay: 0.0 }
+    }
+}
+
+impl Default for TableConfig {
+    fn default() -> Self {
+        Self {
+            dim: 0,
+            num_embeddings: None,
+            dtype: Dtype::default(),
+            seed: 0,
+            block_size: 10_240,
+            initializer: InitializerConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            nan_policy: NanPolicy::default(),
+        }
+    }
+}
+
+impl TableConfig {
+    /// Returns the default configuration for rows of `dim` elements.
+    pub fn new(dim: usize) -> Self {
+        Self { dim, ..Self::default() }
+    }
+
+    /// Reads a JSON object; an empty text stands for the defaults.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] if the text is no JSON object, or names an unknown key or kind, or a value is out of
+    /// its range.
+    pub fn from_json(dim: usize, text: &str) -> Result<Self> {
+        let config = Self { dim, ..Self::parse(text)? };
+        config.validate().map(|()| config)
+    }
+
+    /// Reads a JSON object as [`TableConfig::from_json`] and sets its `num_embeddings`.
+    ///
+    /// # Errors
+    /// As [`TableConfig::from_json`], and if the text names another `num_embeddings`.
+    pub fn from_json_with_bound(dim: usize, text: &str, num_embeddings: u64) -> Result<Self> {
+        let parsed = Self::parse(text)?;
+        if let Some(named) = parsed.num_embeddings.filter(|&named| named != num_embeddings) {
+            return Err(invalid(format!(
+                "num_embeddings is {num_embeddings}, but the configuration says {named}"
+            )));
+        }
+        let config = Self { dim, num_embeddings: Some(num_embeddings), ..parsed };
+        config.validate().map(|()| config)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let text = if text.trim().is_empty() { "{}" } else { text };
+        serde_json::from_str(text).map_err(|error| invalid(error.to_string()))
+    }
+
+    /// Returns the configuration as a JSON object, without the dim.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] if it cannot be written, which no valid configuration brings about.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| invalid(error.to_string()))
+    }
+
+    /// Checks every value against its range.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] names the key, its value and its range.
+    pub fn validate(&self) -> Result<()> {
+        require(self.dim > 0, || "dim must be at least 1, got 0".to_owned())?;
+        require(self.block_size > 0, || "block_size must be at least 1, got 0".to_owned())?;
+        require(self.num_embeddings.is_none_or(|bound| (1..=i64::MAX as u64).contains(&bound)), || {
+            format!("num_embeddings must be null or from 1 to {}, got {:?}", i64::MAX, self.num_embeddings)
+        })?;
+        self.initializer.validate(self.num_embeddings)?;
+        self.optimizer.validate()
+    }
+
+    /// Whether a table opened as `self` may be opened again as `other`: all but learning rate and weight decay agree.
+    pub fn is_same_table(&self, other: &Self) -> bool {
+        let identity = |config: &Self| {
+            let mut config = config.clone();
+            let (lr, weight_decay) = config.optimizer.tunables_mut();
+            *lr = 0.0;
+            if let Some(weight_decay) = weight_decay {
+                *weight_decay = 0.0;
+            }
+            config
+        };
+        identity(self) == identity(other)
+    }
+}
+
+impl InitializerConfig {
+    fn validate(&self, num_embeddings: Option<u64>) -> Result<()> {
+        match *self {
+            Self::Zeros {} => Ok(()),
+            Self::Constant { value } => finite("initializer.value", value),
+            Self::Uniform { a, b } => {
+                finite("initializer.a", a)?;
+                finite("initializer.b", b)?;
+                require(a <= b, || format!("initializer.a must not exceed initializer.b, got {a} and {b}"))
+            }
+            Self::Normal { mean, std } => {
+                finite("initializer.mean", mean)?;
+                not_negative("initializer.std", std)
+            }
+            Self::TruncatedNormal { mean, std, a, b } => {
+                finite("initializer.mean", mean)?;
+                positive("initializer.std", std)?;
+                let (a, b) = (a.unwrap_or(mean - 2.0 * std), b.unwrap_or(mean + 2.0 * std));
+                finite("initializer.a", a)?;
+                finite("initializer.b", b)?;
+                let reach = 8.0 * std;
+                require(a < b && a < mean + reach && b > mean - reach, || {
+                    format!(
+                        "initializer.a must lie below initializer.b, both within 8 std of the mean's reach, got {a} and {b}"
+                    )
+                })
+            }
+            Self::XavierUniform { gain } => {
+                finite("initializer.gain", gain)?;
+                require(num_embeddings.is_some(), || {
+                    "initializer xavier_uniform needs num_embeddings, for its bound depends on it".to_owned()
+                })
+            }
+        }
+    }
+}
+
+impl OptimizerConfig {
+    /// Returns the learning rate (FTRL: `alpha`).
+    pub fn learning_rate(&self) -> f64 {
+        match *self {
+            Self::Sgd { lr, .. }
+            | Self::Adagrad { lr, .. }
+            | Self::RowwiseAdagrad { lr, .. }
+            | Self::Adam { lr, .. }
+            | Self::Adamw { lr, .. }
+            | Self::Ftrl { alpha: lr, .. } => lr,
+        }
+    }
+
+    /// Whether a learning rate of zero is out of the rule's range: FTRL divides by it.
+    pub(crate) fn needs_positive_learning_rate(&self) -> bool {
+        matches!(self, Self::Ftrl { .. })
+    }
+
+    /// The learning rate and the weight decay, which may differ between two openings of one table.
+    fn tunables_mut(&mut self) -> (&mut f64, Option<&mut f64>) {
+        match self {
+            Self::Sgd { lr, weight_decay }
+            | Self::Adagrad { lr, weight_decay, .. }
+            | Self::RowwiseAdagrad { lr, weight_decay, .. }
+            | Self::Adam { lr, weight_decay, .. }
+            | Self::Adamw { lr, weight_decay, .. } => (lr, Some(weight_decay)),
+            Self::Ftrl { alpha, .. } => (alpha, None),
+        }
+    }
+
+    fn validate(&self) -> Result<()> {
+        let mut config = self.clone();
+        let (lr, weight_decay) = config.tunables_mut();
+        not_negative("optimizer.lr", *lr)?;
+        not_negative("optimizer.weight_decay", weight_decay.map_or(0.0, |value| *value))?;
+        match *self {
+            Self::Sgd { .. } => Ok(()),
+            Self::Adagrad { eps, .. } | Self::RowwiseAdagrad { eps, .. } => positive("optimizer.eps", eps),
+            Self::Adam { betas, eps, .. } | Self::Adamw { betas, eps, .. } => {
+                for beta in betas {
+                    require((0.0..1.0).contains(&beta), || {
+                        format!("optimizer.betas must lie in [0, 1), got {beta}")
+                    })?;
+                }
+                positive("optimizer.eps", eps)
+            }
+            Self::Ftrl { alpha, beta, l1, l2 } => {
+                positive("optimizer.alpha", alpha)?;
+                not_negative("optimizer.beta", beta)?;
+                not_negative("optimizer.l1", l1)?;
+                not_negative("optimizer.l2", l2)?;
+                require(beta as f32 + l2 as f32 > 0.0, || {
+                    "optimizer.beta and optimizer.l2 must not both be 0".to_owned()
+                })
+            }
+        }
+    }
+}
+
+fn invalid(message: String) -> Error {
+    Error::InvalidConfig { message }
+}
+
+fn require(holds: bool, message: impl FnOnce() -> String) -> Result<()> {
+    if holds { Ok(()) } else { Err(invalid(message())) }
+}
+
+fn finite(key: &str, value: f64) -> Result<()> {
+    require((value as f32).is_finite(), || format!("{key} must be a finite float32, got {value}"))
+}
+
+fn not_negative(key: &str, value: f64) -> Result<()> {
+    finite(key, value)?;
+    require(value >= 0.0, || format!("{key} must not be negative, got {value}"))
+}
+
+fn positive(key: &str, value: f64) -> Result<()> {
+    finite(key, value)?;
+    require(value as f32 > 0.0, || format!("{key} must be positive, got {value}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> String {
+        TableConfig::from_json(4, text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_empty_text_gives_the_documented_defaults() {
+        let documented = r#"{"num_embeddings": null, "dtype": "float32", "seed": 0, "block_size": 10240,
+            "initializer": {"kind": "normal", "mean": 0.0, "std": 0.01},
+            "optimizer": {"kind": "sgd", "lr": 0.01}, "nan_policy": "error"}"#;
+        assert_eq!(TableConfig::from_json(4, ""), TableConfig::from_json(4, documented));
+    }
+
+    #[test]
+    fn a_configuration_survives_json() {
+        let text = r#"{"num_embeddings": 9, "initializer": {"kind": "xavier_uniform"},
+            "optimizer": {"kind": "ftrl", "alpha": 0.5, "l1": 0.25}}"#;
+        let config = TableConfig::from_json(4, text).unwrap();
+        assert_eq!(TableConfig::from_json(4, &config.to_json().unwrap()), Ok(config));
+    }
+
+    #[test]
+    fn unknown_keys_and_kinds_are_refused_by_name() {
+        assert!(message(r#"{"learning_rate": 1}"#).contains("learning_rate"));
+        assert!(message(r#"{"optimizer": {"kind": "lion"}}"#).contains("lion"));
+        assert!(message(r#"{"optimizer": {"kind": "sgd", "momentum": 0.9}}"#).contains("momentum"));
+        assert!(message(r#"{"initializer": {"kind": "zeros", "std": 1}}"#).contains("std"));
+        assert!(message(r#"{"dtype": "float8"}"#).contains("float8"));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_with_key_and_value() {
+        for (text, key, value) in [
+            (r#"{"optimizer": {"kind": "sgd", "lr": -1.5}}"#, "lr", "-1.5"),
+            (r#"{"optimizer": {"kind": "adam", "betas": [0.9, 1.0]}}"#, "betas", "1"),
+            (r#"{"optimizer": {"kind": "adagrad", "eps": 0}}"#, "eps", "0"),
+            (r#"{"optimizer": {"kind": "ftrl", "alpha": 0}}"#, "alpha", "0"),
+            (r#"{"initializer": {"kind": "normal", "std": -2}}"#, "std", "-2"),
+            (r#"{"block_size": 0}"#, "block_size", "0"),
+            (r#"{"num_embeddings": 0}"#, "num_embeddings", "0"),
+        ] {
+            let message = message(text);
+            assert!(message.contains(key) && message.contains(value), "{message}");
+        }
+        assert!(message(r#"{"initializer": {"kind": "xavier_uniform"}}"#).contains("num_embeddings"));
+    }
+
+    #[test]
+    fn learning_rate_and_weight_decay_do_not_count_for_equality() {
+        let config = |text| TableConfig::from_json(4, text).unwrap();
+        let sgd = config(r#"{"optimizer": {"kind": "sgd", "lr": 0.5, "weight_decay": 0.1}}"#);
+        assert!(sgd.is_same_table(&config("")));
+        assert!(!sgd.is_same_table(&config(r#"{"seed": 1}"#)));
+        assert!(!sgd.is_same_table(&config(r#"{"optimizer": {"kind": "adam"}}"#)));
+    }
+}

@@ -1,0 +1,188 @@
+//! The errors of the store: every one names the table or the key it is about, what was expected and what came.
+
+use crate::gradient::GradientChunk;
+
+/// What a call on the store returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a call was refused. A refused call has changed nothing.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// No table has this name.
+    #[error("{operation}: there is no table \"{table}\"")]
+    UnknownTable {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The name asked for.
+        table: String,
+    },
+
+    /// No live table has this number: it was never handed out, or its table was dropped.
+    #[error("{operation}: table handle {handle} is unknown, released or dropped")]
+    UnknownHandle {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The handle given.
+        handle: i64,
+    },
+
+    /// The table exists with another configuration.
+    #[error(
+        "table \"{table}\" exists with the configuration {existing}, which differs from the requested {requested}"
+    )]
+    ConfigMismatch {
+        /// The table's name.
+        table: String,
+        /// The configuration of the existing table, as JSON.
+        existing: String,
+        /// The configuration asked for, as JSON.
+        requested: String,
+    },
+
+    /// A configuration has an unknown key or kind, or a value out of its range.
+    #[error("invalid table configuration: {message}")]
+    InvalidConfig {
+        /// The key, its value, and what would be valid.
+        message: String,
+    },
+
+    /// An id lies outside `[0, num_embeddings)` of a table that has a bound.
+    #[error(
+        "{operation}: id {id} at position {position} is out of range for table \"{table}\" with num_embeddings {num_embeddings}"
+    )]
+    IdOutOfRange {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+        /// The id refused.
+        id: i64,
+        /// Its position among the ids of the call, flattened.
+        position: usize,
+        /// The table's bound.
+        num_embeddings: u64,
+    },
+
+    /// Rows or gradients have another width than the table.
+    #[error("{operation}: table \"{table}\" has dim {expected}, got {actual}")]
+    DimMismatch {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+        /// The table's dim.
+        expected: usize,
+        /// What came, such as `gradient rows of 32`.
+        actual: String,
+    },
+
+    /// Two inputs that belong together have different lengths.
+    #[error("{operation}: expected {expected} {what}, got {actual}")]
+    LengthMismatch {
+        /// The call that was refused.
+        operation: &'static str,
+        /// What is counted, such as `rows for the ids of table "user"`.
+        what: String,
+        /// The number expected.
+        expected: usize,
+        /// The number given.
+        actual: usize,
+    },
+
+    /// A row or a gradient holds a NaN or an infinity and the table's `nan_policy` is `error`.
+    #[error("{operation}: {what} of id {id} at position {position} of table \"{table}\" holds {value}")]
+    NonFinite {
+        /// The call that was refused.
+        operation: &'static str,
+        /// `row`, `gradient` or `summed gradient`.
+        what: &'static str,
+        /// The table's name.
+        table: String,
+        /// The id whose values are refused.
+        id: i64,
+        /// The position of the id, of a sum its first one, among the ids of the call, flattened.
+        position: usize,
+        /// The offending value.
+        value: f32,
+    },
+
+    /// Bag offsets are not a rising sequence that starts at zero and stays within the ids.
+    #[error("emb_bag: {message}")]
+    InvalidOffsets {
+        /// The offending offset, its position and what was expected.
+        message: String,
+    },
+
+    /// The table can hold no more rows.
+    #[error("{operation}: table \"{table}\" is full: {rows} rows and {requested} more would exceed {limit}")]
+    TableFull {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+        /// The rows it holds.
+        rows: usize,
+        /// The rows the call might add.
+        requested: usize,
+        /// The most rows a table can hold.
+        limit: usize,
+    },
+
+    /// A learning rate is negative, NaN or infinite, or zero where the rule divides by it.
+    #[error(
+        "table \"{table}\": the learning rate must be finite and not negative (for ftrl positive), got {value}"
+    )]
+    InvalidLearningRate {
+        /// The table's name.
+        table: String,
+        /// The value refused.
+        value: f64,
+    },
+
+    /// An update's step is not a positive number.
+    #[error("emb_update: table \"{table}\": the step counts from 1, got 0")]
+    InvalidStep {
+        /// The table's name.
+        table: String,
+    },
+
+    /// A forked child tried to change a table of its parent, where the change would be lost.
+    #[error(
+        "{operation}: table \"{table}\" belongs to the parent of this forked process; a change here would be lost (reads are fine; to train in a child, start it with \"spawn\" or open tables of its own)"
+    )]
+    ForkedChild {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+    },
+
+    /// The processor lacks the instructions asked for, or the name is unknown.
+    #[error("SIMD level \"{level}\" is not available; this machine has {available}")]
+    UnavailableSimd {
+        /// The level asked for.
+        level: String,
+        /// The levels there are.
+        available: String,
+    },
+}
+
+impl Error {
+    /// Moves the position that the error names, where the ids checked start at `start` among those of the call.
+    pub(crate) fn shifted(mut self, start: usize) -> Self {
+        if let Self::IdOutOfRange { position, .. } | Self::NonFinite { position, .. } = &mut self {
+            *position += start;
+        }
+        self
+    }
+
+    /// Sets the position that the error names to the first of its id in the call.
+    pub(crate) fn at_first_of_its_id(mut self, chunks: &[GradientChunk<'_>]) -> Self {
+        if let Self::NonFinite { id, position, .. } = &mut self {
+            let mut ids = chunks.iter().flat_map(|chunk| chunk.ids);
+            *position = ids.position(|other| other == id).unwrap_or(*position);
+        }
+        self
+    }
+}

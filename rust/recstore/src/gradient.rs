@@ -1,0 +1,97 @@
+//! Sums the gradients of duplicate ids, so that an optimizer takes one step per distinct id.
+//!
+//! The counterparts of `torch.unique(sorted=True, return_inverse=True)` and of `index_add_` into zeros: distinct ids
+//! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
+
+/// Gradients of one backward pass: `gradients` holds a row of `dim` elements for each of `ids`, duplicates allowed.
+#[derive(Debug, Clone, Copy)]
+pub struct GradientChunk<'a> {
+    /// The ids, in input order.
+    pub ids: &'a [i64],
+    /// Their gradients, row-major.
+    pub gradients: &'a [f32],
+}
+
+/// Distinct ids in ascending order and the sum of the gradients of each, row-major.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct MergedGradients {
+    /// The distinct ids.
+    pub ids: Vec<i64>,
+    /// A row of `dim` elements for each of `ids`.
+    pub sums: Vec<f32>,
+}
+
+/// Returns the distinct ids in ascending order, and for every input its place among them.
+pub fn unique(ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
+    let mut order: Vec<usize> = (0..ids.len()).collect();
+    order.sort_unstable_by_key(|&position| ids[position]);
+    let mut distinct = Vec::new();
+    let mut inverse = vec![0; ids.len()];
+    for position in order {
+        if distinct.last() != Some(&ids[position]) {
+            distinct.push(ids[position]);
+        }
+        inverse[position] = distinct.len() - 1;
+    }
+    (distinct, inverse)
+}
+
+/// Merges each chunk on its own, then the merged chunks in their order.
+///
+/// A chunk that comes merged already therefore gives the same bits as the chunk it was merged from.
+pub fn merge_gradients(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
+    if let [chunk] = chunks {
+        return merge_chunk(dim, *chunk);
+    }
+    let mut joined = MergedGradients::default();
+    for &chunk in chunks {
+        let merged = merge_chunk(dim, chunk);
+        joined.ids.extend(merged.ids);
+        joined.sums.extend(merged.sums);
+    }
+    merge_chunk(dim, GradientChunk { ids: &joined.ids, gradients: &joined.sums })
+}
+
+fn merge_chunk(dim: usize, chunk: GradientChunk<'_>) -> MergedGradients {
+    let (ids, inverse) = unique(chunk.ids);
+    let mut sums = vec![0.0; ids.len() * dim];
+    for (row, gradient) in inverse.iter().zip(chunk.gradients.chunks_exact(dim)) {
+        for (sum, g) in sums[row * dim..(row + 1) * dim].iter_mut().zip(gradient) {
+            *sum += g;
+        }
+    }
+    MergedGradients { ids, sums }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn chunks_are_summed_one_by_one() {
+        // (1e8 + 1) + (-1e8 + 1) in single precision is 0 by chunk, 1 in one run.
+        let chunk = |gradients| GradientChunk { ids: &[5, 5], gradients };
+        let merged = merge_gradients(1, &[chunk(&[1e8, 1.0]), chunk(&[-1e8, 1.0])]);
+        assert_eq!(merged.sums, [0.0]);
+    }
+
+    proptest! {
+        #[test]
+        fn merging_agrees_with_a_map(ids in prop::collection::vec(prop_oneof![-3..3i64, Just(i64::MIN), Just(i64::MAX)], 0..40)) {
+            let gradients: Vec<f32> = (0..ids.len() * 2).map(|j| j as f32 * 0.1).collect();
+            let mut model = BTreeMap::<i64, [f32; 2]>::new();
+            for (id, g) in ids.iter().zip(gradients.chunks_exact(2)) {
+                let sum = model.entry(*id).or_default();
+                sum[0] += g[0];
+                sum[1] += g[1];
+            }
+            let merged = merge_gradients(2, &[GradientChunk { ids: &ids, gradients: &gradients }]);
+            prop_assert_eq!(&merged.ids, &model.keys().copied().collect::<Vec<_>>());
+            prop_assert_eq!(merged.sums, model.values().flatten().copied().collect::<Vec<_>>());
+            let (distinct, inverse) = unique(&ids);
+            prop_assert_eq!(inverse.iter().map(|&row| distinct[row]).collect::<Vec<_>>(), ids);
+        }
+    }
+}

@@ -1,0 +1,148 @@
+//! One table of a store, for programs that hold their rows in `ndarray`s.
+
+use std::sync::Arc;
+
+use ndarray::{Array2, ArrayView1, ArrayView2};
+
+use crate::config::TableConfig;
+use crate::gradient::GradientChunk;
+use crate::store::{EmbeddingStore, Step, TableId, TableStatistics, TableUpdate};
+use crate::{Error, Result};
+
+/// A table of a store.
+#[derive(Debug)]
+pub struct TableHandle<S: ?Sized> {
+    store: Arc<S>,
+    table: TableId,
+    name: String,
+    dim: usize,
+}
+
+impl<S: ?Sized> Clone for TableHandle<S> {
+    fn clone(&self) -> Self {
+        Self { store: Arc::clone(&self.store), table: self.table, name: self.name.clone(), dim: self.dim }
+    }
+}
+
+impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
+    /// Creates the table `name`, or opens it if its configuration agrees.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::open_table`].
+    pub fn open(store: Arc<S>, name: &str, config: &TableConfig) -> Result<Self> {
+        let table = store.open_table(name, config)?;
+        Ok(Self { store, table, name: name.to_owned(), dim: config.dim })
+    }
+
+    /// Returns the store.
+    pub fn store(&self) -> &Arc<S> {
+        &self.store
+    }
+
+    /// Returns the number of the table in its store.
+    pub fn id(&self) -> TableId {
+        self.table
+    }
+
+    /// Returns the name of the table.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Returns the elements of a row.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// Returns the rows of `ids`, `[n]`, as `[n, dim]`.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::read`].
+    pub fn read(&self, ids: ArrayView1<'_, i64>) -> Result<Array2<f32>> {
+        let mut rows = vec![0.0; ids.len() * self.dim];
+        self.store.read(self.table, &contiguous(ids), &mut rows)?;
+        let shape = (ids.len(), self.dim);
+        Array2::from_shape_vec(shape, rows).map_err(|_| self.mismatch("emb_read", "rows", shape))
+    }
+
+    /// Overwrites the rows of `ids`, `[n]`, with `rows`, `[n, dim]`; of duplicates the last one wins.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::write`].
+    pub fn write(&self, ids: ArrayView1<'_, i64>, rows: ArrayView2<'_, f32>) -> Result<()> {
+        self.check_shape("emb_write", "rows", ids.len(), rows)?;
+        let rows = rows.as_standard_layout();
+        self.store.write(self.table, &contiguous(ids), rows.as_slice().unwrap_or_default())
+    }
+
+    /// Takes one optimizer step with the gradients `[n, dim]` of `ids`, `[n]`, duplicates summed first.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::update`].
+    pub fn update(&self, ids: ArrayView1<'_, i64>, gradients: ArrayView2<'_, f32>) -> Result<()> {
+        self.check_shape("emb_update", "gradient rows", ids.len(), gradients)?;
+        let gradients = gradients.as_standard_layout();
+        let chunk =
+            GradientChunk { ids: &contiguous(ids), gradients: gradients.as_slice().unwrap_or_default() };
+        self.store.update(&[TableUpdate { table: self.table, chunks: vec![chunk], step: Step::Next }])
+    }
+
+    /// Deletes the rows of `ids` and returns how many there were.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::delete`].
+    pub fn delete(&self, ids: ArrayView1<'_, i64>) -> Result<usize> {
+        self.store.delete(self.table, &contiguous(ids))
+    }
+
+    /// Sets the learning rate from the next step on.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::set_learning_rate`].
+    pub fn set_learning_rate(&self, lr: f64) -> Result<()> {
+        self.store.set_learning_rate(self.table, lr, true)
+    }
+
+    /// Returns what the table holds and what was done to it.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::statistics`].
+    pub fn statistics(&self) -> Result<TableStatistics> {
+        self.store.statistics(self.table)
+    }
+
+    fn check_shape(
+        &self,
+        operation: &'static str,
+        what: &str,
+        count: usize,
+        rows: ArrayView2<'_, f32>,
+    ) -> Result<()> {
+        let shape = rows.dim();
+        if shape.0 != count {
+            return Err(Error::LengthMismatch {
+                operation,
+                what: format!("{what} for the ids of table \"{}\"", self.name),
+                expected: count,
+                actual: shape.0,
+            });
+        }
+        if shape.1 != self.dim {
+            return Err(self.mismatch(operation, what, shape));
+        }
+        Ok(())
+    }
+
+    fn mismatch(&self, operation: &'static str, what: &str, shape: (usize, usize)) -> Error {
+        Error::DimMismatch {
+            operation,
+            table: self.name.clone(),
+            expected: self.dim,
+            actual: format!("{what} of {}", shape.1),
+        }
+    }
+}
+
+fn contiguous(ids: ArrayView1<'_, i64>) -> Vec<i64> {
+    ids.iter().copied().collect()
+}

@@ -1,0 +1,49 @@
+//! An embedding store: named tables of float rows keyed by sparse 64-bit ids.
+//!
+//! A table grows by id, keeps its optimizer's state beside each row, and applies the optimizer's math itself.
+//! Reads never change the store; updates are exact, atomic per table and equal to the bit for any number of threads.
+//!
+//! ```
+//! use ndarray::array;
+//! use recstore::{LocalStore, TableConfig, TableHandle};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> recstore::Result<()> {
+//! let store = Arc::new(LocalStore::default());
+//! let config = TableConfig::from_json(2, r#"{"optimizer": {"kind": "adagrad", "lr": 0.1}}"#)?;
+//! let user = TableHandle::open(store, "user", &config)?;
+//! let ids = array![7, i64::MIN, 7];
+//! let before = user.read(ids.view())?;
+//! user.update(ids.view(), array![[1.0, 0.0], [0.5, 0.5], [1.0, 0.0]].view())?;
+//! let after = user.read(ids.view())?;
+//! assert!(after[[0, 0]] < before[[0, 0]]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod collector;
+mod config;
+mod error;
+pub mod fork;
+mod gradient;
+mod handle;
+mod optimizer;
+mod parallel;
+mod pooling;
+mod simd;
+mod store;
+mod table;
+
+pub use collector::{CollectedGradients, GradientCollector};
+pub use config::{
+    BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,
+};
+pub use error::{Error, Result};
+pub use gradient::{GradientChunk, MergedGradients, merge_gradients, unique};
+pub use handle::TableHandle;
+#[cfg(feature = "rayon")]
+pub use parallel::Rayon;
+pub use parallel::{Executor, Serial};
+pub use pooling::{BagInput, PoolingMode, check_offsets};
+pub use simd::SimdLevel;
+pub use store::{EmbeddingStore, LocalStore, Step, TableDescription, TableId, TableStatistics, TableUpdate};

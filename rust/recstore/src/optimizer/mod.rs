@@ -1,0 +1,148 @@
+//! The rules that turn a row's gradient into its new values, one a file: pure functions on slices.
+//!
+//! A record is a row of `dim` weights followed by the rule's slots. Kernels use `+ - * / sqrt` in single precision,
+//! element by element, so that every thread count and every SIMD level gives the same bits. `lr` and the other
+//! scalars of a step are computed once, in double precision, before the first row.
+
+mod adagrad;
+mod adam;
+mod adamw;
+mod ftrl;
+mod rowwise_adagrad;
+mod sgd;
+
+use crate::config::OptimizerConfig;
+use crate::simd::{Kernel, Simd};
+use adagrad::AdaGrad;
+use adam::Adam;
+use adamw::AdamW;
+use ftrl::Ftrl;
+use rowwise_adagrad::RowWiseAdaGrad;
+use sgd::Sgd;
+
+/// A named part of the state beside each row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// The name of the field.
+    pub(crate) name: &'static str,
+    /// The number of elements a row.
+    pub(crate) width: usize,
+}
+
+/// One optimizer step of one row, its scalars already computed.
+trait RowRule {
+    /// Updates `weights` and `state` from `gradient`; `weights` and `gradient` have the table's dim.
+    fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]);
+}
+
+/// A rule made ready for one step of a table: learning rate and step count are in its scalars.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum PreparedRule {
+    Sgd(Sgd),
+    AdaGrad(AdaGrad),
+    RowWiseAdaGrad(RowWiseAdaGrad),
+    Adam(Adam),
+    AdamW(AdamW),
+    Ftrl(Ftrl),
+}
+
+/// The rows of one block that a step touches, and their gradients.
+pub(crate) struct BlockStep<'a> {
+    /// The block's records, `stride` floats each.
+    pub(crate) records: &'a mut [f32],
+    /// The floats of a record: weights and slots.
+    pub(crate) stride: usize,
+    /// The weights of a record.
+    pub(crate) dim: usize,
+    /// Pairs of a row of the block and the row of its gradient.
+    pub(crate) rows: &'a [(usize, usize)],
+    /// Gradients, `dim` floats each.
+    pub(crate) gradients: &'a [f32],
+}
+
+/// Returns the slots that `config`'s rule keeps for rows of `dim`.
+pub(crate) fn slots(config: &OptimizerConfig, dim: usize) -> Vec<Slot> {
+    match *config {
+        OptimizerConfig::Sgd { .. } => vec![],
+        OptimizerConfig::Adagrad { .. } => adagrad::slots(dim),
+        OptimizerConfig::RowwiseAdagrad { .. } => rowwise_adagrad::slots(),
+        OptimizerConfig::Adam { bias_correction, .. } | OptimizerConfig::Adamw { bias_correction, .. } => {
+            adam::slots(dim, bias_correction)
+        }
+        OptimizerConfig::Ftrl { .. } => ftrl::slots(dim),
+    }
+}
+
+/// Computes the scalars of step `step` (from 1) at learning rate `lr`.
+pub(crate) fn prepare(config: &OptimizerConfig, lr: f64, step: u64) -> PreparedRule {
+    match *config {
+        OptimizerConfig::Sgd { weight_decay, .. } => PreparedRule::Sgd(Sgd::new(lr, weight_decay)),
+        OptimizerConfig::Adagrad { eps, weight_decay, convention, .. } => {
+            PreparedRule::AdaGrad(AdaGrad::new(lr, eps, weight_decay, convention))
+        }
+        OptimizerConfig::RowwiseAdagrad { eps, weight_decay, convention, .. } => {
+            PreparedRule::RowWiseAdaGrad(RowWiseAdaGrad::new(lr, eps, weight_decay, convention))
+        }
+        OptimizerConfig::Adam { betas, eps, weight_decay, bias_correction, .. } => {
+            PreparedRule::Adam(Adam::new(lr, betas, eps, weight_decay, bias_correction, step))
+        }
+        OptimizerConfig::Adamw { betas, eps, weight_decay, bias_correction, .. } => {
+            PreparedRule::AdamW(AdamW::new(lr, betas, eps, weight_decay, bias_correction, step))
+        }
+        OptimizerConfig::Ftrl { beta, l1, l2, .. } => PreparedRule::Ftrl(Ftrl::new(lr, beta, l1, l2)),
+    }
+}
+
+impl PreparedRule {
+    /// Applies the step to the rows of one block.
+    pub(crate) fn apply(&self, simd: Simd, block: BlockStep<'_>) {
+        match self {
+            Self::Sgd(rule) => simd.run(RuleOverBlock { rule, block }),
+            Self::AdaGrad(rule) => simd.run(RuleOverBlock { rule, block }),
+            Self::RowWiseAdaGrad(rule) => simd.run(RuleOverBlock { rule, block }),
+            Self::Adam(rule) => simd.run(RuleOverBlock { rule, block }),
+            Self::AdamW(rule) => simd.run(RuleOverBlock { rule, block }),
+            Self::Ftrl(rule) => simd.run(RuleOverBlock { rule, block }),
+        }
+    }
+
+    /// Brings the slots in agreement with weights that were just created or overwritten.
+    pub(crate) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
+        if let Self::Ftrl(rule) = self {
+            rule.adopt_weights(weights, state);
+        }
+    }
+}
+
+struct RuleOverBlock<'a, R> {
+    rule: &'a R,
+    block: BlockStep<'a>,
+}
+
+impl<R: RowRule> Kernel for RuleOverBlock<'_, R> {
+    #[inline(always)]
+    fn run(self) {
+        let BlockStep { records, stride, dim, rows, gradients } = self.block;
+        for &(row, gradient) in rows {
+            let record = &mut records[row * stride..(row + 1) * stride];
+            let (weights, state) = record.split_at_mut(dim);
+            self.rule.step(weights, state, &gradients[gradient * dim..(gradient + 1) * dim]);
+        }
+    }
+}
+
+/// Returns `base` to the power of `exponent` by repeated squaring: multiplications only, the same on every machine.
+fn power(base: f64, mut exponent: u64) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        exponent >>= 1;
+    }
+    result
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,49 @@
+//! Row-wise AdaGrad: one accumulator a row, and so one float of state.
+
+use super::adagrad::place_eps;
+use super::{RowRule, Slot};
+use crate::config::Convention;
+use crate::simd::sum_of_squares;
+
+/// `g += weight_decay * w`; in the `recstore` convention `s += sum_j g_j^2; w -= lr * g / sqrt(s + eps)`, in the
+/// `torch` convention `s += mean_j g_j^2; w -= lr * g / (sqrt(s) + eps)`.
+///
+/// Source: RecStore's `RowWiseAdaGrad`; FBGEMM's `EXACT_ROWWISE_ADAGRAD`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowWiseAdaGrad {
+    lr: f32,
+    eps_within: f32,
+    eps_beside: f32,
+    weight_decay: f32,
+    averages: bool,
+}
+
+pub(super) fn slots() -> Vec<Slot> {
+    vec![Slot { name: "state_sum", width: 1 }]
+}
+
+impl RowWiseAdaGrad {
+    pub(super) fn new(lr: f64, eps: f64, weight_decay: f64, convention: Convention) -> Self {
+        let (eps_within, eps_beside) = place_eps(eps, convention);
+        Self {
+            lr: lr as f32,
+            eps_within,
+            eps_beside,
+            weight_decay: weight_decay as f32,
+            averages: convention == Convention::Torch,
+        }
+    }
+}
+
+impl RowRule for RowWiseAdaGrad {
+    #[inline(always)]
+    fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+        let squares = sum_of_squares(gradient.len(), |j| gradient[j] + self.weight_decay * weights[j]);
+        let divisor = if self.averages { gradient.len() as f32 } else { 1.0 };
+        state[0] += squares / divisor;
+        let root = (state[0] + self.eps_within).sqrt() + self.eps_beside;
+        for (w, g) in weights.iter_mut().zip(gradient) {
+            *w -= self.lr * (g + self.weight_decay * *w) / root;
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Every rule against its equation in double precision, and every SIMD level against the baseline.
+
+use super::*;
+use crate::config::TableConfig;
+use crate::simd::SimdLevel;
+
+const DIM: usize = 21; // One full run of lanes and a rest.
+
+fn config(text: &str) -> OptimizerConfig {
+    let text = format!(r#"{{"optimizer": {text}}}"#);
+    TableConfig::from_json(DIM, &text).unwrap().optimizer
+}
+
+fn gradient(step: usize) -> Vec<f32> {
+    (0..DIM).map(|j| ((j * 7 + step * 13) % 11) as f32 * 0.3 - 1.4).collect()
+}
+
+fn train(config: &OptimizerConfig, level: SimdLevel, steps: usize) -> Vec<f32> {
+    let state: usize = slots(config, DIM).iter().map(|slot| slot.width).sum();
+    let mut record = vec![0.0; DIM + state];
+    for (j, w) in record[..DIM].iter_mut().enumerate() {
+        *w = j as f32 * 0.05 - 0.5;
+    }
+    for step in 1..=steps {
+        let gradients = gradient(step);
+        let block = BlockStep {
+            stride: record.len(),
+            records: &mut record,
+            dim: DIM,
+            rows: &[(0, 0)],
+            gradients: &gradients,
+        };
+        prepare(config, config.learning_rate(), step as u64).apply(Simd::new(level).unwrap(), block);
+    }
+    record
+}
+
+/// Holds 20 steps of a rule against `reference(w, state, g, step)`, element by element in double precision.
+fn check(text: &str, reference: impl Fn(&mut f64, &mut [f64; 2], f64, usize)) {
+    let config = config(text);
+    let got = train(&config, SimdLevel::Baseline, 20);
+    for (j, got) in got.iter().take(DIM).enumerate() {
+        let (mut w, mut state) = (j as f64 * 0.05 - 0.5, [0.0; 2]);
+        for step in 1..=20 {
+            reference(&mut w, &mut state, f64::from(gradient(step)[j]), step);
+        }
+        assert!((f64::from(*got) - w).abs() < 1e-5, "{text} column {j}: {got} {w}");
+    }
+}
+
+#[test]
+fn sgd_follows_its_equation() {
+    check(r#"{"kind": "sgd", "lr": 0.1, "weight_decay": 0.01}"#, |w, _, g, _| {
+        *w -= 0.1 * (g + 0.01 * *w);
+    });
+}
+
+#[test]
+fn adagrad_follows_both_conventions() {
+    check(r#"{"kind": "adagrad", "lr": 0.1, "eps": 0.5}"#, |w, s, g, _| {
+        s[0] += g * g;
+        *w -= 0.1 * g / (s[0] + 0.5).sqrt();
+    });
+    check(
+        r#"{"kind": "adagrad", "lr": 0.1, "eps": 0.5, "convention": "torch", "weight_decay": 0.1}"#,
+        |w, s, g, _| {
+            let g = g + 0.1 * *w;
+            s[0] += g * g;
+            *w -= 0.1 * g / (s[0].sqrt() + 0.5);
+        },
+    );
+}
+
+#[test]
+fn rowwise_adagrad_follows_both_conventions() {
+    let squares = |step: usize| gradient(step).iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
+    check(r#"{"kind": "rowwise_adagrad", "lr": 0.1, "eps": 0.5}"#, |w, s, g, step| {
+        s[0] += squares(step);
+        *w -= 0.1 * g / (s[0] + 0.5).sqrt();
+    });
+    check(r#"{"kind": "rowwise_adagrad", "lr": 0.1, "eps": 0.5, "convention": "torch"}"#, |w, s, g, step| {
+        s[0] += squares(step) / DIM as f64;
+        *w -= 0.1 * g / (s[0].sqrt() + 0.5);
+    });
+}
+
+#[test]
+fn adam_follows_its_equation() {
+    for bias_correction in ["table", "row"] {
+        let text = format!(
+            r#"{{"kind": "adam", "lr": 0.1, "eps": 0.01, "weight_decay": 0.1, "bias_correction": "{bias_correction}"}}"#
+        );
+        check(&text, |w, s, g, step| {
+            let g = g + 0.1 * *w;
+            s[0] = 0.9 * s[0] + 0.1 * g;
+            s[1] = 0.999 * s[1] + 0.001 * g * g;
+            let t = step as i32;
+            let scale = 0.1 * (1.0 - 0.999f64.powi(t)).sqrt() / (1.0 - 0.9f64.powi(t));
+            *w -= scale * s[0] / (s[1].sqrt() + 0.01);
+        });
+    }
+}
+
+#[test]
+fn adamw_follows_its_equation() {
+    for bias_correction in ["table", "row"] {
+        let text = format!(
+            r#"{{"kind": "adamw", "lr": 0.1, "eps": 0.01, "weight_decay": 0.1, "bias_correction": "{bias_correction}"}}"#
+        );
+        check(&text, |w, s, g, step| {
+            *w *= 1.0 - 0.1 * 0.1;
+            s[0] = 0.9 * s[0] + 0.1 * g;
+            s[1] = 0.999 * s[1] + 0.001 * g * g;
+            let t = step as i32;
+            let corrected = (s[1] / (1.0 - 0.999f64.powi(t))).sqrt();
+            *w -= 0.1 / (1.0 - 0.9f64.powi(t)) * s[0] / (corrected + 0.01);
+        });
+    }
+}
+
+fn ftrl_weight(z: f64, n: f64, alpha: f64) -> f64 {
+    let shrunk = if z.abs() <= 0.3 { 0.0 } else { 0.3f64.copysign(z) - z };
+    shrunk / ((1.0 + n.sqrt()) / alpha + 0.5)
+}
+
+#[test]
+fn ftrl_follows_its_equation_from_any_start() {
+    check(r#"{"kind": "ftrl", "alpha": 0.2, "beta": 1, "l1": 0.3, "l2": 0.5}"#, |w, s, g, step| {
+        if step == 1 {
+            let sign = if *w == 0.0 { 0.0 } else { w.signum() };
+            s[1] = -*w * (1.0 / 0.2 + 0.5) - sign * 0.3;
+        }
+        let old = s[0];
+        s[0] += g * g;
+        s[1] += g - (s[0].sqrt() - old.sqrt()) / 0.2 * *w;
+        *w = ftrl_weight(s[1], s[0], 0.2);
+    });
+}
+
+#[test]
+fn ftrl_keeps_its_weights_when_alpha_changes() {
+    let config = config(r#"{"kind": "ftrl", "alpha": 0.2, "l1": 0.01}"#);
+    let mut record = train(&config, SimdLevel::Baseline, 5);
+    let before = record[..DIM].to_vec();
+    let block = BlockStep {
+        stride: record.len(),
+        records: &mut record,
+        dim: DIM,
+        rows: &[(0, 0)],
+        gradients: &[0.0; DIM],
+    };
+    prepare(&config, 0.02, 6).apply(Simd::detect(), block);
+    for (w, before) in record.iter().zip(&before) {
+        assert!((w - before).abs() < 1e-6, "{w} {before}");
+    }
+}
+
+#[test]
+fn every_simd_level_gives_the_bits_of_the_baseline() {
+    for text in [
+        r#"{"kind": "sgd"}"#,
+        r#"{"kind": "adagrad"}"#,
+        r#"{"kind": "adagrad", "convention": "torch"}"#,
+        r#"{"kind": "rowwise_adagrad"}"#,
+        r#"{"kind": "rowwise_adagrad", "convention": "torch"}"#,
+        r#"{"kind": "adam"}"#,
+        r#"{"kind": "adam", "bias_correction": "row"}"#,
+        r#"{"kind": "adamw"}"#,
+        r#"{"kind": "ftrl", "l1": 0.3, "l2": 0.1}"#,
+    ] {
+        let bits =
+            |level| -> Vec<u32> { train(&config(text), level, 30).iter().map(|x| x.to_bits()).collect() };
+        let baseline = bits(SimdLevel::Baseline);
+        for level in SimdLevel::available() {
+            assert_eq!(bits(level), baseline, "{text} {level}");
+        }
+    }
+}
+
+#[test]
+fn power_multiplies_as_often_as_asked() {
+    assert_eq!(power(3.0, 0), 1.0);
+    assert_eq!(power(3.0, 5), 243.0);
+    assert!((power(0.999, 1000) - 0.999f64.powi(1000)).abs() < 1e-15);
+}

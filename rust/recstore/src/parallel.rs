@@ -1,0 +1,93 @@
+//! Where the store's loops run: on the threads of whoever hosts it.
+//!
+//! Results never depend on the executor: a loop's bodies touch disjoint data, and every sum is taken within one body.
+
+use std::sync::{Mutex, PoisonError};
+
+/// Runs the bodies of a loop, in any order, on any threads, and returns when all have run.
+pub trait Executor: Send + Sync {
+    /// Calls `body` once with every number below `count`.
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync));
+}
+
+/// Runs every body on the calling thread.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Serial;
+
+impl Executor for Serial {
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..count).for_each(body);
+    }
+}
+
+/// Runs the bodies on a rayon pool of the store's own.
+///
+/// A caller that is a rayon thread itself runs them alone: it holds a table's lock, and while it waited for others it
+/// would steal another task, which may call for the same lock. So does a forked child, where the pool is gone.
+#[cfg(feature = "rayon")]
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Rayon;
+
+#[cfg(feature = "rayon")]
+impl Executor for Rayon {
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+        use rayon::prelude::*;
+        match rayon_pool() {
+            Some(pool) => pool.install(|| (0..count).into_par_iter().for_each(body)),
+            None => Serial.for_each(count, body),
+        }
+    }
+}
+
+/// Returns the store's pool, unless the caller had better not wait for it or it cannot be started.
+///
+/// It is not rayon's global pool: threads of that one may all be waiting for the lock that the caller holds.
+#[cfg(feature = "rayon")]
+fn rayon_pool() -> Option<&'static rayon::ThreadPool> {
+    static POOL: std::sync::OnceLock<Option<rayon::ThreadPool>> = std::sync::OnceLock::new();
+    if crate::fork::is_child() || rayon::current_thread_index().is_some() {
+        return None;
+    }
+    let start = || rayon::ThreadPoolBuilder::new().thread_name(|index| format!("recstore-{index}")).build();
+    POOL.get_or_init(|| start().ok()).as_ref()
+}
+
+/// Calls `body` once with each item, which it may change.
+pub(crate) fn for_each_mut<T: Send>(
+    executor: &dyn Executor,
+    items: impl Iterator<Item = T>,
+    body: impl Fn(T) + Sync,
+) {
+    let items: Vec<Mutex<Option<T>>> = items.map(|item| Mutex::new(Some(item))).collect();
+    let run = |index: usize| {
+        let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(item) = item {
+            body(item);
+        }
+    };
+    match items.len() {
+        0 => {}
+        1 => run(0),
+        count => executor.for_each(count, &run),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_is_visited_once() {
+        let mut values = vec![0; 100];
+        for_each_mut(&Serial, values.iter_mut(), |value| *value += 1);
+        assert!(values.iter().all(|&value| value == 1));
+    }
+
+    #[cfg(feature = "rayon")]
+    #[test]
+    fn rayon_visits_every_item_once() {
+        let mut values = vec![0; 1000];
+        for_each_mut(&Rayon, values.iter_mut(), |value| *value += 1);
+        assert!(values.iter().all(|&value| value == 1));
+    }
+}

@@ -1,0 +1,383 @@
+//! The seam between whoever trains and whatever keeps the tables, and the store that keeps them in this process.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use crate::config::TableConfig;
+use crate::gradient::GradientChunk;
+use crate::parallel::Executor;
+use crate::pooling::BagInput;
+use crate::simd::{Simd, SimdLevel};
+use crate::table::{Engine, Table};
+use crate::{Error, Result, fork};
+
+/// The number of a table in its store. It is never given to another table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TableId(pub i64);
+
+/// Which step of its table an update is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Step {
+    /// One more than the last.
+    #[default]
+    Next,
+    /// The caller's count, from 1: whoever shards a table gives every shard the same.
+    At(u64),
+}
+
+/// One optimizer step of one table.
+#[derive(Debug, Clone)]
+pub struct TableUpdate<'a> {
+    /// The table.
+    pub table: TableId,
+    /// Gradients of several backward passes; duplicate ids are summed within and then over the chunks.
+    pub chunks: Vec<GradientChunk<'a>>,
+    /// The step that this is.
+    pub step: Step,
+}
+
+/// A table's name and configuration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TableDescription {
+    /// The name.
+    pub name: String,
+    /// The configuration it was opened with.
+    pub config: TableConfig,
+    /// The names of the optimizer's slots and their elements a row.
+    pub slots: Vec<(&'static str, usize)>,
+}
+
+/// What a table holds and what was done to it.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct TableStatistics {
+    /// Rows now in the table.
+    pub rows: usize,
+    /// Bytes allocated for rows, slots and the id map.
+    pub bytes: usize,
+    /// Rows ever created.
+    pub inserts: u64,
+    /// Row updates: one a distinct id and step.
+    pub updates: u64,
+    /// Rows deleted.
+    pub deletes: u64,
+    /// Rows and gradients refused or skipped because they were not finite.
+    pub refusals: u64,
+    /// Optimizer steps taken.
+    pub step: u64,
+    /// The learning rate of the next step.
+    pub learning_rate: f64,
+    /// Whether the learning rate was set by hand.
+    pub learning_rate_was_set: bool,
+}
+
+/// Tables of rows, addressed by number: in this process, on servers, or failing on purpose in tests.
+///
+/// Every method gives [`Error::UnknownHandle`] for a table that was dropped or never opened. A method that fails has
+/// changed nothing. Rows are row-major, `dim` floats each.
+pub trait EmbeddingStore: Send + Sync {
+    /// Creates the table `name`, or opens it if its configuration agrees.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`]; [`Error::ConfigMismatch`] shows both configurations.
+    fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId>;
+
+    /// Returns the table `name`, if there is one.
+    fn find_table(&self, name: &str) -> Option<TableId>;
+
+    /// Deletes the table `name` and its rows; numbers of it are unknown from then on.
+    ///
+    /// # Errors
+    /// [`Error::UnknownTable`]; [`Error::ForkedChild`].
+    fn drop_table(&self, name: &str) -> Result<()>;
+
+    /// Returns the names of all tables, sorted.
+    fn table_names(&self) -> Vec<String>;
+
+    /// Returns name and configuration of a table.
+    fn describe(&self, table: TableId) -> Result<TableDescription>;
+
+    /// Writes the row of each id to `rows`. An id without a row reads as its initial value and gets no row.
+    ///
+    /// # Errors
+    /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`].
+    fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()>;
+
+    /// Pools the rows of bags into `pooled`, one row a bag; `max_positions` is as large for the maximum, else empty.
+    ///
+    /// # Errors
+    /// [`Error::InvalidOffsets`]; [`Error::LengthMismatch`]; as [`EmbeddingStore::read`].
+    fn bag(
+        &self,
+        table: TableId,
+        input: BagInput<'_>,
+        pooled: &mut [f32],
+        max_positions: &mut [i64],
+    ) -> Result<()>;
+
+    /// Overwrites the rows of `ids`; of duplicates the last one wins.
+    ///
+    /// # Errors
+    /// [`Error::NonFinite`], [`Error::TableFull`], [`Error::ForkedChild`]; as [`EmbeddingStore::read`].
+    fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()>;
+
+    /// Checks all of `updates`, then takes each one's optimizer step: one per distinct id, counted for an empty
+    /// update too.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::write`], and [`Error::InvalidStep`]; then no table has changed.
+    fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()>;
+
+    /// Writes each id's index, -1 where it has no row, and its row; with `insert`, such ids get a row first.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::read`], and with `insert` as [`EmbeddingStore::write`].
+    fn lookup(
+        &self,
+        table: TableId,
+        ids: &[i64],
+        insert: bool,
+        indices: &mut [i64],
+        rows: &mut [f32],
+    ) -> Result<()>;
+
+    /// Deletes the rows of `ids` and returns how many there were; an id without a row is no error.
+    fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize>;
+
+    /// Deletes every row; configuration, learning rate and step stay.
+    fn clear(&self, table: TableId) -> Result<()>;
+
+    /// Returns the ids that have a row, in the order of their indices.
+    fn ids(&self, table: TableId) -> Result<Vec<i64>>;
+
+    /// Returns the number of rows.
+    fn num_rows(&self, table: TableId) -> Result<usize>;
+
+    /// Returns the values of an optimizer slot for each id, zeros where it has no row; `None` for an unknown slot.
+    fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>>;
+
+    /// Sets the learning rate from the next step on; `explicit` marks it as set by hand.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLearningRate`]; [`Error::ForkedChild`].
+    fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()>;
+
+    /// Returns what a table holds and what was done to it.
+    fn statistics(&self, table: TableId) -> Result<TableStatistics>;
+}
+
+/// The store that keeps its tables in the memory of this process.
+pub struct LocalStore {
+    executor: Box<dyn Executor>,
+    simd: Simd,
+    tables: RwLock<Tables>,
+}
+
+#[derive(Default)]
+struct Tables {
+    by_name: HashMap<String, TableId>,
+    by_id: HashMap<TableId, Arc<Table>>,
+    last: i64,
+}
+
+#[cfg(feature = "rayon")]
+impl Default for LocalStore {
+    /// A store whose loops run on [`crate::Rayon`].
+    fn default() -> Self {
+        Self::new(Box::new(crate::Rayon))
+    }
+}
+
+impl fmt::Debug for LocalStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalStore").field("tables", &self.table_names()).finish_non_exhaustive()
+    }
+}
+
+impl LocalStore {
+    /// Returns an empty store whose loops run on `executor`, with the widest instructions of this machine.
+    pub fn new(executor: Box<dyn Executor>) -> Self {
+        Self { executor, simd: Simd::detect(), tables: RwLock::default() }
+    }
+
+    /// Makes the store use the instructions of `level`; the results are the same.
+    ///
+    /// # Errors
+    /// [`Error::UnavailableSimd`] if this machine lacks them.
+    pub fn with_simd(mut self, level: SimdLevel) -> Result<Self> {
+        self.simd = Simd::new(level)?;
+        Ok(self)
+    }
+
+    fn engine(&self) -> Engine<'_> {
+        Engine { executor: &*self.executor, simd: self.simd }
+    }
+
+    fn table(&self, operation: &'static str, id: TableId) -> Result<Arc<Table>> {
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        let table = tables.by_id.get(&id).cloned();
+        table.ok_or(Error::UnknownHandle { operation, handle: id.0 })
+    }
+}
+
+impl EmbeddingStore for LocalStore {
+    fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId> {
+        let _gate = fork::enter();
+        if name.is_empty() {
+            return Err(Error::InvalidConfig { message: "the table's name must not be empty".to_owned() });
+        }
+        config.validate()?;
+        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        tables.open(name, config)
+    }
+
+    fn find_table(&self, name: &str) -> Option<TableId> {
+        let _gate = fork::enter();
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        tables.by_name.get(name).copied()
+    }
+
+    fn drop_table(&self, name: &str) -> Result<()> {
+        let _gate = fork::enter();
+        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        tables.drop_table(name)
+    }
+
+    fn table_names(&self) -> Vec<String> {
+        let _gate = fork::enter();
+        let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
+        let mut names: Vec<_> = tables.by_name.keys().cloned().collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn describe(&self, table: TableId) -> Result<TableDescription> {
+        let _gate = fork::enter();
+        let table = self.table("describe", table)?;
+        Ok(TableDescription {
+            name: table.name().to_owned(),
+            config: table.config().clone(),
+            slots: table.slots(),
+        })
+    }
+
+    fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("emb_read", table)?.read(self.engine(), ids, rows)
+    }
+
+    fn bag(
+        &self,
+        table: TableId,
+        input: BagInput<'_>,
+        pooled: &mut [f32],
+        max_positions: &mut [i64],
+    ) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("emb_bag", table)?.bag(self.engine(), input, pooled, max_positions)
+    }
+
+    fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("emb_write", table)?.write(ids, rows)
+    }
+
+    fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()> {
+        let _gate = fork::enter();
+        let check = |update: &TableUpdate<'_>| {
+            let table = self.table("emb_update", update.table)?;
+            let checked = table.check_update(&update.chunks, update.step)?;
+            Ok((table, checked))
+        };
+        let checked = updates.iter().map(check).collect::<Result<Vec<_>>>()?;
+        for (table, update) in checked {
+            table.apply(self.engine(), update);
+        }
+        Ok(())
+    }
+
+    fn lookup(
+        &self,
+        table: TableId,
+        ids: &[i64],
+        insert: bool,
+        indices: &mut [i64],
+        rows: &mut [f32],
+    ) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("hashtable_lookup", table)?.lookup(self.engine(), ids, insert, indices, rows)
+    }
+
+    fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize> {
+        let _gate = fork::enter();
+        self.table("hashtable_delete", table)?.delete(ids)
+    }
+
+    fn clear(&self, table: TableId) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("hashtable_clear", table)?.clear()
+    }
+
+    fn ids(&self, table: TableId) -> Result<Vec<i64>> {
+        let _gate = fork::enter();
+        Ok(self.table("hashtable_ids", table)?.ids())
+    }
+
+    fn num_rows(&self, table: TableId) -> Result<usize> {
+        let _gate = fork::enter();
+        Ok(self.table("hashtable_size", table)?.len())
+    }
+
+    fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
+        let _gate = fork::enter();
+        Ok(self.table("read_slot", table)?.read_slot(slot, ids))
+    }
+
+    fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("set_learning_rate", table)?.set_learning_rate(lr, explicit)
+    }
+
+    fn statistics(&self, table: TableId) -> Result<TableStatistics> {
+        let _gate = fork::enter();
+        Ok(self.table("statistics", table)?.statistics())
+    }
+}
+
+impl Tables {
+    fn open(&mut self, name: &str, config: &TableConfig) -> Result<TableId> {
+        if let Some(id) = self.by_name.get(name) {
+            return self.check_same(*id, config).map(|()| *id);
+        }
+        self.last += 1;
+        let id = TableId(self.last);
+        self.by_name.insert(name.to_owned(), id);
+        self.by_id.insert(id, Arc::new(Table::new(name, config)));
+        Ok(id)
+    }
+
+    fn check_same(&self, id: TableId, requested: &TableConfig) -> Result<()> {
+        let table =
+            self.by_id.get(&id).ok_or(Error::UnknownHandle { operation: "open_table", handle: id.0 })?;
+        if table.config().is_same_table(requested) {
+            return Ok(());
+        }
+        let shown = |config: &TableConfig| Ok(format!("dim {} {}", config.dim, config.to_json()?));
+        Err(Error::ConfigMismatch {
+            table: table.name().to_owned(),
+            existing: shown(table.config())?,
+            requested: shown(requested)?,
+        })
+    }
+
+    fn drop_table(&mut self, name: &str) -> Result<()> {
+        let unknown = || Error::UnknownTable { operation: "drop_table", table: name.to_owned() };
+        let id = *self.by_name.get(name).ok_or_else(unknown)?;
+        let table = self.by_id.get(&id).ok_or_else(unknown)?;
+        table.check_droppable()?;
+        self.by_name.remove(name);
+        self.by_id.remove(&id);
+        Ok(())
+    }
+}

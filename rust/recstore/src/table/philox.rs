@@ -1,0 +1,179 @@
+//! Random numbers that are a pure function of (seed, id, column): Philox4x32-10, and the normal distribution over it.
+//!
+//! Only integer arithmetic and `+ - * / sqrt` in double precision are used, so that every machine gives the same bits.
+
+const ROUNDS: usize = 10;
+const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
+const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
+
+/// The number of random words that one call of [`philox4x32`] gives.
+pub(super) const WORDS: usize = 4;
+
+/// Returns four random words for a counter and a key.
+///
+/// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
+#[inline(always)]
+pub(super) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; WORDS] {
+    for _ in 0..ROUNDS {
+        let product0 = u64::from(MULTIPLIERS[0]) * u64::from(counter[0]);
+        let product1 = u64::from(MULTIPLIERS[1]) * u64::from(counter[2]);
+        counter = [
+            (product1 >> 32) as u32 ^ counter[1] ^ key[0],
+            product1 as u32,
+            (product0 >> 32) as u32 ^ counter[3] ^ key[1],
+            product0 as u32,
+        ];
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    counter
+}
+
+/// Maps a random word to the middle of its interval in `(0, 1)`.
+#[inline(always)]
+pub(super) fn unit(word: u32) -> f64 {
+    (f64::from(word) + 0.5) * (1.0 / 4_294_967_296.0)
+}
+
+/// Returns the quantile of the standard normal distribution at `p` in `(0, 1)`, to about 1e-15.
+///
+/// Source: Wichura 1988, algorithm AS 241 (PPND16), Applied Statistics 37(3).
+#[inline(always)]
+pub(super) fn normal_quantile(p: f64) -> f64 {
+    let q = p - 0.5;
+    if (-0.425..=0.425).contains(&q) {
+        let r = 0.180_625 - q * q;
+        return q * polynomial(&CENTRE_NUMERATOR, r) / polynomial(&CENTRE_DENOMINATOR, r);
+    }
+    let r = (-ln(if q < 0.0 { p } else { 1.0 - p })).sqrt();
+    let tail = if r <= 5.0 {
+        polynomial(&TAIL_NUMERATOR, r - 1.6) / polynomial(&TAIL_DENOMINATOR, r - 1.6)
+    } else {
+        polynomial(&FAR_NUMERATOR, r - 5.0) / polynomial(&FAR_DENOMINATOR, r - 5.0)
+    };
+    if q < 0.0 { -tail } else { tail }
+}
+
+/// Evaluates a polynomial whose highest coefficient comes first.
+#[inline(always)]
+fn polynomial(coefficients: &[f64; 8], x: f64) -> f64 {
+    let mut sum = 0.0;
+    for coefficient in coefficients {
+        sum = sum * x + coefficient;
+    }
+    sum
+}
+
+/// Returns the natural logarithm of a normal positive number, by the series of `2 artanh((m - 1) / (m + 1))`.
+#[inline(always)]
+fn ln(x: f64) -> f64 {
+    const SQRT_HALF_BITS: u64 = 0x3FE6_A09E_667F_3BCD;
+    let bits = x.to_bits();
+    let shifted = bits.wrapping_sub(SQRT_HALF_BITS);
+    let exponent = (shifted as i64) >> 52;
+    let mantissa = f64::from_bits(bits.wrapping_sub((exponent as u64) << 52));
+    let s = (mantissa - 1.0) / (mantissa + 1.0);
+    let square = s * s;
+    let mut sum = 0.0;
+    for odd in [21.0, 19.0, 17.0, 15.0, 13.0, 11.0, 9.0, 7.0, 5.0, 3.0, 1.0] {
+        sum = sum * square + 1.0 / odd;
+    }
+    exponent as f64 * std::f64::consts::LN_2 + 2.0 * s * sum
+}
+
+const CENTRE_NUMERATOR: [f64; 8] = [
+    2_509.080_928_730_122_7,
+    33_430.575_583_588_13,
+    67_265.770_927_008_7,
+    45_921.953_931_549_87,
+    13_731.693_765_509_46,
+    1_971.590_950_306_551_3,
+    133.141_667_891_784_38,
+    3.387_132_872_796_366_5,
+];
+const CENTRE_DENOMINATOR: [f64; 8] = [
+    5_226.495_278_852_545,
+    28_729.085_735_721_943,
+    39_307.895_800_092_71,
+    21_213.794_301_586_597,
+    5_394.196_021_424_751,
+    687.187_007_492_057_9,
+    42.313_330_701_600_91,
+    1.0,
+];
+const TAIL_NUMERATOR: [f64; 8] = [
+    7.745_450_142_783_414e-4,
+    0.022_723_844_989_269_184,
+    0.241_780_725_177_450_6,
+    1.270_458_252_452_368_4,
+    3.647_848_324_763_204_5,
+    5.769_497_221_460_691,
+    4.630_337_846_156_546,
+    1.423_437_110_749_683_5,
+];
+const TAIL_DENOMINATOR: [f64; 8] = [
+    1.050_750_071_644_416_9e-9,
+    5.475_938_084_995_345e-4,
+    0.015_198_666_563_616_457,
+    0.148_103_976_427_480_08,
+    0.689_767_334_985_1,
+    1.676_384_830_183_803_8,
+    2.053_191_626_637_759,
+    1.0,
+];
+const FAR_NUMERATOR: [f64; 8] = [
+    2.010_334_399_292_288_1e-7,
+    2.711_555_568_743_487_6e-5,
+    0.001_242_660_947_388_078_4,
+    0.026_532_189_526_576_124,
+    0.296_560_571_828_504_87,
+    1.784_826_539_917_291_3,
+    5.463_784_911_164_114,
+    6.657_904_643_501_103,
+];
+const FAR_DENOMINATOR: [f64; 8] = [
+    2.044_263_103_389_939_8e-15,
+    1.421_511_758_316_446e-7,
+    1.846_318_317_510_054_8e-5,
+    7.868_691_311_456_133e-4,
+    0.014_875_361_290_850_615,
+    0.136_929_880_922_735_8,
+    0.599_832_206_555_888,
+    1.0,
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn philox_gives_the_published_vectors() {
+        // Known answers of the reference implementation, Random123, file kat_vectors.
+        assert_eq!(philox4x32([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
+        assert_eq!(
+            philox4x32([u32::MAX; 4], [u32::MAX; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
+        assert_eq!(
+            philox4x32([0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344], [0xa409_3822, 0x299f_31d0]),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
+    }
+
+    #[test]
+    fn ln_agrees_with_the_standard_library() {
+        for exponent in -40..3 {
+            for step in 1..50 {
+                let x = f64::from(step) * 2f64.powi(exponent);
+                assert!((ln(x) - x.ln()).abs() <= 1e-14 * x.ln().abs().max(1.0), "{x}");
+            }
+        }
+    }
+
+    #[test]
+    fn normal_quantile_inverts_the_distribution() {
+        for p in [1e-10, 1e-5, 0.01, 0.074, 0.075, 0.3, 0.5, 0.7, 0.926, 0.99, 0.999_999] {
+            let back = 0.5 * libm::erfc(-normal_quantile(p) / std::f64::consts::SQRT_2);
+            assert!((back - p).abs() <= 1e-13 * p.max(1e-3) + 1e-12 * p, "{p} {back}");
+        }
+    }
+}
