@@ -1,0 +1,504 @@
+// The operators of torch.ops.recstore: for each its checks and its kernel, and at the end every schema.
+//
+// Only libtorch's stable ABI is used. A kernel checks its tensors, hands slices to Rust and wraps what comes back.
+
+#include "recstore-bridge/ops.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <torch/csrc/stable/library.h>
+
+#include "recstore-bridge/src/lib.rs.h"
+#include "recstore-bridge/tensor_check.h"
+
+namespace recstore {
+
+void parallel_for(std::size_t count, const Task& task) {
+  torch::stable::parallel_for(0, static_cast<int64_t>(count), 1, [&task](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      run_piece(task, static_cast<std::size_t>(index));
+    }
+  });
+}
+
+namespace {
+
+// Calls into Rust. An error marked as an index error becomes an IndexError in Python, any other a RuntimeError.
+template <typename Body>
+auto call(Body&& body) {
+  try {
+    return body();
+  } catch (const rust::Error& error) {
+    constexpr const char* mark = "IndexError: ";
+    if (std::strncmp(error.what(), mark, std::strlen(mark)) == 0) {
+      throw std::out_of_range(error.what() + std::strlen(mark));
+    }
+    throw;
+  }
+}
+
+// The number behind a handle tensor: of a table or a collector.
+int64_t handle_of(const char* op, const char* what, const Tensor& handle) {
+  if (handle.dim() != 0 || dtype_of(handle) != aoti_torch_dtype_int64() || !handle.is_cpu()) {
+    refuse(op, ": ", what, " must be a handle, a 0-d int64 CPU tensor, got ",
+           torch::headeronly::toString(handle.scalar_type()), " of shape ", shape_text(handle));
+  }
+  return *static_cast<const int64_t*>(handle.const_data_ptr());
+}
+
+int64_t table_of(const char* op, const Tensor& table) {
+  return handle_of(op, "table", table);
+}
+
+Tensor new_handle(int64_t handle) {
+  const Tensor out = new_ids({});
+  ids_slice_mut(out)[0] = handle;
+  return out;
+}
+
+rust::Str text(const std::string& value) {
+  return {value.data(), value.size()};
+}
+
+std::size_t checked_dim(const char* op, int64_t dim) {
+  if (dim <= 0) {
+    refuse(op, ": dim must be at least 1, got ", dim);
+  }
+  return static_cast<std::size_t>(dim);
+}
+
+// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim.
+int64_t row_dim(const char* op, const char* what, const std::string& table, const Tensor& ids, const Tensor& rows) {
+  const std::vector<int64_t> expected = shape_of(ids);
+  const std::vector<int64_t> actual = shape_of(rows);
+  if (actual.size() != expected.size() + 1 || !std::equal(expected.begin(), expected.end(), actual.begin())) {
+    refuse(op, ": ", table, " got ids of shape ", shape_text(ids), ", so ", what, " must have that shape and dim, got ",
+           shape_text(rows));
+  }
+  checked_dim(op, actual.back());
+  return actual.back();
+}
+
+std::string name_of(int64_t table) {
+  return std::string(table_text(table));
+}
+
+std::string default_name(const Tensor& rows) {
+  return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
+}
+
+// A span of one id, or of none.
+rust::Slice<const int64_t> optional_id(const std::optional<int64_t>& id) {
+  return id ? rust::Slice<const int64_t>(&*id, 1) : rust::Slice<const int64_t>();
+}
+
+template <typename T>
+Tensor copied(const rust::Slice<const T>& values, const Tensor& out) {
+  std::copy(values.begin(), values.end(), static_cast<T*>(out.mutable_data_ptr()));
+  return out;
+}
+
+Tensor copied_ids(const rust::Slice<const int64_t>& ids) {
+  return copied(ids, new_ids({static_cast<int64_t>(ids.size())}));
+}
+
+// Management.
+
+Tensor make_hashtable_op(const std::string& name, int64_t dim, const std::string& config) {
+  return new_handle(call([&] { return make_hashtable(text(name), dim, text(config)); }));
+}
+
+bool init_embedding_table_op(
+    const std::string& name, int64_t num_embeddings, int64_t dim, const std::string& config) {
+  return call([&] { return init_embedding_table(text(name), num_embeddings, dim, text(config)); });
+}
+
+void hashtable_release_op(const Tensor& table) {
+  call([&] { hashtable_release(table_of("hashtable_release", table)); });
+}
+
+void drop_table_op(const std::string& name) {
+  call([&] { drop_table(text(name)); });
+}
+
+void set_learning_rate_op(const Tensor& table, double lr) {
+  call([&] { set_learning_rate(table_of("set_learning_rate", table), lr); });
+}
+
+void panic_op(const std::string& message) {
+  call([&] { panic_with(text(message)); });
+}
+
+// Rows.
+
+Tensor emb_read_op(const Tensor& table, const Tensor& ids, int64_t dim) {
+  const int64_t handle = table_of("emb_read", table);
+  checked_dim("emb_read", dim);
+  const Tensor host = host_ids("emb_read", ids);
+  const Tensor rows = new_floats(row_shape(ids, dim));
+  call([&] { emb_read(handle, ids_slice(host), float_slice_mut(rows)); });
+  return to_device_of(ids, rows);
+}
+
+Tensor emb_read_default_op(const Tensor& ids, int64_t dim) {
+  const std::size_t width = checked_dim("emb_read", dim);
+  const Tensor host = host_ids("emb_read", ids);
+  const Tensor rows = new_floats(row_shape(ids, dim));
+  call([&] { emb_read_default(width, ids_slice(host), float_slice_mut(rows)); });
+  return to_device_of(ids, rows);
+}
+
+void emb_write_op(const Tensor& table, const Tensor& ids, const Tensor& rows) {
+  const int64_t handle = table_of("emb_write", table);
+  row_dim("emb_write", "rows", name_of(handle), ids, rows);
+  const Tensor host = host_ids("emb_write", ids);
+  const Tensor values = host_floats("emb_write", "rows", rows);
+  call([&] { emb_write(handle, ids_slice(host), float_slice(values)); });
+}
+
+void emb_write_default_op(const Tensor& ids, const Tensor& rows) {
+  const int64_t dim = row_dim("emb_write", "rows", default_name(rows), ids, rows);
+  const Tensor host = host_ids("emb_write", ids);
+  const Tensor values = host_floats("emb_write", "rows", rows);
+  call([&] { emb_write_default(static_cast<std::size_t>(dim), ids_slice(host), float_slice(values)); });
+}
+
+void emb_update_op(const Tensor& table, const Tensor& ids, const Tensor& grads) {
+  const int64_t handle = table_of("emb_update", table);
+  row_dim("emb_update", "gradients", name_of(handle), ids, grads);
+  const Tensor host = host_ids("emb_update", ids);
+  const Tensor values = host_floats("emb_update", "gradients", grads);
+  call([&] { emb_update(handle, ids_slice(host), float_slice(values)); });
+}
+
+void emb_update_default_op(const Tensor& ids, const Tensor& grads) {
+  const int64_t dim = row_dim("emb_update", "gradients", default_name(grads), ids, grads);
+  const Tensor host = host_ids("emb_update", ids);
+  const Tensor values = host_floats("emb_update", "gradients", grads);
+  call([&] { emb_update_default(static_cast<std::size_t>(dim), ids_slice(host), float_slice(values)); });
+}
+
+// Bags.
+
+constexpr int64_t kMax = 2;
+
+void check_flat(const char* op, const char* what, const Tensor& tensor) {
+  if (tensor.dim() != 1) {
+    refuse(op, ": ", what, " must be 1-d, got shape ", shape_text(tensor));
+  }
+}
+
+// The inputs of a bag operator, on the host.
+struct Bags {
+  Tensor ids;
+  Tensor offsets;
+  std::optional<Tensor> weights;
+
+  Bags(const Tensor& ids_in, const Tensor& offsets_in, const std::optional<Tensor>& weights_in)
+      : ids(host_ids("emb_bag", ids_in)), offsets(host_ids("emb_bag", offsets_in)) {
+    check_flat("emb_bag", "ids", ids);
+    check_flat("emb_bag", "offsets", offsets);
+    if (offsets.numel() == 0) {
+      refuse("emb_bag: offsets must hold at least the end of the last bag, got none");
+    }
+    if (weights_in) {
+      if (weights_in->numel() != ids.numel()) {
+        refuse("emb_bag: expected ", ids.numel(), " per_sample_weights, one an id, got ", weights_in->numel());
+      }
+      weights = host_floats("emb_bag", "per_sample_weights", *weights_in);
+    }
+  }
+
+  rust::Slice<const float> weight_slice() const {
+    return weights ? float_slice(*weights) : rust::Slice<const float>();
+  }
+};
+
+std::tuple<Tensor, Tensor> emb_bag_op(
+    const Tensor& table,
+    const Tensor& ids,
+    const Tensor& offsets,
+    int64_t dim,
+    int64_t mode,
+    const std::optional<Tensor>& per_sample_weights,
+    const std::optional<int64_t>& padding_idx) {
+  const int64_t handle = table_of("emb_bag", table);
+  checked_dim("emb_bag", dim);
+  const Bags bags(ids, offsets, per_sample_weights);
+  const int64_t count = bags.offsets.numel() - 1;
+  const Tensor pooled = new_floats({count, dim});
+  const Tensor max_positions = mode == kMax ? new_ids({count, dim}) : new_ids({0});
+  call([&] {
+    emb_bag(handle, ids_slice(bags.ids), ids_slice(bags.offsets), mode, bags.weight_slice(), optional_id(padding_idx),
+            float_slice_mut(pooled), ids_slice_mut(max_positions));
+  });
+  return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
+}
+
+// Copies [rows, width] into the columns of [rows, total] that start at `first`.
+template <typename T>
+void place_columns(const Tensor& part, const Tensor& whole, int64_t first) {
+  const int64_t width = part.size(1);
+  const int64_t total = whole.size(1);
+  const T* from = static_cast<const T*>(part.const_data_ptr());
+  T* to = static_cast<T*>(whole.mutable_data_ptr()) + first;
+  for (int64_t row = 0; row < part.size(0); ++row) {
+    std::copy_n(from + row * width, width, to + row * total);
+  }
+}
+
+std::tuple<Tensor, Tensor> emb_bag_tables_op(
+    const std::vector<Tensor>& tables,
+    const Tensor& ids,
+    const Tensor& offsets,
+    const std::vector<int64_t>& dims,
+    int64_t mode,
+    const std::optional<Tensor>& per_sample_weights) {
+  const int64_t features = static_cast<int64_t>(tables.size());
+  const Bags bags(ids, offsets, per_sample_weights);
+  if (features == 0 || dims.size() != tables.size() || (bags.offsets.numel() - 1) % features != 0) {
+    refuse("emb_bag: ", features, " tables need as many dims and as many bags each, got ", dims.size(), " dims and ",
+           bags.offsets.numel() - 1, " bags");
+  }
+  const int64_t count = (bags.offsets.numel() - 1) / features;
+  int64_t total = 0;
+  for (const int64_t dim : dims) {
+    total += static_cast<int64_t>(checked_dim("emb_bag", dim));
+  }
+  const Tensor pooled = new_floats({count, total});
+  const Tensor max_positions = mode == kMax ? new_ids({count, total}) : new_ids({0});
+  call([&] { check_offsets(ids_slice(bags.offsets), static_cast<std::size_t>(bags.ids.numel())); });
+  const rust::Slice<const int64_t> all_ids = ids_slice(bags.ids);
+  const rust::Slice<const int64_t> all_offsets = ids_slice(bags.offsets);
+  int64_t column = 0;
+  for (int64_t feature = 0; feature < features; ++feature) {
+    const int64_t first = all_offsets[feature * count];
+    const int64_t size = all_offsets[(feature + 1) * count] - first;
+    const Tensor own_offsets = new_ids({count + 1});
+    for (int64_t bag = 0; bag <= count; ++bag) {
+      ids_slice_mut(own_offsets)[bag] = all_offsets[feature * count + bag] - first;
+    }
+    const Tensor own = new_floats({count, dims[feature]});
+    const Tensor own_positions = mode == kMax ? new_ids({count, dims[feature]}) : new_ids({0});
+    const rust::Slice<const float> own_weights =
+        bags.weights ? rust::Slice<const float>(float_slice(*bags.weights).data() + first, size) : rust::Slice<const float>();
+    call([&] {
+      emb_bag(table_of("emb_bag", tables[feature]), {all_ids.data() + first, static_cast<std::size_t>(size)},
+              ids_slice(own_offsets), mode, own_weights, {}, float_slice_mut(own), ids_slice_mut(own_positions));
+    });
+    place_columns<float>(own, pooled, column);
+    if (mode == kMax) {
+      for (int64_t& position : ids_slice_mut(own_positions)) {
+        position += position >= 0 ? first : 0;
+      }
+      place_columns<int64_t>(own_positions, max_positions, column);
+    }
+    column += dims[feature];
+  }
+  return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
+}
+
+// The hash table's own view.
+
+std::tuple<Tensor, Tensor> hashtable_lookup_op(const Tensor& table, const Tensor& ids, int64_t dim, bool insert) {
+  const int64_t handle = table_of("hashtable_lookup", table);
+  checked_dim("hashtable_lookup", dim);
+  const Tensor host = host_ids("hashtable_lookup", ids);
+  const Tensor indices = new_ids(shape_of(ids));
+  const Tensor rows = new_floats(row_shape(ids, dim));
+  call([&] { hashtable_lookup(handle, ids_slice(host), insert, ids_slice_mut(indices), float_slice_mut(rows)); });
+  return {to_device_of(ids, indices), to_device_of(ids, rows)};
+}
+
+void hashtable_delete_op(const Tensor& table, const Tensor& ids) {
+  const int64_t handle = table_of("hashtable_delete", table);
+  const Tensor host = host_ids("hashtable_delete", ids);
+  call([&] { hashtable_delete(handle, ids_slice(host)); });
+}
+
+void hashtable_clear_op(const Tensor& table) {
+  call([&] { hashtable_clear(table_of("hashtable_clear", table)); });
+}
+
+Tensor hashtable_ids_op(const Tensor& table) {
+  const rust::Box<Ids> found = call([&] { return hashtable_ids(table_of("hashtable_ids", table)); });
+  return copied_ids(found->ids());
+}
+
+int64_t hashtable_size_op(const Tensor& table) {
+  return call([&] { return hashtable_size(table_of("hashtable_size", table)); });
+}
+
+// Gradients.
+
+int64_t collector_of(const char* op, const Tensor& collector) {
+  return handle_of(op, "collector", collector);
+}
+
+Tensor make_collector_op() {
+  return new_handle(call([] { return make_collector(); }));
+}
+
+void collector_release_op(const Tensor& collector) {
+  call([&] { collector_release(collector_of("collector_release", collector)); });
+}
+
+void accept_grad_op(
+    const Tensor& collector,
+    const Tensor& table,
+    const Tensor& ids,
+    const Tensor& grads,
+    const std::optional<int64_t>& padding_idx) {
+  const int64_t into = collector_of("accept_grad", collector);
+  const int64_t handle = table_of("accept_grad", table);
+  const int64_t dim = row_dim("accept_grad", "gradients", name_of(handle), ids, grads);
+  const Tensor host = host_ids("accept_grad", ids);
+  const Tensor values = host_floats("accept_grad", "gradients", grads);
+  call([&] {
+    accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(dim),
+                optional_id(padding_idx));
+  });
+}
+
+void apply_grads_op(const std::vector<Tensor>& collectors) {
+  std::vector<int64_t> handles;
+  for (const Tensor& collector : collectors) {
+    handles.push_back(collector_of("apply_grads", collector));
+  }
+  call([&] { apply_grads({handles.data(), handles.size()}); });
+}
+
+void clear_grads_op(const Tensor& collector) {
+  call([&] { clear_grads(collector_of("clear_grads", collector)); });
+}
+
+Tensor collected_tables_op(const Tensor& collector) {
+  const rust::Box<Ids> found = call([&] { return collected_tables(collector_of("collected_tables", collector)); });
+  return copied_ids(found->ids());
+}
+
+std::tuple<Tensor, Tensor> merged_tensors(const Merged& merged) {
+  const Tensor ids = copied_ids(merged.merged_ids());
+  const Tensor sums = new_floats({ids.numel(), static_cast<int64_t>(merged.dim())});
+  return {ids, copied(merged.sums(), sums)};
+}
+
+std::tuple<Tensor, Tensor> collected_grads_op(const Tensor& collector, const Tensor& table) {
+  const rust::Box<Merged> merged = call([&] {
+    return collected_grads(collector_of("collected_grads", collector), table_of("collected_grads", table));
+  });
+  return merged_tensors(*merged);
+}
+
+std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
+  const Tensor host = host_ids("unique", ids);
+  const Tensor inverse = new_ids(shape_of(ids));
+  const rust::Box<Ids> distinct = call([&] { return unique(ids_slice(host), ids_slice_mut(inverse)); });
+  return {to_device_of(ids, copied_ids(distinct->ids())), to_device_of(ids, inverse)};
+}
+
+std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& grads) {
+  check_flat("merge_gradients", "ids", ids);
+  const int64_t dim = row_dim("merge_gradients", "gradients", "the merge", ids, grads);
+  const Tensor host = host_ids("merge_gradients", ids);
+  const Tensor values = host_floats("merge_gradients", "gradients", grads);
+  const rust::Box<Merged> merged = call([&] {
+    return merge_gradients(ids_slice(host), float_slice(values), static_cast<std::size_t>(dim));
+  });
+  const auto [distinct, sums] = merged_tensors(*merged);
+  return {to_device_of(ids, distinct), to_device_of(ids, sums)};
+}
+
+// libtorch's own macro for this runs from a static initializer, where an error ends the interpreter.
+using Library = torch::stable::detail::StableLibrary;
+
+void define(Library& library) {
+  library.def("make_hashtable(str name, int dim, str config=\"\") -> Tensor");
+  library.def("init_embedding_table(str name, int num_embeddings, int dim, str config=\"\") -> bool");
+  library.def("hashtable_release(Tensor table) -> ()");
+  library.def("drop_table(str name) -> ()");
+  library.def("set_learning_rate(Tensor table, float lr) -> ()");
+  library.def("emb_read(Tensor ids, int dim) -> Tensor");
+  library.def("emb_read.table(Tensor table, Tensor ids, int dim) -> Tensor");
+  library.def("emb_write(Tensor ids, Tensor rows) -> ()");
+  library.def("emb_write.table(Tensor table, Tensor ids, Tensor rows) -> ()");
+  library.def("emb_update(Tensor ids, Tensor grads) -> ()");
+  library.def("emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()");
+  library.def("emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)");
+  library.def("emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)");
+  library.def("hashtable_lookup(Tensor table, Tensor ids, int dim, bool insert) -> (Tensor index, Tensor rows)");
+  library.def("hashtable_delete(Tensor table, Tensor ids) -> ()");
+  library.def("hashtable_clear(Tensor table) -> ()");
+  library.def("hashtable_ids(Tensor table) -> Tensor");
+  library.def("hashtable_size(Tensor table) -> int");
+  library.def("make_collector() -> Tensor");
+  library.def("collector_release(Tensor collector) -> ()");
+  library.def("accept_grad(Tensor collector, Tensor table, Tensor ids, Tensor grads, int? padding_idx=None) -> ()");
+  library.def("apply_grads(Tensor[] collectors) -> ()");
+  library.def("clear_grads(Tensor collector) -> ()");
+  library.def("collected_tables(Tensor collector) -> Tensor");
+  library.def("collected_grads(Tensor collector, Tensor table) -> (Tensor ids, Tensor grads)");
+  library.def("unique(Tensor ids) -> (Tensor unique, Tensor inverse)");
+  library.def("merge_gradients(Tensor ids, Tensor grads) -> (Tensor ids, Tensor sums)");
+  library.def("_panic(str message) -> ()");
+}
+
+void implement(Library& library) {
+  library.impl("make_hashtable", TORCH_BOX(&make_hashtable_op));
+  library.impl("init_embedding_table", TORCH_BOX(&init_embedding_table_op));
+  library.impl("hashtable_release", TORCH_BOX(&hashtable_release_op));
+  library.impl("drop_table", TORCH_BOX(&drop_table_op));
+  library.impl("set_learning_rate", TORCH_BOX(&set_learning_rate_op));
+  library.impl("emb_read", TORCH_BOX(&emb_read_default_op));
+  library.impl("emb_read.table", TORCH_BOX(&emb_read_op));
+  library.impl("emb_write", TORCH_BOX(&emb_write_default_op));
+  library.impl("emb_write.table", TORCH_BOX(&emb_write_op));
+  library.impl("emb_update", TORCH_BOX(&emb_update_default_op));
+  library.impl("emb_update.table", TORCH_BOX(&emb_update_op));
+  library.impl("emb_bag", TORCH_BOX(&emb_bag_op));
+  library.impl("emb_bag.tables", TORCH_BOX(&emb_bag_tables_op));
+  library.impl("hashtable_lookup", TORCH_BOX(&hashtable_lookup_op));
+  library.impl("hashtable_delete", TORCH_BOX(&hashtable_delete_op));
+  library.impl("hashtable_clear", TORCH_BOX(&hashtable_clear_op));
+  library.impl("hashtable_ids", TORCH_BOX(&hashtable_ids_op));
+  library.impl("hashtable_size", TORCH_BOX(&hashtable_size_op));
+  library.impl("make_collector", TORCH_BOX(&make_collector_op));
+  library.impl("collector_release", TORCH_BOX(&collector_release_op));
+  library.impl("accept_grad", TORCH_BOX(&accept_grad_op));
+  library.impl("apply_grads", TORCH_BOX(&apply_grads_op));
+  library.impl("clear_grads", TORCH_BOX(&clear_grads_op));
+  library.impl("collected_tables", TORCH_BOX(&collected_tables_op));
+  library.impl("collected_grads", TORCH_BOX(&collected_grads_op));
+  library.impl("unique", TORCH_BOX(&unique_op));
+  library.impl("merge_gradients", TORCH_BOX(&merge_gradients_op));
+  library.impl("_panic", TORCH_BOX(&panic_op));
+}
+
+}  // namespace
+
+void register_ops() {
+  auto schemas = std::make_unique<Library>(Library::Kind::DEF, "recstore", nullptr, __FILE__, __LINE__);
+  define(*schemas);
+  // The kernels take tensors of any device and stage them on the host themselves.
+  auto kernels = std::make_unique<Library>(
+      Library::Kind::IMPL, "recstore", "CompositeExplicitAutograd", __FILE__, __LINE__);
+  implement(*kernels);
+  if (pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child) != 0) {
+    refuse("recstore: pthread_atfork failed");
+  }
+  // Never destroyed: at exit libtorch's registry may be gone before us.
+  schemas.release();
+  kernels.release();
+}
+
+}  // namespace recstore

@@ -1,0 +1,295 @@
+//! What each operator does, on slices. `ops.cpp` has checked shapes and dtypes and staged the tensors on the host.
+//!
+//! Every function here runs behind [`guard`]: an error or a panic becomes an exception.
+
+use std::sync::Arc;
+
+use recstore::{
+    BagInput, GradientChunk, GradientCollector, MergedGradients, PoolingMode, Step, TableConfig, TableId,
+    TableUpdate,
+};
+
+use crate::guard::{Failure, guard};
+use crate::registry::registry;
+
+type Outcome<T = ()> = Result<T, Failure>;
+
+pub(crate) fn make_hashtable(name: &str, dim: i64, config: &str) -> Outcome<i64> {
+    guard(|| registry()?.open(name, &TableConfig::from_json(checked_dim(dim)?, config)?))
+}
+
+pub(crate) fn init_embedding_table(name: &str, num_embeddings: i64, dim: i64, config: &str) -> Outcome<bool> {
+    guard(|| {
+        let bound = u64::try_from(num_embeddings).ok().filter(|&bound| bound > 0);
+        let bound = bound.ok_or_else(|| {
+            Failure::Runtime(format!(
+                "init_embedding_table: num_embeddings must be positive, got {num_embeddings}"
+            ))
+        })?;
+        let config = TableConfig::from_json_with_bound(checked_dim(dim)?, config, bound)?;
+        registry()?.store().open_table(name, &config)?;
+        Ok(true)
+    })
+}
+
+pub(crate) fn hashtable_release(table: i64) -> Outcome {
+    guard(|| registry()?.release(table))
+}
+
+pub(crate) fn drop_table(name: &str) -> Outcome {
+    guard(|| Ok(registry()?.store().drop_table(name)?))
+}
+
+pub(crate) fn set_learning_rate(table: i64, lr: f64) -> Outcome {
+    guard(|| {
+        registry()?
+            .with_table("set_learning_rate", table, |store, table| store.set_learning_rate(table, lr, true))
+    })
+}
+
+/// How messages speak of a table: for the shape checks in C++.
+pub(crate) fn table_text(table: i64) -> String {
+    registry().map_or_else(|error| error.to_string(), |registry| registry.table_text(table))
+}
+
+pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {
+    guard(|| registry()?.with_table("emb_read", table, |store, table| store.read(table, ids, rows)))
+}
+
+pub(crate) fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Outcome {
+    guard(|| {
+        let registry = registry()?;
+        match registry.default_table(dim) {
+            Some(table) => Ok(registry.store().read(table, ids, rows)?),
+            None => {
+                rows.fill(0.0);
+                Ok(())
+            }
+        }
+    })
+}
+
+pub(crate) fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Outcome {
+    guard(|| registry()?.with_table("emb_write", table, |store, table| store.write(table, ids, rows)))
+}
+
+pub(crate) fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Outcome {
+    guard(|| {
+        let registry = registry()?;
+        Ok(registry.store().write(registry.open_default_table(dim)?, ids, rows)?)
+    })
+}
+
+pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Outcome {
+    let chunk = GradientChunk { ids, gradients };
+    guard(|| {
+        registry()?.with_table("emb_update", table, |store, table| store.update(&[one_step(table, chunk)]))
+    })
+}
+
+pub(crate) fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Outcome {
+    let chunk = GradientChunk { ids, gradients };
+    guard(|| {
+        let registry = registry()?;
+        Ok(registry.store().update(&[one_step(registry.open_default_table(dim)?, chunk)])?)
+    })
+}
+
+fn one_step(table: TableId, chunk: GradientChunk<'_>) -> TableUpdate<'_> {
+    TableUpdate { table, chunks: vec![chunk], step: Step::Next }
+}
+
+/// `per_sample_weights` is empty for none; `padding_idx` holds one id or none.
+#[expect(clippy::too_many_arguments, reason = "they are the operator's")]
+pub(crate) fn emb_bag(
+    table: i64,
+    ids: &[i64],
+    offsets: &[i64],
+    mode: i64,
+    per_sample_weights: &[f32],
+    padding_idx: &[i64],
+    pooled: &mut [f32],
+    max_positions: &mut [i64],
+) -> Outcome {
+    guard(|| {
+        let input = BagInput {
+            ids,
+            offsets,
+            mode: pooling_mode(mode)?,
+            per_sample_weights: (!per_sample_weights.is_empty()).then_some(per_sample_weights),
+            padding_idx: padding_idx.first().copied(),
+        };
+        registry()?
+            .with_table("emb_bag", table, |store, table| store.bag(table, input, pooled, max_positions))
+    })
+}
+
+/// Checks the offsets of all tables of a call before any table's part is cut out.
+pub(crate) fn check_offsets(offsets: &[i64], num_ids: usize) -> Outcome {
+    guard(|| Ok(recstore::check_offsets(offsets, num_ids)?))
+}
+
+fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
+    match mode {
+        0 => Ok(PoolingMode::Sum),
+        1 => Ok(PoolingMode::Mean),
+        2 => Ok(PoolingMode::Max),
+        _ => Err(Failure::Runtime(format!("emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got {mode}"))),
+    }
+}
+
+pub(crate) fn hashtable_lookup(
+    table: i64,
+    ids: &[i64],
+    insert: bool,
+    indices: &mut [i64],
+    rows: &mut [f32],
+) -> Outcome {
+    guard(|| {
+        registry()?.with_table("hashtable_lookup", table, |store, table| {
+            store.lookup(table, ids, insert, indices, rows)
+        })
+    })
+}
+
+pub(crate) fn hashtable_delete(table: i64, ids: &[i64]) -> Outcome {
+    guard(|| {
+        registry()?.with_table("hashtable_delete", table, |store, table| store.delete(table, ids).map(drop))
+    })
+}
+
+pub(crate) fn hashtable_clear(table: i64) -> Outcome {
+    guard(|| registry()?.with_table("hashtable_clear", table, |store, table| store.clear(table)))
+}
+
+pub(crate) fn hashtable_ids(table: i64) -> Outcome<Box<Ids>> {
+    guard(|| {
+        let ids = registry()?.with_table("hashtable_ids", table, |store, table| store.ids(table))?;
+        Ok(Box::new(Ids(ids)))
+    })
+}
+
+pub(crate) fn hashtable_size(table: i64) -> Outcome<i64> {
+    guard(|| {
+        let rows = registry()?.with_table("hashtable_size", table, |store, table| store.num_rows(table))?;
+        Ok(rows as i64)
+    })
+}
+
+pub(crate) fn make_collector() -> Outcome<i64> {
+    guard(|| Ok(registry()?.add_collector()))
+}
+
+pub(crate) fn collector_release(collector: i64) -> Outcome {
+    guard(|| registry()?.remove_collector(collector))
+}
+
+pub(crate) fn accept_grad(
+    collector: i64,
+    table: i64,
+    ids: &[i64],
+    gradients: &[f32],
+    dim: usize,
+    padding_idx: &[i64],
+) -> Outcome {
+    guard(|| {
+        let registry = registry()?;
+        let collector = registry.collector("accept_grad", collector)?;
+        let chunk = GradientChunk { ids, gradients };
+        registry.with_table("accept_grad", table, |store, table| {
+            collector.accept(store, table, chunk, dim, padding_idx.first().copied())
+        })
+    })
+}
+
+pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {
+    guard(|| {
+        let registry = registry()?;
+        let found = collectors.iter().map(|&handle| registry.collector("apply_grads", handle));
+        let found = found.collect::<Outcome<Vec<Arc<GradientCollector>>>>()?;
+        let found: Vec<_> = found.iter().map(AsRef::as_ref).collect();
+        Ok(GradientCollector::apply(registry.store(), &found)?)
+    })
+}
+
+pub(crate) fn clear_grads(collector: i64) -> Outcome {
+    guard(|| {
+        registry()?.collector("clear_grads", collector)?.clear();
+        Ok(())
+    })
+}
+
+/// The handles of the tables that a collector has gradients for.
+pub(crate) fn collected_tables(collector: i64) -> Outcome<Box<Ids>> {
+    guard(|| {
+        let registry = registry()?;
+        let tables = registry.collector("collected_tables", collector)?.tables();
+        Ok(Box::new(Ids(tables.into_iter().map(|table| registry.handle_of(table)).collect())))
+    })
+}
+
+pub(crate) fn collected_grads(collector: i64, table: i64) -> Outcome<Box<Merged>> {
+    guard(|| {
+        let registry = registry()?;
+        let collector = registry.collector("collected_grads", collector)?;
+        registry.with_table("collected_grads", table, |store, table| {
+            let dim = store.describe(table)?.config.dim;
+            Ok(Box::new(Merged { gradients: collector.merged(table), dim }))
+        })
+    })
+}
+
+pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
+    guard(|| {
+        let (distinct, places) = recstore::unique(ids);
+        for (inverse, place) in inverse.iter_mut().zip(places) {
+            *inverse = place as i64;
+        }
+        Ok(Box::new(Ids(distinct)))
+    })
+}
+
+pub(crate) fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Outcome<Box<Merged>> {
+    guard(|| {
+        let gradients = recstore::merge_gradients(dim, &[GradientChunk { ids, gradients }]);
+        Ok(Box::new(Merged { gradients, dim }))
+    })
+}
+
+/// Panics with `message`: how one proves that a panic in Rust reaches Python as an exception.
+pub(crate) fn panic_with(message: &str) -> Outcome {
+    guard(|| panic!("{message}"))
+}
+
+/// Ids whose number only Rust knows.
+pub(crate) struct Ids(Vec<i64>);
+
+impl Ids {
+    pub(crate) fn ids(&self) -> &[i64] {
+        &self.0
+    }
+}
+
+/// Merged gradients, whose number only Rust knows.
+pub(crate) struct Merged {
+    gradients: MergedGradients,
+    dim: usize,
+}
+
+impl Merged {
+    pub(crate) fn merged_ids(&self) -> &[i64] {
+        &self.gradients.ids
+    }
+
+    pub(crate) fn sums(&self) -> &[f32] {
+        &self.gradients.sums
+    }
+
+    pub(crate) fn dim(&self) -> usize {
+        self.dim
+    }
+}
+
+fn checked_dim(dim: i64) -> Outcome<usize> {
+    usize::try_from(dim).map_err(|_| Failure::Runtime(format!("dim must be at least 1, got {dim}")))
+}

@@ -1,0 +1,114 @@
+//! The operators `torch.ops.recstore.*`: what `ops.cpp` calls in Rust, and what Rust calls in libtorch.
+
+mod executor;
+mod guard;
+mod kernels;
+mod registry;
+
+use executor::{Task, run_piece};
+use kernels::{
+    Ids, Merged, accept_grad, apply_grads, check_offsets, clear_grads, collected_grads, collected_tables,
+    collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update, emb_update_default,
+    emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids, hashtable_lookup,
+    hashtable_release, hashtable_size, init_embedding_table, make_collector, make_hashtable, merge_gradients,
+    panic_with, set_learning_rate, table_text, unique,
+};
+use recstore::fork::{
+    before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
+};
+
+pub use executor::TorchThreads;
+pub use ffi::register_ops;
+pub use guard::Failure;
+pub use registry::{Registry, registry};
+
+#[allow(unsafe_code, unreachable_pub, reason = "the glue that cxx writes for the declarations below")]
+#[cxx::bridge(namespace = "recstore")]
+mod ffi {
+    extern "Rust" {
+        type Task<'a>;
+        unsafe fn run_piece<'a>(task: &Task<'a>, index: usize);
+
+        fn before_fork();
+        fn after_fork_in_parent();
+        fn after_fork_in_child();
+
+        fn make_hashtable(name: &str, dim: i64, config: &str) -> Result<i64>;
+        fn init_embedding_table(name: &str, num_embeddings: i64, dim: i64, config: &str) -> Result<bool>;
+        fn hashtable_release(table: i64) -> Result<()>;
+        fn drop_table(name: &str) -> Result<()>;
+        fn set_learning_rate(table: i64, lr: f64) -> Result<()>;
+        fn table_text(table: i64) -> String;
+
+        fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Result<()>;
+        fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Result<()>;
+        fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Result<()>;
+        fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Result<()>;
+        fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Result<()>;
+        fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Result<()>;
+        fn emb_bag(
+            table: i64,
+            ids: &[i64],
+            offsets: &[i64],
+            mode: i64,
+            per_sample_weights: &[f32],
+            padding_idx: &[i64],
+            pooled: &mut [f32],
+            max_positions: &mut [i64],
+        ) -> Result<()>;
+
+        fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()>;
+
+        fn hashtable_lookup(
+            table: i64,
+            ids: &[i64],
+            insert: bool,
+            indices: &mut [i64],
+            rows: &mut [f32],
+        ) -> Result<()>;
+        fn hashtable_delete(table: i64, ids: &[i64]) -> Result<()>;
+        fn hashtable_clear(table: i64) -> Result<()>;
+        fn hashtable_ids(table: i64) -> Result<Box<Ids>>;
+        fn hashtable_size(table: i64) -> Result<i64>;
+
+        fn make_collector() -> Result<i64>;
+        fn collector_release(collector: i64) -> Result<()>;
+        fn accept_grad(
+            collector: i64,
+            table: i64,
+            ids: &[i64],
+            gradients: &[f32],
+            dim: usize,
+            padding_idx: &[i64],
+        ) -> Result<()>;
+        fn apply_grads(collectors: &[i64]) -> Result<()>;
+        fn clear_grads(collector: i64) -> Result<()>;
+        fn collected_tables(collector: i64) -> Result<Box<Ids>>;
+        fn collected_grads(collector: i64, table: i64) -> Result<Box<Merged>>;
+
+        fn unique(ids: &[i64], inverse: &mut [i64]) -> Result<Box<Ids>>;
+        fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Result<Box<Merged>>;
+        fn panic_with(message: &str) -> Result<()>;
+
+        type Ids;
+        fn ids(self: &Ids) -> &[i64];
+
+        type Merged;
+        fn merged_ids(self: &Merged) -> &[i64];
+        fn sums(self: &Merged) -> &[f32];
+        fn dim(self: &Merged) -> usize;
+    }
+
+    // SAFETY:
+    // 1. `parallel_for` calls `run_piece` only before it returns, so that `task` outlives every use.
+    // 2. `register_ops` touches only libtorch's registry and may be called from any thread.
+    unsafe extern "C++" {
+        include!("recstore-bridge/ops.h");
+
+        /// Runs every piece below `count` on libtorch's threads and returns when all have run.
+        unsafe fn parallel_for<'a>(count: usize, task: &Task<'a>) -> Result<()>;
+
+        /// Defines every operator and its kernels, and sets up the fork handlers. Call it once.
+        fn register_ops() -> Result<()>;
+    }
+}

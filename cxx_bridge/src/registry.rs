@@ -1,0 +1,193 @@
+//! The process's tables and collectors, by the handles that operators take. A handle is never given out twice.
+
+use std::collections::HashMap;
+use std::env;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use once_cell::sync::OnceCell;
+use recstore::{
+    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, TableConfig, TableId, fork,
+};
+
+use crate::executor::TorchThreads;
+use crate::guard::Failure;
+
+/// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
+const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
+
+static REGISTRY: OnceCell<Registry> = OnceCell::new();
+
+/// The store of the process and the handles into it.
+pub struct Registry {
+    store: Box<dyn EmbeddingStore>,
+    handles: RwLock<Handles>,
+}
+
+#[derive(Default)]
+struct Handles {
+    last: i64,
+    tables: HashMap<i64, OpenTable>,
+    of_table: HashMap<TableId, i64>,
+    collectors: HashMap<i64, Arc<GradientCollector>>,
+}
+
+struct OpenTable {
+    id: TableId,
+    name: Arc<str>,
+    references: usize,
+}
+
+/// Returns the process's registry, made at the first call.
+///
+/// # Errors
+/// `RECSTORE_SIMD` names a level that is unknown or that this machine lacks.
+pub fn registry() -> Result<&'static Registry, Failure> {
+    REGISTRY.get_or_try_init(|| {
+        let store = LocalStore::new(Box::new(TorchThreads));
+        let store = match env::var(SIMD_VARIABLE) {
+            Ok(level) => {
+                let level =
+                    level.parse().map_err(|error| Failure::Runtime(format!("{SIMD_VARIABLE}: {error}")))?;
+                store.with_simd(level)?
+            }
+            Err(_) => store,
+        };
+        Ok(Registry { store: Box::new(store), handles: RwLock::default() })
+    })
+}
+
+impl Registry {
+    /// Returns the store.
+    pub fn store(&self) -> &dyn EmbeddingStore {
+        &*self.store
+    }
+
+    /// Creates or opens a table, adds a reference and returns its handle.
+    pub(crate) fn open(&self, name: &str, config: &TableConfig) -> Result<i64, Failure> {
+        let id = self.store.open_table(name, config)?;
+        Ok(self.with_handles(|handles| {
+            let handle = handles.of_table.get(&id).copied().unwrap_or_else(|| {
+                let handle = handles.next();
+                handles.of_table.insert(id, handle);
+                handles.tables.insert(handle, OpenTable { id, name: name.into(), references: 0 });
+                handle
+            });
+            if let Some(table) = handles.tables.get_mut(&handle) {
+                table.references += 1;
+            }
+            handle
+        }))
+    }
+
+    /// Takes a reference away; without any the handle is unknown from then on, and the rows stay.
+    pub(crate) fn release(&self, handle: i64) -> Result<(), Failure> {
+        self.with_handles(|handles| {
+            let table =
+                handles.tables.get_mut(&handle).ok_or_else(|| unknown("hashtable_release", handle))?;
+            table.references -= 1;
+            if table.references == 0 {
+                let id = table.id;
+                handles.tables.remove(&handle);
+                handles.of_table.remove(&id);
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `work` with the store and the table behind a handle.
+    pub(crate) fn with_table<R>(
+        &self,
+        operation: &'static str,
+        handle: i64,
+        work: impl FnOnce(&dyn EmbeddingStore, TableId) -> recstore::Result<R>,
+    ) -> Result<R, Failure> {
+        let found = self
+            .read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.name.clone())));
+        let (id, name) = found.ok_or_else(|| unknown(operation, handle))?;
+        work(self.store(), id).map_err(|error| match error {
+            Error::UnknownHandle { .. } => {
+                Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
+            }
+            error => error.into(),
+        })
+    }
+
+    /// Returns how messages speak of the table behind a handle.
+    pub(crate) fn table_text(&self, handle: i64) -> String {
+        self.read_handles(|handles| match handles.tables.get(&handle) {
+            Some(table) => format!("table \"{}\"", table.name),
+            None => format!("unknown table handle {handle}"),
+        })
+    }
+
+    /// Returns the table `default/<dim>`, which its first write or update creates.
+    pub(crate) fn default_table(&self, dim: usize) -> Option<TableId> {
+        self.store.find_table(&default_name(dim))
+    }
+
+    /// Returns the table `default/<dim>`; where it is missing it is created, with zeros as initial values.
+    pub(crate) fn open_default_table(&self, dim: usize) -> Result<TableId, Failure> {
+        if let Some(table) = self.default_table(dim) {
+            return Ok(table);
+        }
+        let config = TableConfig { initializer: InitializerConfig::Zeros {}, ..TableConfig::new(dim) };
+        Ok(self.store.open_table(&default_name(dim), &config)?)
+    }
+
+    /// Returns a handle to a new collector.
+    pub(crate) fn add_collector(&self) -> i64 {
+        self.with_handles(|handles| {
+            let handle = handles.next();
+            handles.collectors.insert(handle, Arc::default());
+            handle
+        })
+    }
+
+    pub(crate) fn remove_collector(&self, handle: i64) -> Result<(), Failure> {
+        let removed = self.with_handles(|handles| handles.collectors.remove(&handle));
+        removed.map(|_| ()).ok_or_else(|| unknown_collector("collector_release", handle))
+    }
+
+    pub(crate) fn collector(
+        &self,
+        operation: &'static str,
+        handle: i64,
+    ) -> Result<Arc<GradientCollector>, Failure> {
+        let found = self.read_handles(|handles| handles.collectors.get(&handle).cloned());
+        found.ok_or_else(|| unknown_collector(operation, handle))
+    }
+
+    /// Returns the handle of an open table, and 0 for one whose handle was released.
+    pub(crate) fn handle_of(&self, id: TableId) -> i64 {
+        self.read_handles(|handles| handles.of_table.get(&id).copied().unwrap_or_default())
+    }
+
+    fn read_handles<R>(&self, work: impl FnOnce(&Handles) -> R) -> R {
+        let _gate = fork::enter();
+        work(&self.handles.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn with_handles<R>(&self, work: impl FnOnce(&mut Handles) -> R) -> R {
+        let _gate = fork::enter();
+        work(&mut self.handles.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Handles {
+    fn next(&mut self) -> i64 {
+        self.last += 1;
+        self.last
+    }
+}
+
+fn default_name(dim: usize) -> String {
+    format!("default/{dim}")
+}
+
+fn unknown(operation: &'static str, handle: i64) -> Failure {
+    Error::UnknownHandle { operation, handle }.into()
+}
+
+fn unknown_collector(operation: &str, handle: i64) -> Failure {
+    Failure::Runtime(format!("{operation}: collector handle {handle} is unknown or released"))
+}

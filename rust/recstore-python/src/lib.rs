@@ -1,0 +1,102 @@
+//! The Python module `recstore_ops._native`: importing it registers the operators.
+//!
+//! What goes through here is the management plane: names, configurations, statistics. Tensors go through the operators.
+
+use pyo3::exceptions::{PyImportError, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use recstore::{EmbeddingStore, SimdLevel, TableId};
+use recstore_bridge::Failure;
+
+/// The native part of recstore_ops. Importing it registers `torch.ops.recstore`.
+#[pymodule]
+mod _native {
+    use super::*;
+    #[pymodule_export]
+    use super::{
+        describe_table, find_table, set_optimizer_learning_rate, simd_levels, table_names, table_statistics,
+    };
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        let failed = |error: String| {
+            PyImportError::new_err(format!("recstore_ops could not register its operators: {error}"))
+        };
+        recstore_bridge::registry().map_err(|error| failed(error.to_string()))?;
+        recstore_bridge::register_ops().map_err(|error| failed(error.to_string()))?;
+        module.add("__version__", env!("CARGO_PKG_VERSION"))
+    }
+}
+
+/// The number of the table `name`, which no other table ever has, or `None`.
+#[pyfunction]
+fn find_table(py: Python<'_>, name: &str) -> PyResult<Option<i64>> {
+    let store = store()?;
+    Ok(py.detach(|| store.find_table(name)).map(|table| table.0))
+}
+
+/// The names of all tables, sorted.
+#[pyfunction]
+fn table_names(py: Python<'_>) -> PyResult<Vec<String>> {
+    let store = store()?;
+    Ok(py.detach(|| store.table_names()))
+}
+
+/// The dim of the table `name` and its configuration as JSON, or `None`.
+#[pyfunction]
+fn describe_table(py: Python<'_>, name: &str) -> PyResult<Option<(usize, String)>> {
+    let store = store()?;
+    let description = py.detach(|| {
+        let Some(table) = store.find_table(name) else {
+            return Ok(None);
+        };
+        let config = store.describe(table)?.config;
+        Ok(Some((config.dim, config.to_json()?)))
+    });
+    description.map_err(raise)
+}
+
+/// What the table `name` holds and what was done to it, or `None`.
+#[pyfunction]
+fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let store = store()?;
+    let Some(table) = py.detach(|| store.find_table(name)) else {
+        return Ok(None);
+    };
+    let found = py.detach(|| store.statistics(table)).map_err(raise)?;
+    let statistics = PyDict::new(py);
+    statistics.set_item("rows", found.rows)?;
+    statistics.set_item("bytes", found.bytes)?;
+    statistics.set_item("inserts", found.inserts)?;
+    statistics.set_item("updates", found.updates)?;
+    statistics.set_item("deletes", found.deletes)?;
+    statistics.set_item("refusals", found.refusals)?;
+    statistics.set_item("step", found.step)?;
+    statistics.set_item("learning_rate", found.learning_rate)?;
+    statistics.set_item("learning_rate_was_set", found.learning_rate_was_set)?;
+    Ok(Some(statistics))
+}
+
+/// Sets a table's learning rate without marking it as set by hand.
+#[pyfunction]
+fn set_optimizer_learning_rate(py: Python<'_>, table: i64, lr: f64) -> PyResult<()> {
+    let store = store()?;
+    py.detach(|| store.set_learning_rate(TableId(table), lr, false)).map_err(raise)
+}
+
+/// The SIMD levels that this machine can run, lowest first.
+#[pyfunction]
+fn simd_levels() -> Vec<String> {
+    SimdLevel::available().iter().map(ToString::to_string).collect()
+}
+
+fn store() -> PyResult<&'static dyn EmbeddingStore> {
+    match recstore_bridge::registry() {
+        Ok(registry) => Ok(registry.store()),
+        Err(failure) => Err(PyRuntimeError::new_err(Failure::to_string(&failure))),
+    }
+}
+
+fn raise(error: recstore::Error) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}
