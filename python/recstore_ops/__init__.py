@@ -1,0 +1,42 @@
+"""An embedding store for PyTorch: tables that grow by id, kept and trained by a Rust core."""
+
+from recstore_ops import _require_torch  # noqa: F401  isort: skip
+
+
+from recstore_ops._native import __version__, table_names
+from recstore_ops._table import Table, default_table
+from recstore_ops.autograd import merge_gradients, set_merge
+from recstore_ops.client import (
+    EmbeddingTableConfig,
+    KVClient,
+    RecStoreClient,
+    get_kv_client,
+    table_statistics,
+)
+from recstore_ops.config import TableConfig
+from recstore_ops.dist_embedding import DistEmbedding
+from recstore_ops.dist_tensor import DistTensor
+from recstore_ops.embedding_bag import DistEmbeddingBag
+from recstore_ops.functional import embedding, embedding_bag
+from recstore_ops.optimizer import SparseOptimizer
+
+__all__ = [
+    "DistEmbedding",
+    "DistEmbeddingBag",
+    "DistTensor",
+    "EmbeddingTableConfig",
+    "KVClient",
+    "RecStoreClient",
+    "SparseOptimizer",
+    "Table",
+    "TableConfig",
+    "__version__",
+    "default_table",
+    "embedding",
+    "embedding_bag",
+    "get_kv_client",
+    "merge_gradients",
+    "set_merge",
+    "table_names",
+    "table_statistics",
+]

@@ -1,0 +1,106 @@
+"""The Python side of one table: its handle, the gradients collected for it, and its end.
+
+A `Table` is what the modules share code over. Opening a name twice gives two `Table`s over one set of rows, each
+with gradients of its own. It is copied and pickled as name and configuration, and opened again from them.
+"""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native, _ops
+from recstore_ops.config import TableConfig
+
+
+class Table:
+    """An open table.
+
+    Args:
+        name: the table's name, unique in the process.
+        dim: elements a row.
+        config: initializer, optimizer and the rest; the defaults where absent.
+
+    Attributes:
+        handle: int64, 0-d, CPU: what the operators take for the table.
+        collector: int64, 0-d, CPU: what they take for the gradients collected through this `Table`.
+        anchor: a scalar that puts lookups on autograd's tape; it never gets a gradient.
+        table_id: the table's number, which no other table ever has.
+        is_new: whether opening created the table.
+
+    Raises:
+        ValueError: the configuration is invalid, or the table exists with another one.
+    """
+
+    def __init__(self, name: str, dim: int, config: TableConfig | None = None) -> None:
+        config = config or TableConfig()
+        self.name = name
+        self.dim = dim
+        self.config = config
+        self.is_new = _native.find_table(name) is None
+        try:
+            self.handle: Tensor = _ops.make_hashtable(name, dim, config.to_json())
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+        self.table_id: int = _native.find_table(name) or 0
+        self.collector: Tensor = _ops.make_collector()
+        self.anchor = torch.zeros((), requires_grad=True)
+        weakref.finalize(self, _release, self.handle, self.collector)
+
+    @classmethod
+    def open(cls, name: str) -> "Table":
+        """Opens an existing table with the configuration it has.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        description = _native.describe_table(name)
+        if description is None:
+            raise KeyError(f'there is no table "{name}"')
+        dim, config = description
+        return cls(name, dim, TableConfig.from_json(config))
+
+    def collected(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The gradients collected and not yet applied: `(table_name, ids [U], grads [U, dim])`, ids distinct."""
+        if _ops.collected_tables(self.collector).numel() == 0:
+            return []
+        ids, grads = _ops.collected_grads(self.collector, self.handle)
+        return [(self.name, ids, grads)]
+
+    def clear_collected(self) -> None:
+        """Forgets the gradients collected and not yet applied."""
+        _ops.clear_grads(self.collector)
+
+    def statistics(self) -> dict[str, Any]:
+        """What the table holds and what was done to it; see `recstore_ops.table_statistics`."""
+        return _native.table_statistics(self.name) or {}
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return _ops.hashtable_size(self.handle)
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim})"
+
+    def __reduce__(self) -> tuple[Callable[..., "Table"], tuple[Any, ...]]:
+        return (type(self), (self.name, self.dim, self.config))
+
+
+def _release(handle: Tensor, collector: Tensor) -> None:
+    _ops.hashtable_release(handle)
+    _ops.collector_release(collector)
+
+
+_default_tables: dict[int, Table] = {}
+
+
+def default_table(dim: int) -> Table:
+    """The table `default/<dim>` that `emb_read(ids, dim)` and `emb_update(ids, grads)` address; it starts at zeros."""
+    if dim not in _default_tables:
+        name = f"default/{dim}"
+        exists = _native.find_table(name) is not None
+        config = TableConfig(initializer={"kind": "zeros"})
+        _default_tables[dim] = Table.open(name) if exists else Table(name, dim, config)
+    return _default_tables[dim]

@@ -1,0 +1,164 @@
+"""The autograd Functions: forward reads the store, backward collects gradients for it.
+
+A table is no tensor, so the functions take a scalar `anchor` that requires a gradient and never gets one: it only
+puts them on the tape. `backward` sums the gradients of duplicate ids and hands them to the collector; the
+optimizer's step is `SparseOptimizer.step`.
+
+Shape suffixes: N ids, D dim, B bags, U distinct ids.
+"""
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from recstore_ops import _ops
+
+_merge_kind: Literal["python", "native"] = "python"
+
+
+def set_merge(kind: Literal["python", "native"]) -> None:
+    """Chooses who sums the gradients of duplicate ids; both give the same bits.
+
+    Args:
+        kind: `python` for `torch.unique` and `index_add_`, `native` for `torch.ops.recstore.merge_gradients`.
+
+    Raises:
+        ValueError: another kind.
+    """
+    global _merge_kind
+    if kind not in ("python", "native"):
+        raise ValueError(f'set_merge takes "python" or "native", got {kind!r}')
+    _merge_kind = kind
+
+
+def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums the gradients of duplicate ids, in input order.
+
+    Args:
+        ids: int64, `[N]`.
+        grads: float32, `[N, D]`.
+
+    Returns:
+        The distinct ids in ascending order, `[U]`, and their sums, `[U, D]`.
+    """
+    if _merge_kind == "native":
+        return _ops.merge_gradients(ids, grads)
+    unique_U, inverse_N = torch.unique(ids, return_inverse=True)
+    sums_UD = grads.new_zeros((unique_U.shape[0], grads.shape[1]))
+    return unique_U, sums_UD.index_add_(0, inverse_N, grads)
+
+
+def collect(
+    collector: Tensor, table: Tensor, ids: Tensor, grads: Tensor, padding_idx: int | None
+) -> None:
+    """Hands the gradients of one backward pass to a collector, merged.
+
+    The number of distinct ids is not known to a traced graph; there the store merges the same gradients in the
+    same order when it applies them.
+    """
+    ids_N, grads_ND = ids.reshape(-1), grads.reshape(ids.numel(), -1).to(torch.float32)
+    if not torch.compiler.is_compiling():
+        ids_N, grads_ND = merge_gradients(ids_N, grads_ND)
+    _ops.accept_grad(collector, table, ids_N, grads_ND, padding_idx)
+
+
+class _DistEmbFunction(Function):
+    """Rows of a table: `ids [...] -> [..., D]`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        anchor: Tensor,
+        ids: Tensor,
+        table: Tensor,
+        collector: Tensor,
+        dim: int,
+        padding_idx: int | None,
+    ) -> Tensor:
+        ctx.save_for_backward(ids, table, collector)
+        ctx.padding_idx = padding_idx
+        return _ops.emb_read(table, ids, dim)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
+        ids, table, collector = ctx.saved_tensors
+        collect(collector, table, ids, grad_outputs[0], ctx.padding_idx)
+        return (None,) * 6
+
+
+class _DistEmbBagFunction(Function):
+    """Pooled rows of a table: `ids [N]`, `offsets [B + 1]` -> `[B, D]`."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        anchor: Tensor,
+        per_sample_weights: Tensor | None,
+        ids: Tensor,
+        offsets: Tensor,
+        table: Tensor,
+        collector: Tensor,
+        dim: int,
+        mode: int,
+        padding_idx: int | None,
+    ) -> Tensor:
+        weights_N = None if per_sample_weights is None else per_sample_weights.detach()
+        pooled_BD, max_positions_BD = _ops.emb_bag(
+            table, ids, offsets, dim, mode, weights_N, padding_idx
+        )
+        needs_rows = ctx.needs_input_grad[1]
+        rows_ND = _ops.emb_read(table, ids, dim) if needs_rows else None
+        ctx.save_for_backward(ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND)
+        ctx.mode, ctx.padding_idx = mode, padding_idx
+        return pooled_BD
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND = ctx.saved_tensors
+        grad_BD = grad_outputs[0].to(torch.float32)
+        counted_N = None if ctx.padding_idx is None else ids != ctx.padding_idx
+        if ctx.mode == _ops.MAX:
+            grad_ND = _max_gradients(grad_BD, max_positions_BD, ids.shape[0])
+            collect(collector, table, ids, grad_ND, ctx.padding_idx)
+            return (None,) * 9
+        bag_N = _bag_of_each(ids, offsets)
+        if ctx.mode == _ops.MEAN:
+            grad_BD = grad_BD / _bag_sizes(offsets, bag_N, counted_N)
+        grad_ND = grad_BD[bag_N]
+        grad_weights_N = None
+        if rows_ND is not None:
+            grad_weights_N = (grad_ND * rows_ND).sum(-1)
+            if counted_N is not None:
+                grad_weights_N = grad_weights_N * counted_N
+        if weights_N is not None:
+            grad_ND = grad_ND * weights_N.unsqueeze(-1)
+        collect(collector, table, ids, grad_ND, ctx.padding_idx)
+        return None, grad_weights_N, *((None,) * 7)
+
+
+def _bag_of_each(ids: Tensor, offsets: Tensor) -> Tensor:
+    """The bag of each id, `[N]`."""
+    bags = torch.arange(offsets.shape[0] - 1, device=ids.device)
+    return torch.repeat_interleave(bags, offsets.diff(), output_size=ids.shape[0])
+
+
+def _bag_sizes(offsets: Tensor, bag_N: Tensor, counted_N: Tensor | None) -> Tensor:
+    """The ids that each bag counts, `[B, 1]`, at least 1."""
+    sizes_B = offsets.diff().to(torch.float32)
+    if counted_N is not None:
+        sizes_B = torch.zeros_like(sizes_B).index_add_(0, bag_N, counted_N.to(torch.float32))
+    return sizes_B.clamp(min=1).unsqueeze(-1)
+
+
+def _max_gradients(grad_BD: Tensor, max_positions_BD: Tensor, num_ids: int) -> Tensor:
+    """Gives each column's gradient to the id that held its maximum, `[N, D]`."""
+    grad_ND = grad_BD.new_zeros((num_ids, grad_BD.shape[1]))
+    if num_ids == 0:
+        return grad_ND
+    held_BD = max_positions_BD >= 0
+    return grad_ND.scatter_add_(0, max_positions_BD.clamp(min=0), grad_BD * held_BD)
+
+
+__all__ = ["collect", "merge_gradients", "set_merge"]

@@ -1,0 +1,192 @@
+"""`RecStoreClient`: tables by name, for code that calls the store itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native, _ops
+from recstore_ops._table import Table
+from recstore_ops.config import TableConfig, with_kind
+from recstore_ops.dist_tensor import DistTensor, global_names
+from recstore_ops.functional import check_ids
+
+
+@dataclass(frozen=True)
+class EmbeddingTableConfig:
+    """What `RecStoreClient.init_embedding_table` opens.
+
+    Attributes:
+        num_embeddings: the number of ids; `None` for an open vocabulary.
+        embedding_dim: elements a row.
+        optimizer: kind, or kind and hyper-parameters; SGD by default.
+        initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
+        learning_rate: the learning rate, where `optimizer` has none.
+    """
+
+    num_embeddings: int | None
+    embedding_dim: int
+    optimizer: str | dict[str, Any] | None = None
+    initializer: str | dict[str, Any] | None = None
+    learning_rate: float = 0.01
+
+    def table_config(self) -> TableConfig:
+        """The configuration of the table itself."""
+        optimizer = {"lr": self.learning_rate, **with_kind(self.optimizer, "sgd")}
+        if "alpha" in optimizer:
+            del optimizer["lr"]
+        return TableConfig(
+            num_embeddings=self.num_embeddings,
+            initializer=with_kind(self.initializer, "normal"),
+            optimizer=optimizer,
+        )
+
+
+class RecStoreClient:
+    """Reads, writes and updates the tables of this process by name.
+
+    Every method that takes a table's name raises `KeyError` for a table that does not exist.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[str, tuple[int, Table]] = {}
+
+    def init_embedding_table(self, name: str, config: EmbeddingTableConfig) -> bool:
+        """Creates the table, or opens it if its configuration agrees.
+
+        Returns:
+            True.
+
+        Raises:
+            ValueError: the configuration is invalid, or the table exists with another one.
+        """
+        self._keep(name, Table(name, config.embedding_dim, config.table_config()))
+        return True
+
+    def init_data(
+        self,
+        name: str,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        init_func: Callable[[tuple[int, int], torch.dtype], Tensor] | None = None,
+        is_gdata: bool = True,
+    ) -> None:
+        """Creates a table of a given size that stays until it is dropped; see `DistTensor`.
+
+        Args:
+            name: the table's name; a table of this name and shape is left as it is.
+            shape: `(num_embeddings, dim)`.
+            dtype: `torch.float32`.
+            init_func: gives the rows that a new table starts with; zeros without it.
+            is_gdata: whether `gdata_name_list` names the table.
+        """
+        DistTensor(shape, dtype, name, init_func, persistent=True, is_gdata=is_gdata)
+
+    def pull(self, name: str, ids: Tensor) -> Tensor:
+        """Reads rows: ids `[...]` -> float32 `[..., dim]`, on the ids' device."""
+        table = self._table(name)
+        return _ops.emb_read(table.handle, check_ids(ids), table.dim)
+
+    def push(self, name: str, ids: Tensor, data: Tensor) -> None:
+        """Overwrites the rows of ids `[...]` with `data`, float32 `[..., dim]`; of duplicates the last one wins."""
+        _ops.emb_write(self._table(name).handle, check_ids(ids), data)
+
+    def update(self, name: str, ids: Tensor, grads: Tensor) -> None:
+        """Takes one optimizer step with the gradients `[..., dim]` of ids `[...]`, duplicates summed first."""
+        _ops.emb_update(self._table(name).handle, check_ids(ids), grads)
+
+    def delete(self, name: str, ids: Tensor) -> None:
+        """Deletes the rows of ids; an id without a row is no error."""
+        _ops.hashtable_delete(self._table(name).handle, check_ids(ids))
+
+    def drop(self, name: str) -> None:
+        """Deletes a table and its rows."""
+        if _native.find_table(name) is None:
+            raise KeyError(f'there is no table "{name}"')
+        _ops.drop_table(name)
+        self._tables.pop(name, None)
+
+    delete_data = drop
+
+    def set_learning_rate(self, name: str, lr: float) -> None:
+        """Sets the table's learning rate from the next step on; it takes precedence over an optimizer's `lr`.
+
+        Raises:
+            ValueError: a negative or non-finite rate.
+        """
+        handle = self._table(name).handle
+        try:
+            _ops.set_learning_rate(handle, lr)
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+
+    def stats(self, name: str | None = None) -> dict[str, Any]:
+        """The statistics of one table, or of all by name; see `table_statistics`."""
+        if name is not None:
+            return table_statistics(name)
+        return {table: table_statistics(table) for table in _native.table_names()}
+
+    def get_data_meta(self, name: str) -> tuple[torch.dtype, tuple[int | None, int]]:
+        """The dtype and the shape `(num_embeddings, dim)` of a table; without a bound `(None, dim)`."""
+        table = self._table(name)
+        return torch.float32, (table.config.num_embeddings, table.dim)
+
+    def data_name_list(self) -> list[str]:
+        """The names of all tables."""
+        return _native.table_names()
+
+    def gdata_name_list(self) -> list[str]:
+        """The names of the tables declared as global data."""
+        return [name for name in global_names() if name in _native.table_names()]
+
+    def barrier(self) -> None:
+        """Waits for the other processes of a `torch.distributed` job; alone it returns at once."""
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.barrier()
+
+    def apply_grads(self, tables: list[Table]) -> None:
+        """Takes one optimizer step with what was collected through `tables`: one per distinct id and table."""
+        _ops.apply_grads([table.collector for table in tables])
+
+    def _table(self, name: str) -> Table:
+        """The open table, opened again where another table took over the name."""
+        number = _native.find_table(name)
+        kept = self._tables.get(name)
+        if kept is not None and kept[0] == number:
+            return kept[1]
+        return self._keep(name, Table.open(name))
+
+    def _keep(self, name: str, table: Table) -> Table:
+        self._tables[name] = (table.table_id, table)
+        return table
+
+
+KVClient = RecStoreClient
+
+_client: RecStoreClient | None = None
+
+
+def get_kv_client() -> RecStoreClient:
+    """The client that modules and optimizers of this process share."""
+    global _client
+    _client = _client or RecStoreClient()
+    return _client
+
+
+def table_statistics(name: str) -> dict[str, Any]:
+    """What a table holds and what was done to it.
+
+    Returns:
+        `rows` now in the table, `bytes` allocated, `inserts` and `deletes` of rows, `updates` (one a distinct id
+        and step), `refusals` of values that were not finite, `step`, `learning_rate`, and `learning_rate_was_set`
+        by hand.
+
+    Raises:
+        KeyError: there is no such table.
+    """
+    statistics = _native.table_statistics(name)
+    if statistics is None:
+        raise KeyError(f'there is no table "{name}"')
+    return statistics

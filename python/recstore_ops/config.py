@@ -1,0 +1,59 @@
+"""What describes a table, as keywords: the same configuration as in JSON and in Rust, with the same defaults."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class TableConfig:
+    """Bound, initial values, optimizer and policies of a table.
+
+    Attributes:
+        num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary.
+        dtype: the type rows are kept in; `float32`.
+        seed: together with the table's name it seeds the initial values.
+        block_size: rows in one block of storage.
+        initializer: `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" | "xavier_uniform"}`
+            with the parameters of `torch.nn.init`.
+        optimizer: `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "adam" | "adamw" | "ftrl"}` with the
+            hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`.
+        nan_policy: what happens to NaN and infinity in rows and gradients: `error`, `skip` or `allow`.
+
+    The values are checked when a table is opened; an unknown key or kind is refused by name.
+    """
+
+    num_embeddings: int | None = None
+    dtype: str = "float32"
+    seed: int = 0
+    block_size: int = 10_240
+    initializer: dict[str, Any] = field(default_factory=lambda: {"kind": "normal"})
+    optimizer: dict[str, Any] = field(default_factory=lambda: {"kind": "sgd"})
+    nan_policy: str = "error"
+
+    def to_json(self) -> str:
+        """The configuration as the JSON object that `make_hashtable` takes."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "TableConfig":
+        """Reads what `to_json` wrote.
+
+        Raises:
+            TypeError: an unknown key.
+        """
+        return cls(**json.loads(text))
+
+
+def with_kind(option: str | dict[str, Any] | None, default: str) -> dict[str, Any]:
+    """Turns `"adam"` or `None` into `{"kind": ...}`; a dict is copied."""
+    if option is None:
+        return {"kind": default}
+    return {"kind": option} if isinstance(option, str) else dict(option)
+
+
+def optimizer_with_lr(optimizer: str | dict[str, Any] | None, lr: float) -> dict[str, Any]:
+    """Completes an optimizer with the learning rate of a module's `lr` keyword; its own `lr` takes precedence."""
+    config = with_kind(optimizer, "sgd")
+    has_own_lr = "lr" in config or "alpha" in config
+    return config if has_own_lr else {**config, "lr": lr}

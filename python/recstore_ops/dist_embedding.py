@@ -1,0 +1,153 @@
+"""`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recstore_ops import _ops
+from recstore_ops._table import Table
+from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.dist_tensor import DistTensor, check_single_process, fill_rows
+from recstore_ops.functional import embedding
+
+InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
+
+
+class TableModule(nn.Module):
+    """What modules over one table have in common: opening it, its padding row, its trace.
+
+    Args:
+        num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
+        embedding_dim: elements a row.
+        name: the table's name. An existing table of this name and an equal configuration is shared.
+        init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the rows that a new table starts with;
+            without it rows start at their initial values, without being stored.
+        lr: the learning rate, where `optimizer` has none.
+        padding_idx: an id that gets no gradient; its row in a new table is zero, as in `torch.nn`.
+        optimizer: kind, or kind and hyper-parameters; SGD by default.
+        initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
+        dtype: the type of the rows.
+        seed: together with the name it seeds the initial values.
+        block_size: rows in one block of storage.
+        nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
+
+    Raises:
+        ValueError: an empty name, an invalid configuration, or a table of this name with another one.
+        RuntimeError: in a job of several processes, where each would train a copy of its own.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        name: str,
+        init_func: InitFunc | None = None,
+        lr: float = 0.01,
+        *,
+        padding_idx: int | None = None,
+        optimizer: str | dict[str, Any] | None = None,
+        initializer: str | dict[str, Any] | None = None,
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+        block_size: int = 10_240,
+        nan_policy: str = "error",
+    ) -> None:
+        super().__init__()
+        check_single_process(name)
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        self.name = name
+        self.padding_idx = _wrap_padding_idx(padding_idx, num_embeddings)
+        config = TableConfig(
+            num_embeddings=num_embeddings,
+            dtype=str(dtype).removeprefix("torch."),
+            seed=seed,
+            block_size=block_size,
+            initializer=with_kind(initializer, "normal"),
+            optimizer=optimizer_with_lr(optimizer, lr),
+            nan_policy=nan_policy,
+        )
+        self.table = Table(name, embedding_dim, config)
+        if self.table.is_new:
+            self._start_rows(init_func, dtype)
+
+    def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
+        if init_func is not None:
+            fill_rows(self.table, self.num_embeddings, init_func, dtype)
+        if self.padding_idx is not None:
+            zero_row = torch.zeros(1, self.embedding_dim)
+            _ops.emb_write(self.table.handle, torch.tensor([self.padding_idx]), zero_row)
+
+    @property
+    def weight(self) -> DistTensor:
+        """The table as a `DistTensor` that outlives this module."""
+        return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim))
+
+    def reset_trace(self) -> None:
+        """Forgets the gradients collected and not yet applied."""
+        self.table.clear_collected()
+
+    def extra_repr(self) -> str:
+        size = "open" if self.num_embeddings is None else self.num_embeddings
+        text = f"{size}, {self.embedding_dim}, name={self.name!r}"
+        return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"
+
+
+class DistEmbedding(TableModule):
+    """Rows of a table, looked up by id.
+
+    Takes the arguments of `TableModule`. The gradients that `backward` collects are applied by
+    `SparseOptimizer.step`.
+
+    Example:
+        >>> user = DistEmbedding(None, 16, "user", optimizer={"kind": "adagrad", "lr": 0.1})
+        >>> user(torch.tensor([[7, -3], [2**62, 7]])).shape
+        torch.Size([2, 2, 16])
+    """
+
+    frozen = False
+
+    @classmethod
+    def from_pretrained(
+        cls, embeddings: Tensor, name: str, freeze: bool = True, **kwargs: Any
+    ) -> "DistEmbedding":
+        """Opens a new table with the rows of a matrix.
+
+        Args:
+            embeddings: float32, `[num_embeddings, dim]`.
+            name: the name of a table that does not exist yet.
+            freeze: whether the rows get no gradient.
+            **kwargs: further arguments of `DistEmbedding`.
+
+        Raises:
+            ValueError: embeddings that are not 2-D, or a table that exists.
+        """
+        if embeddings.dim() != 2:
+            raise ValueError(f"embeddings must be 2-D, got {embeddings.dim()}-D")
+        rows = embeddings.detach()
+        module = cls(*rows.shape, name, init_func=lambda shape, dtype: rows, **kwargs)
+        if not module.table.is_new:
+            raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
+        module.frozen = freeze
+        return module
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Reads the row of each id: `[...] -> [..., embedding_dim]`; see `recstore_ops.embedding`."""
+        rows = embedding(ids, self.table, self.padding_idx)
+        return rows.detach() if self.frozen else rows
+
+    @property
+    def _trace(self) -> list[tuple[Tensor, Tensor]]:
+        """The gradients collected and not yet applied, as `(ids [U], grads [U, dim])` with distinct ids."""
+        return [(ids, grads) for _, ids, grads in self.table.collected()]
+
+
+def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:
+    """Lets a negative padding_idx count from the end of a table that has one, as `torch.nn.Embedding` does."""
+    if padding_idx is None or num_embeddings is None:
+        return padding_idx
+    if not -num_embeddings <= padding_idx < num_embeddings:
+        raise ValueError(f"padding_idx must be within num_embeddings {num_embeddings}, got {padding_idx}")
+    return padding_idx % num_embeddings

@@ -1,0 +1,166 @@
+"""`DistTensor`: a table as a matrix that is read and written by row."""
+
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native, _ops
+from recstore_ops._table import Table
+from recstore_ops.config import TableConfig
+from recstore_ops.functional import check_ids
+
+_ROWS_PER_WRITE = 1 << 20
+
+_owners: Counter[str] = Counter()
+_global_names: set[str] = set()
+
+
+class DistTensor:
+    """A `[num_embeddings, dim]` matrix whose rows live in the table `name`.
+
+    Args:
+        shape: `(num_embeddings, dim)`.
+        dtype: `torch.float32`.
+        name: the table's name. An existing table of this name and shape is shared, its rows kept.
+        init_func: `init_func(shape, dtype)` gives the rows that a new table starts with; zeros without it.
+        persistent: whether the rows outlive the last `DistTensor` that is not persistent.
+        is_gdata: whether `RecStoreClient.gdata_name_list` names the table.
+
+    Raises:
+        ValueError: an empty name, or a shape that is not 2-D.
+        TypeError: a dtype that is not supported, or a table of this name with another shape.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        name: str,
+        init_func: Callable[[tuple[int, int], torch.dtype], Tensor] | None = None,
+        persistent: bool = False,
+        is_gdata: bool = True,
+    ) -> None:
+        if not name:
+            raise ValueError("a DistTensor needs a name")
+        if len(shape) != 2:
+            raise ValueError(f"the shape of a DistTensor must be (rows, dim), got {tuple(shape)}")
+        if dtype != torch.float32:
+            raise TypeError(f"a DistTensor holds torch.float32, got {dtype}")
+        check_single_process(name)
+        table = _open_or_create(tuple(shape), name)
+        if table.is_new and init_func is not None:
+            fill_rows(table, shape[0], init_func, dtype)
+        if is_gdata:
+            _global_names.add(name)
+        if not persistent:
+            _owners[name] += 1
+            weakref.finalize(self, _disown, name, table)
+        self._set(table, shape)
+
+    def _set(self, table: Table, shape: Sequence[int | None]) -> None:
+        self.table = table
+        self.name = self.tensor_name = table.name
+        self.dtype = torch.float32
+        self._shape = tuple(shape)
+
+    @classmethod
+    def over(cls, table: Table, shape: Sequence[int | None]) -> "DistTensor":
+        """A persistent view of an open table; without a bound its first size is the number of rows."""
+        view = cls.__new__(cls)
+        view._set(table, shape)
+        return view
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(num_embeddings, dim)`; for an open vocabulary the number of rows and dim."""
+        rows = self._shape[0]
+        return (len(self.table) if rows is None else rows, self.table.dim)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, ids: Tensor | Sequence[int] | int) -> Tensor:
+        """Reads the rows of `ids`: float32, `[..., dim]`."""
+        return _ops.emb_read(self.table.handle, check_ids(torch.as_tensor(ids)), self.table.dim)
+
+    def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
+        """Overwrites the rows of `ids` with `rows`, float32, `[..., dim]`; of duplicates the last one wins."""
+        ids = check_ids(torch.as_tensor(ids))
+        _ops.emb_write(self.table.handle, ids, rows.expand(*ids.shape, self.table.dim))
+
+    def __repr__(self) -> str:
+        return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"
+
+
+def _open_or_create(shape: tuple[int, int], name: str) -> Table:
+    """Opens the table, which another module may have given another initializer or optimizer, or creates it."""
+    if _native.find_table(name) is None:
+        config = TableConfig(num_embeddings=shape[0], initializer={"kind": "zeros"})
+        return Table(name, shape[1], config)
+    table = Table.open(name)
+    if (table.config.num_embeddings, table.dim) != shape:
+        existing = (table.config.num_embeddings, table.dim)
+        raise TypeError(f'table "{name}" has the shape {existing}, got {shape}')
+    return table
+
+
+def _disown(name: str, table: Table) -> None:
+    """Drops the table with its last owner."""
+    _owners[name] -= 1
+    if _owners[name] == 0:
+        del _owners[name]
+        _global_names.discard(name)
+        if _native.find_table(name) == table.table_id:
+            _ops.drop_table(name)
+
+
+def global_names() -> list[str]:
+    """The names of the tables that a `DistTensor` declared as global."""
+    return sorted(_global_names)
+
+
+def fill_rows(
+    table: Table,
+    num_embeddings: int | None,
+    init_func: Callable[[tuple[int, int], torch.dtype], Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """Writes the rows that `init_func((num_embeddings, dim), dtype)` returns.
+
+    Raises:
+        ValueError: an open vocabulary, or rows of another shape; the new table is dropped again.
+    """
+    try:
+        if num_embeddings is None:
+            raise ValueError(f'init_func of table "{table.name}" needs num_embeddings')
+        shape = (num_embeddings, table.dim)
+        rows = init_func(shape, dtype)
+        if tuple(rows.shape) != shape:
+            raise ValueError(
+                f'init_func of table "{table.name}" must return rows of shape {shape}, got {tuple(rows.shape)}'
+            )
+        for number in range(math.ceil(num_embeddings / _ROWS_PER_WRITE)):
+            part = slice(number * _ROWS_PER_WRITE, min((number + 1) * _ROWS_PER_WRITE, num_embeddings))
+            ids = torch.arange(part.start, part.stop)
+            _ops.emb_write(table.handle, ids, rows[part].to(torch.float32))
+    except Exception:
+        _ops.drop_table(table.name)
+        raise
+
+
+def check_single_process(name: str) -> None:
+    """Refuses an embedded table in a job of several processes: the replicas would drift apart.
+
+    Raises:
+        RuntimeError: `torch.distributed` runs with a world size above 1.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f'table "{name}" would be embedded in each of {distributed.get_world_size()} processes, '
+            "and the copies would drift apart"
+        )

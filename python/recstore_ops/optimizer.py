@@ -1,0 +1,159 @@
+"""`SparseOptimizer`: the step that applies collected gradients to the tables."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from recstore_ops import _native
+from recstore_ops._table import Table
+from recstore_ops.client import RecStoreClient, get_kv_client
+
+Tables = nn.Module | Table
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """Applies the gradients that modules collected, by the optimizer of each table.
+
+    A step first checks everything, then takes, for each table, exactly one optimizer step per distinct id over all
+    that was collected since the last step, as `torch.optim` does after several backward passes. A table without
+    collected gradients is left alone, its step count too.
+
+    Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each.
+    Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed.
+
+    Args:
+        kv_client: whose tables are updated; this process's by default.
+        lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`;
+            each table's own where absent.
+        modules: modules and tables that `step()` and `zero_grad()` are about.
+
+    Raises:
+        ValueError: a negative learning rate, or modules without any table.
+    """
+
+    def __init__(
+        self,
+        kv_client: RecStoreClient | None = None,
+        lr: float | None = None,
+        modules: nn.Module | Table | Sequence[Tables] | None = None,
+    ) -> None:
+        self.kv_client = kv_client or get_kv_client()
+        self._lr = lr
+        self._modules = None if modules is None else _as_list(modules)
+        self._rates: dict[int, float] = {}
+        self._seen: dict[int, Table] = {}
+        if lr is not None and not lr >= 0:
+            raise ValueError(f"the learning rate must not be negative, got {lr}")
+        tables = _tables_of(self._modules or [])
+        if self._modules is not None and not tables:
+            raise ValueError("SparseOptimizer got modules without any table")
+        super().__init__(self._groups(tables), {})
+        for table in tables:
+            self._seen[id(table)] = table
+            self._adopt(table, self._group_of(table))
+
+    def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
+        if not tables:
+            lr = 0.01 if self._lr is None else self._lr
+            return [{"params": [torch.zeros((), requires_grad=True)], "lr": lr, "table": None}]
+        by_name = {table.name: table for table in tables}
+        return [
+            {"params": [table.anchor], "lr": _rate(table), "table": name}
+            for name, table in by_name.items()
+        ]
+
+    @torch.compiler.disable
+    def step(  # type: ignore[override]
+        self,
+        modules: nn.Module | Table | Sequence[Tables] | None = None,
+        closure: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Applies what was collected, and empties the traces.
+
+        Args:
+            modules: the modules to step; those given at construction where absent.
+            closure: computes the loss again, gradients included, before the step.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            ValueError: no modules here nor at construction.
+            RuntimeError: gradients that a table refuses; then no table has changed and all traces are kept.
+        """
+        chosen = self._modules if modules is None else _as_list(modules)
+        if chosen is None:
+            raise ValueError("SparseOptimizer.step needs modules, here or at construction")
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        tables = _tables_of(chosen)
+        for table in tables:
+            self._seen[id(table)] = table
+            self._follow_rate(table)
+        self.kv_client.apply_grads(tables)
+        return loss
+
+    @torch.compiler.disable
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets what was collected and not yet applied.
+
+        Args:
+            set_to_none: has no meaning for collected gradients, which are always dropped; must be True.
+
+        Raises:
+            ValueError: `set_to_none=False`.
+        """
+        if not set_to_none:
+            raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
+        for table in self._seen.values():
+            table.clear_collected()
+
+    def _group_of(self, table: Table) -> dict[str, Any]:
+        for group in self.param_groups:
+            if group["table"] in (table.name, None):
+                return group
+        raise ValueError(f'table "{table.name}" is not among the modules of this optimizer')
+
+    def _adopt(self, table: Table, group: dict[str, Any]) -> None:
+        """Brings a table and its group together at their first meeting."""
+        statistics = table.statistics()
+        if self._lr is not None and not statistics["learning_rate_was_set"]:
+            _native.set_optimizer_learning_rate(table.table_id, self._lr)
+        if group["table"] is not None:
+            group["lr"] = _rate(table)
+        self._rates[table.table_id] = group["lr"]
+
+    def _follow_rate(self, table: Table) -> None:
+        """Hands a learning rate that changed since the last step on: one set by hand wins over the group's."""
+        group = self._group_of(table)
+        if table.table_id not in self._rates:
+            return self._adopt(table, group)
+        last = self._rates[table.table_id]
+        if group["table"] is not None and _rate(table) != last:
+            group["lr"] = _rate(table)
+        elif group["lr"] != last:
+            _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
+        self._rates[table.table_id] = group["lr"]
+
+
+def _rate(table: Table) -> float:
+    return table.statistics()["learning_rate"]
+
+
+def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:
+    return [modules] if isinstance(modules, nn.Module | Table) else list(modules)
+
+
+def _tables_of(modules: list[Tables]) -> list[Table]:
+    """The tables of modules and their children, each `Table` once."""
+    found: dict[int, Table] = {}
+    for module in modules:
+        for owner in [module] if isinstance(module, Table) else module.modules():
+            table = owner if isinstance(owner, Table) else getattr(owner, "table", None)
+            if isinstance(table, Table):
+                found[id(table)] = table
+    return list(found.values())
