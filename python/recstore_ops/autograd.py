@@ -58,7 +58,8 @@ def collect(
     The number of distinct ids is not known to a traced graph; there the store merges the same gradients in the
     same order when it applies them.
     """
-    ids_N, grads_ND = ids.reshape(-1), grads.reshape(ids.numel(), -1).to(torch.float32)
+    ids_N = ids.reshape(-1)
+    grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
     if not torch.compiler.is_compiling():
         ids_N, grads_ND = merge_gradients(ids_N, grads_ND)
     _ops.accept_grad(collector, table, ids_N, grads_ND, padding_idx)
