@@ -1,0 +1,37 @@
+"""The command `recstore`. What a user can mend is one sentence and exit code 2, not a traceback."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from recstore_ops.training.command import train_command
+
+app = typer.Typer(
+    name="recstore",
+    help="An embedding store for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train_command)
+
+
+@app.callback()
+def _recstore() -> None:
+    # Without a callback typer would make the only command the program itself.
+    pass
+
+
+def main() -> None:
+    """Runs `recstore`; a ValueError or OSError ends it with exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        print(f"recstore: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""Finds the training and test files that a user means: files, or a directory that holds both.
+
+In a directory, a file belongs to the training part if its name has the word `train`, to the test
+part if it has the word `test`; words end at anything but a letter: `train.libfm`, `small_test-01`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def find_input_files(
+    train: Sequence[Path], test: Sequence[Path]
+) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Returns the training files and the test files.
+
+    `train` is files, or one directory; `test` is files and overrides the directory's test files.
+    Both lists keep the given order; a directory's files come sorted by name.
+
+    Raises:
+        ValueError: a path does not exist, a directory stands among several paths or holds no
+            training file, or a file is in both parts.
+    """
+    for path in (*train, *test):
+        if not path.exists():
+            raise ValueError(f"no such file or directory: {path}")
+    train_files, found_test = _split_directory(train)
+    test_files = _only_files(test) or found_test
+    both = {path.resolve() for path in train_files} & {path.resolve() for path in test_files}
+    if both:
+        raise ValueError(f"{min(both)} is both a training and a test file")
+    return train_files, test_files
+
+
+def _split_directory(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    if len(paths) != 1 or not paths[0].is_dir():
+        return _only_files(paths), ()
+    files = sorted(path for path in paths[0].iterdir() if path.is_file())
+    train = tuple(path for path in files if _words(path) >= {"train"})
+    test = tuple(path for path in files if _words(path) >= {"test"})
+    if not train:
+        names = ", ".join(path.name for path in files) or "no files"
+        raise ValueError(f"{paths[0]} has no file with the word 'train' in its name, only: {names}")
+    return train, test
+
+
+def _only_files(paths: Sequence[Path]) -> tuple[Path, ...]:
+    for path in paths:
+        if path.is_dir():
+            raise ValueError(f"{path} is a directory; give one directory alone, or files")
+    return tuple(paths)
+
+
+def _words(path: Path) -> set[str]:
+    return set(re.split("[^a-z]+", path.name.lower()))
