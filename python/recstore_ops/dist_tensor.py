@@ -1,6 +1,7 @@
 """`DistTensor`: a table as a matrix that is read and written by row."""
 
 import math
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -58,7 +59,7 @@ class DistTensor:
             _global_names.add(name)
         if not persistent:
             _owners[name] += 1
-            weakref.finalize(self, _disown, name, table)
+            weakref.finalize(self, _disown, name, table, os.getpid())
         self._set(table, shape)
 
     def _set(self, table: Table, shape: Sequence[int | None]) -> None:
@@ -108,8 +109,10 @@ def _open_or_create(shape: tuple[int, int], name: str) -> Table:
     return table
 
 
-def _disown(name: str, table: Table) -> None:
-    """Drops the table with its last owner."""
+def _disown(name: str, table: Table, owner_pid: int) -> None:
+    """Drops the table with its last owner; a forked child only holds copies of its parent's."""
+    if os.getpid() != owner_pid:
+        return
     _owners[name] -= 1
     if _owners[name] == 0:
         del _owners[name]

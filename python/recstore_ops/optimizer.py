@@ -1,5 +1,6 @@
 """`SparseOptimizer`: the step that applies collected gradients to the tables."""
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -21,7 +22,8 @@ class SparseOptimizer(torch.optim.Optimizer):
     collected gradients is left alone, its step count too.
 
     Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each.
-    Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed.
+    Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed, except
+    those whose rate was set by hand.
 
     Args:
         kv_client: whose tables are updated; this process's by default.
@@ -43,7 +45,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._lr = lr
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
-        self._seen: dict[int, Table] = {}
+        self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
         if lr is not None and not lr >= 0:
             raise ValueError(f"the learning rate must not be negative, got {lr}")
         tables = _tables_of(self._modules or [])
@@ -51,7 +53,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise ValueError("SparseOptimizer got modules without any table")
         super().__init__(self._groups(tables), {})
         for table in tables:
-            self._seen[id(table)] = table
+            self._seen.add(table)
             self._adopt(table, self._group_of(table))
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
@@ -92,7 +94,7 @@ class SparseOptimizer(torch.optim.Optimizer):
                 loss = closure()
         tables = _tables_of(chosen)
         for table in tables:
-            self._seen[id(table)] = table
+            self._seen.add(table)
             self._follow_rate(table)
         self.kv_client.apply_grads(tables)
         return loss
@@ -109,7 +111,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         """
         if not set_to_none:
             raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
-        for table in self._seen.values():
+        for table in self._seen:
             table.clear_collected()
 
     def _group_of(self, table: Table) -> dict[str, Any]:
@@ -120,8 +122,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _adopt(self, table: Table, group: dict[str, Any]) -> None:
         """Brings a table and its group together at their first meeting."""
-        statistics = table.statistics()
-        if self._lr is not None and not statistics["learning_rate_was_set"]:
+        if self._lr is not None and not _was_set(table):
             _native.set_optimizer_learning_rate(table.table_id, self._lr)
         if group["table"] is not None:
             group["lr"] = _rate(table)
@@ -132,16 +133,20 @@ class SparseOptimizer(torch.optim.Optimizer):
         group = self._group_of(table)
         if table.table_id not in self._rates:
             return self._adopt(table, group)
-        last = self._rates[table.table_id]
-        if group["table"] is not None and _rate(table) != last:
-            group["lr"] = _rate(table)
-        elif group["lr"] != last:
+        last, current = self._rates[table.table_id], _rate(table)
+        if current != last and group["table"] is not None:
+            group["lr"] = current
+        elif group["lr"] != last and not (group["table"] is None and _was_set(table)):
             _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
         self._rates[table.table_id] = group["lr"]
 
 
 def _rate(table: Table) -> float:
     return table.statistics()["learning_rate"]
+
+
+def _was_set(table: Table) -> bool:
+    return table.statistics()["learning_rate_was_set"]
 
 
 def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:

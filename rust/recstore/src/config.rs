@@ -223,6 +223,12 @@ pub enum BiasCorrection {
     Row,
 }
 
+/// A weight and two moments; what an optimizer keeps once a row is little beside them.
+const MOST_FLOATS_A_COLUMN: usize = 3;
+
+/// One GiB a block, which any machine can reserve: only the pages of written rows are backed.
+const MOST_FLOATS_A_BLOCK: usize = 1 << 28;
+
 fn one() -> f64 {
     1.0
 }
@@ -323,6 +329,14 @@ impl TableConfig {
     pub fn validate(&self) -> Result<()> {
         require(self.dim > 0, || "dim must be at least 1, got 0".to_owned())?;
         require(self.block_size > 0, || "block_size must be at least 1, got 0".to_owned())?;
+        let block =
+            self.dim.checked_mul(MOST_FLOATS_A_COLUMN).and_then(|row| row.checked_mul(self.block_size));
+        require(block.is_some_and(|floats| floats <= MOST_FLOATS_A_BLOCK), || {
+            format!(
+                "block_size rows of dim are too large a block, got block_size {} and dim {}",
+                self.block_size, self.dim
+            )
+        })?;
         require(self.num_embeddings.is_none_or(|bound| (1..=i64::MAX as u64).contains(&bound)), || {
             format!("num_embeddings must be null or from 1 to {}, got {:?}", i64::MAX, self.num_embeddings)
         })?;

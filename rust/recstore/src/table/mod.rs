@@ -16,7 +16,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::config::{NanPolicy, TableConfig};
 use crate::gradient::{GradientChunk, MergedGradients, merge_gradients};
 use crate::optimizer::{self, BlockStep, PreparedRule, Slot};
-use crate::parallel::{Executor, for_each_mut};
+use crate::parallel::{Executor, Serial, for_each_mut};
 use crate::pooling::{BagInput, PoolingMode};
 use crate::simd::Simd;
 use crate::store::{Step, TableStatistics};
@@ -33,8 +33,8 @@ pub(crate) struct RowIndex(u32);
 /// What [`Table::lookup`] reports for an id without a row.
 const NO_INDEX: i64 = -1;
 
-/// The rows that one body of a parallel loop takes.
-const CHUNK: usize = 1024;
+/// The floats worth waking a thread for. Less runs on the calling thread.
+const FLOATS_A_THREAD: usize = 32_768;
 
 /// On whose threads and with which instructions a table's loops run.
 #[derive(Clone, Copy)]
@@ -115,8 +115,8 @@ impl Table {
     }
 
     fn read_locked(&self, rows: &Rows, engine: Engine<'_>, ids: &[i64], out: &mut [f32]) {
-        let dim = self.config.dim;
-        let chunks = ids.chunks(CHUNK).zip(out.chunks_mut(CHUNK * dim));
+        let (dim, chunk) = (self.config.dim, self.rows_a_thread());
+        let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
         for_each_mut(engine.executor, chunks, |(ids, out)| {
             for (id, row) in ids.iter().zip(out.chunks_exact_mut(dim)) {
                 match rows.ids.get(*id) {
@@ -140,13 +140,13 @@ impl Table {
         self.check_width("emb_bag", "pooled rows", input.num_bags(), pooled.len())?;
         let positions = if input.mode == PoolingMode::Max { pooled.len() } else { 0 };
         self.check_length("emb_bag", "positions of maxima", positions, max_positions.len())?;
-        let dim = self.config.dim;
+        let (dim, chunk) = (self.config.dim, self.rows_a_thread());
         let rows = &*self.shared();
-        let mut max_rows = max_positions.chunks_mut(CHUNK * dim);
+        let mut max_rows = max_positions.chunks_mut(chunk * dim);
         let chunks = pooled
-            .chunks_mut(CHUNK * dim)
+            .chunks_mut(chunk * dim)
             .enumerate()
-            .map(|(chunk, pooled)| (chunk * CHUNK, pooled, max_rows.next().unwrap_or_default()));
+            .map(|(number, pooled)| (number * chunk, pooled, max_rows.next().unwrap_or_default()));
         for_each_mut(engine.executor, chunks, |(first_bag, pooled, max_rows)| {
             let mut max_rows = max_rows.chunks_mut(dim);
             for (bag, pooled) in pooled.chunks_exact_mut(dim).enumerate() {
@@ -244,7 +244,9 @@ impl Table {
         let work = rows.group_by_block(&found);
         let (dim, stride) = (self.config.dim, rows.storage.stride());
         let blocks = rows.storage.blocks_mut().zip(work).filter(|(_, work)| !work.is_empty());
-        for_each_mut(engine.executor, blocks, |(records, work)| {
+        let executor: &dyn Executor =
+            if merged.sums.len() < FLOATS_A_THREAD { &Serial } else { engine.executor };
+        for_each_mut(executor, blocks, |(records, work)| {
             for &(row, gradient) in work.iter().filter(|(_, gradient)| found[*gradient].1) {
                 let (weights, state) = records[row * stride..][..stride].split_at_mut(dim);
                 self.initialize(&rule, merged.ids[gradient], weights, state);
@@ -388,6 +390,10 @@ impl Table {
             learning_rate: rows.learning_rate,
             learning_rate_was_set: rows.learning_rate_was_set,
         }
+    }
+
+    fn rows_a_thread(&self) -> usize {
+        FLOATS_A_THREAD.div_ceil(self.config.dim)
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, Rows> {
