@@ -140,7 +140,8 @@ impl Table {
         self.check_width("emb_bag", "pooled rows", input.num_bags(), pooled.len())?;
         let positions = if input.mode == PoolingMode::Max { pooled.len() } else { 0 };
         self.check_length("emb_bag", "positions of maxima", positions, max_positions.len())?;
-        let (dim, chunk) = (self.config.dim, self.rows_a_thread());
+        let dim = self.config.dim;
+        let chunk = self.bags_a_thread(&input);
         let rows = &*self.shared();
         let mut max_rows = max_positions.chunks_mut(chunk * dim);
         let chunks = pooled
@@ -394,6 +395,12 @@ impl Table {
 
     fn rows_a_thread(&self) -> usize {
         FLOATS_A_THREAD.div_ceil(self.config.dim)
+    }
+
+    /// As many bags as hold the ids that one thread reads.
+    fn bags_a_thread(&self, input: &BagInput<'_>) -> usize {
+        let bags = input.num_bags().max(1);
+        (self.rows_a_thread() * bags / input.ids.len().max(bags)).max(1)
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, Rows> {
