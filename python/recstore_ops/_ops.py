@@ -7,6 +7,9 @@ kernel, and every operator that touches the store is registered as having an ord
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
 
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
 import torch
 from torch import Tensor
 
@@ -14,11 +17,20 @@ from recstore_ops import _native  # noqa: F401  (its import registers the operat
 
 _recstore = torch.ops.recstore
 
-make_hashtable = _recstore.make_hashtable.default
-hashtable_release = _recstore.hashtable_release.default
-drop_table = _recstore.drop_table.default
-init_embedding_table = _recstore.init_embedding_table.default
-set_learning_rate = _recstore.set_learning_rate.default
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def eager_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
+    """Keeps a function out of graphs: `torch.compiler.disable`, with the function's type."""
+    return torch.compiler.disable(function)  # type: ignore[return-value]
+
+
+make_hashtable = eager_only(_recstore.make_hashtable.default)
+hashtable_release = eager_only(_recstore.hashtable_release.default)
+drop_table = eager_only(_recstore.drop_table.default)
+init_embedding_table = eager_only(_recstore.init_embedding_table.default)
+set_learning_rate = eager_only(_recstore.set_learning_rate.default)
 emb_read = _recstore.emb_read.table
 emb_write = _recstore.emb_write.table
 emb_update = _recstore.emb_update.table
@@ -27,15 +39,15 @@ emb_bag_tables = _recstore.emb_bag.tables
 hashtable_lookup = _recstore.hashtable_lookup.default
 hashtable_delete = _recstore.hashtable_delete.default
 hashtable_clear = _recstore.hashtable_clear.default
-hashtable_ids = _recstore.hashtable_ids.default
-hashtable_size = _recstore.hashtable_size.default
-make_collector = _recstore.make_collector.default
-collector_release = _recstore.collector_release.default
+hashtable_ids = eager_only(_recstore.hashtable_ids.default)
+hashtable_size = eager_only(_recstore.hashtable_size.default)
+make_collector = eager_only(_recstore.make_collector.default)
+collector_release = eager_only(_recstore.collector_release.default)
 accept_grad = _recstore.accept_grad.default
 apply_grads = _recstore.apply_grads.default
 clear_grads = _recstore.clear_grads.default
-collected_tables = _recstore.collected_tables.default
-collected_grads = _recstore.collected_grads.default
+collected_tables = eager_only(_recstore.collected_tables.default)
+collected_grads = eager_only(_recstore.collected_grads.default)
 unique = _recstore.unique.default
 merge_gradients = _recstore.merge_gradients.default
 

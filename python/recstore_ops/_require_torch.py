@@ -14,6 +14,5 @@ except ImportError as error:
 _version = tuple(int(part) for part in re.findall(r"\d+", torch.__version__)[:2])
 if _version < OLDEST:
     raise ImportError(
-        f"recstore_ops needs PyTorch 2.11 or newer, and this is {torch.__version__}: "
-        "run `pip install --upgrade torch`."
+        f"recstore_ops needs PyTorch 2.11 or newer, and this is {torch.__version__}: run `pip install --upgrade torch`."
     )

@@ -50,9 +50,7 @@ def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return unique_U, sums_UD.index_add_(0, inverse_N, grads)
 
 
-def collect(
-    collector: Tensor, table: Tensor, ids: Tensor, grads: Tensor, padding_idx: int | None
-) -> None:
+def collect(collector: Tensor, table: Tensor, ids: Tensor, grads: Tensor, padding_idx: int | None) -> None:
     """Hands the gradients of one backward pass to a collector, merged.
 
     The number of distinct ids is not known to a traced graph; there the store merges the same gradients in the
@@ -106,9 +104,7 @@ class _DistEmbBagFunction(Function):
         padding_idx: int | None,
     ) -> Tensor:
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
-        pooled_BD, max_positions_BD = _ops.emb_bag(
-            table, ids, offsets, dim, mode, weights_N, padding_idx
-        )
+        pooled_BD, max_positions_BD = _ops.emb_bag(table, ids, offsets, dim, mode, weights_N, padding_idx)
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = _ops.emb_read(table, ids, dim) if needs_rows else None
         ctx.save_for_backward(ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND)

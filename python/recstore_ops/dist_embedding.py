@@ -110,9 +110,7 @@ class DistEmbedding(TableModule):
     frozen = False
 
     @classmethod
-    def from_pretrained(
-        cls, embeddings: Tensor, name: str, freeze: bool = True, **kwargs: Any
-    ) -> "DistEmbedding":
+    def from_pretrained(cls, embeddings: Tensor, name: str, freeze: bool = True, **kwargs: Any) -> "DistEmbedding":
         """Opens a new table with the rows of a matrix.
 
         Args:
@@ -127,7 +125,8 @@ class DistEmbedding(TableModule):
         if embeddings.dim() != 2:
             raise ValueError(f"embeddings must be 2-D, got {embeddings.dim()}-D")
         rows = embeddings.detach()
-        module = cls(*rows.shape, name, init_func=lambda shape, dtype: rows, **kwargs)
+        num_embeddings, dim = rows.shape
+        module = cls(num_embeddings, dim, name, init_func=lambda shape, dtype: rows, **kwargs)
         if not module.table.is_new:
             raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
         module.frozen = freeze

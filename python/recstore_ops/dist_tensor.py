@@ -52,7 +52,7 @@ class DistTensor:
         if dtype != torch.float32:
             raise TypeError(f"a DistTensor holds torch.float32, got {dtype}")
         check_single_process(name)
-        table = _open_or_create(tuple(shape), name)
+        table = _open_or_create((shape[0], shape[1]), name)
         if table.is_new and init_func is not None:
             fill_rows(table, shape[0], init_func, dtype)
         if is_gdata:

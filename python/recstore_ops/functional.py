@@ -32,9 +32,7 @@ def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -
     """
     table = _open(table)
     ids = check_ids(ids)
-    return _DistEmbFunction.apply(
-        table.anchor, ids, table.handle, table.collector, table.dim, padding_idx
-    )  # type: ignore[return-value]
+    return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
 
 
 def embedding_bag(
@@ -119,9 +117,7 @@ def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
         raise TypeError(f"per_sample_weights must be float32, got {weights.dtype}")
 
 
-def flatten_bags(
-    ids: Tensor, offsets: Tensor | None, include_last_offset: bool
-) -> tuple[Tensor, Tensor]:
+def flatten_bags(ids: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
     """Returns ids `[N]` and offsets `[B + 1]` of 1-D or 2-D bags.
 
     Raises:

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from recstore_ops import _native
+from recstore_ops._ops import eager_only
 from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
 
@@ -61,12 +62,9 @@ class SparseOptimizer(torch.optim.Optimizer):
             lr = 0.01 if self._lr is None else self._lr
             return [{"params": [torch.zeros((), requires_grad=True)], "lr": lr, "table": None}]
         by_name = {table.name: table for table in tables}
-        return [
-            {"params": [table.anchor], "lr": _rate(table), "table": name}
-            for name, table in by_name.items()
-        ]
+        return [{"params": [table.anchor], "lr": _rate(table), "table": name} for name, table in by_name.items()]
 
-    @torch.compiler.disable
+    @eager_only
     def step(  # type: ignore[override]
         self,
         modules: nn.Module | Table | Sequence[Tables] | None = None,
@@ -99,7 +97,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.kv_client.apply_grads(tables)
         return loss
 
-    @torch.compiler.disable
+    @eager_only
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets what was collected and not yet applied.
 

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from functorch.compile import make_boxed_func
+from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig, _ops
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-
-from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig, _ops
 
 BACKENDS = ["aot_eager", "inductor"]
 NUM_TABLES = 26
@@ -90,8 +90,9 @@ class Fields(nn.Module):
 
     def __init__(self, name: str, lr: float = 0.1) -> None:
         super().__init__()
-        self.tables = nn.ModuleList(
-            DistEmbedding(None, DIM, f"{name}/{field}", optimizer={"kind": "adagrad", "lr": lr}) for field in range(NUM_TABLES)
+        self.tables: Any = nn.ModuleList(
+            DistEmbedding(None, DIM, f"{name}/{field}", optimizer={"kind": "adagrad", "lr": lr})
+            for field in range(NUM_TABLES)
         )
         self.head = nn.Linear(NUM_TABLES * DIM, 1)
 
@@ -132,12 +133,12 @@ class GraphCounter:
         self.backend = backend
         self.graphs = {"forward": 0, "backward": 0}
 
-    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
         if self.backend == "inductor":
             return compile_fx(graph, inputs, inner_compile=self._inductor)
         return aot_autograd(fw_compiler=self._eager("forward"), bw_compiler=self._eager("backward"))(graph, inputs)
 
-    def _inductor(self, graph: torch.fx.GraphModule, inputs: list[Tensor], **options: Any) -> object:
+    def _inductor(self, graph: torch.fx.GraphModule, inputs: list[Tensor], **options: Any) -> Any:
         self.graphs["backward" if options.get("is_backward") else "forward"] += 1
         return compile_fx_inner(graph, inputs, **options)
 
@@ -180,9 +181,7 @@ def test_a_model_compiled_whole_trains_as_eager(backend: str, table_name: Callab
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_one_graph_serves_26_tables_compiled_one_by_one(
-    backend: str, table_name: Callable[[], str]
-) -> None:
+def test_one_graph_serves_26_tables_compiled_one_by_one(backend: str, table_name: Callable[[], str]) -> None:
     eager, model = paired_models(table_name)
     counter = GraphCounter(backend)
     compiled = [torch.compile(table, backend=counter, fullgraph=True) for table in model.tables]

@@ -4,9 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-import torch
-
 import recstore_ops  # noqa: F401
+import torch
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,11 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import recstore_ops
 import torch
-from torch import Tensor
-
-import recstore_ops  # noqa: F401
 from recstore_ops import _ops
+from torch import Tensor
 
 ops = torch.ops.recstore
 
@@ -80,12 +79,9 @@ def overload(name: str) -> Any:
 
 
 def all_overloads() -> set[str]:
-    schemas = [
-        schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("recstore::")
-    ]
+    schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("recstore::")]
     return {
-        schema.name.removeprefix("recstore::")
-        + (f".{schema.overload_name}" if schema.overload_name else "")
+        schema.name.removeprefix("recstore::") + (f".{schema.overload_name}" if schema.overload_name else "")
         for schema in schemas
     }
 
@@ -95,9 +91,7 @@ def test_every_operator_is_either_checked_or_eager_only(table: Tensor, collector
 
 
 @pytest.mark.parametrize("name", sorted(all_overloads() - EAGER_ONLY))
-def test_opcheck_passes(
-    name: str, table: Tensor, collector: Tensor, table_name: Callable[[], str]
-) -> None:
+def test_opcheck_passes(name: str, table: Tensor, collector: Tensor, table_name: Callable[[], str]) -> None:
     other = ops.make_hashtable(table_name(), DIM)
     for args in arguments(table, other, collector)[name]:
         torch.library.opcheck(overload(name), args)
@@ -175,9 +169,7 @@ def test_init_embedding_table_opens_a_bounded_table(table_name: Callable[[], str
 
 
 @pytest.mark.parametrize(("mode", "name"), [(0, "sum"), (1, "mean"), (2, "max")])
-def test_bags_of_several_tables_equal_each_table_alone(
-    mode: int, name: str, table_name: Callable[[], str]
-) -> None:
+def test_bags_of_several_tables_equal_each_table_alone(mode: int, name: str, table_name: Callable[[], str]) -> None:
     dims = [2, 5]
     handles = [ops.make_hashtable(table_name(), dim) for dim in dims]
     ids = torch.randint(-5, 5, (9,))

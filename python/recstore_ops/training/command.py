@@ -88,9 +88,7 @@ def train_command(
             rich_help_panel=_MODEL,
         ),
     ] = None,
-    no_bias: Annotated[
-        bool, typer.Option("--no-bias", help="A model without bias.", rich_help_panel=_MODEL)
-    ] = False,
+    no_bias: Annotated[bool, typer.Option("--no-bias", help="A model without bias.", rich_help_panel=_MODEL)] = False,
     optimizer: Annotated[
         OptimizerName,
         typer.Option(
@@ -134,9 +132,7 @@ def train_command(
         ),
     ] = "mean",
     batch_size: Annotated[int, typer.Option(help="Rows of one step.", rich_help_panel=_LOOP)] = 256,
-    epochs: Annotated[
-        int, typer.Option(help="Passes over the training rows, at most.", rich_help_panel=_LOOP)
-    ] = 20,
+    epochs: Annotated[int, typer.Option(help="Passes over the training rows, at most.", rich_help_panel=_LOOP)] = 20,
     no_shuffle: Annotated[
         bool,
         typer.Option("--no-shuffle", help="Keep the order of the file.", rich_help_panel=_LOOP),
@@ -146,9 +142,7 @@ def train_command(
     ] = 65_536,
     validation_fraction: Annotated[
         float,
-        typer.Option(
-            help="Part of the training rows held out to decide when to stop.", rich_help_panel=_LOOP
-        ),
+        typer.Option(help="Part of the training rows held out to decide when to stop.", rich_help_panel=_LOOP),
     ] = 0.1,
     patience: Annotated[
         int | None,
@@ -173,9 +167,7 @@ def train_command(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
-    runs_dir: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=_OUTPUT)] = Path(
-        "runs"
-    ),
+    runs_dir: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=_OUTPUT)] = Path("runs"),
 ) -> None:
     """Train a click model on libsvm (libfm) or libffm files; reports AUC and logloss per epoch.
 
@@ -227,9 +219,7 @@ class _RunObserver:
         if record.epoch == 1:
             for file in self._rows.files:
                 if file.skipped_lines > 0:
-                    self._display.note(
-                        f"bad lines skipped: {file.skipped_lines}; the first: {file.first_skipped}"
-                    )
+                    self._display.note(f"bad lines skipped: {file.skipped_lines}; the first: {file.first_skipped}")
 
 
 def _run(config: TrainingConfig, runs_dir: Path, run_name: str | None) -> None:

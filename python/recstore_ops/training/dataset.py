@@ -129,9 +129,7 @@ class TextRows:
         except ValueError:
             # Some line is bad: go through the block line by line to find out which.
             good = [
-                line
-                for number, line in enumerate(block, first_line)
-                if self._is_good(path, number, line, file_format)
+                line for number, line in enumerate(block, first_line) if self._is_good(path, number, line, file_format)
             ]
             return parse_lines(good, file_format)
 

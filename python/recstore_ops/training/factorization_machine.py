@@ -46,9 +46,7 @@ class FactorizationMachine(nn.Module):
         super().__init__()
         self.linear = LogisticRegression(name, optimizer, bias=bias, num_embeddings=num_embeddings)
         normal = {"kind": "normal", "std": init_std}
-        self.v = DistEmbedding(
-            num_embeddings, dim, f"{name}/v", optimizer=optimizer, initializer=normal, seed=seed
-        )
+        self.v = DistEmbedding(num_embeddings, dim, f"{name}/v", optimizer=optimizer, initializer=normal, seed=seed)
 
     def forward(self, ids: Tensor, values: Tensor, offsets: Tensor) -> Tensor:
         """Returns logits, float32 [B].

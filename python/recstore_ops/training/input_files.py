@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 
-def find_input_files(
-    train: Sequence[Path], test: Sequence[Path]
-) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+def find_input_files(train: Sequence[Path], test: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Returns the training files and the test files.
 
     `train` is files, or one directory; `test` is files and overrides the directory's test files.
