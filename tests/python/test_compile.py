@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from functorch.compile import make_boxed_func
-from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig, _ops
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig, _ops
 
 BACKENDS = ["aot_eager", "inductor"]
 NUM_TABLES = 26

@@ -4,8 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-import recstore_ops  # noqa: F401
 import torch
+
+import recstore_ops  # noqa: F401
 
 ROOT = Path(__file__).parents[2]
 

@@ -4,10 +4,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import recstore_ops
 import torch
-from recstore_ops import _ops
 from torch import Tensor
+
+import recstore_ops
+from recstore_ops import _ops
 
 ops = torch.ops.recstore
 
