@@ -35,19 +35,22 @@ class Table:
     """
 
     def __init__(self, name: str, dim: int, config: TableConfig | None = None) -> None:
-        config = config or TableConfig()
         self.name = name
         self.dim = dim
-        self.config = config
+        self.config = config or TableConfig()
         self.is_new = _native.find_table(name) is None
+        with torch.inference_mode(False):
+            self._open()
+        weakref.finalize(self, _release, self.handle, self.collector)
+
+    def _open(self) -> None:
         try:
-            self.handle: Tensor = _ops.make_hashtable(name, dim, config.to_json())
+            self.handle: Tensor = _ops.make_hashtable(self.name, self.dim, self.config.to_json())
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        self.table_id: int = _native.find_table(name) or 0
+        self.table_id: int = _native.find_table(self.name) or 0
         self.collector: Tensor = _ops.make_collector()
         self.anchor = torch.zeros((), requires_grad=True)
-        weakref.finalize(self, _release, self.handle, self.collector)
 
     @classmethod
     def open(cls, name: str) -> "Table":
@@ -97,10 +100,11 @@ _default_tables: dict[int, Table] = {}
 
 
 def default_table(dim: int) -> Table:
-    """The table `default/<dim>` that `emb_read(ids, dim)` and `emb_update(ids, grads)` address; it starts at zeros."""
-    if dim not in _default_tables:
-        name = f"default/{dim}"
-        exists = _native.find_table(name) is not None
-        config = TableConfig(initializer={"kind": "zeros"})
-        _default_tables[dim] = Table.open(name) if exists else Table(name, dim, config)
-    return _default_tables[dim]
+    """The table `default/<dim>` that the operators without a table address, opened; a new one starts at zeros."""
+    name = f"default/{dim}"
+    number = _native.find_table(name)
+    kept = _default_tables.get(dim)
+    if kept is None or kept.table_id != number:
+        kept = Table(name, dim, TableConfig(initializer={"kind": "zeros"})) if number is None else Table.open(name)
+        _default_tables[dim] = kept
+    return kept

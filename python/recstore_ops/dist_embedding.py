@@ -1,5 +1,6 @@
 """`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -72,6 +73,8 @@ class TableModule(nn.Module):
         self.table = Table(name, embedding_dim, config)
         if self.table.is_new:
             self._start_rows(init_func, dtype)
+        else:
+            _warn_of_kept_values(self.table)
 
     def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
         if init_func is not None:
@@ -129,6 +132,8 @@ class DistEmbedding(TableModule):
         module = cls(num_embeddings, dim, name, init_func=lambda shape, dtype: rows, **kwargs)
         if not module.table.is_new:
             raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
+        if module.padding_idx is not None:
+            module.weight[[module.padding_idx]] = rows[module.padding_idx]
         module.frozen = freeze
         return module
 
@@ -141,6 +146,20 @@ class DistEmbedding(TableModule):
     def _trace(self) -> list[tuple[Tensor, Tensor]]:
         """The gradients collected and not yet applied, as `(ids [U], grads [U, dim])` with distinct ids."""
         return [(ids, grads) for _, ids, grads in self.table.collected()]
+
+
+def _warn_of_kept_values(table: Table) -> None:
+    """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
+    kept = Table.open(table.name).config.optimizer
+    asked = table.config.optimizer
+    for key in {"lr", "alpha", "weight_decay"} & asked.keys():
+        value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
+        if kept_value != value:
+            warnings.warn(
+                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; '
+                "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
+                stacklevel=3,
+            )
 
 
 def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:

@@ -44,6 +44,7 @@ class SparseOptimizer(torch.optim.Optimizer):
     ) -> None:
         self.kv_client = kv_client or get_kv_client()
         self._lr = lr
+        self._initial_lr = 0.01 if lr is None else lr
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -59,8 +60,8 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
         if not tables:
-            lr = 0.01 if self._lr is None else self._lr
-            return [{"params": [torch.zeros((), requires_grad=True)], "lr": lr, "table": None}]
+            placeholder = torch.zeros((), requires_grad=True)
+            return [{"params": [placeholder], "lr": self._initial_lr, "table": None}]
         by_name = {table.name: table for table in tables}
         return [{"params": [table.anchor], "lr": _rate(table), "table": name} for name, table in by_name.items()]
 
@@ -99,7 +100,7 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @eager_only
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets what was collected and not yet applied.
+        """Forgets what was collected and not yet applied, by the modules given at construction or stepped so far.
 
         Args:
             set_to_none: has no meaning for collected gradients, which are always dropped; must be True.
@@ -120,21 +121,24 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _adopt(self, table: Table, group: dict[str, Any]) -> None:
         """Brings a table and its group together at their first meeting."""
-        if self._lr is not None and not _was_set(table):
-            _native.set_optimizer_learning_rate(table.table_id, self._lr)
+        was_scheduled = group["table"] is None and group["lr"] != self._initial_lr
+        lr = group["lr"] if was_scheduled else self._lr
+        if lr is not None and not _was_set(table):
+            _native.set_optimizer_learning_rate(table.table_id, float(lr))
         if group["table"] is not None:
             group["lr"] = _rate(table)
         self._rates[table.table_id] = group["lr"]
 
     def _follow_rate(self, table: Table) -> None:
-        """Hands a learning rate that changed since the last step on: one set by hand wins over the group's."""
+        """Hands on a learning rate that changed since the last step: one set by hand wins over the group's."""
         group = self._group_of(table)
         if table.table_id not in self._rates:
             return self._adopt(table, group)
+        is_shared = group["table"] is None
         last, current = self._rates[table.table_id], _rate(table)
-        if current != last and group["table"] is not None:
-            group["lr"] = current
-        elif group["lr"] != last and not (group["table"] is None and _was_set(table)):
+        if _was_set(table) and (is_shared or current != last):
+            group["lr"] = group["lr"] if is_shared else current
+        elif group["lr"] != (last if is_shared else current):
             _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
         self._rates[table.table_id] = group["lr"]
 

@@ -62,7 +62,7 @@ pub enum InitializerConfig {
         /// That value.
         value: f64,
     },
-    /// Uniform on `[a, b)`.
+    /// Uniform between `a` and `b`.
     Uniform {
         /// The lower bound.
         #[serde(default)]
