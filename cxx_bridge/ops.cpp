@@ -339,6 +339,14 @@ int64_t hashtable_size_op(const Tensor& table) {
   return call([&] { return hashtable_size(table_of("hashtable_size", table)); });
 }
 
+Tensor hashtable_slot_op(const Tensor& table, const Tensor& ids, const std::string& name) {
+  const int64_t handle = table_of("hashtable_slot", table);
+  const Tensor host = host_ids("hashtable_slot", ids);
+  const rust::Box<SlotValues> found = call([&] { return hashtable_slot(handle, ids_slice(host), text(name)); });
+  const Tensor values = new_floats(row_shape(ids, static_cast<int64_t>(found->width())));
+  return to_device_of(ids, copied(found->values(), values));
+}
+
 // Gradients.
 
 int64_t collector_of(const char* op, const Tensor& collector) {
@@ -441,6 +449,7 @@ void define(Library& library) {
   library.def("hashtable_clear(Tensor table) -> ()");
   library.def("hashtable_ids(Tensor table) -> Tensor");
   library.def("hashtable_size(Tensor table) -> int");
+  library.def("hashtable_slot(Tensor table, Tensor ids, str name) -> Tensor");
   library.def("make_collector() -> Tensor");
   library.def("collector_release(Tensor collector) -> ()");
   library.def("accept_grad(Tensor collector, Tensor table, Tensor ids, Tensor grads, int? padding_idx=None) -> ()");
@@ -472,6 +481,7 @@ void implement(Library& library) {
   library.impl("hashtable_clear", TORCH_BOX(&hashtable_clear_op));
   library.impl("hashtable_ids", TORCH_BOX(&hashtable_ids_op));
   library.impl("hashtable_size", TORCH_BOX(&hashtable_size_op));
+  library.impl("hashtable_slot", TORCH_BOX(&hashtable_slot_op));
   library.impl("make_collector", TORCH_BOX(&make_collector_op));
   library.impl("collector_release", TORCH_BOX(&collector_release_op));
   library.impl("accept_grad", TORCH_BOX(&accept_grad_op));

@@ -176,6 +176,23 @@ pub(crate) fn hashtable_size(table: i64) -> Outcome<i64> {
     })
 }
 
+pub(crate) fn hashtable_slot(table: i64, ids: &[i64], slot: &str) -> Outcome<Box<SlotValues>> {
+    guard(|| {
+        let (description, values) = registry()?.with_table("hashtable_slot", table, |store, table| {
+            Ok((store.describe(table)?, store.read_slot(table, slot, ids)?))
+        })?;
+        let width = description.slots.iter().find(|(name, _)| *name == slot).map(|&(_, width)| width);
+        let found = values.zip(width).map(|(values, width)| Box::new(SlotValues { values, width }));
+        found.ok_or_else(|| {
+            let names: Vec<_> = description.slots.iter().map(|&(name, _)| name).collect();
+            Failure::Runtime(format!(
+                "hashtable_slot: table \"{}\" has the slots {names:?}, got \"{slot}\"",
+                description.name
+            ))
+        })
+    })
+}
+
 pub(crate) fn make_collector() -> Outcome<i64> {
     guard(|| Ok(registry()?.add_collector()))
 }
@@ -287,6 +304,22 @@ impl Merged {
 
     pub(crate) fn dim(&self) -> usize {
         self.dim
+    }
+}
+
+/// The values of an optimizer slot, `width` a row.
+pub(crate) struct SlotValues {
+    values: Vec<f32>,
+    width: usize,
+}
+
+impl SlotValues {
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    pub(crate) fn width(&self) -> usize {
+        self.width
     }
 }
 

@@ -7,11 +7,11 @@ mod registry;
 
 use executor::{Task, run_piece};
 use kernels::{
-    Ids, Merged, accept_grad, apply_grads, check_offsets, clear_grads, collected_grads, collected_tables,
-    collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update, emb_update_default,
-    emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids, hashtable_lookup,
-    hashtable_release, hashtable_size, init_embedding_table, make_collector, make_hashtable, merge_gradients,
-    panic_with, set_learning_rate, table_text, unique,
+    Ids, Merged, SlotValues, accept_grad, apply_grads, check_offsets, clear_grads, collected_grads,
+    collected_tables, collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update,
+    emb_update_default, emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids,
+    hashtable_lookup, hashtable_release, hashtable_size, hashtable_slot, init_embedding_table,
+    make_collector, make_hashtable, merge_gradients, panic_with, set_learning_rate, table_text, unique,
 };
 use recstore::fork::{
     before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
@@ -70,6 +70,7 @@ mod ffi {
         fn hashtable_clear(table: i64) -> Result<()>;
         fn hashtable_ids(table: i64) -> Result<Box<Ids>>;
         fn hashtable_size(table: i64) -> Result<i64>;
+        fn hashtable_slot(table: i64, ids: &[i64], slot: &str) -> Result<Box<SlotValues>>;
 
         fn make_collector() -> Result<i64>;
         fn collector_release(collector: i64) -> Result<()>;
@@ -97,6 +98,10 @@ mod ffi {
         fn merged_ids(self: &Merged) -> &[i64];
         fn sums(self: &Merged) -> &[f32];
         fn dim(self: &Merged) -> usize;
+
+        type SlotValues;
+        fn values(self: &SlotValues) -> &[f32];
+        fn width(self: &SlotValues) -> usize;
     }
 
     // SAFETY:

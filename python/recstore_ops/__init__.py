@@ -14,10 +14,12 @@ from recstore_ops.client import (
     table_statistics,
 )
 from recstore_ops.config import TableConfig
+from recstore_ops.config_file import active_config, load_config_file
 from recstore_ops.dist_embedding import DistEmbedding
 from recstore_ops.dist_tensor import DistTensor
 from recstore_ops.embedding_bag import DistEmbeddingBag
 from recstore_ops.functional import embedding, embedding_bag
+from recstore_ops.inspect import inspect_table
 from recstore_ops.optimizer import SparseOptimizer
 
 __all__ = [
@@ -31,10 +33,13 @@ __all__ = [
     "Table",
     "TableConfig",
     "__version__",
+    "active_config",
     "default_table",
     "embedding",
     "embedding_bag",
     "get_kv_client",
+    "inspect_table",
+    "load_config_file",
     "merge_gradients",
     "set_merge",
     "table_names",

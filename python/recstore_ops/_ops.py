@@ -41,6 +41,7 @@ hashtable_delete = _recstore.hashtable_delete.default
 hashtable_clear = _recstore.hashtable_clear.default
 hashtable_ids = eager_only(_recstore.hashtable_ids.default)
 hashtable_size = eager_only(_recstore.hashtable_size.default)
+hashtable_slot = eager_only(_recstore.hashtable_slot.default)
 make_collector = eager_only(_recstore.make_collector.default)
 collector_release = eager_only(_recstore.collector_release.default)
 accept_grad = _recstore.accept_grad.default

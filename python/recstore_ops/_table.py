@@ -39,6 +39,7 @@ class Table:
         self.dim = dim
         self.config = config or TableConfig()
         self.is_new = _native.find_table(name) is None
+        self._lent: tuple[Tensor, Tensor] | None = None
         with torch.inference_mode(False):
             self._open()
         weakref.finalize(self, _release, self.handle, self.collector)
@@ -67,6 +68,7 @@ class Table:
 
     def collected(self) -> list[tuple[str, Tensor, Tensor]]:
         """The gradients collected and not yet applied: `(table_name, ids [U], grads [U, dim])`, ids distinct."""
+        self.take_back()
         if _ops.collected_tables(self.collector).numel() == 0:
             return []
         ids, grads = _ops.collected_grads(self.collector, self.handle)
@@ -74,7 +76,26 @@ class Table:
 
     def clear_collected(self) -> None:
         """Forgets the gradients collected and not yet applied."""
+        self._lent = None
         _ops.clear_grads(self.collector)
+
+    def lend_collected(self) -> Tensor | None:
+        """Hands out the merged gradients `[U, dim]` to be changed in place; `None` where none were collected.
+
+        The tensor stays the same one until more is collected, the gradients are looked at, or they are applied.
+        """
+        if self._lent is None or _ops.collected_tables(self.collector).numel() > 0:
+            for _, ids, grads in self.collected():
+                _ops.clear_grads(self.collector)
+                self._lent = ids, grads
+        return None if self._lent is None else self._lent[1]
+
+    def take_back(self) -> None:
+        """Puts gradients that were lent back among those collected, as they are now."""
+        if self._lent is not None:
+            ids, grads = self._lent
+            self._lent = None
+            _ops.accept_grad(self.collector, self.handle, ids, grads, None)
 
     def statistics(self) -> dict[str, Any]:
         """What the table holds and what was done to it; see `recstore_ops.table_statistics`."""

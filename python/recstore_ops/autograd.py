@@ -12,8 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
-from recstore_ops import _ops
+from recstore_ops import _feature_ops, _ops
 
 _merge_kind: Literal["python", "native"] = "python"
 
@@ -156,6 +157,112 @@ def _max_gradients(grad_BD: Tensor, max_positions_BD: Tensor, num_ids: int) -> T
         return grad_ND
     held_BD = max_positions_BD >= 0
     return grad_ND.scatter_add_(0, max_positions_BD.clamp(min=0), grad_BD * held_BD)
+
+
+class HashTableLookupFunction(Function):
+    """Indices and rows of distinct ids: `ids [U]` -> int64 `[U]`, float32 `[U, D]`.
+
+    With `insert` ids without a row get one; otherwise their index is -1, and their row is their initial value.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        anchor: Tensor,
+        ids: Tensor,
+        table: Tensor,
+        collector: Tensor,
+        dim: int,
+        insert: bool,
+    ) -> tuple[Tensor, Tensor]:
+        index_U, rows_UD = _ops.hashtable_lookup(table, ids, dim, insert)
+        ctx.save_for_backward(ids, table, collector)
+        return index_U, rows_UD
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
+        ids, table, collector = ctx.saved_tensors
+        _ops.accept_grad(collector, table, ids, grad_outputs[1], None)
+        return (None,) * 6
+
+
+class GradWorkerMeanFunction(Function):
+    """The row of each place of a batch: `rows [U, D]`, `inverse [N]` -> `[N, D]`.
+
+    `backward` sums the gradients of a row's places and divides the sum: for `grad_reduce_by="worker"` by
+    `num_workers`, for `"id"` by the number of those places.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        rows: Tensor,
+        inverse: Tensor,
+        grad_reduce_by: Literal["worker", "id"],
+        num_workers: int,
+    ) -> Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.num_rows, ctx.grad_reduce_by, ctx.num_workers = rows.shape[0], grad_reduce_by, num_workers
+        return rows.index_select(0, inverse)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (inverse_N,) = ctx.saved_tensors
+        grad_ND = grad_outputs[0]
+        sums_UD = grad_ND.new_zeros((ctx.num_rows, grad_ND.shape[1])).index_add_(0, inverse_N, grad_ND)
+        if ctx.grad_reduce_by == "id":
+            return sums_UD / _places(inverse_N, ctx.num_rows), None, None, None
+        return sums_UD / ctx.num_workers, None, None, None
+
+
+def _places(inverse_N: Tensor, num_rows: int) -> Tensor:
+    """How often each row occurs, float32 `[U, 1]`, at least 1."""
+    ones_N = torch.ones_like(inverse_N, dtype=torch.float32)
+    return ones_N.new_zeros(num_rows).index_add_(0, inverse_N, ones_N).clamp(min=1).unsqueeze(1)
+
+
+class _RecStoreEBCFunction(Function):
+    """Sums of the rows of several features: `ids [N]`, `offsets [F * B + 1]` -> `[B, sum of dims]`.
+
+    `handles` are T tables and then the collector of each; feature f reads `handles[places[f]]`, whose dim is
+    `dims[f]`. Each tensor comes once: `torch.compile` takes none twice.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        anchor: Tensor,
+        per_sample_weights: Tensor | None,
+        ids: Tensor,
+        offsets: Tensor,
+        dims: list[int],
+        places: list[int],
+        *handles: Tensor,
+    ) -> Tensor:
+        tables = [handles[place] for place in places]
+        weights_N = None if per_sample_weights is None else per_sample_weights.detach()
+        pooled_BD, _ = _ops.emb_bag_tables(tables, ids, offsets, dims, _ops.SUM, weights_N)
+        needs_rows = ctx.needs_input_grad[1]
+        rows_ND = _feature_ops.read_features(tables, ids, offsets, dims) if needs_rows else None
+        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, *handles)
+        ctx.dims, ctx.places = dims, places
+        return pooled_BD
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        ids, offsets, weights_N, rows_ND, *handles = ctx.saved_tensors
+        tables = [handles[place] for place in ctx.places]
+        collectors = [handles[len(handles) // 2 + place] for place in ctx.places]
+        grad_BD = grad_outputs[0].to(torch.float32)
+        _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grad_BD, ctx.dims, weights_N)
+        grad_weights_N = None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
+        return None, grad_weights_N, *((None,) * (4 + len(handles)))
+
+
+def _weight_gradients(grad_BD: Tensor, dims: list[int], offsets: Tensor, rows_ND: Tensor) -> Tensor:
+    """The gradient of each id's weight, `[N]`, from rows that are filled up with zeros to the largest dim."""
+    parts = [functional.pad(part, (0, rows_ND.shape[1] - part.shape[1])) for part in grad_BD.split(dims, dim=1)]
+    return (torch.cat(parts)[_bag_of_each(rows_ND, offsets)] * rows_ND).sum(-1)
 
 
 __all__ = ["collect", "merge_gradients", "set_merge"]

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from recstore_ops.doctor_command import doctor_command
 from recstore_ops.training.command import train_command
 
 app = typer.Typer(
@@ -16,12 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train_command)
-
-
-@app.callback()
-def _recstore() -> None:
-    # Without a callback typer would make the only command the program itself.
-    pass
+app.command("doctor")(doctor_command)
 
 
 def main() -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from recstore_ops import _native, _ops
 from recstore_ops._table import Table
-from recstore_ops.config import TableConfig, with_kind
+from recstore_ops.config import TableConfig
+from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, global_names
 from recstore_ops.functional import check_ids
 
@@ -18,12 +19,15 @@ from recstore_ops.functional import check_ids
 class EmbeddingTableConfig:
     """What `RecStoreClient.init_embedding_table` opens.
 
+    What is left out here is taken from the configuration file's entry for the table, where there is one; see
+    `recstore_ops.config_file`.
+
     Attributes:
         num_embeddings: the number of ids; `None` for an open vocabulary.
         embedding_dim: elements a row.
         optimizer: kind, or kind and hyper-parameters; SGD by default.
         initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
-        learning_rate: the learning rate, where `optimizer` has none.
+        learning_rate: the learning rate, where neither `optimizer` nor the configuration file has one.
     """
 
     num_embeddings: int | None
@@ -32,15 +36,19 @@ class EmbeddingTableConfig:
     initializer: str | dict[str, Any] | None = None
     learning_rate: float = 0.01
 
-    def table_config(self) -> TableConfig:
-        """The configuration of the table itself."""
-        optimizer = {"lr": self.learning_rate, **with_kind(self.optimizer, "sgd")}
-        if "alpha" in optimizer:
-            del optimizer["lr"]
-        return TableConfig(
-            num_embeddings=self.num_embeddings,
-            initializer=with_kind(self.initializer, "normal"),
-            optimizer=optimizer,
+    def table_config(self, name: str) -> TableConfig:
+        """The configuration of the table `name`.
+
+        Raises:
+            ValueError: the configuration file is invalid or says another `embedding_dim`.
+        """
+        return configure_table(
+            name,
+            self.embedding_dim,
+            self.num_embeddings,
+            lr=self.learning_rate,
+            optimizer=self.optimizer,
+            initializer=self.initializer,
         )
 
 
@@ -62,7 +70,7 @@ class RecStoreClient:
         Raises:
             ValueError: the configuration is invalid, or the table exists with another one.
         """
-        self._keep(name, Table(name, config.embedding_dim, config.table_config()))
+        self._keep(name, Table(name, config.embedding_dim, config.table_config(name)))
         return True
 
     def init_data(
@@ -148,6 +156,8 @@ class RecStoreClient:
 
     def apply_grads(self, tables: list[Table]) -> None:
         """Takes one optimizer step with what was collected through `tables`: one per distinct id and table."""
+        for table in tables:
+            table.take_back()
         _ops.apply_grads([table.collector for table in tables])
 
     def _table(self, name: str) -> Table:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from recstore_ops import _ops
 from recstore_ops._table import Table
-from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, check_single_process, fill_rows
 from recstore_ops.functional import embedding
 
@@ -19,20 +19,23 @@ InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 class TableModule(nn.Module):
     """What modules over one table have in common: opening it, its padding row, its trace.
 
+    What is left out here is taken from the configuration file's entry for the table, where there is one; see
+    `recstore_ops.config_file`.
+
     Args:
         num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
         embedding_dim: elements a row.
         name: the table's name. An existing table of this name and an equal configuration is shared.
         init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the rows that a new table starts with;
             without it rows start at their initial values, without being stored.
-        lr: the learning rate, where `optimizer` has none.
+        lr: the learning rate, where neither `optimizer` nor the configuration file has one.
         padding_idx: an id that gets no gradient; its row in a new table is zero, as in `torch.nn`.
         optimizer: kind, or kind and hyper-parameters; SGD by default.
         initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
-        dtype: the type of the rows.
-        seed: together with the name it seeds the initial values.
-        block_size: rows in one block of storage.
-        nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
+        dtype: the type of the rows; `torch.float32` by default.
+        seed: together with the name it seeds the initial values; 0 by default.
+        block_size: rows in one block of storage; 10,240 by default.
+        nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
 
     Raises:
         ValueError: an empty name, an invalid configuration, or a table of this name with another one.
@@ -50,29 +53,32 @@ class TableModule(nn.Module):
         padding_idx: int | None = None,
         optimizer: str | dict[str, Any] | None = None,
         initializer: str | dict[str, Any] | None = None,
-        dtype: torch.dtype = torch.float32,
-        seed: int = 0,
-        block_size: int = 10_240,
-        nan_policy: str = "error",
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        block_size: int | None = None,
+        nan_policy: str | None = None,
     ) -> None:
         super().__init__()
         check_single_process(name)
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.name = name
-        self.padding_idx = _wrap_padding_idx(padding_idx, num_embeddings)
-        config = TableConfig(
-            num_embeddings=num_embeddings,
-            dtype=str(dtype).removeprefix("torch."),
+        config = configure_table(
+            name,
+            embedding_dim,
+            num_embeddings,
+            lr=lr,
+            optimizer=optimizer,
+            initializer=initializer,
+            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
             seed=seed,
             block_size=block_size,
-            initializer=with_kind(initializer, "normal"),
-            optimizer=optimizer_with_lr(optimizer, lr),
             nan_policy=nan_policy,
         )
+        self.num_embeddings = config.num_embeddings
+        self.embedding_dim = embedding_dim
+        self.name = name
+        self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
         self.table = Table(name, embedding_dim, config)
         if self.table.is_new:
-            self._start_rows(init_func, dtype)
+            self._start_rows(init_func, getattr(torch, config.dtype))
         else:
             _warn_of_kept_values(self.table)
 

@@ -1,16 +1,18 @@
 """`SparseOptimizer`: the step that applies collected gradients to the tables."""
 
+import functools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from recstore_ops import _native
 from recstore_ops._ops import eager_only
 from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
+from recstore_ops.collected_gradients import CollectedGradients
 
 Tables = nn.Module | Table
 
@@ -25,6 +27,9 @@ class SparseOptimizer(torch.optim.Optimizer):
     Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each.
     Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed, except
     those whose rate was set by hand.
+
+    `torch.amp.GradScaler` works on the tables of `modules`: it unscales what was collected, and leaves a step out, and
+    every row as it is, where that holds infinity or NaN.
 
     Args:
         kv_client: whose tables are updated; this process's by default.
@@ -60,10 +65,15 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
         if not tables:
-            placeholder = torch.zeros((), requires_grad=True)
+            placeholder = CollectedGradients.of(_refuse_without_modules)
             return [{"params": [placeholder], "lr": self._initial_lr, "table": None}]
         by_name = {table.name: table for table in tables}
-        return [{"params": [table.anchor], "lr": _rate(table), "table": name} for name, table in by_name.items()]
+        return [
+            {"params": [self._parameter_of(name)], "lr": _rate(table), "table": name} for name, table in by_name.items()
+        ]
+
+    def _parameter_of(self, name: str) -> CollectedGradients:
+        return CollectedGradients.of(functools.partial(_tables_named, self._modules or [], name))
 
     @eager_only
     def step(  # type: ignore[override]
@@ -84,9 +94,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             ValueError: no modules here nor at construction.
             RuntimeError: gradients that a table refuses; then no table has changed and all traces are kept.
         """
-        chosen = self._modules if modules is None else _as_list(modules)
-        if chosen is None:
-            raise ValueError("SparseOptimizer.step needs modules, here or at construction")
+        chosen = self._chosen("step", modules)
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -97,6 +105,38 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._follow_rate(table)
         self.kv_client.apply_grads(tables)
         return loss
+
+    @eager_only
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        modules: nn.Module | Table | Sequence[Tables] | None = None,
+    ) -> Tensor:
+        """Scales what was collected so that its norm does not exceed `max_norm`; `torch.nn.utils.clip_grad_norm_`.
+
+        The norm is over the merged gradients of all tables together, as if they were one vector. For a norm over dense
+        parameters as well, give `torch.nn.utils.clip_grad_norm_` the parameters of this optimizer's groups beside them.
+
+        Args:
+            max_norm: the greatest norm that is kept as it is.
+            norm_type: the order of the norm; `math.inf` for the greatest magnitude.
+            error_if_nonfinite: whether a norm that is not finite is an error.
+            modules: the modules whose gradients are clipped; those given at construction where absent.
+
+        Returns:
+            The norm before clipping, float32, 0-d.
+
+        Raises:
+            ValueError: no modules here nor at construction.
+            RuntimeError: a norm that is not finite, with `error_if_nonfinite`; then nothing is scaled.
+        """
+        by_name: dict[str, list[Table]] = {}
+        for table in _tables_of(self._chosen("clip_grad_norm_", modules)):
+            by_name.setdefault(table.name, []).append(table)
+        parameters = [CollectedGradients.of(functools.partial(list, tables)) for tables in by_name.values()]
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
     @eager_only
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -112,6 +152,12 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
         for table in self._seen:
             table.clear_collected()
+
+    def _chosen(self, method: str, modules: nn.Module | Table | Sequence[Tables] | None) -> list[Tables]:
+        chosen = self._modules if modules is None else _as_list(modules)
+        if chosen is None:
+            raise ValueError(f"SparseOptimizer.{method} needs modules, here or at construction")
+        return chosen
 
     def _group_of(self, table: Table) -> dict[str, Any]:
         for group in self.param_groups:
@@ -153,6 +199,14 @@ def _was_set(table: Table) -> bool:
 
 def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:
     return [modules] if isinstance(modules, nn.Module | Table) else list(modules)
+
+
+def _refuse_without_modules() -> list[Table]:
+    raise ValueError("a SparseOptimizer has gradients to scale or clip only with modules at construction")
+
+
+def _tables_named(modules: list[Tables], name: str) -> list[Table]:
+    return [table for table in _tables_of(modules) if table.name == name]
 
 
 def _tables_of(modules: list[Tables]) -> list[Table]:

@@ -19,6 +19,7 @@ EAGER_ONLY = {
     "init_embedding_table",
     "hashtable_ids",
     "hashtable_size",
+    "hashtable_slot",
     "make_collector",
     "collector_release",
     "collected_tables",

@@ -14,7 +14,8 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        describe_table, find_table, set_optimizer_learning_rate, simd_levels, table_names, table_statistics,
+        describe_table, find_table, set_optimizer_learning_rate, simd_levels, table_names, table_slots,
+        table_statistics,
     };
 
     #[pymodule_init]
@@ -82,6 +83,16 @@ fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'
 fn set_optimizer_learning_rate(py: Python<'_>, table: i64, lr: f64) -> PyResult<()> {
     let store = store()?;
     py.detach(|| store.set_learning_rate(TableId(table), lr, false)).map_err(raise)
+}
+
+/// The names of the optimizer's slots of the table `name` and their elements a row, or `None`.
+#[pyfunction]
+fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(&'static str, usize)>>> {
+    let store = store()?;
+    let Some(table) = py.detach(|| store.find_table(name)) else {
+        return Ok(None);
+    };
+    py.detach(|| store.describe(table)).map(|found| Some(found.slots)).map_err(raise)
 }
 
 /// The SIMD levels that this machine can run, lowest first.

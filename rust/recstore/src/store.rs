@@ -155,6 +155,9 @@ pub trait EmbeddingStore: Send + Sync {
     fn num_rows(&self, table: TableId) -> Result<usize>;
 
     /// Returns the values of an optimizer slot for each id, zeros where it has no row; `None` for an unknown slot.
+    ///
+    /// # Errors
+    /// [`Error::IdOutOfRange`].
     fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>>;
 
     /// Sets the learning rate from the next step on; `explicit` marks it as set by hand.
@@ -331,7 +334,7 @@ impl EmbeddingStore for LocalStore {
 
     fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
         let _gate = fork::enter();
-        Ok(self.table("read_slot", table)?.read_slot(slot, ids))
+        self.table("read_slot", table)?.read_slot(slot, ids)
     }
 
     fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()> {

@@ -351,8 +351,11 @@ impl Table {
     }
 
     /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot.
-    pub(crate) fn read_slot(&self, name: &str, ids: &[i64]) -> Option<Vec<f32>> {
-        let width = self.slots.iter().find(|slot| slot.name == name)?.width;
+    pub(crate) fn read_slot(&self, name: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
+        self.check_ids("hashtable_slot", ids)?;
+        let Some(&Slot { width, .. }) = self.slots.iter().find(|slot| slot.name == name) else {
+            return Ok(None);
+        };
         let rows = self.shared();
         let mut values = vec![0.0; width * ids.len()];
         for (id, value) in ids.iter().zip(values.chunks_exact_mut(width)) {
@@ -361,7 +364,7 @@ impl Table {
                 value.copy_from_slice(found);
             }
         }
-        Some(values)
+        Ok(Some(values))
     }
 
     /// Sets the learning rate from the next step on. `explicit` marks it as set by hand, which

@@ -1,0 +1,114 @@
+"""What describes a table of a collection, and the features that look it up."""
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+import torch
+
+_Config = TypeVar("_Config", bound="EmbeddingConfig")
+
+
+@dataclass(frozen=True)
+class EmbeddingConfig:
+    """A table of a `RecStoreEmbeddingCollection`.
+
+    Attributes:
+        name: the table's name, unique in the process.
+        num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
+        embedding_dim: elements a row.
+        feature_names: the features that look it up; the table's name where empty.
+        optimizer: kind, or kind and hyper-parameters; the collection's where absent.
+        initializer: kind, or kind and parameters; the collection's where absent.
+
+    Raises:
+        ValueError: an empty name, or a feature twice.
+    """
+
+    name: str
+    num_embeddings: int | None
+    embedding_dim: int
+    feature_names: list[str] = field(default_factory=list)
+    optimizer: str | dict[str, Any] | None = None
+    initializer: str | dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ValueError("a table of a collection needs a name")
+        features = list(self.feature_names) or [self.name]
+        if len(set(features)) < len(features):
+            raise ValueError(f'the features of table "{self.name}" must be distinct, got {features}')
+        object.__setattr__(self, "feature_names", features)
+
+
+@dataclass(frozen=True)
+class EmbeddingBagConfig(EmbeddingConfig):
+    """A table of a `RecStoreEmbeddingBagCollection`.
+
+    Attributes:
+        pooling: `sum` or `mean`, or TorchRec's `PoolingType`; and all of `EmbeddingConfig`.
+
+    Raises:
+        ValueError: another pooling; further as `EmbeddingConfig`.
+    """
+
+    pooling: str = "sum"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        pooling = str(getattr(self.pooling, "value", self.pooling)).lower()
+        if pooling not in ("sum", "mean"):
+            raise ValueError(f'the pooling of table "{self.name}" must be "sum" or "mean", got {self.pooling!r}')
+        object.__setattr__(self, "pooling", pooling)
+
+
+def read_configs(configs: Iterable[Any], kind: type[_Config]) -> list[_Config]:
+    """Reads the tables of a collection: each a `kind`, a dict of its fields, or TorchRec's type of that name.
+
+    Raises:
+        TypeError: something else.
+        ValueError: no table, a name twice, or an invalid one.
+    """
+    tables = [_read(config, kind) for config in configs]
+    names = [table.name for table in tables]
+    if not tables:
+        raise ValueError("a collection needs at least one table")
+    if len(set(names)) < len(names):
+        raise ValueError(f"the tables of a collection must have distinct names, got {names}")
+    return tables
+
+
+def _read(config: Any, kind: type[_Config]) -> _Config:
+    if isinstance(config, kind):
+        return config
+    if isinstance(config, Mapping):
+        return _from_dict(config, kind)
+    if type(config).__module__.startswith("torchrec."):
+        return _from_torchrec(config, kind)
+    raise TypeError(f"a table must be described by {kind.__name__} or a dict, got {type(config).__name__}")
+
+
+def _from_dict(config: Mapping[str, Any], kind: type[_Config]) -> _Config:
+    known = {item.name for item in fields(kind)}
+    required = {"name", "num_embeddings", "embedding_dim"}
+    unknown, missing = sorted(config.keys() - known), sorted(required - config.keys())
+    if unknown or missing:
+        raise ValueError(f"{kind.__name__} got unknown fields {unknown} and lacks {missing}: {dict(config)}")
+    return kind(**config)
+
+
+def _from_torchrec(config: Any, kind: type[_Config]) -> _Config:
+    if config.data_type.name != "FP32":
+        raise ValueError(f'table "{config.name}" must hold float32, got {config.data_type.name}')
+    initial = config.init_fn
+    if not isinstance(initial, functools.partial) or initial.func is not torch.nn.init.uniform_:
+        raise ValueError(f'table "{config.name}" has an init_fn of its own; write its rows after opening it instead')
+    return kind(
+        name=config.name,
+        num_embeddings=config.num_embeddings,
+        embedding_dim=config.embedding_dim,
+        feature_names=config.feature_names,
+        initializer={"kind": "uniform", **initial.keywords},
+        **({"pooling": config.pooling} if hasattr(config, "pooling") else {}),
+    )

@@ -1,0 +1,223 @@
+"""`RecStoreEmbeddingBagCollection`: the sparse features of a batch, each pooled from a table that grows by id.
+
+Shape suffixes: F features, B examples, N ids of all features, D dims of all features together.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops.autograd import _RecStoreEBCFunction
+from recstore_ops.collection_config import EmbeddingBagConfig, read_configs
+from recstore_ops.embedding_bag import DistEmbeddingBag
+from recstore_ops.functional import check_ids, check_weights
+from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.table_collection import Output, TableCollection, check_no_server
+
+
+class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
+    """Tables, and the features that are pooled from them.
+
+    The gradients that `backward` collects are applied by `SparseOptimizer.step`: one step per distinct id, however
+    many features share a table. Weights of a batch are factors of the rows of `sum` tables and get a gradient.
+
+    `torch.compile(fullgraph=True)` takes it, with `dynamic=True` for batches whose number of ids varies, except
+    without fusion and for features that look up several tables: there the ids are cut feature by feature, which
+    needs `torch._dynamo.config.capture_scalar_outputs`.
+
+    Args:
+        embedding_bag_configs: the tables: `EmbeddingBagConfig`, dicts of its fields, or TorchRec's type of the name.
+        lr: the learning rate of the tables whose `optimizer` has none.
+        enable_fusion: whether a batch is one request to all tables; else one a feature.
+        fusion_k: the bit above which `fused_ids` puts the index of the table.
+        ps_host: the address of a parameter server; refused as long as there are none.
+        ps_port: its port.
+        optimizer: kind, or kind and hyper-parameters, of the tables without one of their own; SGD by default.
+        initializer: the same for initial values; normal with a standard deviation of 0.01 by default.
+        keyed_output: whether `forward` gives a `KeyedTensor` where all dims agree, too.
+        dtype: the type of the rows of all tables, as in `DistEmbedding`, and so are `seed`, `block_size` and
+            `nan_policy`; what is left out is taken from the configuration file, as there.
+        seed: together with a table's name it seeds the initial values.
+        block_size: rows in one block of storage.
+        nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
+
+    Raises:
+        TypeError: a description of a table of another type.
+        ValueError: no tables, a name twice, an invalid table, a server's address, or `fusion_k` out of [1, 62].
+        RuntimeError: in a job of several processes, where each would train a copy of its own.
+
+    Example:
+        >>> bags = RecStoreEmbeddingBagCollection([
+        ...     {"name": "user", "num_embeddings": None, "embedding_dim": 8, "feature_names": ["user"]},
+        ...     {"name": "item", "num_embeddings": 100, "embedding_dim": 8, "feature_names": ["seen", "bought"]},
+        ... ])
+        >>> features = KeyedJaggedTensor(
+        ...     ["user", "seen", "bought"], torch.tensor([-7, 2**62, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 0, 0, 1])
+        ... )
+        >>> bags(features).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_configs: Sequence[Any],
+        lr: float = 0.01,
+        enable_fusion: bool = True,
+        fusion_k: int = 30,
+        ps_host: str | None = None,
+        ps_port: int | None = None,
+        *,
+        optimizer: str | dict[str, Any] | None = None,
+        initializer: str | dict[str, Any] | None = None,
+        keyed_output: bool = False,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        block_size: int | None = None,
+        nan_policy: str | None = None,
+    ) -> None:
+        check_no_server(ps_host, ps_port)
+        if not 1 <= fusion_k <= 62:
+            raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
+        configs = read_configs(embedding_bag_configs, EmbeddingBagConfig)
+        modules = [
+            DistEmbeddingBag(
+                config.num_embeddings,
+                config.embedding_dim,
+                config.name,
+                "mean" if config.pooling == "mean" else "sum",
+                include_last_offset=True,
+                lr=lr,
+                optimizer=config.optimizer or optimizer,
+                initializer=config.initializer or initializer,
+                dtype=dtype,
+                seed=seed,
+                block_size=block_size,
+                nan_policy=nan_policy,
+            )
+            for config in configs
+        ]
+        super().__init__(configs, modules)
+        self._embedding_bag_configs = configs
+        self.enable_fusion = enable_fusion
+        self.fusion_k = fusion_k
+        self.keyed_output = keyed_output
+
+    def forward(self, features: Any) -> Any:
+        """Pools the bags of every feature.
+
+        Args:
+            features: a `KeyedJaggedTensor` of int64 ids, ours or TorchRec's, with the features of this collection
+                in any order.
+
+        Returns:
+            float32, `[B, F, dim]`, features in the order of the tables. Where dims differ, or with `keyed_output`,
+            a `KeyedTensor` of `[B, D]` columns, TorchRec's for TorchRec's batch. An empty bag gives zeros.
+
+        Raises:
+            TypeError: something else than a batch, or ids or weights of another type.
+            ValueError: features are missing or there are others, or weights come with a `mean`.
+            IndexError: an id out of its table's `num_embeddings`.
+        """
+        batch = self._by_output(self._checked(features))
+        pooled_BD = self._pooled(batch) if self.enable_fusion else self._pooled_one_by_one(batch)
+        dims = self._dims(self._outputs)
+        if not self.keyed_output and len(set(dims)) == 1:
+            return pooled_BD.view(batch.stride(), len(dims), dims[0])
+        names = [output.name for output in self._outputs]
+        return type_beside(features, "KeyedTensor")(keys=names, length_per_key=dims, values=pooled_BD)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What describes the tables."""
+        return self._embedding_bag_configs
+
+    @property
+    def embedding_bags(self) -> dict[str, DistEmbeddingBag]:
+        """The module of each table by its name; `embedding_bags[name].weight` reads and writes rows."""
+        return self._by_name()
+
+    def set_fusion(self, enabled: bool) -> None:
+        """Chooses between one request for all features and one a feature; results are the same."""
+        self.enable_fusion = enabled
+
+    def fused_ids(self, features: Any) -> Tensor:
+        """The ids of a batch as keys of one key space: `id + (table_idx << fusion_k)`, `[N]` in the batch's order.
+
+        For stores that know no tables. Lookups of this collection do not need them: there the table travels beside
+        the id, and every int64 is an id.
+
+        Raises:
+            ValueError: an id that does not fit in `fusion_k` bits, or tables that do not fit above; further as
+                `forward`.
+        """
+        batch = self._by_output(self._checked(features))
+        ids_N = check_ids(batch.values())
+        limit = 1 << self.fusion_k
+        if len(self._embedding_bag_configs) * limit > 1 << 63:
+            raise ValueError(f"{len(self._embedding_bag_configs)} tables do not fit above bit {self.fusion_k}")
+        outside_N = (ids_N < 0) | (ids_N >= limit)
+        if bool(outside_N.any()):
+            raise ValueError(f"fused ids must be within [0, 2^{self.fusion_k}), got {int(ids_N[outside_N][0])}")
+        first_keys = [output.table << self.fusion_k for output in self._in_order_of(batch)]
+        lengths = torch.tensor(batch.length_per_key(), device=ids_N.device)
+        return ids_N + torch.tensor(first_keys, device=ids_N.device).repeat_interleave(lengths)
+
+    def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
+        """One request for all features, `[B, D]` in the order of the outputs."""
+        outputs = self._in_order_of(batch)
+        dims, tables = self._dims(outputs), [bag.table for bag in self.embedding_bags.values()]
+        pooled_BD: Any = _RecStoreEBCFunction.apply(
+            tables[0].anchor,
+            self._weights(batch, outputs),
+            check_ids(batch.values()),
+            batch.offsets().to(torch.int64),
+            dims,
+            [output.table for output in outputs],
+            *(table.handle for table in tables),
+            *(table.collector for table in tables),
+        )
+        if outputs == self._outputs:
+            return pooled_BD
+        columns = dict(zip(outputs, pooled_BD.split(dims, dim=1), strict=True))
+        return torch.cat([columns[output] for output in self._outputs], dim=1)
+
+    def _pooled_one_by_one(self, batch: KeyedJaggedTensor) -> Tensor:
+        """One request a feature, `[B, D]` in the order of the outputs."""
+        parts = batch.to_dict()
+        bags = [(self._module_of(output), parts[output.name]) for output in self._outputs]
+        pooled = [bag(part.values(), part.offsets(), part.weights_or_none()) for bag, part in bags]
+        return torch.cat(pooled, dim=1)
+
+    def _weights(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Tensor | None:
+        """The factor of each id, `[N]`: a mean is a sum with one over the size of the bag as factor."""
+        weights_N = batch.weights_or_none()
+        means = [self._module_of(output).mode == "mean" for output in outputs]
+        if weights_N is not None:
+            check_weights(batch.values(), weights_N, "mean" if any(means) else "sum")
+            return weights_N
+        return _one_over_sizes(batch, means) if any(means) else None
+
+    def _by_output(self, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The batch with a key for each output: a feature that looks up several tables comes several times."""
+        if len(self._outputs) == len(self.feature_keys):
+            return batch
+        parts = batch.to_dict()
+        return KeyedJaggedTensor.from_jt_dict({output.name: parts[output.feature] for output in self._outputs})
+
+    def _in_order_of(self, batch: KeyedJaggedTensor) -> list[Output]:
+        by_name = {output.name: output for output in self._outputs}
+        names = batch.keys()
+        return [by_name[name] for name in names]
+
+    def _dims(self, outputs: list[Output]) -> list[int]:
+        return [self._table_of(output).dim for output in outputs]
+
+
+def _one_over_sizes(batch: KeyedJaggedTensor, means: list[bool]) -> Tensor:
+    """One over the size of an id's bag for the features of `means`, else one: `[N]`."""
+    sizes_FB = batch.lengths().view(len(means), batch.stride()).clamp(min=1)
+    is_mean_F1 = torch.tensor(means, device=sizes_FB.device).unsqueeze(1)
+    factors_FB = torch.where(is_mean_F1, 1 / sizes_FB, 1.0)
+    return factors_FB.flatten().repeat_interleave(batch.lengths(), output_size=batch.values().shape[0])

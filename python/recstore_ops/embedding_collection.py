@@ -1,0 +1,107 @@
+"""`RecStoreEmbeddingCollection`: the sparse features of a batch, each id with its row of a table that grows by id."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from recstore_ops.collection_config import EmbeddingConfig, read_configs
+from recstore_ops.dist_embedding import DistEmbedding
+from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.table_collection import TableCollection, check_no_server
+
+
+class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
+    """Tables, and the features that look up rows in them, without pooling.
+
+    The gradients that `backward` collects are applied by `SparseOptimizer.step`: one step per distinct id, however
+    many features share a table. `torch.compile(fullgraph=True)` needs `torch._dynamo.config.capture_scalar_outputs`,
+    for the sizes of the outputs are data.
+
+    Args:
+        embedding_configs: the tables: `EmbeddingConfig`, dicts of its fields, or TorchRec's type of the name.
+        lr: the learning rate of the tables whose `optimizer` has none.
+        ps_host: the address of a parameter server; refused as long as there are none.
+        ps_port: its port.
+        optimizer: kind, or kind and hyper-parameters, of the tables without one of their own; SGD by default.
+        initializer: the same for initial values; normal with a standard deviation of 0.01 by default.
+        dtype: the type of the rows of all tables, as in `DistEmbedding`, and so are `seed`, `block_size` and
+            `nan_policy`; what is left out is taken from the configuration file, as there.
+        seed: together with a table's name it seeds the initial values.
+        block_size: rows in one block of storage.
+        nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
+
+    Raises:
+        TypeError: a description of a table of another type.
+        ValueError: no tables, a name twice, an invalid table, or a server's address.
+        RuntimeError: in a job of several processes, where each would train a copy of its own.
+    """
+
+    def __init__(
+        self,
+        embedding_configs: Sequence[Any],
+        lr: float = 0.01,
+        ps_host: str | None = None,
+        ps_port: int | None = None,
+        *,
+        optimizer: str | dict[str, Any] | None = None,
+        initializer: str | dict[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        block_size: int | None = None,
+        nan_policy: str | None = None,
+    ) -> None:
+        check_no_server(ps_host, ps_port)
+        configs = read_configs(embedding_configs, EmbeddingConfig)
+        modules = [
+            DistEmbedding(
+                config.num_embeddings,
+                config.embedding_dim,
+                config.name,
+                lr=lr,
+                optimizer=config.optimizer or optimizer,
+                initializer=config.initializer or initializer,
+                dtype=dtype,
+                seed=seed,
+                block_size=block_size,
+                nan_policy=nan_policy,
+            )
+            for config in configs
+        ]
+        super().__init__(configs, modules)
+        self._embedding_configs = configs
+
+    def forward(self, features: Any) -> dict[str, Any]:
+        """Reads the row of every id.
+
+        Args:
+            features: a `KeyedJaggedTensor` of int64 ids, ours or TorchRec's, with the features of this collection
+                in any order.
+
+        Returns:
+            For each feature a `JaggedTensor` of rows, `[ids of the feature, dim]`, with the batch's lengths, and its
+            weights where it has any; TorchRec's for TorchRec's batch. A feature that looks up several tables comes
+            as `feature@table`.
+
+        Raises:
+            TypeError: something else than a batch, or ids of another type.
+            ValueError: features are missing or there are others.
+            IndexError: an id out of its table's `num_embeddings`.
+        """
+        parts = self._checked(features).to_dict()
+        jagged = type_beside(features, "JaggedTensor")
+        rows = {}
+        for output in self._outputs:
+            part = parts[output.feature]
+            values = self._module_of(output)(part.values())
+            rows[output.name] = jagged(values=values, weights=part.weights_or_none(), lengths=part.lengths())
+        return rows
+
+    def embedding_configs(self) -> list[EmbeddingConfig]:
+        """What describes the tables."""
+        return self._embedding_configs
+
+    @property
+    def embeddings(self) -> dict[str, DistEmbedding]:
+        """The module of each table by its name; `embeddings[name].weight` reads and writes rows."""
+        return self._by_name()

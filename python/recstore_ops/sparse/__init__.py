@@ -1,0 +1,10 @@
+"""Batches of sparse features, with the interface of TorchRec's types of the same names.
+
+For models without TorchRec. The collections take TorchRec's own types as well.
+"""
+
+from recstore_ops.sparse.jagged_tensor import JaggedTensor
+from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recstore_ops.sparse.keyed_tensor import KeyedTensor
+
+__all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]

@@ -1,0 +1,32 @@
+"""Takes TorchRec's batches beside our own, and answers in kind."""
+
+from typing import Any
+
+from recstore_ops import sparse
+from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+
+
+def own_batch(features: Any) -> KeyedJaggedTensor:
+    """Returns a batch of TorchRec, or of the same interface, as our own over the same tensors.
+
+    Raises:
+        TypeError: something else.
+        ValueError: a batch whose features have different numbers of examples.
+    """
+    if isinstance(features, KeyedJaggedTensor):
+        return features
+    interface = ("keys", "values", "offsets", "weights_or_none")
+    if not all(hasattr(features, method) for method in interface):
+        raise TypeError(f"features must be a KeyedJaggedTensor, got {type(features).__name__}")
+    if hasattr(features, "variable_stride_per_key") and features.variable_stride_per_key():
+        raise ValueError("features with different numbers of examples (a variable stride per key) are not supported")
+    return KeyedJaggedTensor(features.keys(), features.values(), features.weights_or_none(), offsets=features.offsets())
+
+
+def type_beside(features: Any, name: str) -> Any:
+    """The type `name`, `KeyedTensor` or `JaggedTensor`, of TorchRec for its batches and our own for all others."""
+    if any(base.__module__.startswith("torchrec.") for base in type(features).__mro__):
+        from torchrec.sparse import jagged_tensor  # type: ignore[import-not-found]
+
+        return getattr(jagged_tensor, name)
+    return getattr(sparse, name)

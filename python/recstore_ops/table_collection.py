@@ -1,0 +1,112 @@
+"""What collections have in common: a module for each table, and which features look it up."""
+
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from recstore_ops._table import Table
+from recstore_ops.client import RecStoreClient, get_kv_client
+from recstore_ops.collection_config import EmbeddingConfig
+from recstore_ops.dist_embedding import TableModule
+from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse._torchrec import own_batch
+
+_Module = TypeVar("_Module", bound=TableModule)
+
+
+class Output(NamedTuple):
+    """What a collection gives for one feature and one table.
+
+    Attributes:
+        name: the feature's name; `feature@table` for a feature that looks up several tables.
+        feature: the feature's name.
+        table: the table's place among the tables.
+    """
+
+    name: str
+    feature: str
+    table: int
+
+
+class TableCollection(nn.Module, Generic[_Module]):
+    """Tables, each a module, and the features that look them up.
+
+    Args:
+        configs: what describes the tables.
+        modules: the module of each.
+
+    Attributes:
+        feature_keys: the features that a batch must hold, in the order of the tables.
+    """
+
+    def __init__(self, configs: Sequence[EmbeddingConfig], modules: Sequence[_Module]) -> None:
+        super().__init__()
+        self._modules_of_tables = nn.ModuleList(modules)
+        self._outputs = _outputs(configs)
+        self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
+        self._config_names = {output.name: configs[output.table].name for output in self._outputs}
+
+    @property
+    def kv_client(self) -> RecStoreClient:
+        """The client of this process, which knows the tables by name."""
+        return get_kv_client()
+
+    @property
+    def _trace(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The gradients collected and not yet applied, as `(table_name, ids [U], grads [U, dim])`, ids distinct."""
+        return [entry for module in self._by_name().values() for entry in module.table.collected()]
+
+    def reset_trace(self) -> None:
+        """Forgets the gradients collected and not yet applied."""
+        for module in self._by_name().values():
+            module.reset_trace()
+
+    def _by_name(self) -> dict[str, _Module]:
+        modules: Any = self._modules_of_tables
+        return {module.name: module for module in modules}
+
+    def _module_of(self, output: Output) -> _Module:
+        module: Any = self._modules_of_tables[output.table]
+        return module
+
+    def _table_of(self, output: Output) -> Table:
+        return self._module_of(output).table
+
+    def _checked(self, features: Any) -> KeyedJaggedTensor:
+        """Returns a batch that holds the features of this collection, no more and no less.
+
+        Raises:
+            TypeError: no `KeyedJaggedTensor`.
+            ValueError: features are missing, or there are others.
+        """
+        batch = own_batch(features)
+        keys = batch.keys()
+        missing = [key for key in self.feature_keys if key not in keys]
+        extra = [key for key in keys if key not in self.feature_keys]
+        if missing or extra:
+            raise ValueError(
+                f"the batch must hold the features {self.feature_keys}: it lacks {missing} and has {extra} besides"
+            )
+        return batch
+
+
+def check_no_server(ps_host: str | None, ps_port: int | None) -> None:
+    """Refuses the address of a parameter server.
+
+    Raises:
+        ValueError: an address is given.
+    """
+    if ps_host is not None or ps_port is not None:
+        raise ValueError(
+            "there are no parameter servers in this version: tables live in the process; leave out ps_host and ps_port"
+        )
+
+
+def _outputs(configs: Sequence[EmbeddingConfig]) -> list[Output]:
+    features = [feature for config in configs for feature in config.feature_names]
+    return [
+        Output(feature if features.count(feature) == 1 else f"{feature}@{config.name}", feature, table)
+        for table, config in enumerate(configs)
+        for feature in config.feature_names
+    ]

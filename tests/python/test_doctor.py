@@ -1,0 +1,208 @@
+"""`recstore doctor`: what it finds on this machine, in files, and what it says of bad settings."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from recstore_ops import _native, cli, doctor, table_names
+
+Recstore = Callable[..., int]
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def recstore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recstore:
+    """Runs the command line within `tmp_path` and returns the exit code."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("RECSTORE_CONFIG", raising=False)
+
+    def run(*arguments: str | Path) -> int:
+        monkeypatch.setattr(sys, "argv", ["recstore", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code
+
+    return run
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "recstore_config.json"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_this_installation_works(recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> None:
+    tables = table_names()
+    assert recstore("doctor") == 0
+    lines = capsys.readouterr().out.splitlines()
+    topics = ["python", "torch", "native module", "cpu", "threads", "huge pages", "memory", "cuda", "dataloader"]
+    assert all(any(topic in line for line in lines) for topic in topics)
+    assert torch.__version__ in "\n".join(lines)
+    assert "\x1b" not in "\n".join(lines), "plain where the output is no terminal"
+    assert table_names() == tables
+
+
+def test_json_has_the_same_findings(recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert recstore("doctor", "--json") == 0
+    findings = json.loads(capsys.readouterr().out)
+    assert [finding["topic"] for finding in findings] == [finding.topic for finding in doctor.examine()]
+    assert all(set(finding) == {"topic", "found", "state", "advice"} for finding in findings)
+    assert all(finding["advice"] for finding in findings if finding["state"] == "warning")
+
+
+def test_the_stable_abi_is_the_one_that_the_build_targets() -> None:
+    build = REPOSITORY / "cxx_bridge" / "build.rs"
+    if not build.exists():
+        pytest.skip("the sources of the native module are not here")
+    major, minor = map(int, doctor.STABLE_ABI_TARGET.split("."))
+    assert f'"TORCH_TARGET_VERSION", "0x{major:02x}{minor:02x}' in build.read_text()
+
+
+def test_a_native_module_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_row_after_one_step", lambda: 0.5)
+    finding = doctor.check_native_module()
+    assert (finding.state, "a step gave 0.5" in finding.found) == ("error", True)
+
+
+def test_a_narrow_simd_level_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "simd_levels", lambda: ["baseline", "avx2"])
+    monkeypatch.setenv("RECSTORE_SIMD", "baseline")
+    finding = doctor.check_cpu()
+    assert finding.state == "warning"
+    assert "unset RECSTORE_SIMD to use avx2" in finding.advice
+    monkeypatch.setenv("RECSTORE_SIMD", "avx2")
+    assert doctor.check_cpu().state == "ok"
+
+
+@pytest.mark.parametrize(
+    ("threads", "usable", "advice"),
+    [(4, 2, "torch.set_num_threads(2)"), (1, 4, "OMP_NUM_THREADS=4"), (2, 4, ""), (2, 2, ""), (1, 1, "")],
+)
+def test_threads_are_held_against_the_usable_cores(
+    threads: int, usable: int, advice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(usable)))
+    finding = doctor.check_threads()
+    assert advice in finding.advice
+    assert finding.state == ("warning" if advice else "ok")
+
+
+@pytest.mark.parametrize(
+    ("setting", "tunables", "state"),
+    [
+        ("[always] madvise never", "", "ok"),
+        ("always [madvise] never", "", "warning"),
+        ("always [madvise] never", "glibc.malloc.hugetlb=1", "ok"),
+        ("always madvise [never]", "glibc.malloc.hugetlb=1", "warning"),
+        (None, "", "ok"),
+    ],
+)
+def test_huge_pages_need_the_systems_setting_and_glibcs(
+    setting: str | None, tunables: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "enabled"
+    if setting is not None:
+        path.write_text(setting)
+    monkeypatch.setattr(doctor, "HUGE_PAGES", path)
+    monkeypatch.setenv("GLIBC_TUNABLES", tunables)
+    assert doctor.check_huge_pages().state == state
+
+
+@pytest.mark.parametrize(
+    ("available", "overcommit", "state"),
+    [(8_000_000, "0", "ok"), (100_000, "0", "warning"), (8_000_000, "2", "warning")],
+)
+def test_little_memory_and_strict_overcommit_are_warned_of(
+    available: int, overcommit: str, state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in {
+        "MEMORY": f"MemTotal:  16000000 kB\nMemAvailable: {available} kB\n",
+        "OVERCOMMIT": f"{overcommit}\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(doctor, name, tmp_path / name)
+    assert doctor.check_memory().state == state
+
+
+@pytest.mark.parametrize(("method", "advice"), [("fork", "updates are refused"), ("spawn", "a worker has no tables")])
+def test_advice_on_workers_depends_on_how_they_start(method: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: method)
+    assert advice in doctor.check_fork().advice
+
+
+def test_an_invalid_active_configuration_is_an_error(
+    recstore: Recstore, config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config('{"embedding_tables": {"user": {"optimzer": "sgd"}}}')
+    assert recstore("doctor") == 1
+    output = capsys.readouterr().out
+    assert "embedding_tables.user.optimzer" in output
+    assert f"recstore doctor --config {path}" in output
+
+
+def test_a_configuration_file_is_validated_by_path(
+    recstore: Recstore, config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config('{"embedding_tables": {"user": {"optimzer": 1, "seed": -1}}, "other": 2}')
+    assert recstore("doctor", "--config", path) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3
+    for line, problem in zip(
+        lines, ("user.seed", 'user.optimzer  unknown key; did you mean "optimizer"?', "other"), strict=True
+    ):
+        assert line.startswith("error")
+        assert problem.split()[0] in line
+
+
+def test_tables_and_keys_without_effect_are_listed(
+    recstore: Recstore, config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    tables = table_names()
+    path = config('{"cache_ps": {}, "embedding_tables": {"user": {"embedding_dim": 8, "optimizer": "adam"}, "b": {}}}')
+    assert recstore("doctor", "--config", path) == 0
+    output = capsys.readouterr().out
+    assert "embedding_tables.user  embedding_dim 8, optimizer adam" in output
+    assert "embedding_tables.b" in output
+    assert "without effect here    cache_ps" in output
+    assert table_names() == tables
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ('{"optimizer": {"kind": "ftrl", "beta": 0}}', "must not both be 0"),
+        ('{"initializer": {"kind": "uniform", "a": 2}}', "initializer.a must not exceed initializer.b"),
+        ('{"embedding_dim": 1000000, "block_size": 1000000}', "too large a block"),
+    ],
+)
+def test_values_that_are_invalid_together_are_found(
+    entry: str, message: str, recstore: Recstore, config: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = config(f'{{"embedding_tables": {{"user": {entry}}}}}')
+    assert recstore("doctor", "--config", path) == 1
+    assert message in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", ["{", None])
+def test_a_file_that_cannot_be_read_is_an_error(
+    text: str | None, recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "some.json"
+    if text is not None:
+        path.write_text(text)
+    assert recstore("doctor", "--config", path) == 1
+    assert "some.json" in capsys.readouterr().out
