@@ -251,7 +251,7 @@ pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
 
 pub(crate) fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Outcome<Box<Merged>> {
     guard(|| {
-        let gradients = recstore::merge_gradients(dim, &[GradientChunk { ids, gradients }]);
+        let gradients = recstore::merge_gradients(dim, &[GradientChunk { ids, gradients }])?;
         Ok(Box::new(Merged { gradients, dim }))
     })
 }

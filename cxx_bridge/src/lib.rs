@@ -22,7 +22,12 @@ pub use ffi::register_ops;
 pub use guard::Failure;
 pub use registry::{Registry, registry};
 
-#[allow(unsafe_code, unreachable_pub, reason = "the glue that cxx writes for the declarations below")]
+#[allow(
+    clippy::too_many_arguments,
+    unsafe_code,
+    unreachable_pub,
+    reason = "the glue that cxx writes for the declarations below"
+)]
 #[cxx::bridge(namespace = "recstore")]
 mod ffi {
     extern "Rust" {

@@ -333,7 +333,7 @@ impl TableConfig {
             self.dim.checked_mul(MOST_FLOATS_A_COLUMN).and_then(|row| row.checked_mul(self.block_size));
         require(block.is_some_and(|floats| floats <= MOST_FLOATS_A_BLOCK), || {
             format!(
-                "block_size rows of dim are too large a block, got block_size {} and dim {}",
+                "a block of block_size rows of dim exceeds 1 GiB: lower block_size; got block_size {} and dim {}",
                 self.block_size, self.dim
             )
         })?;

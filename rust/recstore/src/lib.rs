@@ -34,7 +34,7 @@ mod simd;
 mod store;
 mod table;
 
-pub use collector::{CollectedGradients, GradientCollector};
+pub use collector::GradientCollector;
 pub use config::{
     BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,
 };

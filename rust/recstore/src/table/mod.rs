@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
-use crate::gradient::{GradientChunk, MergedGradients, merge_gradients};
+use crate::gradient::{GradientChunk, MergedGradients, merge_checked};
 use crate::optimizer::{self, BlockStep, PreparedRule, Slot};
 use crate::parallel::{Executor, Serial, for_each_mut};
 use crate::pooling::{BagInput, PoolingMode};
@@ -216,7 +216,7 @@ impl Table {
             kept.push(self.without(*chunk, &refused));
         }
         let kept: Vec<_> = kept.iter().map(|(ids, gradients)| GradientChunk { ids, gradients }).collect();
-        let merged = merge_gradients(self.config.dim, &kept);
+        let merged = merge_checked(self.config.dim, &kept);
         let overflowed = self.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
         let overflowed = overflowed.map_err(|error| error.at_first_of_its_id(chunks))?;
         let merged = match overflowed.is_empty() {
