@@ -77,24 +77,41 @@ std::size_t checked_dim(const char* op, int64_t dim) {
   return static_cast<std::size_t>(dim);
 }
 
-// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim.
-int64_t row_dim(const char* op, const char* what, const std::string& table, const Tensor& ids, const Tensor& rows) {
-  const std::vector<int64_t> expected = shape_of(ids);
-  const std::vector<int64_t> actual = shape_of(rows);
+// The number behind a table's handle, whose rows must have `dim` elements.
+int64_t table_of_dim(const char* op, const char* what, const Tensor& table, int64_t dim) {
+  const int64_t handle = table_of(op, table);
+  const std::size_t width = checked_dim(op, dim);
+  call([&] { check_dim(op, what, handle, width); });
+  return handle;
+}
+
+// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim. `name` gives the table's name.
+template <typename Name>
+int64_t row_dim(const char* op, const char* what, const Name& name, const Tensor& ids, const Tensor& rows) {
+  const IntHeaderOnlyArrayRef expected = ids.sizes();
+  const IntHeaderOnlyArrayRef actual = rows.sizes();
   if (actual.size() != expected.size() + 1 || !std::equal(expected.begin(), expected.end(), actual.begin())) {
-    refuse(op, ": ", table, " got ids of shape ", shape_text(ids), ", so ", what, " must have that shape and dim, got ",
-           shape_text(rows));
+    refuse(op, ": ", name(), " got ids of shape ", shape_text(ids), ", so ", what,
+           " must have that shape and dim, got ", shape_text(rows));
   }
-  checked_dim(op, actual.back());
-  return actual.back();
+  return actual[expected.size()];
 }
 
-std::string name_of(int64_t table) {
-  return std::string(table_text(table));
+constexpr const char* kGradients = "gradients";
+
+// The number behind a table's handle, for which there must be a row of its dim for each id.
+int64_t table_of_rows(const char* op, const char* what, const Tensor& table, const Tensor& ids, const Tensor& rows) {
+  const auto name = [&] { return std::string(table_text(table_of(op, table))); };
+  const int64_t dim = row_dim(op, what, name, ids, rows);
+  return table_of_dim(op, what == kGradients ? "gradient rows" : what, table, dim);
 }
 
-std::string default_name(const Tensor& rows) {
-  return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
+// The dim of the default table that rows are for.
+std::size_t default_dim(const char* op, const char* what, const Tensor& ids, const Tensor& rows) {
+  const auto name = [&] {
+    return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
+  };
+  return checked_dim(op, row_dim(op, what, name, ids, rows));
 }
 
 // A span of one id, or of none.
@@ -142,8 +159,7 @@ void panic_op(const std::string& message) {
 // Rows.
 
 Tensor emb_read_op(const Tensor& table, const Tensor& ids, int64_t dim) {
-  const int64_t handle = table_of("emb_read", table);
-  checked_dim("emb_read", dim);
+  const int64_t handle = table_of_dim("emb_read", "rows", table, dim);
   const Tensor host = host_ids("emb_read", ids);
   const Tensor rows = new_floats(row_shape(ids, dim));
   call([&] { emb_read(handle, ids_slice(host), float_slice_mut(rows)); });
@@ -159,33 +175,31 @@ Tensor emb_read_default_op(const Tensor& ids, int64_t dim) {
 }
 
 void emb_write_op(const Tensor& table, const Tensor& ids, const Tensor& rows) {
-  const int64_t handle = table_of("emb_write", table);
-  row_dim("emb_write", "rows", name_of(handle), ids, rows);
+  const int64_t handle = table_of_rows("emb_write", "rows", table, ids, rows);
   const Tensor host = host_ids("emb_write", ids);
   const Tensor values = host_floats("emb_write", "rows", rows);
   call([&] { emb_write(handle, ids_slice(host), float_slice(values)); });
 }
 
 void emb_write_default_op(const Tensor& ids, const Tensor& rows) {
-  const int64_t dim = row_dim("emb_write", "rows", default_name(rows), ids, rows);
+  const std::size_t dim = default_dim("emb_write", "rows", ids, rows);
   const Tensor host = host_ids("emb_write", ids);
   const Tensor values = host_floats("emb_write", "rows", rows);
-  call([&] { emb_write_default(static_cast<std::size_t>(dim), ids_slice(host), float_slice(values)); });
+  call([&] { emb_write_default(dim, ids_slice(host), float_slice(values)); });
 }
 
 void emb_update_op(const Tensor& table, const Tensor& ids, const Tensor& grads) {
-  const int64_t handle = table_of("emb_update", table);
-  row_dim("emb_update", "gradients", name_of(handle), ids, grads);
+  const int64_t handle = table_of_rows("emb_update", kGradients, table, ids, grads);
   const Tensor host = host_ids("emb_update", ids);
-  const Tensor values = host_floats("emb_update", "gradients", grads);
+  const Tensor values = host_floats("emb_update", kGradients, grads);
   call([&] { emb_update(handle, ids_slice(host), float_slice(values)); });
 }
 
 void emb_update_default_op(const Tensor& ids, const Tensor& grads) {
-  const int64_t dim = row_dim("emb_update", "gradients", default_name(grads), ids, grads);
+  const std::size_t dim = default_dim("emb_update", kGradients, ids, grads);
   const Tensor host = host_ids("emb_update", ids);
-  const Tensor values = host_floats("emb_update", "gradients", grads);
-  call([&] { emb_update_default(static_cast<std::size_t>(dim), ids_slice(host), float_slice(values)); });
+  const Tensor values = host_floats("emb_update", kGradients, grads);
+  call([&] { emb_update_default(dim, ids_slice(host), float_slice(values)); });
 }
 
 // Bags.
@@ -205,7 +219,7 @@ struct Bags {
   std::optional<Tensor> weights;
 
   Bags(const Tensor& ids_in, const Tensor& offsets_in, const std::optional<Tensor>& weights_in)
-      : ids(host_ids("emb_bag", ids_in)), offsets(host_ids("emb_bag", offsets_in)) {
+      : ids(host_ids("emb_bag", ids_in)), offsets(host_ids("emb_bag", offsets_in, "offsets")) {
     check_flat("emb_bag", "ids", ids);
     check_flat("emb_bag", "offsets", offsets);
     if (offsets.numel() == 0) {
@@ -232,14 +246,13 @@ std::tuple<Tensor, Tensor> emb_bag_op(
     int64_t mode,
     const std::optional<Tensor>& per_sample_weights,
     const std::optional<int64_t>& padding_idx) {
-  const int64_t handle = table_of("emb_bag", table);
-  checked_dim("emb_bag", dim);
+  const int64_t handle = table_of_dim("emb_bag", "pooled rows", table, dim);
   const Bags bags(ids, offsets, per_sample_weights);
   const int64_t count = bags.offsets.numel() - 1;
   const Tensor pooled = new_floats({count, dim});
   const Tensor max_positions = mode == kMax ? new_ids({count, dim}) : new_ids({0});
   call([&] {
-    emb_bag(handle, ids_slice(bags.ids), ids_slice(bags.offsets), mode, bags.weight_slice(), optional_id(padding_idx),
+    emb_bag(handle, ids_slice(bags.ids), 0, ids_slice(bags.offsets), mode, bags.weight_slice(), optional_id(padding_idx),
             float_slice_mut(pooled), ids_slice_mut(max_positions));
   });
   return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
@@ -272,8 +285,9 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
   }
   const int64_t count = (bags.offsets.numel() - 1) / features;
   int64_t total = 0;
-  for (const int64_t dim : dims) {
-    total += static_cast<int64_t>(checked_dim("emb_bag", dim));
+  for (int64_t feature = 0; feature < features; ++feature) {
+    table_of_dim("emb_bag", "pooled rows", tables[feature], dims[feature]);
+    total += dims[feature];
   }
   const Tensor pooled = new_floats({count, total});
   const Tensor max_positions = mode == kMax ? new_ids({count, total}) : new_ids({0});
@@ -294,7 +308,7 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
         bags.weights ? rust::Slice<const float>(float_slice(*bags.weights).data() + first, size) : rust::Slice<const float>();
     call([&] {
       emb_bag(table_of("emb_bag", tables[feature]), {all_ids.data() + first, static_cast<std::size_t>(size)},
-              ids_slice(own_offsets), mode, own_weights, {}, float_slice_mut(own), ids_slice_mut(own_positions));
+              static_cast<std::size_t>(first), ids_slice(own_offsets), mode, own_weights, {}, float_slice_mut(own), ids_slice_mut(own_positions));
     });
     place_columns<float>(own, pooled, column);
     if (mode == kMax) {
@@ -311,8 +325,7 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
 // The hash table's own view.
 
 std::tuple<Tensor, Tensor> hashtable_lookup_op(const Tensor& table, const Tensor& ids, int64_t dim, bool insert) {
-  const int64_t handle = table_of("hashtable_lookup", table);
-  checked_dim("hashtable_lookup", dim);
+  const int64_t handle = table_of_dim("hashtable_lookup", "rows", table, dim);
   const Tensor host = host_ids("hashtable_lookup", ids);
   const Tensor indices = new_ids(shape_of(ids));
   const Tensor rows = new_floats(row_shape(ids, dim));
@@ -360,12 +373,11 @@ void accept_grad_op(
     const Tensor& grads,
     const std::optional<int64_t>& padding_idx) {
   const int64_t into = collector_of("accept_grad", collector);
-  const int64_t handle = table_of("accept_grad", table);
-  const int64_t dim = row_dim("accept_grad", "gradients", name_of(handle), ids, grads);
+  const int64_t handle = table_of_rows("accept_grad", kGradients, table, ids, grads);
   const Tensor host = host_ids("accept_grad", ids);
-  const Tensor values = host_floats("accept_grad", "gradients", grads);
+  const Tensor values = host_floats("accept_grad", kGradients, grads);
   call([&] {
-    accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(dim),
+    accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(grads.size(-1)),
                 optional_id(padding_idx));
   });
 }
@@ -409,11 +421,12 @@ std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
 
 std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& grads) {
   check_flat("merge_gradients", "ids", ids);
-  const int64_t dim = row_dim("merge_gradients", "gradients", "the merge", ids, grads);
+  const auto name = [] { return "the merge"; };
+  const std::size_t dim = checked_dim("merge_gradients", row_dim("merge_gradients", kGradients, name, ids, grads));
   const Tensor host = host_ids("merge_gradients", ids);
-  const Tensor values = host_floats("merge_gradients", "gradients", grads);
+  const Tensor values = host_floats("merge_gradients", kGradients, grads);
   const rust::Box<Merged> merged = call([&] {
-    return merge_gradients(ids_slice(host), float_slice(values), static_cast<std::size_t>(dim));
+    return merge_gradients(ids_slice(host), float_slice(values), dim);
   });
   const auto [distinct, sums] = merged_tensors(*merged);
   return {to_device_of(ids, distinct), to_device_of(ids, sums)};

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use recstore::{
-    BagInput, GradientChunk, GradientCollector, MergedGradients, PoolingMode, Step, TableConfig, TableId,
-    TableUpdate,
+    BagInput, Error, GradientChunk, GradientCollector, MergedGradients, PoolingMode, Step, TableConfig,
+    TableId, TableUpdate,
 };
 
 use crate::guard::{Failure, guard};
@@ -52,6 +52,11 @@ pub(crate) fn table_text(table: i64) -> String {
     registry().map_or_else(|error| error.to_string(), |registry| registry.table_text(table))
 }
 
+/// Checks a table's dim before rows of that size are made.
+pub(crate) fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Outcome {
+    guard(|| registry()?.check_dim(operation, what, table, dim))
+}
+
 pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {
     guard(|| registry()?.with_table("emb_read", table, |store, table| store.read(table, ids, rows)))
 }
@@ -74,10 +79,7 @@ pub(crate) fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Outcome {
 }
 
 pub(crate) fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Outcome {
-    guard(|| {
-        let registry = registry()?;
-        Ok(registry.store().write(registry.open_default_table(dim)?, ids, rows)?)
-    })
+    guard(|| registry()?.with_default_table(dim, |store, table| store.write(table, ids, rows)))
 }
 
 pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Outcome {
@@ -89,21 +91,20 @@ pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Outcome 
 
 pub(crate) fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Outcome {
     let chunk = GradientChunk { ids, gradients };
-    guard(|| {
-        let registry = registry()?;
-        Ok(registry.store().update(&[one_step(registry.open_default_table(dim)?, chunk)])?)
-    })
+    guard(|| registry()?.with_default_table(dim, |store, table| store.update(&[one_step(table, chunk)])))
 }
 
 fn one_step(table: TableId, chunk: GradientChunk<'_>) -> TableUpdate<'_> {
     TableUpdate { table, chunks: vec![chunk], step: Step::Next }
 }
 
-/// `per_sample_weights` is empty for none; `padding_idx` holds one id or none.
+/// `first_position` is where `ids` begin among the ids of the call, `per_sample_weights` is empty for none, and
+/// `padding_idx` holds one id or none.
 #[expect(clippy::too_many_arguments, reason = "they are the operator's")]
 pub(crate) fn emb_bag(
     table: i64,
     ids: &[i64],
+    first_position: usize,
     offsets: &[i64],
     mode: i64,
     per_sample_weights: &[f32],
@@ -119,9 +120,18 @@ pub(crate) fn emb_bag(
             per_sample_weights: (!per_sample_weights.is_empty()).then_some(per_sample_weights),
             padding_idx: padding_idx.first().copied(),
         };
-        registry()?
-            .with_table("emb_bag", table, |store, table| store.bag(table, input, pooled, max_positions))
+        registry()?.with_table("emb_bag", table, |store, table| {
+            store.bag(table, input, pooled, max_positions).map_err(|error| moved(error, first_position))
+        })
     })
+}
+
+/// Lets the position in an error count from the first id of the call.
+fn moved(mut error: Error, first_position: usize) -> Error {
+    if let Error::IdOutOfRange { position, .. } = &mut error {
+        *position += first_position;
+    }
+    error
 }
 
 /// Checks the offsets of all tables of a call before any table's part is cut out.
@@ -208,7 +218,8 @@ pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {
         let found = collectors.iter().map(|&handle| registry.collector("apply_grads", handle));
         let found = found.collect::<Outcome<Vec<Arc<GradientCollector>>>>()?;
         let found: Vec<_> = found.iter().map(AsRef::as_ref).collect();
-        Ok(GradientCollector::apply(registry.store(), &found)?)
+        let applied = GradientCollector::apply(registry.store(), &found);
+        applied.map_err(|error| registry.name_dropped("apply_grads", error))
     })
 }
 

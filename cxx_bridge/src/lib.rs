@@ -7,11 +7,11 @@ mod registry;
 
 use executor::{Task, run_piece};
 use kernels::{
-    Ids, Merged, accept_grad, apply_grads, check_offsets, clear_grads, collected_grads, collected_tables,
-    collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update, emb_update_default,
-    emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids, hashtable_lookup,
-    hashtable_release, hashtable_size, init_embedding_table, make_collector, make_hashtable, merge_gradients,
-    panic_with, set_learning_rate, table_text, unique,
+    Ids, Merged, accept_grad, apply_grads, check_dim, check_offsets, clear_grads, collected_grads,
+    collected_tables, collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update,
+    emb_update_default, emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids,
+    hashtable_lookup, hashtable_release, hashtable_size, init_embedding_table, make_collector,
+    make_hashtable, merge_gradients, panic_with, set_learning_rate, table_text, unique,
 };
 use recstore::fork::{
     before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
@@ -44,6 +44,7 @@ mod ffi {
         fn drop_table(name: &str) -> Result<()>;
         fn set_learning_rate(table: i64, lr: f64) -> Result<()>;
         fn table_text(table: i64) -> String;
+        fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Result<()>;
 
         fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Result<()>;
         fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Result<()>;
@@ -54,6 +55,7 @@ mod ffi {
         fn emb_bag(
             table: i64,
             ids: &[i64],
+            first_position: usize,
             offsets: &[i64],
             mode: i64,
             per_sample_weights: &[f32],

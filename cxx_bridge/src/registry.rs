@@ -6,7 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, TableConfig, TableId, fork,
+    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, Serial, TableConfig, TableId,
+    fork,
 };
 
 use crate::executor::TorchThreads;
@@ -34,6 +35,7 @@ struct Handles {
 struct OpenTable {
     id: TableId,
     name: Arc<str>,
+    dim: usize,
     references: usize,
 }
 
@@ -69,7 +71,9 @@ impl Registry {
             let handle = handles.of_table.get(&id).copied().unwrap_or_else(|| {
                 let handle = handles.next();
                 handles.of_table.insert(id, handle);
-                handles.tables.insert(handle, OpenTable { id, name: name.into(), references: 0 });
+                handles
+                    .tables
+                    .insert(handle, OpenTable { id, name: name.into(), dim: config.dim, references: 0 });
                 handle
             });
             if let Some(table) = handles.tables.get_mut(&handle) {
@@ -105,10 +109,37 @@ impl Registry {
             .read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.name.clone())));
         let (id, name) = found.ok_or_else(|| unknown(operation, handle))?;
         work(self.store(), id).map_err(|error| match error {
-            Error::UnknownHandle { .. } => {
-                Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
-            }
+            Error::UnknownHandle { .. } => dropped(operation, &name),
             error => error.into(),
+        })
+    }
+
+    /// Checks that rows of a table have `dim` elements, before anything of that size is made.
+    pub(crate) fn check_dim(
+        &self,
+        operation: &str,
+        what: &str,
+        handle: i64,
+        dim: usize,
+    ) -> Result<(), Failure> {
+        self.read_handles(|handles| match handles.tables.get(&handle) {
+            None => Err(unknown(operation, handle)),
+            Some(table) if table.dim == dim => Ok(()),
+            Some(table) => Err(Failure::Runtime(format!(
+                "{operation}: table \"{}\" has dim {}, got {what} of {dim}",
+                table.name, table.dim
+            ))),
+        })
+    }
+
+    /// Turns an error about a table that the store does not know into one that names it.
+    pub(crate) fn name_dropped(&self, operation: &'static str, error: Error) -> Failure {
+        let Error::UnknownHandle { handle: id, .. } = error else {
+            return error.into();
+        };
+        self.read_handles(|handles| {
+            let table = handles.of_table.get(&TableId(id)).and_then(|handle| handles.tables.get(handle));
+            table.map_or_else(|| error.into(), |table| dropped(operation, &table.name))
         })
     }
 
@@ -125,13 +156,20 @@ impl Registry {
         self.store.find_table(&default_name(dim))
     }
 
-    /// Returns the table `default/<dim>`; where it is missing it is created, with zeros as initial values.
-    pub(crate) fn open_default_table(&self, dim: usize) -> Result<TableId, Failure> {
+    /// Calls `work` with the store and the table `default/<dim>`, whose rows start at zero. Where the table is missing
+    /// `work` is tried on a scratch store first: a call that fails leaves no table behind.
+    pub(crate) fn with_default_table(
+        &self,
+        dim: usize,
+        work: impl Fn(&dyn EmbeddingStore, TableId) -> recstore::Result<()>,
+    ) -> Result<(), Failure> {
         if let Some(table) = self.default_table(dim) {
-            return Ok(table);
+            return Ok(work(self.store(), table)?);
         }
         let config = TableConfig { initializer: InitializerConfig::Zeros {}, ..TableConfig::new(dim) };
-        Ok(self.store.open_table(&default_name(dim), &config)?)
+        let scratch = LocalStore::new(Box::new(Serial));
+        work(&scratch, scratch.open_table(&default_name(dim), &config)?)?;
+        Ok(work(self.store(), self.store.open_table(&default_name(dim), &config)?)?)
     }
 
     /// Returns a handle to a new collector.
@@ -184,8 +222,12 @@ fn default_name(dim: usize) -> String {
     format!("default/{dim}")
 }
 
-fn unknown(operation: &'static str, handle: i64) -> Failure {
-    Error::UnknownHandle { operation, handle }.into()
+fn unknown(operation: &str, handle: i64) -> Failure {
+    Failure::Runtime(format!("{operation}: table handle {handle} is unknown, released or dropped"))
+}
+
+fn dropped(operation: &str, name: &str) -> Failure {
+    Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
 }
 
 fn unknown_collector(operation: &str, handle: i64) -> Failure {

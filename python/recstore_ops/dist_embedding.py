@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops import _ops
-from recstore_ops._table import Table
+from recstore_ops._table import Table, opening
 from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
-from recstore_ops.dist_tensor import DistTensor, check_single_process, fill_rows
+from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.functional import embedding
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
@@ -56,7 +56,6 @@ class TableModule(nn.Module):
         nan_policy: str = "error",
     ) -> None:
         super().__init__()
-        check_single_process(name)
         self.num_embeddings = num_embeddings
         self.embedding_dim = embedding_dim
         self.name = name
@@ -70,11 +69,13 @@ class TableModule(nn.Module):
             optimizer=optimizer_with_lr(optimizer, lr),
             nan_policy=nan_policy,
         )
-        self.table = Table(name, embedding_dim, config)
-        if self.table.is_new:
-            self._start_rows(init_func, dtype)
-        else:
-            _warn_of_kept_values(self.table)
+        with opening:
+            self.table = Table(name, embedding_dim, config)
+            keep(self.table)
+            if self.table.is_new:
+                self._start_rows(init_func, dtype)
+                return
+        _warn_of_kept_values(self.table)
 
     def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
         if init_func is not None:
@@ -82,6 +83,13 @@ class TableModule(nn.Module):
         if self.padding_idx is not None:
             zero_row = torch.zeros(1, self.embedding_dim)
             _ops.emb_write(self.table.handle, torch.tensor([self.padding_idx]), zero_row)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        with opening:
+            keep(self.table)
+            if self.table.is_new:
+                self._start_rows(None, torch.float32)
 
     @property
     def weight(self) -> DistTensor:
@@ -164,7 +172,11 @@ def _warn_of_kept_values(table: Table) -> None:
 
 def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:
     """Lets a negative padding_idx count from the end of a table that has one, as `torch.nn.Embedding` does."""
-    if padding_idx is None or num_embeddings is None:
+    if padding_idx is None:
+        return None
+    if num_embeddings is None:
+        if not -(2**63) <= padding_idx < 2**63:
+            raise ValueError(f"padding_idx must be an int64, got {padding_idx}")
         return padding_idx
     if not -num_embeddings <= padding_idx < num_embeddings:
         raise ValueError(f"padding_idx must be within num_embeddings {num_embeddings}, got {padding_idx}")

@@ -11,6 +11,7 @@ from recstore_ops import _native
 from recstore_ops._ops import eager_only
 from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
+from recstore_ops.config import check_learning_rate
 
 Tables = nn.Module | Table
 
@@ -33,7 +34,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         modules: modules and tables that `step()` and `zero_grad()` are about.
 
     Raises:
-        ValueError: a negative learning rate, or modules without any table.
+        ValueError: a learning rate out of range, or modules without any table.
     """
 
     def __init__(
@@ -48,8 +49,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
-        if lr is not None and not lr >= 0:
-            raise ValueError(f"the learning rate must not be negative, got {lr}")
+        if lr is not None:
+            check_learning_rate(lr)
         tables = _tables_of(self._modules or [])
         if self._modules is not None and not tables:
             raise ValueError("SparseOptimizer got modules without any table")

@@ -311,7 +311,16 @@ impl TableConfig {
 
     fn parse(text: &str) -> Result<Self> {
         let text = if text.trim().is_empty() { "{}" } else { text };
-        serde_json::from_str(text).map_err(|error| invalid(error.to_string()))
+        let unreadable = |error: serde_json::Error| invalid(error.to_string());
+        let object: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(unreadable)?;
+        // serde would also take a list for each of these, its fields by position.
+        for key in ["initializer", "optimizer"] {
+            require(object.get(key).is_none_or(serde_json::Value::is_object), || {
+                format!("{key} must be an object, got {}", object[key])
+            })?;
+        }
+        serde_json::from_str(text).map_err(unreadable)
     }
 
     /// Returns the configuration as a JSON object, without the dim.
