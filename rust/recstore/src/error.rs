@@ -158,6 +158,13 @@ pub enum Error {
         table: String,
     },
 
+    /// A prefetch was never issued, was consumed before, or was dropped for newer ones.
+    #[error("prefetch handle {prefetch} is unknown, consumed or dropped")]
+    UnknownPrefetch {
+        /// The number given.
+        prefetch: i64,
+    },
+
     /// The processor lacks the instructions asked for, or the name is unknown.
     #[error("SIMD level \"{level}\" is not available; this machine has {available}")]
     UnavailableSimd {
