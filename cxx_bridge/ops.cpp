@@ -7,7 +7,9 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -322,6 +324,75 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
   return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
 }
 
+// Prefetch.
+
+// Tells of prefetches that were dropped since the last call.
+void warn_of_dropped_prefetches() {
+  static std::atomic<uint64_t> reported = 0;
+  const uint64_t dropped = call([] { return num_prefetches_dropped(); });
+  const uint64_t before = reported.exchange(dropped);
+  if (dropped > before) {
+    std::cerr << "recstore_ops: warning: " << dropped - before
+              << " prefetches were dropped, oldest first, because nobody consumed them with emb_wait_result\n";
+  }
+}
+
+int64_t emb_prefetch_op(const Tensor& table, const Tensor& ids) {
+  const int64_t handle = table_of("emb_prefetch", table);
+  const Tensor host = host_ids("emb_prefetch", ids);
+  const int64_t prefetch = call([&] { return emb_prefetch(handle, ids_slice(host)); });
+  warn_of_dropped_prefetches();
+  return prefetch;
+}
+
+int64_t emb_prefetch_default_op(const Tensor& ids, int64_t dim) {
+  const std::size_t width = checked_dim("emb_prefetch", dim);
+  const Tensor host = host_ids("emb_prefetch", ids);
+  const int64_t prefetch = call([&] { return emb_prefetch_default(width, ids_slice(host)); });
+  warn_of_dropped_prefetches();
+  return prefetch;
+}
+
+int64_t emb_prefetch_tables_op(const std::vector<Tensor>& tables, const Tensor& ids, const Tensor& splits) {
+  check_flat("emb_prefetch", "ids", ids);
+  check_flat("emb_prefetch", "splits", splits);
+  if (splits.numel() != static_cast<int64_t>(tables.size()) + 1) {
+    refuse("emb_prefetch: ", tables.size(), " tables need ", tables.size() + 1, " splits, got ", splits.numel());
+  }
+  std::vector<int64_t> handles;
+  for (const Tensor& table : tables) {
+    handles.push_back(table_of("emb_prefetch", table));
+  }
+  const Tensor host = host_ids("emb_prefetch", ids);
+  const Tensor host_splits = host_ids("emb_prefetch", splits, "splits");
+  const int64_t prefetch = call([&] {
+    return emb_prefetch_tables({handles.data(), handles.size()}, ids_slice(host), ids_slice(host_splits));
+  });
+  warn_of_dropped_prefetches();
+  return prefetch;
+}
+
+Tensor fetched_rows(const Fetched& fetched, std::size_t table) {
+  const rust::Slice<const float> rows = fetched.rows(table);
+  const int64_t dim = static_cast<int64_t>(fetched.table_dim(table));
+  return copied(rows, new_floats({static_cast<int64_t>(rows.size()) / dim, dim}));
+}
+
+Tensor emb_wait_result_op(int64_t handle, int64_t dim) {
+  checked_dim("emb_wait_result", dim);
+  const rust::Box<Fetched> fetched = call([&] { return emb_wait(handle, {&dim, 1}); });
+  return fetched_rows(*fetched, 0);
+}
+
+std::vector<Tensor> emb_wait_tables_op(int64_t handle) {
+  const rust::Box<Fetched> fetched = call([&] { return emb_wait(handle, {}); });
+  std::vector<Tensor> rows;
+  for (std::size_t table = 0; table < fetched->num_tables(); ++table) {
+    rows.push_back(fetched_rows(*fetched, table));
+  }
+  return rows;
+}
+
 // The hash table's own view.
 
 std::tuple<Tensor, Tensor> hashtable_lookup_op(const Tensor& table, const Tensor& ids, int64_t dim, bool insert) {
@@ -449,6 +520,11 @@ void define(Library& library) {
   library.def("emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()");
   library.def("emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)");
   library.def("emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)");
+  library.def("emb_prefetch(Tensor ids, int dim) -> int");
+  library.def("emb_prefetch.table(Tensor table, Tensor ids) -> int");
+  library.def("emb_prefetch.tables(Tensor[] tables, Tensor ids, Tensor splits) -> int");
+  library.def("emb_wait_result(int handle, int dim) -> Tensor");
+  library.def("emb_wait_tables(int handle) -> Tensor[]");
   library.def("hashtable_lookup(Tensor table, Tensor ids, int dim, bool insert) -> (Tensor index, Tensor rows)");
   library.def("hashtable_delete(Tensor table, Tensor ids) -> ()");
   library.def("hashtable_clear(Tensor table) -> ()");
@@ -480,6 +556,11 @@ void implement(Library& library) {
   library.impl("emb_update.table", TORCH_BOX(&emb_update_op));
   library.impl("emb_bag", TORCH_BOX(&emb_bag_op));
   library.impl("emb_bag.tables", TORCH_BOX(&emb_bag_tables_op));
+  library.impl("emb_prefetch", TORCH_BOX(&emb_prefetch_default_op));
+  library.impl("emb_prefetch.table", TORCH_BOX(&emb_prefetch_op));
+  library.impl("emb_prefetch.tables", TORCH_BOX(&emb_prefetch_tables_op));
+  library.impl("emb_wait_result", TORCH_BOX(&emb_wait_result_op));
+  library.impl("emb_wait_tables", TORCH_BOX(&emb_wait_tables_op));
   library.impl("hashtable_lookup", TORCH_BOX(&hashtable_lookup_op));
   library.impl("hashtable_delete", TORCH_BOX(&hashtable_delete_op));
   library.impl("hashtable_clear", TORCH_BOX(&hashtable_clear_op));

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use recstore::{
-    BagInput, Error, GradientChunk, GradientCollector, MergedGradients, PoolingMode, Step, TableConfig,
-    TableId, TableUpdate,
+    BagInput, Error, GradientChunk, GradientCollector, MergedGradients, PoolingMode, PrefetchId, Step,
+    TableConfig, TableId, TableUpdate,
 };
 
 use crate::guard::{Failure, guard};
@@ -145,6 +145,76 @@ fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
         1 => Ok(PoolingMode::Mean),
         2 => Ok(PoolingMode::Max),
         _ => Err(Failure::Runtime(format!("emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got {mode}"))),
+    }
+}
+
+pub(crate) fn emb_prefetch(table: i64, ids: &[i64]) -> Outcome<i64> {
+    guard(|| {
+        let registry = registry()?;
+        Ok(registry.prefetching().issue(vec![registry.request(table, ids)?])?.0)
+    })
+}
+
+pub(crate) fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Outcome<i64> {
+    guard(|| Ok(registry()?.prefetch_default(dim, ids)?.0))
+}
+
+/// The ids of table t lie from `splits[t]` up to `splits[t + 1]`.
+pub(crate) fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -> Outcome<i64> {
+    guard(|| {
+        recstore::check_offsets(splits, ids.len())?;
+        let registry = registry()?;
+        let parts = splits.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]);
+        let requests = tables.iter().zip(parts).map(|(&table, ids)| registry.request(table, ids));
+        Ok(registry.prefetching().issue(requests.collect::<Outcome<_>>()?)?.0)
+    })
+}
+
+/// Waits for the rows of a prefetch and consumes it. `dims` holds the dim that the rows of its one table must have,
+/// or none for any tables.
+pub(crate) fn emb_wait(prefetch: i64, dims: &[i64]) -> Outcome<Box<Fetched>> {
+    guard(|| {
+        let (registry, id) = (registry()?, PrefetchId(prefetch));
+        let issued = registry.issued_dims(id)?;
+        if !dims.is_empty() && !issued.iter().map(|&dim| dim as i64).eq(dims.iter().copied()) {
+            return Err(Failure::Runtime(format!(
+                "emb_wait_result: prefetch handle {prefetch} has rows of dims {issued:?}, got dim {}",
+                dims[0]
+            )));
+        }
+        let deferred = registry.take_deferred(id);
+        let matrices = registry.prefetching().wait(id)?;
+        let Some((ids, dim)) = deferred else {
+            return Ok(Box::new(Fetched { dims: issued, matrices }));
+        };
+        let mut rows = vec![0.0; ids.len() * dim];
+        emb_read_default(dim, &ids, &mut rows)?;
+        Ok(Box::new(Fetched { dims: issued, matrices: vec![rows] }))
+    })
+}
+
+/// How many prefetches were dropped because nobody consumed them.
+pub(crate) fn num_prefetches_dropped() -> Outcome<u64> {
+    guard(|| Ok(registry()?.prefetching().num_dropped()))
+}
+
+/// The rows of a prefetch, one matrix a table.
+pub(crate) struct Fetched {
+    dims: Vec<usize>,
+    matrices: Vec<Vec<f32>>,
+}
+
+impl Fetched {
+    pub(crate) fn num_tables(&self) -> usize {
+        self.dims.len()
+    }
+
+    pub(crate) fn table_dim(&self, table: usize) -> usize {
+        self.dims[table]
+    }
+
+    pub(crate) fn rows(&self, table: usize) -> &[f32] {
+        &self.matrices[table]
     }
 }
 

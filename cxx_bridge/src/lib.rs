@@ -7,11 +7,12 @@ mod registry;
 
 use executor::{Task, run_piece};
 use kernels::{
-    Ids, Merged, accept_grad, apply_grads, check_dim, check_offsets, clear_grads, collected_grads,
-    collected_tables, collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update,
-    emb_update_default, emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids,
-    hashtable_lookup, hashtable_release, hashtable_size, init_embedding_table, make_collector,
-    make_hashtable, merge_gradients, panic_with, set_learning_rate, table_text, unique,
+    Fetched, Ids, Merged, accept_grad, apply_grads, check_dim, check_offsets, clear_grads, collected_grads,
+    collected_tables, collector_release, drop_table, emb_bag, emb_prefetch, emb_prefetch_default,
+    emb_prefetch_tables, emb_read, emb_read_default, emb_update, emb_update_default, emb_wait, emb_write,
+    emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids, hashtable_lookup, hashtable_release,
+    hashtable_size, init_embedding_table, make_collector, make_hashtable, merge_gradients,
+    num_prefetches_dropped, panic_with, set_learning_rate, table_text, unique,
 };
 use recstore::fork::{
     before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
@@ -65,6 +66,17 @@ mod ffi {
         ) -> Result<()>;
 
         fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()>;
+
+        fn emb_prefetch(table: i64, ids: &[i64]) -> Result<i64>;
+        fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Result<i64>;
+        fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -> Result<i64>;
+        fn emb_wait(prefetch: i64, dims: &[i64]) -> Result<Box<Fetched>>;
+        fn num_prefetches_dropped() -> Result<u64>;
+
+        type Fetched;
+        fn num_tables(self: &Fetched) -> usize;
+        fn table_dim(self: &Fetched, table: usize) -> usize;
+        fn rows(self: &Fetched, table: usize) -> &[f32];
 
         fn hashtable_lookup(
             table: i64,

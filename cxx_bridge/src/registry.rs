@@ -6,8 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, Serial, TableConfig, TableId,
-    fork,
+    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, PrefetchId, PrefetchRequest,
+    PrefetchingStore, Serial, TableConfig, TableId, fork,
 };
 
 use crate::executor::TorchThreads;
@@ -16,11 +16,17 @@ use crate::guard::Failure;
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
 const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
 
+/// Reads ahead wait for memory or a network, not for a core.
+const PREFETCH_THREADS: usize = 2;
+
+/// Prefetches that nobody consumes are dropped beyond this number, oldest first.
+const MOST_PREFETCHES: usize = 1024;
+
 static REGISTRY: OnceCell<Registry> = OnceCell::new();
 
 /// The store of the process and the handles into it.
 pub struct Registry {
-    store: Box<dyn EmbeddingStore>,
+    store: PrefetchingStore,
     handles: RwLock<Handles>,
 }
 
@@ -30,6 +36,8 @@ struct Handles {
     tables: HashMap<i64, OpenTable>,
     of_table: HashMap<TableId, i64>,
     collectors: HashMap<i64, Arc<GradientCollector>>,
+    /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
+    deferred: HashMap<PrefetchId, (Vec<i64>, usize)>,
 }
 
 struct OpenTable {
@@ -54,14 +62,15 @@ pub fn registry() -> Result<&'static Registry, Failure> {
             }
             Err(_) => store,
         };
-        Ok(Registry { store: Box::new(store), handles: RwLock::default() })
+        let store = PrefetchingStore::new(Arc::new(store), PREFETCH_THREADS, MOST_PREFETCHES);
+        Ok(Registry { store, handles: RwLock::default() })
     })
 }
 
 impl Registry {
     /// Returns the store.
     pub fn store(&self) -> &dyn EmbeddingStore {
-        &*self.store
+        &self.store
     }
 
     /// Creates or opens a table, adds a reference and returns its handle.
@@ -193,6 +202,41 @@ impl Registry {
     ) -> Result<Arc<GradientCollector>, Failure> {
         let found = self.read_handles(|handles| handles.collectors.get(&handle).cloned());
         found.ok_or_else(|| unknown_collector(operation, handle))
+    }
+
+    /// Returns the store as one whose reads can be issued ahead.
+    pub(crate) fn prefetching(&self) -> &PrefetchingStore {
+        &self.store
+    }
+
+    /// Issues a read of the table behind a handle.
+    pub(crate) fn request(&self, handle: i64, ids: &[i64]) -> Result<PrefetchRequest, Failure> {
+        let found =
+            self.read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.dim)));
+        let (table, dim) = found.ok_or_else(|| unknown("emb_prefetch", handle))?;
+        Ok(PrefetchRequest { table, ids: ids.to_vec(), dim })
+    }
+
+    /// Issues a read of the table `default/<dim>`; where it is missing the ids are kept until they are asked for.
+    pub(crate) fn prefetch_default(&self, dim: usize, ids: &[i64]) -> Result<PrefetchId, Failure> {
+        if let Some(table) = self.default_table(dim) {
+            return Ok(self.store.issue(vec![PrefetchRequest { table, ids: ids.to_vec(), dim }])?);
+        }
+        let id = self.store.issue(vec![])?;
+        self.with_handles(|handles| handles.deferred.insert(id, (ids.to_vec(), dim)));
+        Ok(id)
+    }
+
+    /// Returns the dims of the tables of a prefetch.
+    pub(crate) fn issued_dims(&self, id: PrefetchId) -> Result<Vec<usize>, Failure> {
+        let deferred = self.read_handles(|handles| handles.deferred.get(&id).map(|(_, dim)| vec![*dim]));
+        let issued = self.store.dims(id)?;
+        Ok(deferred.unwrap_or(issued))
+    }
+
+    /// Takes the ids of a prefetch whose table did not exist when it was issued.
+    pub(crate) fn take_deferred(&self, id: PrefetchId) -> Option<(Vec<i64>, usize)> {
+        self.with_handles(|handles| handles.deferred.remove(&id))
     }
 
     /// Returns the handle of an open table, and 0 for one whose handle was released.

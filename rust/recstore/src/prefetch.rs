@@ -153,6 +153,17 @@ impl PrefetchingStore {
         sender
     }
 
+    /// Returns the dims of the requests of a prefetch that was not consumed yet.
+    ///
+    /// # Errors
+    /// [`Error::UnknownPrefetch`].
+    pub fn dims(&self, id: PrefetchId) -> Result<Vec<usize>> {
+        let _gate = fork::enter();
+        let state = self.lock();
+        let pending = state.pending.get(&id).ok_or(Error::UnknownPrefetch { prefetch: id.0 })?;
+        Ok(pending.requests.iter().map(|request| request.dim).collect())
+    }
+
     /// Waits for the rows of a prefetch and consumes it: one `[ids, dim]` matrix for each of its requests.
     ///
     /// # Errors
