@@ -7,7 +7,6 @@ kernel, and every operator that touches the store is registered as having an ord
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
 
-import functools
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
@@ -23,16 +22,8 @@ _R = TypeVar("_R")
 
 
 def eager_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keeps a function out of graphs, as `torch.compiler.disable` does."""
-
-    @functools.wraps(function)
-    def in_eager_mode(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        return function(*args, **kwargs)
-
-    # What torch.compiler.disable sets. Calling it would import the whole compiler with this package.
-    in_eager_mode._torchdynamo_disable = True  # type: ignore[attr-defined]
-    in_eager_mode._torchdynamo_disable_msg = "recstore_ops: eager only"  # type: ignore[attr-defined]
-    return in_eager_mode
+    """Keeps a function and all it calls out of graphs, as `torch.compiler.disable`, which would import the compiler."""
+    return torch._disable_dynamo(function)  # type: ignore[return-value]
 
 
 make_hashtable = eager_only(_recstore.make_hashtable.default)

@@ -13,6 +13,8 @@ from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.functional import embedding
 
+DEFAULT_LR = 0.01
+
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
 
@@ -45,7 +47,7 @@ class TableModule(nn.Module):
         embedding_dim: int,
         name: str,
         init_func: InitFunc | None = None,
-        lr: float = 0.01,
+        lr: float = DEFAULT_LR,
         *,
         padding_idx: int | None = None,
         optimizer: str | dict[str, Any] | None = None,
@@ -75,7 +77,9 @@ class TableModule(nn.Module):
             if self.table.is_new:
                 self._start_rows(init_func, dtype)
                 return
-        _warn_of_kept_values(self.table)
+        _warn_of_kept_values(
+            self.table, optimizer_with_lr(optimizer, lr) if lr != DEFAULT_LR else with_kind(optimizer, "sgd")
+        )
 
     def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
         if init_func is not None:
@@ -156,10 +160,9 @@ class DistEmbedding(TableModule):
         return [(ids, grads) for _, ids, grads in self.table.collected()]
 
 
-def _warn_of_kept_values(table: Table) -> None:
+def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
     kept = Table.open(table.name).config.optimizer
-    asked = table.config.optimizer
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:

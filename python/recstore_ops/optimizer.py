@@ -75,16 +75,18 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Applies what was collected, and empties the traces.
 
         Args:
-            modules: the modules to step; those given at construction where absent.
+            modules: the modules to step; those given at construction where absent. A callable is the closure.
             closure: computes the loss again, gradients included, before the step.
 
         Returns:
             What the closure returned.
 
         Raises:
-            ValueError: no modules here nor at construction.
+            ValueError: no modules here nor at construction, or modules without any table.
             RuntimeError: gradients that a table refuses; then no table has changed and all traces are kept.
         """
+        if callable(modules) and not isinstance(modules, nn.Module | Table):
+            modules, closure = None, modules  # As torch.optim: step(closure).
         chosen = self._modules if modules is None else _as_list(modules)
         if chosen is None:
             raise ValueError("SparseOptimizer.step needs modules, here or at construction")
@@ -93,6 +95,8 @@ class SparseOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         tables = _tables_of(chosen)
+        if not tables:
+            raise ValueError("SparseOptimizer.step got modules without any table")
         for table in tables:
             self._seen.add(table)
             self._follow_rate(table)

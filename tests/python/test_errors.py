@@ -657,6 +657,7 @@ def test_a_wrong_size_is_refused_and_opens_no_table(
         "{",
         '{"optimizer": {"kind": "sgd"}} x',
         '{"seed": NaN}',
+        '{"seed": 1, "seed": 2}',
     ],
 )
 def test_a_malformed_json_configuration_is_refused(config: str, table: Table, table_name: Callable[[], str]) -> None:
