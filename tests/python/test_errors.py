@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import recstore_ops
 from recstore_ops import (
     DistEmbedding,
     DistEmbeddingBag,
@@ -553,11 +554,16 @@ def test_the_policy_skip_leaves_out_and_counts_what_is_not_finite(
     assert (table.statistics()["refusals"], table.statistics()["step"]) == (2, 1)
 
 
-def test_the_policy_skip_keeps_the_good_gradients_of_an_id(table_name: Callable[[], str]) -> None:
+def test_the_policy_skip_skips_an_id_alike_whether_its_gradients_come_merged_or_not(
+    table_name: Callable[[], str],
+) -> None:
     config = TableConfig(nan_policy="skip", initializer={"kind": "zeros"}, optimizer={"kind": "sgd", "lr": 1.0})
-    table = Table(table_name(), 1, config)
-    _ops.emb_update(table.handle, longs(5, 5, 5), torch.tensor([[1.0], [NAN], [2.0]]))
-    assert _ops.emb_read(table.handle, longs(5), 1).tolist() == [[-3.0]]
+    ids, grads = longs(5, 5, 6, 5), torch.tensor([[1.0], [NAN], [4.0], [2.0]])
+    for merge in (lambda *pair: pair, recstore_ops.merge_gradients):
+        table = Table(table_name(), 1, config)
+        _ops.emb_update(table.handle, *merge(ids, grads))
+        assert _ops.emb_read(table.handle, longs(5, 6), 1).tolist() == [[0.0], [-4.0]]
+        assert table.statistics()["refusals"] == 1
 
 
 def test_the_policy_allow_takes_values_as_they_are(table_name: Callable[[], str]) -> None:

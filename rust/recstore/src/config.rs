@@ -45,7 +45,7 @@ pub enum NanPolicy {
     /// The call is refused and changes nothing.
     #[default]
     Error,
-    /// The row or gradient is left out and counted.
+    /// The row is left out of the write, or the id of the gradient out of the step, and counted.
     Skip,
     /// It is taken as it is.
     Allow,
