@@ -520,8 +520,9 @@ void define(Library& library) {
   library.def("emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()");
   library.def("emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)");
   library.def("emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)");
-  library.def("emb_prefetch(Tensor ids, int dim) -> int");
+  // Before the overload without a table, which would take ids of one element for its dim.
   library.def("emb_prefetch.table(Tensor table, Tensor ids) -> int");
+  library.def("emb_prefetch(Tensor ids, int dim) -> int");
   library.def("emb_prefetch.tables(Tensor[] tables, Tensor ids, Tensor splits) -> int");
   library.def("emb_wait_result(int handle, int dim) -> Tensor");
   library.def("emb_wait_tables(int handle) -> Tensor[]");
