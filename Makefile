@@ -97,6 +97,12 @@ test-python: build ## the Python tests
 	@echo "== Python tests"
 	$(BIN)/python -m pytest --quiet
 
+.PHONY: docs
+docs: build ## the Python API from its docstrings, in docs/api
+	rm -rf docs/api
+	$(BIN)/pdoc --docformat google --output-directory docs/api recstore_ops
+	@echo "docs/api/index.html"
+
 .PHONY: test-long
 test-long: build ## the slow tests: many cases, many processes, big tables
 	RECSTORE_LONG_TESTS=1 PROPTEST_CASES=2000 cargo test --quiet --release

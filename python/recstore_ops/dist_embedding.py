@@ -117,7 +117,7 @@ class DistEmbedding(TableModule):
     `SparseOptimizer.step`.
 
     Example:
-        >>> user = DistEmbedding(None, 16, "user", optimizer={"kind": "adagrad", "lr": 0.1})
+        >>> user = DistEmbedding(None, 16, "docs/user", optimizer={"kind": "adagrad", "lr": 0.1})
         >>> user(torch.tensor([[7, -3], [2**62, 7]])).shape
         torch.Size([2, 2, 16])
     """
