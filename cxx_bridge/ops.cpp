@@ -7,7 +7,9 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -77,24 +79,41 @@ std::size_t checked_dim(const char* op, int64_t dim) {
   return static_cast<std::size_t>(dim);
 }
 
-// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim.
-int64_t row_dim(const char* op, const char* what, const std::string& table, const Tensor& ids, const Tensor& rows) {
-  const std::vector<int64_t> expected = shape_of(ids);
-  const std::vector<int64_t> actual = shape_of(rows);
+// The number behind a table's handle, whose rows must have `dim` elements.
+int64_t table_of_dim(const char* op, const char* what, const Tensor& table, int64_t dim) {
+  const int64_t handle = table_of(op, table);
+  const std::size_t width = checked_dim(op, dim);
+  call([&] { check_dim(op, what, handle, width); });
+  return handle;
+}
+
+// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim. `name` gives the table's name.
+template <typename Name>
+int64_t row_dim(const char* op, const char* what, const Name& name, const Tensor& ids, const Tensor& rows) {
+  const IntHeaderOnlyArrayRef expected = ids.sizes();
+  const IntHeaderOnlyArrayRef actual = rows.sizes();
   if (actual.size() != expected.size() + 1 || !std::equal(expected.begin(), expected.end(), actual.begin())) {
-    refuse(op, ": ", table, " got ids of shape ", shape_text(ids), ", so ", what, " must have that shape and dim, got ",
-           shape_text(rows));
+    refuse(op, ": ", name(), " got ids of shape ", shape_text(ids), ", so ", what,
+           " must have that shape and dim, got ", shape_text(rows));
   }
-  checked_dim(op, actual.back());
-  return actual.back();
+  return actual[expected.size()];
 }
 
-std::string name_of(int64_t table) {
-  return std::string(table_text(table));
+constexpr const char* kGradients = "gradients";
+
+// The number behind a table's handle, for which there must be a row of its dim for each id.
+int64_t table_of_rows(const char* op, const char* what, const Tensor& table, const Tensor& ids, const Tensor& rows) {
+  const auto name = [&] { return std::string(table_text(table_of(op, table))); };
+  const int64_t dim = row_dim(op, what, name, ids, rows);
+  return table_of_dim(op, what == kGradients ? "gradient rows" : what, table, dim);
 }
 
-std::string default_name(const Tensor& rows) {
-  return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
+// The dim of the default table that rows are for.
+std::size_t default_dim(const char* op, const char* what, const Tensor& ids, const Tensor& rows) {
+  const auto name = [&] {
+    return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
+  };
+  return checked_dim(op, row_dim(op, what, name, ids, rows));
 }
 
 // A span of one id, or of none.
@@ -142,8 +161,7 @@ void panic_op(const std::string& message) {
 // Rows.
 
 Tensor emb_read_op(const Tensor& table, const Tensor& ids, int64_t dim) {
-  const int64_t handle = table_of("emb_read", table);
-  checked_dim("emb_read", dim);
+  const int64_t handle = table_of_dim("emb_read", "rows", table, dim);
   const Tensor host = host_ids("emb_read", ids);
   const Tensor rows = new_floats(row_shape(ids, dim));
   call([&] { emb_read(handle, ids_slice(host), float_slice_mut(rows)); });
@@ -159,33 +177,31 @@ Tensor emb_read_default_op(const Tensor& ids, int64_t dim) {
 }
 
 void emb_write_op(const Tensor& table, const Tensor& ids, const Tensor& rows) {
-  const int64_t handle = table_of("emb_write", table);
-  row_dim("emb_write", "rows", name_of(handle), ids, rows);
+  const int64_t handle = table_of_rows("emb_write", "rows", table, ids, rows);
   const Tensor host = host_ids("emb_write", ids);
   const Tensor values = host_floats("emb_write", "rows", rows);
   call([&] { emb_write(handle, ids_slice(host), float_slice(values)); });
 }
 
 void emb_write_default_op(const Tensor& ids, const Tensor& rows) {
-  const int64_t dim = row_dim("emb_write", "rows", default_name(rows), ids, rows);
+  const std::size_t dim = default_dim("emb_write", "rows", ids, rows);
   const Tensor host = host_ids("emb_write", ids);
   const Tensor values = host_floats("emb_write", "rows", rows);
-  call([&] { emb_write_default(static_cast<std::size_t>(dim), ids_slice(host), float_slice(values)); });
+  call([&] { emb_write_default(dim, ids_slice(host), float_slice(values)); });
 }
 
 void emb_update_op(const Tensor& table, const Tensor& ids, const Tensor& grads) {
-  const int64_t handle = table_of("emb_update", table);
-  row_dim("emb_update", "gradients", name_of(handle), ids, grads);
+  const int64_t handle = table_of_rows("emb_update", kGradients, table, ids, grads);
   const Tensor host = host_ids("emb_update", ids);
-  const Tensor values = host_floats("emb_update", "gradients", grads);
+  const Tensor values = host_floats("emb_update", kGradients, grads);
   call([&] { emb_update(handle, ids_slice(host), float_slice(values)); });
 }
 
 void emb_update_default_op(const Tensor& ids, const Tensor& grads) {
-  const int64_t dim = row_dim("emb_update", "gradients", default_name(grads), ids, grads);
+  const std::size_t dim = default_dim("emb_update", kGradients, ids, grads);
   const Tensor host = host_ids("emb_update", ids);
-  const Tensor values = host_floats("emb_update", "gradients", grads);
-  call([&] { emb_update_default(static_cast<std::size_t>(dim), ids_slice(host), float_slice(values)); });
+  const Tensor values = host_floats("emb_update", kGradients, grads);
+  call([&] { emb_update_default(dim, ids_slice(host), float_slice(values)); });
 }
 
 // Bags.
@@ -205,7 +221,7 @@ struct Bags {
   std::optional<Tensor> weights;
 
   Bags(const Tensor& ids_in, const Tensor& offsets_in, const std::optional<Tensor>& weights_in)
-      : ids(host_ids("emb_bag", ids_in)), offsets(host_ids("emb_bag", offsets_in)) {
+      : ids(host_ids("emb_bag", ids_in)), offsets(host_ids("emb_bag", offsets_in, "offsets")) {
     check_flat("emb_bag", "ids", ids);
     check_flat("emb_bag", "offsets", offsets);
     if (offsets.numel() == 0) {
@@ -232,14 +248,13 @@ std::tuple<Tensor, Tensor> emb_bag_op(
     int64_t mode,
     const std::optional<Tensor>& per_sample_weights,
     const std::optional<int64_t>& padding_idx) {
-  const int64_t handle = table_of("emb_bag", table);
-  checked_dim("emb_bag", dim);
+  const int64_t handle = table_of_dim("emb_bag", "pooled rows", table, dim);
   const Bags bags(ids, offsets, per_sample_weights);
   const int64_t count = bags.offsets.numel() - 1;
   const Tensor pooled = new_floats({count, dim});
   const Tensor max_positions = mode == kMax ? new_ids({count, dim}) : new_ids({0});
   call([&] {
-    emb_bag(handle, ids_slice(bags.ids), ids_slice(bags.offsets), mode, bags.weight_slice(), optional_id(padding_idx),
+    emb_bag(handle, ids_slice(bags.ids), 0, ids_slice(bags.offsets), mode, bags.weight_slice(), optional_id(padding_idx),
             float_slice_mut(pooled), ids_slice_mut(max_positions));
   });
   return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
@@ -272,8 +287,9 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
   }
   const int64_t count = (bags.offsets.numel() - 1) / features;
   int64_t total = 0;
-  for (const int64_t dim : dims) {
-    total += static_cast<int64_t>(checked_dim("emb_bag", dim));
+  for (int64_t feature = 0; feature < features; ++feature) {
+    table_of_dim("emb_bag", "pooled rows", tables[feature], dims[feature]);
+    total += dims[feature];
   }
   const Tensor pooled = new_floats({count, total});
   const Tensor max_positions = mode == kMax ? new_ids({count, total}) : new_ids({0});
@@ -294,7 +310,7 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
         bags.weights ? rust::Slice<const float>(float_slice(*bags.weights).data() + first, size) : rust::Slice<const float>();
     call([&] {
       emb_bag(table_of("emb_bag", tables[feature]), {all_ids.data() + first, static_cast<std::size_t>(size)},
-              ids_slice(own_offsets), mode, own_weights, {}, float_slice_mut(own), ids_slice_mut(own_positions));
+              static_cast<std::size_t>(first), ids_slice(own_offsets), mode, own_weights, {}, float_slice_mut(own), ids_slice_mut(own_positions));
     });
     place_columns<float>(own, pooled, column);
     if (mode == kMax) {
@@ -308,11 +324,79 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
   return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
 }
 
+// Prefetch.
+
+// Tells of prefetches that were dropped since the last call.
+void warn_of_dropped_prefetches() {
+  static std::atomic<uint64_t> reported = 0;
+  const uint64_t dropped = call([] { return num_prefetches_dropped(); });
+  const uint64_t before = reported.exchange(dropped);
+  if (dropped > before) {
+    std::cerr << "recstore_ops: warning: " << dropped - before
+              << " prefetches were dropped, oldest first, because nobody consumed them with emb_wait_result\n";
+  }
+}
+
+int64_t emb_prefetch_op(const Tensor& table, const Tensor& ids) {
+  const int64_t handle = table_of("emb_prefetch", table);
+  const Tensor host = host_ids("emb_prefetch", ids);
+  const int64_t prefetch = call([&] { return emb_prefetch(handle, ids_slice(host)); });
+  warn_of_dropped_prefetches();
+  return prefetch;
+}
+
+int64_t emb_prefetch_default_op(const Tensor& ids, int64_t dim) {
+  const std::size_t width = checked_dim("emb_prefetch", dim);
+  const Tensor host = host_ids("emb_prefetch", ids);
+  const int64_t prefetch = call([&] { return emb_prefetch_default(width, ids_slice(host)); });
+  warn_of_dropped_prefetches();
+  return prefetch;
+}
+
+int64_t emb_prefetch_tables_op(const std::vector<Tensor>& tables, const Tensor& ids, const Tensor& splits) {
+  check_flat("emb_prefetch", "ids", ids);
+  check_flat("emb_prefetch", "splits", splits);
+  if (splits.numel() != static_cast<int64_t>(tables.size()) + 1) {
+    refuse("emb_prefetch: ", tables.size(), " tables need ", tables.size() + 1, " splits, got ", splits.numel());
+  }
+  std::vector<int64_t> handles;
+  for (const Tensor& table : tables) {
+    handles.push_back(table_of("emb_prefetch", table));
+  }
+  const Tensor host = host_ids("emb_prefetch", ids);
+  const Tensor host_splits = host_ids("emb_prefetch", splits, "splits");
+  const int64_t prefetch = call([&] {
+    return emb_prefetch_tables({handles.data(), handles.size()}, ids_slice(host), ids_slice(host_splits));
+  });
+  warn_of_dropped_prefetches();
+  return prefetch;
+}
+
+Tensor fetched_rows(const Fetched& fetched, std::size_t table) {
+  const rust::Slice<const float> rows = fetched.rows(table);
+  const int64_t dim = static_cast<int64_t>(fetched.table_dim(table));
+  return copied(rows, new_floats({static_cast<int64_t>(rows.size()) / dim, dim}));
+}
+
+Tensor emb_wait_result_op(int64_t handle, int64_t dim) {
+  checked_dim("emb_wait_result", dim);
+  const rust::Box<Fetched> fetched = call([&] { return emb_wait(handle, {&dim, 1}); });
+  return fetched_rows(*fetched, 0);
+}
+
+std::vector<Tensor> emb_wait_tables_op(int64_t handle) {
+  const rust::Box<Fetched> fetched = call([&] { return emb_wait(handle, {}); });
+  std::vector<Tensor> rows;
+  for (std::size_t table = 0; table < fetched->num_tables(); ++table) {
+    rows.push_back(fetched_rows(*fetched, table));
+  }
+  return rows;
+}
+
 // The hash table's own view.
 
 std::tuple<Tensor, Tensor> hashtable_lookup_op(const Tensor& table, const Tensor& ids, int64_t dim, bool insert) {
-  const int64_t handle = table_of("hashtable_lookup", table);
-  checked_dim("hashtable_lookup", dim);
+  const int64_t handle = table_of_dim("hashtable_lookup", "rows", table, dim);
   const Tensor host = host_ids("hashtable_lookup", ids);
   const Tensor indices = new_ids(shape_of(ids));
   const Tensor rows = new_floats(row_shape(ids, dim));
@@ -368,12 +452,11 @@ void accept_grad_op(
     const Tensor& grads,
     const std::optional<int64_t>& padding_idx) {
   const int64_t into = collector_of("accept_grad", collector);
-  const int64_t handle = table_of("accept_grad", table);
-  const int64_t dim = row_dim("accept_grad", "gradients", name_of(handle), ids, grads);
+  const int64_t handle = table_of_rows("accept_grad", kGradients, table, ids, grads);
   const Tensor host = host_ids("accept_grad", ids);
-  const Tensor values = host_floats("accept_grad", "gradients", grads);
+  const Tensor values = host_floats("accept_grad", kGradients, grads);
   call([&] {
-    accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(dim),
+    accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(grads.size(-1)),
                 optional_id(padding_idx));
   });
 }
@@ -417,11 +500,12 @@ std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
 
 std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& grads) {
   check_flat("merge_gradients", "ids", ids);
-  const int64_t dim = row_dim("merge_gradients", "gradients", "the merge", ids, grads);
+  const auto name = [] { return "the merge"; };
+  const std::size_t dim = checked_dim("merge_gradients", row_dim("merge_gradients", kGradients, name, ids, grads));
   const Tensor host = host_ids("merge_gradients", ids);
-  const Tensor values = host_floats("merge_gradients", "gradients", grads);
+  const Tensor values = host_floats("merge_gradients", kGradients, grads);
   const rust::Box<Merged> merged = call([&] {
-    return merge_gradients(ids_slice(host), float_slice(values), static_cast<std::size_t>(dim));
+    return merge_gradients(ids_slice(host), float_slice(values), dim);
   });
   const auto [distinct, sums] = merged_tensors(*merged);
   return {to_device_of(ids, distinct), to_device_of(ids, sums)};
@@ -444,6 +528,12 @@ void define(Library& library) {
   library.def("emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()");
   library.def("emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)");
   library.def("emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)");
+  // Before the overload without a table, which would take ids of one element for its dim.
+  library.def("emb_prefetch.table(Tensor table, Tensor ids) -> int");
+  library.def("emb_prefetch(Tensor ids, int dim) -> int");
+  library.def("emb_prefetch.tables(Tensor[] tables, Tensor ids, Tensor splits) -> int");
+  library.def("emb_wait_result(int handle, int dim) -> Tensor");
+  library.def("emb_wait_tables(int handle) -> Tensor[]");
   library.def("hashtable_lookup(Tensor table, Tensor ids, int dim, bool insert) -> (Tensor index, Tensor rows)");
   library.def("hashtable_delete(Tensor table, Tensor ids) -> ()");
   library.def("hashtable_clear(Tensor table) -> ()");
@@ -476,6 +566,11 @@ void implement(Library& library) {
   library.impl("emb_update.table", TORCH_BOX(&emb_update_op));
   library.impl("emb_bag", TORCH_BOX(&emb_bag_op));
   library.impl("emb_bag.tables", TORCH_BOX(&emb_bag_tables_op));
+  library.impl("emb_prefetch", TORCH_BOX(&emb_prefetch_default_op));
+  library.impl("emb_prefetch.table", TORCH_BOX(&emb_prefetch_op));
+  library.impl("emb_prefetch.tables", TORCH_BOX(&emb_prefetch_tables_op));
+  library.impl("emb_wait_result", TORCH_BOX(&emb_wait_result_op));
+  library.impl("emb_wait_tables", TORCH_BOX(&emb_wait_tables_op));
   library.impl("hashtable_lookup", TORCH_BOX(&hashtable_lookup_op));
   library.impl("hashtable_delete", TORCH_BOX(&hashtable_delete_op));
   library.impl("hashtable_clear", TORCH_BOX(&hashtable_clear_op));

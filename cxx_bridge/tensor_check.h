@@ -63,8 +63,9 @@ inline int32_t dtype_of(const Tensor& tensor) {
   return dtype;
 }
 
-// Ids on the host as int64. uint64 ids keep their bits; int32 ids are widened.
-inline Tensor host_ids(const char* op, const Tensor& ids) {
+// Ids, or offsets, on the host as int64. uint64 ids keep their bits; int32 ids are widened. `what` names them in the
+// message.
+inline Tensor host_ids(const char* op, const Tensor& ids, const char* what = "ids") {
   const int32_t dtype = dtype_of(ids);
   if (dtype == aoti_torch_dtype_int64() || dtype == aoti_torch_dtype_uint64()) {
     return on_host(ids);
@@ -72,7 +73,7 @@ inline Tensor host_ids(const char* op, const Tensor& ids) {
   if (dtype == aoti_torch_dtype_int32()) {
     return torch::stable::to(on_host(ids), ScalarType::Long);
   }
-  refuse(op, ": ids must be int64, uint64 or int32, got ", torch::headeronly::toString(ids.scalar_type()));
+  refuse(op, ": ", what, " must be int64, uint64 or int32, got ", torch::headeronly::toString(ids.scalar_type()));
 }
 
 // Rows, gradients or weights on the host as float32. `what` names them in the message, such as "gradients".

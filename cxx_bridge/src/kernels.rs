@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use recstore::{
-    BagInput, GradientChunk, GradientCollector, MergedGradients, PoolingMode, Step, TableConfig, TableId,
-    TableUpdate,
+    BagInput, Error, GradientChunk, GradientCollector, MergedGradients, PoolingMode, PrefetchId, Step,
+    TableConfig, TableId, TableUpdate,
 };
 
 use crate::guard::{Failure, guard};
@@ -52,6 +52,11 @@ pub(crate) fn table_text(table: i64) -> String {
     registry().map_or_else(|error| error.to_string(), |registry| registry.table_text(table))
 }
 
+/// Checks a table's dim before rows of that size are made.
+pub(crate) fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Outcome {
+    guard(|| registry()?.check_dim(operation, what, table, dim))
+}
+
 pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {
     guard(|| registry()?.with_table("emb_read", table, |store, table| store.read(table, ids, rows)))
 }
@@ -74,10 +79,7 @@ pub(crate) fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Outcome {
 }
 
 pub(crate) fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Outcome {
-    guard(|| {
-        let registry = registry()?;
-        Ok(registry.store().write(registry.open_default_table(dim)?, ids, rows)?)
-    })
+    guard(|| registry()?.with_default_table(dim, |store, table| store.write(table, ids, rows)))
 }
 
 pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Outcome {
@@ -89,21 +91,20 @@ pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Outcome 
 
 pub(crate) fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Outcome {
     let chunk = GradientChunk { ids, gradients };
-    guard(|| {
-        let registry = registry()?;
-        Ok(registry.store().update(&[one_step(registry.open_default_table(dim)?, chunk)])?)
-    })
+    guard(|| registry()?.with_default_table(dim, |store, table| store.update(&[one_step(table, chunk)])))
 }
 
 fn one_step(table: TableId, chunk: GradientChunk<'_>) -> TableUpdate<'_> {
     TableUpdate { table, chunks: vec![chunk], step: Step::Next }
 }
 
-/// `per_sample_weights` is empty for none; `padding_idx` holds one id or none.
+/// `first_position` is where `ids` begin among the ids of the call, `per_sample_weights` is empty for none, and
+/// `padding_idx` holds one id or none.
 #[expect(clippy::too_many_arguments, reason = "they are the operator's")]
 pub(crate) fn emb_bag(
     table: i64,
     ids: &[i64],
+    first_position: usize,
     offsets: &[i64],
     mode: i64,
     per_sample_weights: &[f32],
@@ -119,9 +120,18 @@ pub(crate) fn emb_bag(
             per_sample_weights: (!per_sample_weights.is_empty()).then_some(per_sample_weights),
             padding_idx: padding_idx.first().copied(),
         };
-        registry()?
-            .with_table("emb_bag", table, |store, table| store.bag(table, input, pooled, max_positions))
+        registry()?.with_table("emb_bag", table, |store, table| {
+            store.bag(table, input, pooled, max_positions).map_err(|error| moved(error, first_position))
+        })
     })
+}
+
+/// Lets the position in an error count from the first id of the call.
+fn moved(mut error: Error, first_position: usize) -> Error {
+    if let Error::IdOutOfRange { position, .. } = &mut error {
+        *position += first_position;
+    }
+    error
 }
 
 /// Checks the offsets of all tables of a call before any table's part is cut out.
@@ -135,6 +145,76 @@ fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
         1 => Ok(PoolingMode::Mean),
         2 => Ok(PoolingMode::Max),
         _ => Err(Failure::Runtime(format!("emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got {mode}"))),
+    }
+}
+
+pub(crate) fn emb_prefetch(table: i64, ids: &[i64]) -> Outcome<i64> {
+    guard(|| {
+        let registry = registry()?;
+        Ok(registry.prefetching().issue(vec![registry.request(table, ids)?])?.0)
+    })
+}
+
+pub(crate) fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Outcome<i64> {
+    guard(|| Ok(registry()?.prefetch_default(dim, ids)?.0))
+}
+
+/// The ids of table t lie from `splits[t]` up to `splits[t + 1]`.
+pub(crate) fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -> Outcome<i64> {
+    guard(|| {
+        recstore::check_offsets(splits, ids.len())?;
+        let registry = registry()?;
+        let parts = splits.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]);
+        let requests = tables.iter().zip(parts).map(|(&table, ids)| registry.request(table, ids));
+        Ok(registry.prefetching().issue(requests.collect::<Outcome<_>>()?)?.0)
+    })
+}
+
+/// Waits for the rows of a prefetch and consumes it. `dims` holds the dim that the rows of its one table must have,
+/// or none for any tables.
+pub(crate) fn emb_wait(prefetch: i64, dims: &[i64]) -> Outcome<Box<Fetched>> {
+    guard(|| {
+        let (registry, id) = (registry()?, PrefetchId(prefetch));
+        let issued = registry.issued_dims(id)?;
+        if !dims.is_empty() && !issued.iter().map(|&dim| dim as i64).eq(dims.iter().copied()) {
+            return Err(Failure::Runtime(format!(
+                "emb_wait_result: prefetch handle {prefetch} has rows of dims {issued:?}, got dim {}",
+                dims[0]
+            )));
+        }
+        let deferred = registry.take_deferred(id);
+        let matrices = registry.prefetching().wait(id)?;
+        let Some((ids, dim)) = deferred else {
+            return Ok(Box::new(Fetched { dims: issued, matrices }));
+        };
+        let mut rows = vec![0.0; ids.len() * dim];
+        emb_read_default(dim, &ids, &mut rows)?;
+        Ok(Box::new(Fetched { dims: issued, matrices: vec![rows] }))
+    })
+}
+
+/// How many prefetches were dropped because nobody consumed them.
+pub(crate) fn num_prefetches_dropped() -> Outcome<u64> {
+    guard(|| Ok(registry()?.prefetching().num_dropped()))
+}
+
+/// The rows of a prefetch, one matrix a table.
+pub(crate) struct Fetched {
+    dims: Vec<usize>,
+    matrices: Vec<Vec<f32>>,
+}
+
+impl Fetched {
+    pub(crate) fn num_tables(&self) -> usize {
+        self.dims.len()
+    }
+
+    pub(crate) fn table_dim(&self, table: usize) -> usize {
+        self.dims[table]
+    }
+
+    pub(crate) fn rows(&self, table: usize) -> &[f32] {
+        &self.matrices[table]
     }
 }
 
@@ -225,7 +305,8 @@ pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {
         let found = collectors.iter().map(|&handle| registry.collector("apply_grads", handle));
         let found = found.collect::<Outcome<Vec<Arc<GradientCollector>>>>()?;
         let found: Vec<_> = found.iter().map(AsRef::as_ref).collect();
-        Ok(GradientCollector::apply(registry.store(), &found)?)
+        let applied = GradientCollector::apply(registry.store(), &found);
+        applied.map_err(|error| registry.name_dropped("apply_grads", error))
     })
 }
 
@@ -268,7 +349,7 @@ pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
 
 pub(crate) fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Outcome<Box<Merged>> {
     guard(|| {
-        let gradients = recstore::merge_gradients(dim, &[GradientChunk { ids, gradients }]);
+        let gradients = recstore::merge_gradients(dim, &[GradientChunk { ids, gradients }])?;
         Ok(Box::new(Merged { gradients, dim }))
     })
 }

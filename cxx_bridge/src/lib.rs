@@ -7,11 +7,13 @@ mod registry;
 
 use executor::{Task, run_piece};
 use kernels::{
-    Ids, Merged, SlotValues, accept_grad, apply_grads, check_offsets, clear_grads, collected_grads,
-    collected_tables, collector_release, drop_table, emb_bag, emb_read, emb_read_default, emb_update,
-    emb_update_default, emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids,
+    Fetched, Ids, Merged, SlotValues, accept_grad, apply_grads, check_dim, check_offsets, clear_grads,
+    collected_grads, collected_tables, collector_release, drop_table, emb_bag, emb_prefetch,
+    emb_prefetch_default, emb_prefetch_tables, emb_read, emb_read_default, emb_update, emb_update_default,
+    emb_wait, emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids,
     hashtable_lookup, hashtable_release, hashtable_size, hashtable_slot, init_embedding_table,
-    make_collector, make_hashtable, merge_gradients, panic_with, set_learning_rate, table_text, unique,
+    make_collector, make_hashtable, merge_gradients, num_prefetches_dropped, panic_with, set_learning_rate,
+    table_text, unique,
 };
 use recstore::fork::{
     before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
@@ -22,7 +24,12 @@ pub use ffi::register_ops;
 pub use guard::Failure;
 pub use registry::{Registry, registry};
 
-#[allow(unsafe_code, unreachable_pub, reason = "the glue that cxx writes for the declarations below")]
+#[allow(
+    clippy::too_many_arguments,
+    unsafe_code,
+    unreachable_pub,
+    reason = "the glue that cxx writes for the declarations below"
+)]
 #[cxx::bridge(namespace = "recstore")]
 mod ffi {
     extern "Rust" {
@@ -39,6 +46,7 @@ mod ffi {
         fn drop_table(name: &str) -> Result<()>;
         fn set_learning_rate(table: i64, lr: f64) -> Result<()>;
         fn table_text(table: i64) -> String;
+        fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Result<()>;
 
         fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Result<()>;
         fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Result<()>;
@@ -49,6 +57,7 @@ mod ffi {
         fn emb_bag(
             table: i64,
             ids: &[i64],
+            first_position: usize,
             offsets: &[i64],
             mode: i64,
             per_sample_weights: &[f32],
@@ -58,6 +67,17 @@ mod ffi {
         ) -> Result<()>;
 
         fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()>;
+
+        fn emb_prefetch(table: i64, ids: &[i64]) -> Result<i64>;
+        fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Result<i64>;
+        fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -> Result<i64>;
+        fn emb_wait(prefetch: i64, dims: &[i64]) -> Result<Box<Fetched>>;
+        fn num_prefetches_dropped() -> Result<u64>;
+
+        type Fetched;
+        fn num_tables(self: &Fetched) -> usize;
+        fn table_dim(self: &Fetched, table: usize) -> usize;
+        fn rows(self: &Fetched, table: usize) -> &[f32];
 
         fn hashtable_lookup(
             table: i64,

@@ -6,7 +6,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, TableConfig, TableId, fork,
+    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, PrefetchId, PrefetchRequest,
+    PrefetchingStore, Serial, TableConfig, TableId, fork,
 };
 
 use crate::executor::TorchThreads;
@@ -15,11 +16,17 @@ use crate::guard::Failure;
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
 const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
 
+/// Reads ahead wait for memory or a network, not for a core.
+const PREFETCH_THREADS: usize = 2;
+
+/// Prefetches that nobody consumes are dropped beyond this number, oldest first.
+const MOST_PREFETCHES: usize = 1024;
+
 static REGISTRY: OnceCell<Registry> = OnceCell::new();
 
 /// The store of the process and the handles into it.
 pub struct Registry {
-    store: Box<dyn EmbeddingStore>,
+    store: PrefetchingStore,
     handles: RwLock<Handles>,
 }
 
@@ -29,11 +36,14 @@ struct Handles {
     tables: HashMap<i64, OpenTable>,
     of_table: HashMap<TableId, i64>,
     collectors: HashMap<i64, Arc<GradientCollector>>,
+    /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
+    deferred: HashMap<PrefetchId, (Vec<i64>, usize)>,
 }
 
 struct OpenTable {
     id: TableId,
     name: Arc<str>,
+    dim: usize,
     references: usize,
 }
 
@@ -52,14 +62,15 @@ pub fn registry() -> Result<&'static Registry, Failure> {
             }
             Err(_) => store,
         };
-        Ok(Registry { store: Box::new(store), handles: RwLock::default() })
+        let store = PrefetchingStore::new(Arc::new(store), PREFETCH_THREADS, MOST_PREFETCHES);
+        Ok(Registry { store, handles: RwLock::default() })
     })
 }
 
 impl Registry {
     /// Returns the store.
     pub fn store(&self) -> &dyn EmbeddingStore {
-        &*self.store
+        &self.store
     }
 
     /// Creates or opens a table, adds a reference and returns its handle.
@@ -69,7 +80,9 @@ impl Registry {
             let handle = handles.of_table.get(&id).copied().unwrap_or_else(|| {
                 let handle = handles.next();
                 handles.of_table.insert(id, handle);
-                handles.tables.insert(handle, OpenTable { id, name: name.into(), references: 0 });
+                handles
+                    .tables
+                    .insert(handle, OpenTable { id, name: name.into(), dim: config.dim, references: 0 });
                 handle
             });
             if let Some(table) = handles.tables.get_mut(&handle) {
@@ -105,10 +118,37 @@ impl Registry {
             .read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.name.clone())));
         let (id, name) = found.ok_or_else(|| unknown(operation, handle))?;
         work(self.store(), id).map_err(|error| match error {
-            Error::UnknownHandle { .. } => {
-                Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
-            }
+            Error::UnknownHandle { .. } => dropped(operation, &name),
             error => error.into(),
+        })
+    }
+
+    /// Checks that rows of a table have `dim` elements, before anything of that size is made.
+    pub(crate) fn check_dim(
+        &self,
+        operation: &str,
+        what: &str,
+        handle: i64,
+        dim: usize,
+    ) -> Result<(), Failure> {
+        self.read_handles(|handles| match handles.tables.get(&handle) {
+            None => Err(unknown(operation, handle)),
+            Some(table) if table.dim == dim => Ok(()),
+            Some(table) => Err(Failure::Runtime(format!(
+                "{operation}: table \"{}\" has dim {}, got {what} of {dim}",
+                table.name, table.dim
+            ))),
+        })
+    }
+
+    /// Turns an error about a table that the store does not know into one that names it.
+    pub(crate) fn name_dropped(&self, operation: &'static str, error: Error) -> Failure {
+        let Error::UnknownHandle { handle: id, .. } = error else {
+            return error.into();
+        };
+        self.read_handles(|handles| {
+            let table = handles.of_table.get(&TableId(id)).and_then(|handle| handles.tables.get(handle));
+            table.map_or_else(|| error.into(), |table| dropped(operation, &table.name))
         })
     }
 
@@ -125,13 +165,20 @@ impl Registry {
         self.store.find_table(&default_name(dim))
     }
 
-    /// Returns the table `default/<dim>`; where it is missing it is created, with zeros as initial values.
-    pub(crate) fn open_default_table(&self, dim: usize) -> Result<TableId, Failure> {
+    /// Calls `work` with the store and the table `default/<dim>`, whose rows start at zero. Where the table is missing
+    /// `work` is tried on a scratch store first: a call that fails leaves no table behind.
+    pub(crate) fn with_default_table(
+        &self,
+        dim: usize,
+        work: impl Fn(&dyn EmbeddingStore, TableId) -> recstore::Result<()>,
+    ) -> Result<(), Failure> {
         if let Some(table) = self.default_table(dim) {
-            return Ok(table);
+            return Ok(work(self.store(), table)?);
         }
         let config = TableConfig { initializer: InitializerConfig::Zeros {}, ..TableConfig::new(dim) };
-        Ok(self.store.open_table(&default_name(dim), &config)?)
+        let scratch = LocalStore::new(Box::new(Serial));
+        work(&scratch, scratch.open_table(&default_name(dim), &config)?)?;
+        Ok(work(self.store(), self.store.open_table(&default_name(dim), &config)?)?)
     }
 
     /// Returns a handle to a new collector.
@@ -155,6 +202,41 @@ impl Registry {
     ) -> Result<Arc<GradientCollector>, Failure> {
         let found = self.read_handles(|handles| handles.collectors.get(&handle).cloned());
         found.ok_or_else(|| unknown_collector(operation, handle))
+    }
+
+    /// Returns the store as one whose reads can be issued ahead.
+    pub(crate) fn prefetching(&self) -> &PrefetchingStore {
+        &self.store
+    }
+
+    /// Issues a read of the table behind a handle.
+    pub(crate) fn request(&self, handle: i64, ids: &[i64]) -> Result<PrefetchRequest, Failure> {
+        let found =
+            self.read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.dim)));
+        let (table, dim) = found.ok_or_else(|| unknown("emb_prefetch", handle))?;
+        Ok(PrefetchRequest { table, ids: ids.to_vec(), dim })
+    }
+
+    /// Issues a read of the table `default/<dim>`; where it is missing the ids are kept until they are asked for.
+    pub(crate) fn prefetch_default(&self, dim: usize, ids: &[i64]) -> Result<PrefetchId, Failure> {
+        if let Some(table) = self.default_table(dim) {
+            return Ok(self.store.issue(vec![PrefetchRequest { table, ids: ids.to_vec(), dim }])?);
+        }
+        let id = self.store.issue(vec![])?;
+        self.with_handles(|handles| handles.deferred.insert(id, (ids.to_vec(), dim)));
+        Ok(id)
+    }
+
+    /// Returns the dims of the tables of a prefetch.
+    pub(crate) fn issued_dims(&self, id: PrefetchId) -> Result<Vec<usize>, Failure> {
+        let deferred = self.read_handles(|handles| handles.deferred.get(&id).map(|(_, dim)| vec![*dim]));
+        let issued = self.store.dims(id)?;
+        Ok(deferred.unwrap_or(issued))
+    }
+
+    /// Takes the ids of a prefetch whose table did not exist when it was issued.
+    pub(crate) fn take_deferred(&self, id: PrefetchId) -> Option<(Vec<i64>, usize)> {
+        self.with_handles(|handles| handles.deferred.remove(&id))
     }
 
     /// Returns the handle of an open table, and 0 for one whose handle was released.
@@ -184,8 +266,12 @@ fn default_name(dim: usize) -> String {
     format!("default/{dim}")
 }
 
-fn unknown(operation: &'static str, handle: i64) -> Failure {
-    Error::UnknownHandle { operation, handle }.into()
+fn unknown(operation: &str, handle: i64) -> Failure {
+    Failure::Runtime(format!("{operation}: table handle {handle} is unknown, released or dropped"))
+}
+
+fn dropped(operation: &str, name: &str) -> Failure {
+    Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
 }
 
 fn unknown_collector(operation: &str, handle: i64) -> Failure {

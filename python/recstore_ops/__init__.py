@@ -13,22 +13,36 @@ from recstore_ops.client import (
     get_kv_client,
     table_statistics,
 )
+from recstore_ops.collection_config import EmbeddingBagConfig, EmbeddingConfig
 from recstore_ops.config import TableConfig
 from recstore_ops.config_file import active_config, load_config_file
 from recstore_ops.dist_embedding import DistEmbedding
 from recstore_ops.dist_tensor import DistTensor
 from recstore_ops.embedding_bag import DistEmbeddingBag
+from recstore_ops.embedding_bag_collection import RecStoreEmbeddingBagCollection
+from recstore_ops.embedding_collection import RecStoreEmbeddingCollection
 from recstore_ops.functional import embedding, embedding_bag
+from recstore_ops.hashtable import HashTable, HashTableRegister
 from recstore_ops.inspect import inspect_table
 from recstore_ops.optimizer import SparseOptimizer
+from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = [
     "DistEmbedding",
     "DistEmbeddingBag",
     "DistTensor",
+    "EmbeddingBagConfig",
+    "EmbeddingConfig",
     "EmbeddingTableConfig",
+    "HashTable",
+    "HashTableRegister",
+    "JaggedTensor",
     "KVClient",
+    "KeyedJaggedTensor",
+    "KeyedTensor",
     "RecStoreClient",
+    "RecStoreEmbeddingBagCollection",
+    "RecStoreEmbeddingCollection",
     "SparseOptimizer",
     "Table",
     "TableConfig",

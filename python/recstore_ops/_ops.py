@@ -22,8 +22,8 @@ _R = TypeVar("_R")
 
 
 def eager_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """Keeps a function out of graphs: `torch.compiler.disable`, with the function's type."""
-    return torch.compiler.disable(function)  # type: ignore[return-value]
+    """Keeps a function and all it calls out of graphs, as `torch.compiler.disable`, which would import the compiler."""
+    return torch._disable_dynamo(function)  # type: ignore[return-value]
 
 
 make_hashtable = eager_only(_recstore.make_hashtable.default)
@@ -36,6 +36,10 @@ emb_write = _recstore.emb_write.table
 emb_update = _recstore.emb_update.table
 emb_bag = _recstore.emb_bag.default
 emb_bag_tables = _recstore.emb_bag.tables
+emb_prefetch = eager_only(_recstore.emb_prefetch.table)
+emb_prefetch_tables = eager_only(_recstore.emb_prefetch.tables)
+emb_wait_result = eager_only(_recstore.emb_wait_result.default)
+emb_wait_tables = eager_only(_recstore.emb_wait_tables.default)
 hashtable_lookup = _recstore.hashtable_lookup.default
 hashtable_delete = _recstore.hashtable_delete.default
 hashtable_clear = _recstore.hashtable_clear.default

@@ -6,7 +6,9 @@ OLDEST = (2, 11)
 
 try:
     import torch
-except ImportError as error:
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
     raise ImportError(
         "recstore_ops needs PyTorch 2.11 or newer, which is not installed: run `pip install torch`."
     ) from error

@@ -4,15 +4,23 @@ A `Table` is what the modules share code over. Opening a name twice gives two `T
 with gradients of its own. It is copied and pickled as name and configuration, and opened again from them.
 """
 
+import os
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native, _ops
 from recstore_ops.config import TableConfig
+
+opening = threading.RLock()
+"""Held while a table is opened and first filled: of several threads one creates it, and none sees it half filled."""
+
+os.register_at_fork(before=opening.acquire, after_in_parent=opening.release, after_in_child=opening.release)
 
 
 class Table:
@@ -32,15 +40,17 @@ class Table:
 
     Raises:
         ValueError: the configuration is invalid, or the table exists with another one.
+        RuntimeError: in a job of several processes, where each would train a copy of its own.
     """
 
     def __init__(self, name: str, dim: int, config: TableConfig | None = None) -> None:
+        check_single_process(name)
         self.name = name
         self.dim = dim
         self.config = config or TableConfig()
-        self.is_new = _native.find_table(name) is None
         self._lent: tuple[Tensor, Tensor] | None = None
-        with torch.inference_mode(False):
+        with opening, torch.inference_mode(False):
+            self.is_new = _native.find_table(name) is None
             self._open()
         weakref.finalize(self, _release, self.handle, self.collector)
 
@@ -60,11 +70,16 @@ class Table:
         Raises:
             KeyError: there is no such table.
         """
-        description = _native.describe_table(name)
-        if description is None:
-            raise KeyError(f'there is no table "{name}"')
-        dim, config = description
-        return cls(name, dim, TableConfig.from_json(config))
+        with opening:
+            description = _native.describe_table(name)
+            if description is None:
+                raise KeyError(f'there is no table "{name}"')
+            dim, config = description
+            table = cls(name, dim, TableConfig.from_json(config))
+            if table.is_new:
+                _ops.drop_table(name)
+                raise KeyError(f'there is no table "{name}": it was dropped while it was opened')
+            return table
 
     def collected(self) -> list[tuple[str, Tensor, Tensor]]:
         """The gradients collected and not yet applied: `(table_name, ids [U], grads [U, dim])`, ids distinct."""
@@ -98,8 +113,15 @@ class Table:
             _ops.accept_grad(self.collector, self.handle, ids, grads, None)
 
     def statistics(self) -> dict[str, Any]:
-        """What the table holds and what was done to it; see `recstore_ops.table_statistics`."""
-        return _native.table_statistics(self.name) or {}
+        """What the table holds and what was done to it; see `recstore_ops.table_statistics`.
+
+        Raises:
+            RuntimeError: the table was dropped.
+        """
+        statistics = _native.table_statistics(self.name)
+        if statistics is None or _native.find_table(self.name) != self.table_id:
+            raise RuntimeError(f'table "{self.name}" was dropped')
+        return statistics
 
     def __len__(self) -> int:
         """The number of rows."""
@@ -113,8 +135,24 @@ class Table:
 
 
 def _release(handle: Tensor, collector: Tensor) -> None:
-    _ops.hashtable_release(handle)
-    _ops.collector_release(collector)
+    # A table may be collected as garbage while something else is traced.
+    with _disable_current_modes():
+        _ops.hashtable_release(handle)
+        _ops.collector_release(collector)
+
+
+def check_single_process(name: str) -> None:
+    """Refuses an embedded table in a job of several processes: the replicas would drift apart.
+
+    Raises:
+        RuntimeError: `torch.distributed` runs with a world size above 1.
+    """
+    distributed = torch.distributed
+    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f'table "{name}" would be embedded in each of {distributed.get_world_size()} processes, '
+            "and the copies would drift apart"
+        )
 
 
 _default_tables: dict[int, Table] = {}

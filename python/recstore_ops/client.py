@@ -9,9 +9,9 @@ from torch import Tensor
 
 from recstore_ops import _native, _ops
 from recstore_ops._table import Table
-from recstore_ops.config import TableConfig
+from recstore_ops.config import TableConfig, check_learning_rate
 from recstore_ops.config_file import configure_table
-from recstore_ops.dist_tensor import DistTensor, global_names
+from recstore_ops.dist_tensor import DistTensor, global_names, keep
 from recstore_ops.functional import check_ids
 
 
@@ -70,7 +70,7 @@ class RecStoreClient:
         Raises:
             ValueError: the configuration is invalid, or the table exists with another one.
         """
-        self._keep(name, Table(name, config.embedding_dim, config.table_config(name)))
+        keep(self._remember(name, Table(name, config.embedding_dim, config.table_config(name))))
         return True
 
     def init_data(
@@ -123,18 +123,17 @@ class RecStoreClient:
 
         Raises:
             ValueError: a negative or non-finite rate.
+            RuntimeError: a rate of zero for FTRL, or a table of a forked child's parent.
         """
-        handle = self._table(name).handle
-        try:
-            _ops.set_learning_rate(handle, lr)
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
+        check_learning_rate(lr, name)
+        _ops.set_learning_rate(self._table(name).handle, lr)
 
     def stats(self, name: str | None = None) -> dict[str, Any]:
         """The statistics of one table, or of all by name; see `table_statistics`."""
         if name is not None:
             return table_statistics(name)
-        return {table: table_statistics(table) for table in _native.table_names()}
+        found = {table: _native.table_statistics(table) for table in _native.table_names()}
+        return {table: statistics for table, statistics in found.items() if statistics is not None}
 
     def get_data_meta(self, name: str) -> tuple[torch.dtype, tuple[int | None, int]]:
         """The dtype and the shape `(num_embeddings, dim)` of a table; without a bound `(None, dim)`."""
@@ -147,7 +146,7 @@ class RecStoreClient:
 
     def gdata_name_list(self) -> list[str]:
         """The names of the tables declared as global data."""
-        return [name for name in global_names() if name in _native.table_names()]
+        return global_names()
 
     def barrier(self) -> None:
         """Waits for the other processes of a `torch.distributed` job; alone it returns at once."""
@@ -166,9 +165,9 @@ class RecStoreClient:
         kept = self._tables.get(name)
         if kept is not None and kept[0] == number:
             return kept[1]
-        return self._keep(name, Table.open(name))
+        return self._remember(name, Table.open(name))
 
-    def _keep(self, name: str, table: Table) -> Table:
+    def _remember(self, name: str, table: Table) -> Table:
         self._tables[name] = (table.table_id, table)
         return table
 

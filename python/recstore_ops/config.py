@@ -1,8 +1,11 @@
 """What describes a table, as keywords: the same configuration as in JSON and in Rust, with the same defaults."""
 
 import json
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+_FLOAT32_MAX = 3.4028234663852886e38
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,17 @@ class TableConfig:
     nan_policy: str = "error"
 
     def to_json(self) -> str:
-        """The configuration as the JSON object that `make_hashtable` takes."""
-        return json.dumps(asdict(self))
+        """The configuration as the JSON object that `make_hashtable` takes.
+
+        Raises:
+            ValueError: a number that is not finite, which JSON cannot write.
+        """
+        config = asdict(self)
+        for part in ("initializer", "optimizer"):
+            for key, value in config[part].items():
+                if isinstance(value, float) and not math.isfinite(value):
+                    raise ValueError(f"invalid table configuration: {part}.{key} must be finite, got {value}")
+        return json.dumps(config)
 
     @classmethod
     def from_json(cls, text: str) -> "TableConfig":
@@ -57,3 +69,14 @@ def optimizer_with_lr(optimizer: str | dict[str, Any] | None, lr: float) -> dict
     config = with_kind(optimizer, "sgd")
     has_own_lr = "lr" in config or "alpha" in config
     return config if has_own_lr else {**config, "lr": lr}
+
+
+def check_learning_rate(lr: float, table: str | None = None) -> None:
+    """Checks a learning rate before it goes anywhere; `table` is named in the message.
+
+    Raises:
+        ValueError: a rate that is negative, or not finite as a float32.
+    """
+    if not 0 <= lr <= _FLOAT32_MAX:
+        prefix = "" if table is None else f'table "{table}": '
+        raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {lr}")

@@ -8,10 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops import _ops
-from recstore_ops._table import Table
+from recstore_ops._table import Table, opening
+from recstore_ops.config import optimizer_with_lr, with_kind
 from recstore_ops.config_file import configure_table
-from recstore_ops.dist_tensor import DistTensor, check_single_process, fill_rows
+from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.functional import embedding
+
+DEFAULT_LR = 0.01
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
@@ -48,7 +51,7 @@ class TableModule(nn.Module):
         embedding_dim: int,
         name: str,
         init_func: InitFunc | None = None,
-        lr: float = 0.01,
+        lr: float = DEFAULT_LR,
         *,
         padding_idx: int | None = None,
         optimizer: str | dict[str, Any] | None = None,
@@ -59,7 +62,6 @@ class TableModule(nn.Module):
         nan_policy: str | None = None,
     ) -> None:
         super().__init__()
-        check_single_process(name)
         config = configure_table(
             name,
             embedding_dim,
@@ -76,11 +78,14 @@ class TableModule(nn.Module):
         self.embedding_dim = embedding_dim
         self.name = name
         self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
-        self.table = Table(name, embedding_dim, config)
-        if self.table.is_new:
-            self._start_rows(init_func, getattr(torch, config.dtype))
-        else:
-            _warn_of_kept_values(self.table)
+        with opening:
+            self.table = Table(name, embedding_dim, config)
+            keep(self.table)
+            if self.table.is_new:
+                self._start_rows(init_func, getattr(torch, config.dtype))
+                return
+        asked = with_kind(optimizer, "sgd") if lr == DEFAULT_LR else optimizer_with_lr(optimizer, lr)
+        _warn_of_kept_values(self.table, asked)
 
     def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
         if init_func is not None:
@@ -88,6 +93,13 @@ class TableModule(nn.Module):
         if self.padding_idx is not None:
             zero_row = torch.zeros(1, self.embedding_dim)
             _ops.emb_write(self.table.handle, torch.tensor([self.padding_idx]), zero_row)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        with opening:
+            keep(self.table)
+            if self.table.is_new:
+                self._start_rows(None, torch.float32)
 
     @property
     def weight(self) -> DistTensor:
@@ -154,10 +166,9 @@ class DistEmbedding(TableModule):
         return [(ids, grads) for _, ids, grads in self.table.collected()]
 
 
-def _warn_of_kept_values(table: Table) -> None:
+def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
     kept = Table.open(table.name).config.optimizer
-    asked = table.config.optimizer
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:
@@ -170,7 +181,11 @@ def _warn_of_kept_values(table: Table) -> None:
 
 def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:
     """Lets a negative padding_idx count from the end of a table that has one, as `torch.nn.Embedding` does."""
-    if padding_idx is None or num_embeddings is None:
+    if padding_idx is None:
+        return None
+    if num_embeddings is None:
+        if not -(2**63) <= padding_idx < 2**63:
+            raise ValueError(f"padding_idx must be an int64, got {padding_idx}")
         return padding_idx
     if not -num_embeddings <= padding_idx < num_embeddings:
         raise ValueError(f"padding_idx must be within num_embeddings {num_embeddings}, got {padding_idx}")

@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 
 from recstore_ops import _native, _ops
-from recstore_ops._table import Table
+from recstore_ops._table import Table, opening
 from recstore_ops.config import TableConfig
 from recstore_ops.functional import check_ids
 
 _ROWS_PER_WRITE = 1 << 20
 
-_owners: Counter[str] = Counter()
-_global_names: set[str] = set()
+# How many tensors own each table that none but they keep.
+_owners: Counter[int] = Counter()
+_global_tables: dict[str, int] = {}
 
 
 class DistTensor:
@@ -51,16 +52,19 @@ class DistTensor:
             raise ValueError(f"the shape of a DistTensor must be (rows, dim), got {tuple(shape)}")
         if dtype != torch.float32:
             raise TypeError(f"a DistTensor holds torch.float32, got {dtype}")
-        check_single_process(name)
-        table = _open_or_create((shape[0], shape[1]), name)
-        if table.is_new and init_func is not None:
-            fill_rows(table, shape[0], init_func, dtype)
-        if is_gdata:
-            _global_names.add(name)
-        if not persistent:
-            _owners[name] += 1
-            weakref.finalize(self, _disown, name, table, os.getpid())
+        with opening:
+            table = _open_or_create((shape[0], shape[1]), name)
+            if table.is_new and init_func is not None:
+                fill_rows(table, shape[0], init_func, dtype)
+            if is_gdata:
+                _global_tables[name] = table.table_id
+            if persistent:
+                keep(table)
+            elif table.is_new or table.table_id in _owners:
+                _owners[table.table_id] += 1
+                weakref.finalize(self, _disown, table, os.getpid())
         self._set(table, shape)
+        self._options: tuple[bool, bool] | None = (persistent, is_gdata)
 
     def _set(self, table: Table, shape: Sequence[int | None]) -> None:
         self.table = table
@@ -73,7 +77,13 @@ class DistTensor:
         """A persistent view of an open table; without a bound its first size is the number of rows."""
         view = cls.__new__(cls)
         view._set(table, shape)
+        view._options = None
         return view
+
+    def __reduce__(self) -> tuple[Callable[..., "DistTensor"], tuple[object, ...]]:
+        if self._options is None:
+            return (DistTensor.over, (self.table, self._shape))
+        return (DistTensor, (self._shape, self.dtype, self.name, None, *self._options))
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -86,15 +96,28 @@ class DistTensor:
 
     def __getitem__(self, ids: Tensor | Sequence[int] | int) -> Tensor:
         """Reads the rows of `ids`: float32, `[..., dim]`."""
-        return _ops.emb_read(self.table.handle, check_ids(torch.as_tensor(ids)), self.table.dim)
+        return _ops.emb_read(self.table.handle, _as_ids(ids), self.table.dim)
 
     def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
         """Overwrites the rows of `ids` with `rows`, float32, `[..., dim]`; of duplicates the last one wins."""
-        ids = check_ids(torch.as_tensor(ids))
-        _ops.emb_write(self.table.handle, ids, rows.expand(*ids.shape, self.table.dim))
+        ids, rows = _as_ids(ids), torch.as_tensor(rows)
+        shape = (*ids.shape, self.table.dim)
+        try:
+            rows = rows.expand(shape)
+        except RuntimeError:
+            raise ValueError(
+                f'table "{self.name}" takes rows of shape {shape} for these ids, got {tuple(rows.shape)}'
+            ) from None
+        _ops.emb_write(self.table.handle, ids, rows)
 
     def __repr__(self) -> str:
         return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"
+
+
+def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:
+    tensor = torch.as_tensor(ids)
+    is_empty_list = tensor.numel() == 0 and not isinstance(ids, Tensor)
+    return check_ids(tensor.to(torch.int64) if is_empty_list else tensor)
 
 
 def _open_or_create(shape: tuple[int, int], name: str) -> Table:
@@ -109,21 +132,28 @@ def _open_or_create(shape: tuple[int, int], name: str) -> Table:
     return table
 
 
-def _disown(name: str, table: Table, owner_pid: int) -> None:
+def keep(table: Table) -> None:
+    """Makes a table stay when the tensors that own it are gone."""
+    _owners.pop(table.table_id, None)
+
+
+def _disown(table: Table, owner_pid: int) -> None:
     """Drops the table with its last owner; a forked child only holds copies of its parent's."""
     if os.getpid() != owner_pid:
         return
-    _owners[name] -= 1
-    if _owners[name] == 0:
-        del _owners[name]
-        _global_names.discard(name)
-        if _native.find_table(name) == table.table_id:
-            _ops.drop_table(name)
+    with opening:
+        if table.table_id not in _owners:
+            return
+        _owners[table.table_id] -= 1
+        if _owners[table.table_id] == 0:
+            del _owners[table.table_id]
+            if _native.find_table(table.name) == table.table_id:
+                _ops.drop_table(table.name)
 
 
 def global_names() -> list[str]:
-    """The names of the tables that a `DistTensor` declared as global."""
-    return sorted(_global_names)
+    """The names of the tables that a `DistTensor` declared as global, and that are there."""
+    return sorted(name for name, number in _global_tables.items() if _native.find_table(name) == number)
 
 
 def fill_rows(
@@ -153,17 +183,3 @@ def fill_rows(
     except Exception:
         _ops.drop_table(table.name)
         raise
-
-
-def check_single_process(name: str) -> None:
-    """Refuses an embedded table in a job of several processes: the replicas would drift apart.
-
-    Raises:
-        RuntimeError: `torch.distributed` runs with a world size above 1.
-    """
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
-        raise RuntimeError(
-            f'table "{name}" would be embedded in each of {distributed.get_world_size()} processes, '
-            "and the copies would drift apart"
-        )

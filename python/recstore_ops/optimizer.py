@@ -13,6 +13,7 @@ from recstore_ops._ops import eager_only
 from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
 from recstore_ops.collected_gradients import CollectedGradients
+from recstore_ops.config import check_learning_rate
 
 Tables = nn.Module | Table
 
@@ -38,7 +39,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         modules: modules and tables that `step()` and `zero_grad()` are about.
 
     Raises:
-        ValueError: a negative learning rate, or modules without any table.
+        ValueError: a learning rate out of range, or modules without any table.
     """
 
     def __init__(
@@ -53,8 +54,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
-        if lr is not None and not lr >= 0:
-            raise ValueError(f"the learning rate must not be negative, got {lr}")
+        if lr is not None:
+            check_learning_rate(lr)
         tables = _tables_of(self._modules or [])
         if self._modules is not None and not tables:
             raise ValueError("SparseOptimizer got modules without any table")
@@ -84,22 +85,26 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Applies what was collected, and empties the traces.
 
         Args:
-            modules: the modules to step; those given at construction where absent.
+            modules: the modules to step; those given at construction where absent. A callable is the closure.
             closure: computes the loss again, gradients included, before the step.
 
         Returns:
             What the closure returned.
 
         Raises:
-            ValueError: no modules here nor at construction.
+            ValueError: no modules here nor at construction, or modules without any table.
             RuntimeError: gradients that a table refuses; then no table has changed and all traces are kept.
         """
+        if callable(modules) and not isinstance(modules, nn.Module | Table):
+            modules, closure = None, modules  # As torch.optim: step(closure).
         chosen = self._chosen("step", modules)
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         tables = _tables_of(chosen)
+        if not tables:
+            raise ValueError("SparseOptimizer.step got modules without any table")
         for table in tables:
             self._seen.add(table)
             self._follow_rate(table)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+
 from recstore_ops.training import (
     Batch,
     CachedRows,

@@ -1,14 +1,30 @@
 """The documents tell the truth: the README's code runs, and docs/ops.md shows every schema as it is."""
 
+import doctest
+import importlib
+import pkgutil
 import re
 from pathlib import Path
 
+import pdoc
+import pdoc.render
 import pytest
 import torch
 
-import recstore_ops  # noqa: F401
+import recstore_ops
 
 ROOT = Path(__file__).parents[2]
+MODULES = sorted(
+    module.name
+    for module in pkgutil.walk_packages(recstore_ops.__path__, "recstore_ops.")
+    if not module.name.endswith("_native")
+)
+
+
+@pytest.fixture(autouse=True)
+def _tables_of_examples_are_new() -> None:
+    for name in {"item", "user"} & set(recstore_ops.table_names()):
+        recstore_ops.RecStoreClient().drop(name)
 
 
 def code_blocks(path: Path) -> list[str]:
@@ -25,3 +41,23 @@ def test_every_schema_is_documented() -> None:
     documented = set(re.findall(r"`([a-z_.]+\(.*?\) -> .*?)`", text))
     schemas = [schema for schema in torch._C._jit_get_all_schemas() if schema.name.startswith("recstore::")]
     assert documented == {str(schema).removeprefix("recstore::") for schema in schemas}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_of_the_docstrings_are_right(name: str) -> None:
+    names = {"torch": torch, **{public: getattr(recstore_ops, public) for public in recstore_ops.__all__}}
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    results = doctest.testmod(importlib.import_module(name), extraglobs=names, optionflags=flags)
+    assert results.failed == 0
+
+
+def test_the_documentation_of_the_api_builds(tmp_path: Path) -> None:
+    pdoc.render.configure(docformat="google")
+    pdoc.pdoc("recstore_ops", output_directory=tmp_path)
+    page = (tmp_path / "recstore_ops.html").read_text(encoding="utf-8")
+    assert all(name in page for name in recstore_ops.__all__)
+
+
+def test_every_public_name_is_documented() -> None:
+    undocumented = [name for name in recstore_ops.__all__ if not getattr(recstore_ops, name).__doc__]
+    assert undocumented == []

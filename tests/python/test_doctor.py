@@ -186,7 +186,7 @@ def test_tables_and_keys_without_effect_are_listed(
     [
         ('{"optimizer": {"kind": "ftrl", "beta": 0}}', "must not both be 0"),
         ('{"initializer": {"kind": "uniform", "a": 2}}', "initializer.a must not exceed initializer.b"),
-        ('{"embedding_dim": 1000000, "block_size": 1000000}', "too large a block"),
+        ('{"embedding_dim": 1000000, "block_size": 1000000}', "exceeds 1 GiB"),
     ],
 )
 def test_values_that_are_invalid_together_are_found(

@@ -571,8 +571,8 @@ def test_a_name_is_free_for_other_modules(name: str) -> None:
 
 def test_a_table_opened_with_another_learning_rate_says_that_it_keeps_its_own(name: str) -> None:
     DistEmbedding(None, DIM, name, lr=0.5)
-    with pytest.warns(UserWarning, match=r"keeps lr=0\.5, not 0\.01"):
-        HashTable(DIM, name)
+    with pytest.warns(UserWarning, match=r"keeps lr=0\.5, not 0\.25"):
+        HashTable(DIM, name, lr=0.25)
 
 
 # Copies.

@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from recstore_ops.training import auc, logloss
 from torch.nn.functional import binary_cross_entropy_with_logits
+
+from recstore_ops.training import auc, logloss
 
 # Few distinct scores, so that ties are common.
 scored_labels = st.lists(st.tuples(st.integers(0, 1), st.integers(-4, 4)), min_size=2, max_size=40)

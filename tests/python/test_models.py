@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
 from recstore_ops import RecStoreClient, SparseOptimizer, table_statistics
 from recstore_ops.training import FactorizationMachine, LogisticRegression, evaluate
 from recstore_ops.training.batch import Batch
-from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 TableName = Callable[[], str]
 
@@ -72,9 +73,7 @@ def step(model: nn.Module, batch: Batch) -> None:
         optimizer.step()
 
 
-def test_fm_logits_are_the_sum_over_all_pairs(
-    table_name: TableName, weights: Tensor, factors: Tensor
-) -> None:
+def test_fm_logits_are_the_sum_over_all_pairs(table_name: TableName, weights: Tensor, factors: Tensor) -> None:
     model = make_fm(table_name(), weights, factors)
     torch.testing.assert_close(model(IDS, VALUES, OFFSETS), fm_by_all_pairs(weights, factors))
 
@@ -87,9 +86,7 @@ def test_lr_logits_are_weighted_sums(table_name: TableName, weights: Tensor) -> 
     torch.testing.assert_close(model(IDS, VALUES, OFFSETS), expected)
 
 
-def test_one_fm_step_equals_autograd_through_the_pairs(
-    table_name: TableName, weights: Tensor, factors: Tensor
-) -> None:
+def test_one_fm_step_equals_autograd_through_the_pairs(table_name: TableName, weights: Tensor, factors: Tensor) -> None:
     name = table_name()
     model = make_fm(name, weights, factors)
     step(model, Batch(IDS, VALUES, OFFSETS, LABELS))
@@ -103,9 +100,7 @@ def test_one_fm_step_equals_autograd_through_the_pairs(
     torch.testing.assert_close([*stepped, bias.detach()], expected)
 
 
-def test_two_fm_steps_equal_those_of_sparse_embeddings(
-    table_name: TableName, weights: Tensor, factors: Tensor
-) -> None:
+def test_two_fm_steps_equal_those_of_sparse_embeddings(table_name: TableName, weights: Tensor, factors: Tensor) -> None:
     name = table_name()
     model = make_fm(name, weights, factors, bias=False)
     w = nn.Embedding.from_pretrained(weights, freeze=False, sparse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from recstore_ops.training import TextRows, concatenate, planted_interactions, write_libsvm
 
 

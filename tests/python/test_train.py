@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from recstore_ops import RecStoreClient, cli, table_names
 from recstore_ops.training import (
     Batch,
@@ -170,9 +171,7 @@ class TestLoop:
         assert figures == self.figures(config, name)
         assert figures != self.figures(other, name)
 
-    def test_rows_that_do_not_fit_the_cache_give_equal_figures(
-        self, small_files: Path, table_name: TableName
-    ) -> None:
+    def test_rows_that_do_not_fit_the_cache_give_equal_figures(self, small_files: Path, table_name: TableName) -> None:
         cached = self.config(small_files, validation_fraction=0.2)
         streamed = self.config(small_files, validation_fraction=0.2, cache_bytes=0)
         name = table_name()
@@ -185,9 +184,7 @@ class TestLoop:
         assert record.validation.rows > 100
         assert record.train_rows + record.validation.rows == 1003
 
-    def test_summed_gradients_are_batch_size_times_the_mean(
-        self, small_files: Path, table_name: TableName
-    ) -> None:
+    def test_summed_gradients_are_batch_size_times_the_mean(self, small_files: Path, table_name: TableName) -> None:
         # All rows in one batch: a partial one would have another factor.
         name = table_name()
         options = {"optimizer": "sgd", "batch_size": 1003, "epochs": 3, "shuffle": False}
@@ -199,9 +196,7 @@ class TestLoop:
         assert losses[-1] < losses[0]
 
     @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"])
-    def test_every_optimizer_lowers_the_loss(
-        self, small_files: Path, table_name: TableName, optimizer
-    ) -> None:
+    def test_every_optimizer_lowers_the_loss(self, small_files: Path, table_name: TableName, optimizer) -> None:
         config = self.config(small_files, optimizer=optimizer, epochs=4, batch_size=50)
         losses = [record.train_loss for record in train_new(config, table_name())]
         assert losses[-1] < losses[0] - 0.005
@@ -320,9 +315,7 @@ class TestConfig:
 
 
 class TestCommand:
-    def test_a_run_leaves_its_configuration_metrics_and_curve(
-        self, recstore: Recstore, small_files: Path
-    ) -> None:
+    def test_a_run_leaves_its_configuration_metrics_and_curve(self, recstore: Recstore, small_files: Path) -> None:
         options = ("--epochs", 3, "--patience", 0, "--dim", 4, "--run-name", "first")
         assert recstore("train", small_files, *options) == 0
         run = small_files / "runs" / "first"
@@ -363,9 +356,7 @@ class TestCommand:
         assert "run 'taken' exists already" in capsys.readouterr().err
         assert list(run.iterdir()) == []
 
-    def test_runs_without_a_name_get_their_own_directories(
-        self, recstore: Recstore, small_files: Path
-    ) -> None:
+    def test_runs_without_a_name_get_their_own_directories(self, recstore: Recstore, small_files: Path) -> None:
         for _ in range(2):
             assert recstore("train", small_files, "--epochs", "1") == 0
         assert len(list((small_files / "runs").iterdir())) == 2

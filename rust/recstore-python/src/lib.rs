@@ -5,7 +5,7 @@
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::{EmbeddingStore, SimdLevel, TableId};
+use recstore::{EmbeddingStore, Error, SimdLevel, TableId};
 use recstore_bridge::Failure;
 
 /// The native part of recstore_ops. Importing it registers `torch.ops.recstore`.
@@ -54,7 +54,10 @@ fn describe_table(py: Python<'_>, name: &str) -> PyResult<Option<(usize, String)
         let config = store.describe(table)?.config;
         Ok(Some((config.dim, config.to_json()?)))
     });
-    description.map_err(raise)
+    match description {
+        Err(Error::UnknownHandle { .. }) => Ok(None), // Dropped since it was found.
+        description => description.map_err(raise),
+    }
 }
 
 /// What the table `name` holds and what was done to it, or `None`.
@@ -64,7 +67,10 @@ fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'
     let Some(table) = py.detach(|| store.find_table(name)) else {
         return Ok(None);
     };
-    let found = py.detach(|| store.statistics(table)).map_err(raise)?;
+    let found = match py.detach(|| store.statistics(table)) {
+        Err(Error::UnknownHandle { .. }) => return Ok(None), // Dropped since it was found.
+        found => found.map_err(raise)?,
+    };
     let statistics = PyDict::new(py);
     statistics.set_item("rows", found.rows)?;
     statistics.set_item("bytes", found.bytes)?;
@@ -108,6 +114,6 @@ fn store() -> PyResult<&'static dyn EmbeddingStore> {
     }
 }
 
-fn raise(error: recstore::Error) -> PyErr {
+fn raise(error: Error) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use crate::gradient::{GradientChunk, MergedGradients, merge_gradients};
+use crate::gradient::{GradientChunk, MergedGradients, merge_checked};
 use crate::store::{EmbeddingStore, Step, TableId, TableUpdate};
 use crate::{Error, Result, fork};
 
@@ -15,7 +15,7 @@ pub struct GradientCollector {
 
 /// The gradients of one backward pass through one table: a row of the table's dim for each id.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CollectedGradients {
+struct CollectedGradients {
     table: TableId,
     dim: usize,
     ids: Vec<i64>,
@@ -58,7 +58,7 @@ impl GradientCollector {
         self.with_chunks(|chunks| {
             let of_table = || chunks.iter().filter(|chunk| chunk.table == table);
             let dim = of_table().next().map_or(1, |chunk| chunk.dim);
-            merge_gradients(dim, &of_table().map(CollectedGradients::as_chunk).collect::<Vec<_>>())
+            merge_checked(dim, &of_table().map(CollectedGradients::as_chunk).collect::<Vec<_>>())
         })
     }
 

@@ -45,7 +45,7 @@ pub enum NanPolicy {
     /// The call is refused and changes nothing.
     #[default]
     Error,
-    /// The row or gradient is left out and counted.
+    /// The row is left out of the write, or the id of the gradient out of the step, and counted.
     Skip,
     /// It is taken as it is.
     Allow,
@@ -311,7 +311,16 @@ impl TableConfig {
 
     fn parse(text: &str) -> Result<Self> {
         let text = if text.trim().is_empty() { "{}" } else { text };
-        serde_json::from_str(text).map_err(|error| invalid(error.to_string()))
+        let unreadable = |error: serde_json::Error| invalid(error.to_string());
+        let object: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(unreadable)?;
+        // serde would also take a list for each of these, its fields by position.
+        for key in ["initializer", "optimizer"] {
+            require(object.get(key).is_none_or(serde_json::Value::is_object), || {
+                format!("{key} must be an object, got {}", object[key])
+            })?;
+        }
+        serde_json::from_str(text).map_err(unreadable)
     }
 
     /// Returns the configuration as a JSON object, without the dim.
@@ -333,7 +342,7 @@ impl TableConfig {
             self.dim.checked_mul(MOST_FLOATS_A_COLUMN).and_then(|row| row.checked_mul(self.block_size));
         require(block.is_some_and(|floats| floats <= MOST_FLOATS_A_BLOCK), || {
             format!(
-                "block_size rows of dim are too large a block, got block_size {} and dim {}",
+                "a block of block_size rows of dim exceeds 1 GiB: lower block_size; got block_size {} and dim {}",
                 self.block_size, self.dim
             )
         })?;

@@ -107,10 +107,10 @@ pub enum Error {
         value: f32,
     },
 
-    /// Bag offsets are not a rising sequence that starts at zero and stays within the ids.
+    /// Bags whose offsets do not rise from zero to the number of ids, or whose mode and weights do not go together.
     #[error("emb_bag: {message}")]
-    InvalidOffsets {
-        /// The offending offset, its position and what was expected.
+    InvalidBag {
+        /// The offending value, its position and what was expected.
         message: String,
     },
 
@@ -156,6 +156,13 @@ pub enum Error {
         operation: &'static str,
         /// The table's name.
         table: String,
+    },
+
+    /// A prefetch was never issued, was consumed before, or was dropped for newer ones.
+    #[error("prefetch handle {prefetch} is unknown, consumed or dropped")]
+    UnknownPrefetch {
+        /// The number given.
+        prefetch: i64,
     },
 
     /// The processor lacks the instructions asked for, or the name is unknown.

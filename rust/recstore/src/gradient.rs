@@ -3,6 +3,8 @@
 //! The counterparts of `torch.unique(sorted=True, return_inverse=True)` and of `index_add_` into zeros: distinct ids
 //! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
 
+use crate::{Error, Result};
+
 /// Gradients of one backward pass: `gradients` holds a row of `dim` elements for each of `ids`, duplicates allowed.
 #[derive(Debug, Clone, Copy)]
 pub struct GradientChunk<'a> {
@@ -36,10 +38,25 @@ pub fn unique(ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
     (distinct, inverse)
 }
 
-/// Merges each chunk on its own, then the merged chunks in their order.
+/// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements.
 ///
 /// A chunk that comes merged already therefore gives the same bits as the chunk it was merged from.
-pub fn merge_gradients(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
+///
+/// # Errors
+/// [`Error::LengthMismatch`] if a chunk does not hold `dim` values an id.
+pub fn merge_gradients(dim: usize, chunks: &[GradientChunk<'_>]) -> Result<MergedGradients> {
+    for chunk in chunks {
+        let (expected, actual) = (chunk.ids.len() * dim, chunk.gradients.len());
+        if expected != actual || dim == 0 {
+            let what = format!("gradient values for {} ids of dim {dim}", chunk.ids.len());
+            return Err(Error::LengthMismatch { operation: "merge_gradients", what, expected, actual });
+        }
+    }
+    Ok(merge_checked(dim, chunks))
+}
+
+/// Merges chunks that hold `dim` values an id, as [`merge_gradients`].
+pub(crate) fn merge_checked(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
     if let [chunk] = chunks {
         return merge_chunk(dim, *chunk);
     }
@@ -73,8 +90,16 @@ mod tests {
     fn chunks_are_summed_one_by_one() {
         // (1e8 + 1) + (-1e8 + 1) in single precision is 0 by chunk, 1 in one run.
         let chunk = |gradients| GradientChunk { ids: &[5, 5], gradients };
-        let merged = merge_gradients(1, &[chunk(&[1e8, 1.0]), chunk(&[-1e8, 1.0])]);
+        let merged = merge_gradients(1, &[chunk(&[1e8, 1.0]), chunk(&[-1e8, 1.0])]).unwrap();
         assert_eq!(merged.sums, [0.0]);
+    }
+
+    #[test]
+    fn a_chunk_of_the_wrong_length_is_refused() {
+        let chunk = GradientChunk { ids: &[5, 6], gradients: &[1.0; 3] };
+        let message = merge_gradients(2, &[chunk]).unwrap_err().to_string();
+        assert!(message.contains("expected 4 gradient values for 2 ids of dim 2, got 3"), "{message}");
+        assert!(merge_gradients(0, &[GradientChunk { ids: &[5], gradients: &[] }]).is_err());
     }
 
     proptest! {
@@ -87,7 +112,7 @@ mod tests {
                 sum[0] += g[0];
                 sum[1] += g[1];
             }
-            let merged = merge_gradients(2, &[GradientChunk { ids: &ids, gradients: &gradients }]);
+            let merged = merge_gradients(2, &[GradientChunk { ids: &ids, gradients: &gradients }]).unwrap();
             prop_assert_eq!(&merged.ids, &model.keys().copied().collect::<Vec<_>>());
             prop_assert_eq!(merged.sums, model.values().flatten().copied().collect::<Vec<_>>());
             let (distinct, inverse) = unique(&ids);

@@ -30,11 +30,12 @@ mod handle;
 mod optimizer;
 mod parallel;
 mod pooling;
+mod prefetch;
 mod simd;
 mod store;
 mod table;
 
-pub use collector::{CollectedGradients, GradientCollector};
+pub use collector::GradientCollector;
 pub use config::{
     BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,
 };
@@ -45,5 +46,6 @@ pub use handle::TableHandle;
 pub use parallel::Rayon;
 pub use parallel::{Executor, Serial};
 pub use pooling::{BagInput, PoolingMode, check_offsets};
+pub use prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
 pub use simd::SimdLevel;
 pub use store::{EmbeddingStore, LocalStore, Step, TableDescription, TableId, TableStatistics, TableUpdate};

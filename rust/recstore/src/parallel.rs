@@ -5,6 +5,8 @@
 use std::sync::{Mutex, PoisonError};
 
 /// Runs the bodies of a loop, in any order, on any threads, and returns when all have run.
+///
+/// The caller may hold a table's lock: while it waits, it must not be given other work that calls the store.
 pub trait Executor: Send + Sync {
     /// Calls `body` once with every number below `count`.
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync));

@@ -23,7 +23,7 @@ impl FromStr for PoolingMode {
             "sum" => Ok(Self::Sum),
             "mean" => Ok(Self::Mean),
             "max" => Ok(Self::Max),
-            _ => Err(offsets_error(format!("the pooling mode must be sum, mean or max, got \"{name}\""))),
+            _ => Err(bag_error(format!("the pooling mode must be sum, mean or max, got \"{name}\""))),
         }
     }
 }
@@ -47,7 +47,7 @@ impl BagInput<'_> {
     /// Checks offsets and weights.
     ///
     /// # Errors
-    /// [`Error::InvalidOffsets`] or [`Error::LengthMismatch`].
+    /// [`Error::InvalidBag`] or [`Error::LengthMismatch`].
     pub(crate) fn validate(&self) -> Result<()> {
         check_offsets(self.offsets, self.ids.len())?;
         self.validate_weights()
@@ -58,7 +58,7 @@ impl BagInput<'_> {
             return Ok(());
         };
         if self.mode == PoolingMode::Max {
-            return Err(offsets_error("per_sample_weights go with sum and mean, not with max".to_owned()));
+            return Err(bag_error("per_sample_weights go with sum and mean, not with max".to_owned()));
         }
         if weights.len() != self.ids.len() {
             return Err(Error::LengthMismatch {
@@ -109,23 +109,23 @@ impl BagInput<'_> {
 /// Checks that offsets start at 0, never fall and end at the number of ids.
 ///
 /// # Errors
-/// [`Error::InvalidOffsets`] names the offset, its position and what was expected.
+/// [`Error::InvalidBag`] names the offset, its position and what was expected.
 pub fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()> {
     let (Some(&first), Some(&last)) = (offsets.first(), offsets.last()) else {
-        return Err(offsets_error("offsets must hold at least the end of the last bag, got none".to_owned()));
+        return Err(bag_error("offsets must hold at least the end of the last bag, got none".to_owned()));
     };
     if first != 0 {
-        return Err(offsets_error(format!("offsets must start at 0, got {first}")));
+        return Err(bag_error(format!("offsets must start at 0, got {first}")));
     }
     if let Some(bag) = offsets.windows(2).position(|pair| pair[0] > pair[1]) {
         let (before, after) = (offsets[bag], offsets[bag + 1]);
-        return Err(offsets_error(format!(
+        return Err(bag_error(format!(
             "offsets must not fall, got {after} after {before} at position {}",
             bag + 1
         )));
     }
     if last as usize != num_ids {
-        return Err(offsets_error(format!("offsets must end at the {num_ids} ids, got {last}")));
+        return Err(bag_error(format!("offsets must end at the {num_ids} ids, got {last}")));
     }
     Ok(())
 }
@@ -146,8 +146,8 @@ fn take_maximum(pooled: &mut [f32], max_positions: &mut [i64], row: &[f32], posi
     }
 }
 
-fn offsets_error(message: String) -> Error {
-    Error::InvalidOffsets { message }
+fn bag_error(message: String) -> Error {
+    Error::InvalidBag { message }
 }
 
 #[cfg(test)]

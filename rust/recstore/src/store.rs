@@ -107,7 +107,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// Pools the rows of bags into `pooled`, one row a bag; `max_positions` is as large for the maximum, else empty.
     ///
     /// # Errors
-    /// [`Error::InvalidOffsets`]; [`Error::LengthMismatch`]; as [`EmbeddingStore::read`].
+    /// [`Error::InvalidBag`]; [`Error::LengthMismatch`]; as [`EmbeddingStore::read`].
     fn bag(
         &self,
         table: TableId,

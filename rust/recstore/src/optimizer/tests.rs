@@ -181,5 +181,5 @@ fn every_simd_level_gives_the_bits_of_the_baseline() {
 fn power_multiplies_as_often_as_asked() {
     assert_eq!(power(3.0, 0), 1.0);
     assert_eq!(power(3.0, 5), 243.0);
-    assert!((power(0.999, 1000) - 0.999f64.powi(1000)).abs() < 1e-15);
+    assert!((power(0.999, 1000) - 0.999f64.powi(1000)).abs() < 1e-13);
 }

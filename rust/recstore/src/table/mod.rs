@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
-use crate::gradient::{GradientChunk, MergedGradients, merge_gradients};
+use crate::gradient::{GradientChunk, MergedGradients, merge_checked};
 use crate::optimizer::{self, BlockStep, PreparedRule, Slot};
 use crate::parallel::{Executor, Serial, for_each_mut};
 use crate::pooling::{BagInput, PoolingMode};
@@ -206,28 +206,30 @@ impl Table {
             count += chunk.ids.len();
         }
         self.check_writable(OPERATION, count)?;
-        let (mut start, mut skipped) = (0, 0);
-        let mut kept = Vec::with_capacity(chunks.len());
-        for chunk in chunks {
-            let refused = self.check_finite(OPERATION, "gradient", chunk.ids, chunk.gradients);
-            let refused = refused.map_err(|error| error.shifted(start))?;
-            start += chunk.ids.len();
-            skipped += refused.len();
-            kept.push(self.without(*chunk, &refused));
+        if self.config.nan_policy == NanPolicy::Error {
+            self.check_each_gradient(OPERATION, chunks)?;
         }
-        let kept: Vec<_> = kept.iter().map(|(ids, gradients)| GradientChunk { ids, gradients }).collect();
-        let merged = merge_gradients(self.config.dim, &kept);
-        let overflowed = self.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
-        let overflowed = overflowed.map_err(|error| error.at_first_of_its_id(chunks))?;
-        let merged = match overflowed.is_empty() {
-            true => merged,
-            false => {
-                let chunk = GradientChunk { ids: &merged.ids, gradients: &merged.sums };
-                let (ids, sums) = self.without(chunk, &overflowed);
-                MergedGradients { ids: ids.into_owned(), sums: sums.into_owned() }
-            }
+        // A gradient that is not finite leaves its id without a finite sum: under `skip` the id takes no step, whether
+        // its gradients come one by one or merged.
+        let merged = merge_checked(self.config.dim, chunks);
+        let refused = self.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
+        let refused = refused.map_err(|error| error.at_first_of_its_id(chunks))?;
+        let sums = GradientChunk { ids: &merged.ids, gradients: &merged.sums };
+        let merged = match self.without(sums, &refused) {
+            (Cow::Owned(ids), Cow::Owned(sums)) => MergedGradients { ids, sums },
+            _ => merged,
         };
-        Ok(CheckedUpdate { merged, step, skipped: skipped + overflowed.len() })
+        Ok(CheckedUpdate { merged, step, skipped: refused.len() })
+    }
+
+    fn check_each_gradient(&self, operation: &'static str, chunks: &[GradientChunk<'_>]) -> Result<()> {
+        let mut start = 0;
+        for chunk in chunks {
+            let checked = self.check_finite(operation, "gradient", chunk.ids, chunk.gradients);
+            checked.map_err(|error| error.shifted(start))?;
+            start += chunk.ids.len();
+        }
+        Ok(())
     }
 
     /// Takes one optimizer step for every id of `update`, and counts it for an empty one too.

@@ -1,0 +1,156 @@
+# make test    everything that must hold before a change goes in; sets up all it needs
+# make train   builds everything and trains: DATA=path for your own data, ARGS="..." for options of `recstore train`
+# make help    all targets
+
+# The interpreter that the virtual environment is made from, and the torch that goes into it.
+PYTHON ?= python3
+TORCH ?= 2.13.0
+# The release that tch, the oracle of the Rust tests, is bound to.
+TCH_TORCH := 2.13.0
+DATA ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/stamps
+TORCH_READY := $(STAMPS)/torch-$(TORCH)
+TOOLS_READY := $(STAMPS)/tools
+PACKAGE_READY := $(STAMPS)/package
+
+RUST_SOURCES := $(shell find rust cxx_bridge -type f -not -path '*/tests/*' -not -path '*/benches/*')
+PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
+PACKAGE_SOURCES := Cargo.toml Cargo.lock pyproject.toml setup_torch.py $(RUST_SOURCES) $(PYTHON_SOURCES)
+
+# One environment for every cargo command: another one would compile torch-sys and pyo3 again.
+export LIBTORCH_USE_PYTORCH := 1
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export VIRTUAL_ENV := $(CURDIR)/$(VENV)
+unexport PYTHONHOME PYTHONPATH
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## lists the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.PHONY: venv
+venv: $(TOOLS_READY) ## the virtual environment .venv, with TORCH=version (default 2.13.0)
+
+$(TORCH_READY):
+	@echo "== Python environment with torch $(TORCH) in $(VENV) (several GB the first time)"
+	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON); set PYTHON to an interpreter of version 3.10 or newer" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install --quiet torch==$(TORCH)
+	mkdir -p $(STAMPS)
+	rm -f $(STAMPS)/torch-*
+	touch $@
+
+$(TOOLS_READY): requirements-dev.txt $(TORCH_READY)
+	@echo "== development tools"
+	$(PIP) install --quiet --requirement requirements-dev.txt
+	touch $@
+
+.PHONY: build
+build: $(PACKAGE_READY) ## compiles and installs recstore-ops into .venv
+
+$(PACKAGE_READY): $(PACKAGE_SOURCES) $(TOOLS_READY)
+	@echo "== recstore-ops"
+	@command -v cargo >/dev/null || { echo "make: no cargo; install a Rust toolchain" >&2; exit 1; }
+	$(PIP) install --quiet --no-build-isolation .
+	touch $@
+
+.PHONY: train
+train: build ## trains on planted data, or on DATA=path; ARGS="..." for options
+	$(BIN)/recstore train $(or $(DATA),--planted) $(ARGS)
+
+.PHONY: test
+test: test-rust test-python check ## all tests and checks
+
+.PHONY: test-rust
+test-rust: test-core test-torch
+
+.PHONY: test-core
+test-core: ## the store's tests: needs Rust only
+	@echo "== Rust tests of the store"
+	cargo test --quiet
+
+.PHONY: test-torch
+test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch
+	@echo "== Rust tests with libtorch"
+ifeq ($(TORCH),$(TCH_TORCH))
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --workspace --exclude recstore
+else
+	@echo "tch is bound to torch $(TCH_TORCH): its tests are left out with torch $(TORCH)"
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --package recstore-bridge
+endif
+
+# The folder of libtorch, found without importing torch.
+TORCH_LIBRARIES := $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0] + "/lib")'
+
+.PHONY: test-python
+test-python: build ## the Python tests
+	@echo "== Python tests"
+	$(BIN)/python -m pytest --quiet
+
+.PHONY: docs
+docs: build ## the Python API from its docstrings, in docs/api
+	rm -rf docs/api
+	$(BIN)/pdoc --docformat google --output-directory docs/api recstore_ops
+	@echo "docs/api/index.html"
+
+.PHONY: test-long
+test-long: build ## the slow tests: many cases, many processes, big tables
+	RECSTORE_LONG_TESTS=1 PROPTEST_CASES=2000 cargo test --quiet --release
+	RECSTORE_LONG_TESTS=1 $(BIN)/python -m pytest --quiet
+
+.PHONY: check
+check: $(PACKAGE_READY) ## formatting, lints and types
+	@echo "== formatting, lints, types"
+	cargo fmt --all --check
+	cargo clippy --quiet --workspace --all-targets -- --deny warnings
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --quiet --check
+	$(BIN)/pyright
+
+.PHONY: wheel
+wheel: $(TOOLS_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs
+	rm -f dist/*.whl
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
+	@ls dist/*.whl
+
+.PHONY: sdist
+sdist: $(TOOLS_READY) ## dist/*.tar.gz
+	rm -f dist/*.tar.gz
+	mkdir -p dist
+	$(BIN)/python -c 'import setup_torch; setup_torch.build_sdist("dist")'
+	@ls dist/*.tar.gz
+
+.PHONY: compat
+compat: wheel ## runs the op tests of one wheel on several torch versions, in docs/compat.md
+	$(BIN)/python .ci/compat.py dist/*.whl
+
+PEERS := .venv-peers
+PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check
+PEERS_READY := $(PEERS)/ready
+
+.PHONY: test-peers
+test-peers: wheel $(PEERS_READY) ## compares with TorchRec and FBGEMM, in an environment of their own
+	$(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
+	$(PEERS)/bin/python -m pytest --quiet tests/peers
+
+$(PEERS_READY):
+	@echo "== TorchRec and FBGEMM in $(PEERS) (several GB the first time)"
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	$(PEERS_PIP) install --quiet torch==2.13.0 numpy pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath typer rich matplotlib
+	$(PEERS_PIP) install --quiet --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	touch $@
+
+.PHONY: clean
+clean: ## removes all that was built; keeps .venv
+	cargo clean --quiet
+	rm -rf build dist $(PACKAGE_READY)

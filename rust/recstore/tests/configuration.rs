@@ -1,0 +1,86 @@
+//! A configuration says the same after it was written as JSON and read back, whatever its values.
+
+use proptest::prelude::*;
+use recstore::{
+    BiasCorrection, Convention, Dtype, EmbeddingStore, InitializerConfig, LocalStore, NanPolicy,
+    OptimizerConfig, Serial, TableConfig,
+};
+
+/// Positive values of every magnitude that single precision has.
+fn positive() -> impl Strategy<Value = f64> {
+    (-37.0..37.0f64).prop_map(|exponent| 10f64.powf(exponent))
+}
+
+fn initializer() -> impl Strategy<Value = InitializerConfig> {
+    prop_oneof![
+        Just(InitializerConfig::Zeros {}),
+        positive().prop_map(|value| InitializerConfig::Constant { value }),
+        positive().prop_map(|b| InitializerConfig::Uniform { a: -b, b }),
+        (positive(), positive()).prop_map(|(mean, std)| InitializerConfig::Normal { mean, std }),
+        positive().prop_map(|std| InitializerConfig::TruncatedNormal {
+            mean: 0.0,
+            std,
+            a: None,
+            b: Some(std)
+        }),
+        positive().prop_map(|gain| InitializerConfig::XavierUniform { gain }),
+    ]
+}
+
+fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
+    let convention = || prop::sample::select(&[Convention::Recstore, Convention::Torch][..]);
+    let betas = || [0.0..1.0f64, 0.0..1.0f64];
+    prop_oneof![
+        (positive(), positive()).prop_map(|(lr, weight_decay)| OptimizerConfig::Sgd { lr, weight_decay }),
+        (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| OptimizerConfig::Adagrad {
+            lr,
+            eps,
+            weight_decay: 0.0,
+            convention
+        }),
+        (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| {
+            OptimizerConfig::RowwiseAdagrad { lr, eps, weight_decay: 0.0, convention }
+        }),
+        (positive(), betas(), positive()).prop_map(|(lr, betas, eps)| OptimizerConfig::Adam {
+            lr,
+            betas,
+            eps,
+            weight_decay: 0.0,
+            bias_correction: BiasCorrection::Row,
+        }),
+        (positive(), betas(), positive()).prop_map(|(lr, betas, eps)| OptimizerConfig::Adamw {
+            lr,
+            betas,
+            eps,
+            weight_decay: 0.5,
+            bias_correction: BiasCorrection::Table,
+        }),
+        (positive(), positive(), positive(), positive())
+            .prop_map(|(alpha, beta, l1, l2)| OptimizerConfig::Ftrl { alpha, beta, l1, l2 }),
+    ]
+}
+
+fn config() -> impl Strategy<Value = TableConfig> {
+    let policy = prop::sample::select(&[NanPolicy::Error, NanPolicy::Skip, NanPolicy::Allow][..]);
+    let sizes = (1..1000usize, 1..=i64::MAX as u64, any::<u64>(), 1..80_000usize);
+    (sizes, initializer(), optimizer(), policy).prop_map(|(sizes, initializer, optimizer, nan_policy)| {
+        let (dim, bound, seed, block_size) = sizes;
+        let num_embeddings = Some(bound);
+        let dtype = Dtype::Float32;
+        TableConfig { dim, num_embeddings, dtype, seed, block_size, initializer, optimizer, nan_policy }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_table_opens_again_with_what_it_was_described_as(config in config()) {
+        let store = LocalStore::new(Box::new(Serial));
+        let table = store.open_table("t", &config).unwrap();
+        let described = store.describe(table).unwrap().config.to_json().unwrap();
+        let read_back = TableConfig::from_json(config.dim, &described).unwrap();
+        prop_assert_eq!(&read_back, &config);
+        prop_assert_eq!(store.open_table("t", &read_back), Ok(table));
+    }
+}

@@ -1,0 +1,154 @@
+//! Rows and optimizer state are the same to the bit, however many threads, whichever vector instructions and in
+//! whatever order rows came into the table.
+
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+use rayon::prelude::*;
+use recstore::{
+    BagInput, EmbeddingStore, Executor, GradientChunk, LocalStore, PoolingMode, Serial, SimdLevel, Step,
+    TableConfig, TableId, TableUpdate,
+};
+
+/// One full run of vector lanes and a rest.
+const DIM: usize = 21;
+/// Several blocks of rows, and enough of them for every loop to run on several threads.
+const COUNT: usize = 12_000;
+const OPTIMIZERS: [&str; 10] = [
+    r#"{"kind": "sgd", "weight_decay": 0.01}"#,
+    r#"{"kind": "adagrad"}"#,
+    r#"{"kind": "adagrad", "convention": "torch", "weight_decay": 0.01}"#,
+    r#"{"kind": "rowwise_adagrad"}"#,
+    r#"{"kind": "rowwise_adagrad", "convention": "torch", "weight_decay": 0.01}"#,
+    r#"{"kind": "adam", "weight_decay": 0.01}"#,
+    r#"{"kind": "adam", "bias_correction": "row"}"#,
+    r#"{"kind": "adamw"}"#,
+    r#"{"kind": "adamw", "bias_correction": "row"}"#,
+    r#"{"kind": "ftrl", "l1": 0.01, "l2": 0.1}"#,
+];
+
+struct Pool(rayon::ThreadPool);
+
+impl Pool {
+    fn new(threads: usize) -> Box<Self> {
+        Box::new(Self(rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()))
+    }
+}
+
+impl Executor for Pool {
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.0.install(|| (0..count).into_par_iter().for_each(body));
+    }
+}
+
+/// Runs the bodies one by one, the last first.
+struct Backwards;
+
+impl Executor for Backwards {
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+        (0..count).rev().for_each(body);
+    }
+}
+
+/// Ids all over int64, each about three times, in no order.
+fn ids() -> Vec<i64> {
+    (0..COUNT as i64)
+        .map(|j| (j * 7919 % (COUNT as i64 / 3)).wrapping_mul(0x9E37_79B9_7F4A_7C15_u64 as i64))
+        .collect()
+}
+
+fn gradients(step: usize) -> Vec<f32> {
+    (0..COUNT * DIM).map(|j| ((j * 31 + step * 17) % 1009) as f32 / 301.0 - 1.7).collect()
+}
+
+fn open(store: &LocalStore, optimizer: &str) -> TableId {
+    let text = format!(r#"{{"block_size": 7, "optimizer": {optimizer}}}"#);
+    store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap()).unwrap()
+}
+
+fn train(store: &LocalStore, table: TableId) {
+    let ids = ids();
+    for step in 0..3 {
+        let gradients = gradients(step);
+        let chunks = vec![GradientChunk { ids: &ids, gradients: &gradients }];
+        store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
+    }
+}
+
+/// Returns the bits of all rows, their slots, and pooled bags of them.
+fn bits(store: &LocalStore, table: TableId) -> Vec<u32> {
+    let ids = ids();
+    let mut values = vec![0.0; COUNT * DIM];
+    store.read(table, &ids, &mut values).unwrap();
+    for (slot, _) in store.describe(table).unwrap().slots {
+        values.extend(store.read_slot(table, slot, &ids).unwrap().unwrap());
+    }
+    let offsets: Vec<i64> = (0..=COUNT as i64).collect();
+    let mut pooled = vec![0.0; COUNT * DIM];
+    let bags = BagInput {
+        ids: &ids,
+        offsets: &offsets,
+        mode: PoolingMode::Mean,
+        per_sample_weights: None,
+        padding_idx: None,
+    };
+    store.bag(table, bags, &mut pooled, &mut []).unwrap();
+    values.iter().chain(&pooled).map(|value| value.to_bits()).collect()
+}
+
+fn train_on(executor: Box<dyn Executor>, level: SimdLevel, optimizer: &str) -> Vec<u32> {
+    let store = LocalStore::new(executor).with_simd(level).unwrap();
+    let table = open(&store, optimizer);
+    train(&store, table);
+    bits(&store, table)
+}
+
+#[test]
+fn every_thread_count_and_simd_level_gives_the_same_bits() {
+    for optimizer in OPTIMIZERS {
+        let expected = train_on(Box::new(Serial), SimdLevel::Baseline, optimizer);
+        assert!(expected.iter().all(|bits| f32::from_bits(*bits).is_finite()), "{optimizer}");
+        for level in SimdLevel::available() {
+            for threads in [1, 2, 8] {
+                let same = train_on(Pool::new(threads), level, optimizer) == expected;
+                assert!(same, "{optimizer}, {level}, {threads} threads");
+            }
+        }
+    }
+}
+
+#[test]
+fn the_order_of_the_pieces_of_a_loop_changes_no_bit() {
+    for optimizer in OPTIMIZERS {
+        let forwards = train_on(Box::new(Serial), SimdLevel::detect(), optimizer);
+        assert!(train_on(Box::new(Backwards), SimdLevel::detect(), optimizer) == forwards, "{optimizer}");
+    }
+}
+
+#[cfg(feature = "rayon")]
+#[test]
+fn the_stores_own_pool_gives_the_same_bits_from_any_thread() {
+    let on_rayon = || train_on(Box::new(recstore::Rayon), SimdLevel::detect(), OPTIMIZERS[1]);
+    let expected = train_on(Box::new(Serial), SimdLevel::detect(), OPTIMIZERS[1]);
+    assert!(on_rayon() == expected);
+    assert!(Pool::new(2).0.install(on_rayon) == expected);
+}
+
+#[test]
+fn rows_do_not_depend_on_the_order_of_insertion() {
+    let train_after = |insert: &dyn Fn(&mut Vec<i64>), optimizer| {
+        let store = LocalStore::new(Pool::new(2));
+        let table = open(&store, optimizer);
+        let mut ids = ids();
+        insert(&mut ids);
+        let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; ids.len() * DIM]);
+        store.lookup(table, &ids, true, &mut indices, &mut rows).unwrap();
+        store.delete(table, &ids[..ids.len() / 2]).unwrap();
+        train(&store, table);
+        bits(&store, table)
+    };
+    for optimizer in OPTIMIZERS {
+        let expected = train_after(&|ids| ids.clear(), optimizer);
+        assert!(train_after(&|ids| ids.sort_unstable(), optimizer) == expected, "{optimizer} ascending");
+        assert!(train_after(&|ids| ids.reverse(), optimizer) == expected, "{optimizer} backwards");
+    }
+}

@@ -1,0 +1,109 @@
+//! What an optimizer keeps beside each row, and whose steps it counts.
+
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate};
+
+const DIM: usize = 2;
+
+fn open(optimizer: &str) -> (LocalStore, TableId) {
+    let text =
+        format!(r#"{{"initializer": {{"kind": "constant", "value": 0.5}}, "optimizer": {optimizer}}}"#);
+    let store = LocalStore::new(Box::new(Serial));
+    let table = store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap()).unwrap();
+    (store, table)
+}
+
+fn update(store: &LocalStore, table: TableId, ids: &[i64], step: Step) {
+    let gradients = vec![1.0; ids.len() * DIM];
+    let chunks = vec![GradientChunk { ids, gradients: &gradients }];
+    store.update(&[TableUpdate { table, chunks, step }]).unwrap();
+}
+
+fn read(store: &LocalStore, table: TableId, id: i64) -> [f32; DIM] {
+    let mut row = [f32::NAN; DIM];
+    store.read(table, &[id], &mut row).unwrap();
+    row
+}
+
+fn slot(store: &LocalStore, table: TableId, name: &str, id: i64) -> Vec<f32> {
+    store.read_slot(table, name, &[id]).unwrap().unwrap()
+}
+
+#[test]
+fn every_optimizer_names_its_slots_and_their_widths() {
+    for (optimizer, slots) in [
+        (r#"{"kind": "sgd"}"#, &[][..]),
+        (r#"{"kind": "adagrad"}"#, &[("state_sum", DIM)]),
+        (r#"{"kind": "rowwise_adagrad"}"#, &[("state_sum", 1)]),
+        (r#"{"kind": "adam"}"#, &[("exp_avg", DIM), ("exp_avg_sq", DIM)]),
+        (
+            r#"{"kind": "adamw", "bias_correction": "row"}"#,
+            &[("exp_avg", DIM), ("exp_avg_sq", DIM), ("step", 1)],
+        ),
+        (r#"{"kind": "ftrl"}"#, &[("n", DIM), ("z", DIM)]),
+    ] {
+        let (store, table) = open(optimizer);
+        assert_eq!(store.describe(table).unwrap().slots, slots, "{optimizer}");
+        for (name, width) in slots {
+            assert_eq!(slot(&store, table, name, 7), vec![0.0; *width], "{optimizer}");
+        }
+        assert_eq!(store.read_slot(table, "momentum", &[7]), Ok(None), "{optimizer}");
+    }
+}
+
+#[test]
+fn z_of_ftrl_agrees_with_the_weights_of_a_new_or_overwritten_row() {
+    // z = -w * ((beta + sqrt(n)) / alpha + l2) - sign(w) * l1
+    let (store, table) = open(r#"{"kind": "ftrl", "alpha": 0.5, "beta": 1, "l1": 0.25, "l2": 2}"#);
+    store.lookup(table, &[1], true, &mut [0], &mut [0.0; DIM]).unwrap();
+    assert_eq!(slot(&store, table, "z", 1), [-0.5 * (1.0 / 0.5 + 2.0) - 0.25; DIM]);
+    update(&store, table, &[1], Step::Next);
+    store.write(table, &[1], &[-1.0, 0.0]).unwrap();
+    assert_eq!(slot(&store, table, "n", 1), [1.0; DIM]);
+    assert_eq!(slot(&store, table, "z", 1), [1.0 * (2.0 / 0.5 + 2.0) + 0.25, 0.0]);
+}
+
+#[test]
+fn a_row_overwritten_keeps_its_accumulator() {
+    let (store, table) = open(r#"{"kind": "adagrad"}"#);
+    update(&store, table, &[1], Step::Next);
+    store.write(table, &[1], &[3.0, 4.0]).unwrap();
+    assert_eq!(slot(&store, table, "state_sum", 1), [1.0; DIM]);
+}
+
+#[test]
+fn a_row_deleted_and_created_again_starts_as_it_first_did() {
+    let (store, table) = open(r#"{"kind": "adam", "bias_correction": "row"}"#);
+    update(&store, table, &[1], Step::Next);
+    let first = read(&store, table, 1);
+    update(&store, table, &[1], Step::Next);
+    store.delete(table, &[1]).unwrap();
+    assert_eq!(read(&store, table, 1), [0.5; DIM]);
+    update(&store, table, &[1], Step::Next);
+    assert_eq!((read(&store, table, 1), slot(&store, table, "step", 1)), (first, vec![1.0]));
+}
+
+#[test]
+fn an_empty_update_counts_as_a_step_of_the_table() {
+    let (store, table) = open(r#"{"kind": "adam"}"#);
+    let (other, same) = open(r#"{"kind": "adam"}"#);
+    (0..4).for_each(|_| update(&store, table, &[], Step::Next));
+    update(&store, table, &[1], Step::Next);
+    update(&other, same, &[1], Step::At(5));
+    assert_eq!(store.statistics(table).unwrap().step, 5);
+    assert_eq!(read(&store, table, 1), read(&other, same, 1));
+}
+
+#[test]
+fn bias_is_corrected_by_the_steps_of_the_table_or_of_the_row() {
+    let first_move_at = |correction: &str, step| {
+        let (store, table) = open(&format!(r#"{{"kind": "adam", "bias_correction": "{correction}"}}"#));
+        update(&store, table, &[1], Step::At(step));
+        0.5 - read(&store, table, 1)[0]
+    };
+    assert_eq!(first_move_at("row", 1), first_move_at("row", 1000));
+    // sqrt(1 - 0.999^1000) / (1 - 0.9^1000) * 0.1 / sqrt(0.001), times the learning rate.
+    assert!((first_move_at("table", 1) - 0.01).abs() < 1e-6);
+    assert!((first_move_at("table", 1000) - 0.025_145).abs() < 1e-6);
+}
