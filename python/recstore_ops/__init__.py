@@ -25,6 +25,7 @@ from recstore_ops.functional import embedding, embedding_bag
 from recstore_ops.hashtable import HashTable, HashTableRegister
 from recstore_ops.inspect import inspect_table
 from recstore_ops.optimizer import SparseOptimizer
+from recstore_ops.prefetch import PrefetchingDataLoader
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "KVClient",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "PrefetchingDataLoader",
     "RecStoreClient",
     "RecStoreEmbeddingBagCollection",
     "RecStoreEmbeddingCollection",

@@ -37,6 +37,7 @@ emb_update = _recstore.emb_update.table
 emb_bag = _recstore.emb_bag.default
 emb_bag_tables = _recstore.emb_bag.tables
 emb_prefetch = eager_only(_recstore.emb_prefetch.table)
+emb_prefetch_default = eager_only(_recstore.emb_prefetch.default)
 emb_prefetch_tables = eager_only(_recstore.emb_prefetch.tables)
 emb_wait_result = eager_only(_recstore.emb_wait_result.default)
 emb_wait_tables = eager_only(_recstore.emb_wait_tables.default)

@@ -250,13 +250,65 @@ class _RecStoreEBCFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        ids, offsets, weights_N, rows_ND, *handles = ctx.saved_tensors
-        tables = [handles[place] for place in ctx.places]
-        collectors = [handles[len(handles) // 2 + place] for place in ctx.places]
-        grad_BD = grad_outputs[0].to(torch.float32)
-        _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grad_BD, ctx.dims, weights_N)
-        grad_weights_N = None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
-        return None, grad_weights_N, *((None,) * (4 + len(handles)))
+        grad_weights_N = _collect_features(ctx, grad_outputs[0])
+        return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
+
+
+class _PrefetchedEBCFunction(Function):
+    """As `_RecStoreEBCFunction`, with the rows `[N_f, dim_f]` of each feature already there. Eager mode only."""
+
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        anchor: Tensor,
+        per_sample_weights: Tensor | None,
+        ids: Tensor,
+        offsets: Tensor,
+        dims: list[int],
+        places: list[int],
+        rows: list[Tensor],
+        *handles: Tensor,
+    ) -> Tensor:
+        weights_N = None if per_sample_weights is None else per_sample_weights.detach()
+        rows = [part.to(ids.device) for part in rows]
+        needs_rows = ctx.needs_input_grad[1]
+        rows_ND = torch.cat([functional.pad(part, (0, max(dims) - part.shape[1])) for part in rows])
+        ctx.save_for_backward(ids, offsets, weights_N, rows_ND if needs_rows else None, *handles)
+        ctx.dims, ctx.places = dims, places
+        return _pool_features(rows, offsets, weights_N)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad_weights_N = _collect_features(ctx, grad_outputs[0])
+        return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
+
+
+def _pool_features(rows: list[Tensor], offsets: Tensor, weights_N: Tensor | None) -> Tensor:
+    """Sums the rows of each bag of each feature, `[B, sum of dims]`."""
+    batch = (offsets.shape[0] - 1) // len(rows)
+    pooled, start = [], 0
+    for feature, part in enumerate(rows):
+        stop = start + part.shape[0]
+        own_offsets = offsets[feature * batch : (feature + 1) * batch + 1] - start
+        own_weights = None if weights_N is None else weights_N[start:stop]
+        positions = torch.arange(part.shape[0], device=part.device)
+        pooled.append(
+            functional.embedding_bag(
+                positions, part, own_offsets, mode="sum", per_sample_weights=own_weights, include_last_offset=True
+            )
+        )
+        start = stop
+    return torch.cat(pooled, dim=1)
+
+
+def _collect_features(ctx: Any, grad_output: Tensor) -> Tensor | None:
+    """Collects the gradients of all features of a batch; returns those of the weights."""
+    ids, offsets, weights_N, rows_ND, *handles = ctx.saved_tensors
+    tables = [handles[place] for place in ctx.places]
+    collectors = [handles[len(handles) // 2 + place] for place in ctx.places]
+    grad_BD = grad_output.to(torch.float32)
+    _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grad_BD, ctx.dims, weights_N)
+    return None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
 
 
 def _weight_gradients(grad_BD: Tensor, dims: list[int], offsets: Tensor, rows_ND: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from recstore_ops.config import TableConfig, check_learning_rate
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, global_names, keep
 from recstore_ops.functional import check_ids
+from recstore_ops.update_queue import UpdateQueue
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class RecStoreClient:
 
     def __init__(self) -> None:
         self._tables: dict[str, tuple[int, Table]] = {}
+        self._updates = UpdateQueue()
 
     def init_embedding_table(self, name: str, config: EmbeddingTableConfig) -> bool:
         """Creates the table, or opens it if its configuration agrees.
@@ -104,6 +106,46 @@ class RecStoreClient:
     def update(self, name: str, ids: Tensor, grads: Tensor) -> None:
         """Takes one optimizer step with the gradients `[..., dim]` of ids `[...]`, duplicates summed first."""
         _ops.emb_update(self._table(name).handle, check_ids(ids), grads)
+
+    def prefetch(self, ids: Tensor, name: str | None = None, embedding_dim: int | None = None) -> int:
+        """Issues a read of rows and returns its handle for `wait_and_get`.
+
+        Args:
+            ids: int64, `[...]`.
+            name: the table; without it `embedding_dim` names the table `default/<dim>`.
+            embedding_dim: elements a row, where no table is named.
+
+        Raises:
+            ValueError: neither or both of `name` and `embedding_dim`.
+        """
+        if (name is None) == (embedding_dim is None):
+            raise ValueError("prefetch needs either name or embedding_dim")
+        if name is not None:
+            return _ops.emb_prefetch(self._table(name).handle, check_ids(ids))
+        return _ops.emb_prefetch_default(check_ids(ids), embedding_dim)
+
+    def wait_and_get(self, prefetch_id: int, embedding_dim: int, device: torch.device | str = "cpu") -> Tensor:
+        """Waits for the rows of a prefetch, float32 `[ids, embedding_dim]` in the order of the ids, and consumes it.
+
+        Raises:
+            RuntimeError: a handle that is unknown, was consumed or dropped, or rows of another dim.
+        """
+        return _ops.emb_wait_result(prefetch_id, embedding_dim).to(device)
+
+    def update_async(self, name: str, ids: Tensor, grads: Tensor) -> int:
+        """Takes one optimizer step on a thread of its own, after those issued before; returns a handle for `wait`.
+
+        The tensors are copied: the caller may change them at once.
+        """
+        return self._updates.issue(self.update, name, ids.clone(), grads.detach().clone())
+
+    def wait(self, handle: int) -> None:
+        """Waits for an update of `update_async` and raises what it raised.
+
+        Raises:
+            ValueError: a handle that is unknown or was waited for.
+        """
+        self._updates.wait(handle)
 
     def delete(self, name: str, ids: Tensor) -> None:
         """Deletes the rows of ids; an id without a row is no error."""

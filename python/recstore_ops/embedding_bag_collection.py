@@ -3,16 +3,19 @@
 Shape suffixes: F features, B examples, N ids of all features, D dims of all features together.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recstore_ops.autograd import _RecStoreEBCFunction
+from recstore_ops import _ops
+from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
 from recstore_ops.collection_config import EmbeddingBagConfig, read_configs
 from recstore_ops.embedding_bag import DistEmbeddingBag
 from recstore_ops.functional import check_ids, check_weights
+from recstore_ops.prefetch import Issued, PendingPrefetches
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.table_collection import Output, TableCollection, check_no_server
@@ -104,6 +107,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         self.enable_fusion = enable_fusion
         self.fusion_k = fusion_k
         self.keyed_output = keyed_output
+        self._prefetches = PendingPrefetches()
+        self._prefetch_handles: dict[str, int] = {}
 
     def forward(self, features: Any) -> Any:
         """Pools the bags of every feature.
@@ -142,6 +147,117 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         """Chooses between one request for all features and one a feature; results are the same."""
         self.enable_fusion = enabled
 
+    def issue_fused_prefetch(self, features: Any, record_handle: bool = True) -> Any:
+        """Issues a read of all rows of a batch, which a forward of the same batch then consumes.
+
+        What the process changes after the issue is seen. A compiled forward, or one of another batch, leaves the
+        prefetch pending and reads.
+
+        Args:
+            features: a batch as `forward` takes it.
+            record_handle: whether the next forwards may consume it; otherwise whoever issued it hands it to
+                `set_fused_prefetch_handle`, from another thread for example.
+
+        Returns:
+            The handle. Without `record_handle` also the number of ids, `time.time()` of the issue, the distinct
+            `fused_ids` `[U]` and the place of each id among them `[N]`.
+
+        Raises:
+            RuntimeError: fusion is off.
+            ValueError: as `forward`; without `record_handle` as `fused_ids`.
+        """
+        if not self.enable_fusion:
+            raise RuntimeError("issue_fused_prefetch needs enable_fusion")
+        batch = self._by_output(self._checked(features))
+        outputs, ids_N = self._in_order_of(batch), check_ids(batch.values())
+        fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
+        splits = torch.tensor([0, *batch.length_per_key()]).cumsum(0)
+        handle = _ops.emb_prefetch_tables([self._table_of(output).handle for output in outputs], ids_N, splits)
+        issued = Issued(handle, tuple(batch.keys()), ids_N, time.time())
+        self._prefetches.add(issued)
+        if not fused:
+            self._prefetches.make_pending(handle, counts=True)
+            return handle
+        return handle, ids_N.numel(), issued.issued_at, *fused
+
+    def set_fused_prefetch_handle(
+        self,
+        handle: int,
+        num_ids: int | None = None,
+        issue_ts: float | None = None,
+        record_stats: bool = True,
+        fused_ids_cpu: Tensor | None = None,
+        fused_inverse: Tensor | None = None,
+    ) -> None:
+        """Lets the next forwards consume a prefetch that was issued with `record_handle=False`.
+
+        Args:
+            handle: of `issue_fused_prefetch`.
+            num_ids: checked against the number of ids issued, where given.
+            issue_ts: checked against the time of the issue, where given.
+            record_stats: whether `report_prefetch_stats` counts its use.
+            fused_ids_cpu: the distinct fused ids, checked together with `fused_inverse` against those issued.
+            fused_inverse: the place of each id among them.
+
+        Raises:
+            ValueError: a handle that was consumed, or was not issued by this collection; or what is given beside it
+                belongs to another prefetch.
+        """
+        issued = self._prefetches.of(handle)
+        if num_ids not in (None, issued.ids.numel()):
+            raise ValueError(f"prefetch handle {handle} is of {issued.ids.numel()} ids, got num_ids {num_ids}")
+        if issue_ts not in (None, issued.issued_at):
+            raise ValueError(f"prefetch handle {handle} was issued at {issued.issued_at}, got issue_ts {issue_ts}")
+        if (fused_ids_cpu is None) != (fused_inverse is None):
+            raise ValueError("fused_ids_cpu and fused_inverse go together")
+        if fused_ids_cpu is not None and fused_inverse is not None:
+            ids_N = fused_ids_cpu.to(issued.ids.device)[fused_inverse.to(issued.ids.device)]
+            if not torch.equal(ids_N & ((1 << self.fusion_k) - 1), issued.ids):
+                raise ValueError(f"prefetch handle {handle} is of other ids than fused_ids_cpu and fused_inverse")
+        self._prefetches.make_pending(handle, record_stats)
+
+    def set_prefetch_handles(self, handles: Mapping[str, int]) -> None:
+        """Lets the next forward consume a prefetch for each feature, of `RecStoreClient.prefetch`.
+
+        Args:
+            handles: one for every feature; empty to forget those given before.
+
+        Raises:
+            ValueError: features are missing, or there are others.
+        """
+        if handles and set(handles) != set(self._config_names):
+            raise ValueError(f"expected a handle for each of {sorted(self._config_names)}, got {sorted(handles)}")
+        self._prefetch_handles = dict(handles)
+
+    def report_prefetch_stats(self, reset: bool = True) -> dict[str, float]:
+        """What became of prefetches: `issued`, `used`, `unused`, `ids`, and `ahead_ms` and `wait_ms`, summed."""
+        return self._prefetches.report(reset)
+
+    @property
+    def _fused_prefetch_handle(self) -> int | None:
+        """The handle that the next forward looks at first."""
+        return next(iter(self._prefetches.pending()), None)
+
+    def _prefetched(self, batch: KeyedJaggedTensor, outputs: list[Output], ids_N: Tensor) -> list[Tensor] | None:
+        """The rows of each output where they were prefetched; a graph does not look."""
+        if torch.compiler.is_compiling():
+            return None
+        if self._prefetch_handles:
+            handles, self._prefetch_handles = self._prefetch_handles, {}
+            return self._wait_for_features(handles, batch, outputs)
+        if not self._prefetches.pending():
+            return None
+        return self._prefetches.take(tuple(batch.keys()), ids_N, _ops.emb_wait_tables)
+
+    def _wait_for_features(
+        self, handles: dict[str, int], batch: KeyedJaggedTensor, outputs: list[Output]
+    ) -> list[Tensor]:
+        rows = [_ops.emb_wait_result(handles[output.name], self._table_of(output).dim) for output in outputs]
+        for output, part, count in zip(outputs, rows, batch.length_per_key(), strict=True):
+            if part.shape[0] != count:
+                raise ValueError(f'feature "{output.name}" has {count} ids, but its prefetch has {part.shape[0]}')
+        return rows
+
     def fused_ids(self, features: Any) -> Tensor:
         """The ids of a batch as keys of one key space: `id + (table_idx << fusion_k)`, `[N]` in the batch's order.
 
@@ -164,19 +280,29 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         lengths = torch.tensor(batch.length_per_key(), device=ids_N.device)
         return ids_N + torch.tensor(first_keys, device=ids_N.device).repeat_interleave(lengths)
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Prefetches belong to this process and this module.
+        return {**self.__dict__, "_prefetches": PendingPrefetches(), "_prefetch_handles": {}}
+
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""
         outputs = self._in_order_of(batch)
         dims, tables = self._dims(outputs), [bag.table for bag in self.embedding_bags.values()]
-        pooled_BD: Any = _RecStoreEBCFunction.apply(
+        ids_N = check_ids(batch.values())
+        request = (
             tables[0].anchor,
             self._weights(batch, outputs),
-            check_ids(batch.values()),
+            ids_N,
             batch.offsets().to(torch.int64),
             dims,
             [output.table for output in outputs],
-            *(table.handle for table in tables),
-            *(table.collector for table in tables),
+        )
+        handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
+        rows = self._prefetched(batch, outputs, ids_N)
+        pooled_BD: Any = (
+            _RecStoreEBCFunction.apply(*request, *handles)
+            if rows is None
+            else _PrefetchedEBCFunction.apply(*request, rows, *handles)
         )
         if outputs == self._outputs:
             return pooled_BD

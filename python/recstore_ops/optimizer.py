@@ -111,6 +111,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         self.kv_client.apply_grads(tables)
         return loss
 
+    def _apply_gradients(self, module: Tables) -> None:
+        """Applies what one module collected: `step([module])`."""
+        self.step([module])
+
     @eager_only
     def clip_grad_norm_(
         self,

@@ -1,0 +1,215 @@
+"""Rows of the next batches, read while this one is computed.
+
+`PendingPrefetches` keeps what a collection issued until a forward with the same batch consumes it;
+`PrefetchingDataLoader` issues them some batches ahead.
+"""
+
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+MOST_ISSUED = 1024
+"""A collection forgets what it issued beyond this number, oldest first, as the store does."""
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A prefetch that was not consumed yet.
+
+    Attributes:
+        handle: of the store's prefetch.
+        names: the features, in the order of the batch.
+        ids: their ids, one feature after another, `[N]`.
+        issued_at: `time.time()` at the issue, in seconds.
+    """
+
+    handle: int
+    names: tuple[str, ...]
+    ids: Tensor
+    issued_at: float
+
+    def is_for(self, names: tuple[str, ...], ids: Tensor) -> bool:
+        """Whether the rows are those of this batch."""
+        return self.names == names and torch.equal(self.ids, ids)
+
+
+@dataclass
+class PrefetchStatistics:
+    """What became of prefetches.
+
+    Attributes:
+        issued: prefetches issued.
+        used: forwards that found their rows prefetched.
+        unused: forwards that read their rows while others were pending.
+        ids: ids of the prefetches that were used.
+        ahead_ms: milliseconds from issue to use, summed.
+        wait_ms: milliseconds that forwards waited for rows, summed.
+    """
+
+    issued: int = 0
+    used: int = 0
+    unused: int = 0
+    ids: int = 0
+    ahead_ms: float = 0.0
+    wait_ms: float = 0.0
+
+
+class PendingPrefetches:
+    """What was issued, what the next forwards may consume, and statistics."""
+
+    def __init__(self) -> None:
+        self._issued: OrderedDict[int, Issued] = OrderedDict()
+        self._pending: deque[int] = deque()
+        self._recorded: set[int] = set()
+        self.statistics = PrefetchStatistics()
+
+    def add(self, issued: Issued) -> None:
+        """Remembers a prefetch; the oldest is forgotten beyond a bound."""
+        while len(self._issued) >= MOST_ISSUED:
+            self._forget(next(iter(self._issued)))
+        self._issued[issued.handle] = issued
+        self.statistics.issued += 1
+
+    def of(self, handle: int) -> Issued:
+        """Returns what was issued under a handle.
+
+        Raises:
+            ValueError: it was not issued by this collection, or was consumed.
+        """
+        if handle not in self._issued:
+            raise ValueError(f"prefetch handle {handle} was not issued by this collection, or was consumed")
+        return self._issued[handle]
+
+    def make_pending(self, handle: int, counts: bool) -> None:
+        """Lets the next forwards consume a prefetch; `counts` says whether statistics count it."""
+        self.of(handle)
+        if handle not in self._pending:
+            self._pending.append(handle)
+        if counts:
+            self._recorded.add(handle)
+
+    def pending(self) -> list[int]:
+        """The handles that the next forwards may consume, oldest first."""
+        return list(self._pending)
+
+    def take(self, names: tuple[str, ...], ids: Tensor, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
+        """Consumes the prefetch of this batch; `None` where there is none, or the store has dropped it."""
+        for handle in self._pending:
+            issued = self._issued[handle]
+            if issued.is_for(names, ids):
+                return self._consume(issued, wait)
+        self.statistics.unused += len(self._pending) > 0
+        return None
+
+    def _consume(self, issued: Issued, wait: Callable[[int], list[Tensor]]) -> list[Tensor] | None:
+        started, counts = time.time(), issued.handle in self._recorded
+        self._forget(issued.handle)
+        try:
+            rows = wait(issued.handle)
+        except RuntimeError:
+            return None  # The store drops what waits too long; the rows are read instead.
+        if counts:
+            self.statistics.used += 1
+            self.statistics.ids += issued.ids.numel()
+            self.statistics.ahead_ms += 1e3 * (started - issued.issued_at)
+            self.statistics.wait_ms += 1e3 * (time.time() - started)
+        return rows
+
+    def _forget(self, handle: int) -> None:
+        del self._issued[handle]
+        self._recorded.discard(handle)
+        if handle in self._pending:
+            self._pending.remove(handle)
+
+    def report(self, reset: bool) -> dict[str, float]:
+        """Returns the statistics, and starts them anew with `reset`."""
+        report = asdict(self.statistics)
+        if reset:
+            self.statistics = PrefetchStatistics()
+        return report
+
+
+class Prefetching(Protocol):
+    """What `PrefetchingDataLoader` needs of a collection."""
+
+    def issue_fused_prefetch(self, features: Any, record_handle: bool = True) -> Any:
+        """Issues a read of the rows of a batch."""
+        ...
+
+
+class PrefetchingDataLoader:
+    """Goes through a DataLoader and issues the rows of the batches to come.
+
+    Args:
+        dataloader: any iterable of batches.
+        module: the collection whose rows are read ahead.
+        prefetch_count: how many batches it looks ahead, at least 1.
+        features: takes the `KeyedJaggedTensor` out of a batch. By default the batch itself, its attribute
+            `sparse_features`, or the one such value among the values of a tuple, list or dict.
+
+    Raises:
+        ValueError: a `prefetch_count` below 1.
+
+    Example:
+        >>> from recstore_ops import RecStoreEmbeddingBagCollection
+        >>> bags = RecStoreEmbeddingBagCollection(
+        ...     [{"name": "item", "num_embeddings": None, "embedding_dim": 4, "feature_names": ["seen"]}]
+        ... )
+        >>> batches = [KeyedJaggedTensor(["seen"], torch.tensor([i, 7]), lengths=torch.tensor([2])) for i in range(5)]
+        >>> [tuple(bags(batch).shape) for batch in PrefetchingDataLoader(batches, bags)]
+        [(1, 1, 4), (1, 1, 4), (1, 1, 4), (1, 1, 4), (1, 1, 4)]
+        >>> bags.report_prefetch_stats()["used"]
+        5
+    """
+
+    def __init__(
+        self,
+        dataloader: Iterable[Any],
+        module: Prefetching,
+        prefetch_count: int = 2,
+        features: Callable[[Any], Any] | None = None,
+    ) -> None:
+        if prefetch_count < 1:
+            raise ValueError(f"prefetch_count must be at least 1, got {prefetch_count}")
+        self.dataloader = dataloader
+        self.module = module
+        self.prefetch_count = prefetch_count
+        self._features = features or find_features
+
+    def __len__(self) -> int:
+        """The number of batches, where the DataLoader knows it."""
+        return len(self.dataloader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        ahead: deque[Any] = deque()
+        for batch in self.dataloader:
+            self.module.issue_fused_prefetch(self._features(batch))
+            ahead.append(batch)
+            if len(ahead) > self.prefetch_count:
+                yield ahead.popleft()
+        yield from ahead
+
+
+def find_features(batch: Any) -> Any:
+    """Finds the `KeyedJaggedTensor` of a batch.
+
+    Raises:
+        ValueError: there is none, or more than one; give `features` to say which.
+    """
+    if hasattr(batch, "length_per_key"):
+        return batch
+    if hasattr(batch, "sparse_features"):
+        return batch.sparse_features
+    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
+    found = [value for value in values if hasattr(value, "length_per_key")]
+    if len(found) != 1:
+        raise ValueError(
+            f"expected one KeyedJaggedTensor in a batch of type {type(batch).__name__}, found {len(found)}; "
+            "say with features= which it is"
+        )
+    return found[0]
