@@ -104,8 +104,8 @@ docs: build ## the Python API from its docstrings, in docs/api
 	@echo "docs/api/index.html"
 
 .PHONY: test-long
-test-long: build ## the slow tests: many cases, many processes, big tables
-	RECSTORE_LONG_TESTS=1 PROPTEST_CASES=2000 cargo test --quiet --release
+test-long: build ## the tests with many more examples of each property; the last run is in docs/testing.md
+	PROPTEST_CASES=2000 cargo test --quiet --release
 	RECSTORE_LONG_TESTS=1 $(BIN)/python -m pytest --quiet
 
 .PHONY: check

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -83,7 +84,7 @@ ACTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(acts=ACTS)
 def test_any_schedule_gives_what_a_plain_forward_gives(acts: list[tuple[str, int]]) -> None:
     name = f"schedule/{next(_numbers)}"

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -759,7 +760,7 @@ CALLS = st.tuples(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(CALLS, max_size=25))
 def test_a_table_is_a_map_from_ids_to_rows_whose_indices_are_dense(calls: list[tuple[str, list[int], int]]) -> None:
     table = HashTable(1, "a map", block_size=2, insert_on_lookup=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -143,7 +144,7 @@ ACTS = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(acts=ACTS)
 def test_a_prefetch_equals_a_read_for_any_schedule(acts: list[tuple[str, list[int]]]) -> None:
     table = Table(f"schedule/{next(_numbers)}", DIM, TableConfig(optimizer={"kind": "adagrad", "lr": 0.1}))

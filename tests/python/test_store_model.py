@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
@@ -186,7 +187,7 @@ class TableAndDict(RuleBasedStateMachine):
 
 TestAfterAnySequenceOfCallsATableHoldsWhatADictWould = TableAndDict.TestCase
 TestAfterAnySequenceOfCallsATableHoldsWhatADictWould.settings = settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100), stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 
 
