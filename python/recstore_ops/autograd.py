@@ -186,6 +186,10 @@ class HashTableLookupFunction(Function):
         return (None,) * 6
 
 
+HashTableLookupHelpFunction = HashTableLookupFunction
+"""The name in RecIS."""
+
+
 class GradWorkerMeanFunction(Function):
     """The row of each place of a batch: `rows [U, D]`, `inverse [N]` -> `[N, D]`.
 
