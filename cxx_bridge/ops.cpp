@@ -99,13 +99,12 @@ int64_t row_dim(const char* op, const char* what, const Name& name, const Tensor
   return actual[expected.size()];
 }
 
-constexpr const char* kGradients = "gradients";
-
-// The number behind a table's handle, for which there must be a row of its dim for each id.
-int64_t table_of_rows(const char* op, const char* what, const Tensor& table, const Tensor& ids, const Tensor& rows) {
+// The number behind a table's handle, for which there must be a row of its dim for each id. Messages call all of them
+// `what` and those of a wrong dim `row_text`.
+int64_t table_of_rows(
+    const char* op, const char* what, const char* row_text, const Tensor& table, const Tensor& ids, const Tensor& rows) {
   const auto name = [&] { return std::string(table_text(table_of(op, table))); };
-  const int64_t dim = row_dim(op, what, name, ids, rows);
-  return table_of_dim(op, what == kGradients ? "gradient rows" : what, table, dim);
+  return table_of_dim(op, row_text, table, row_dim(op, what, name, ids, rows));
 }
 
 // The dim of the default table that rows are for.
@@ -177,7 +176,7 @@ Tensor emb_read_default_op(const Tensor& ids, int64_t dim) {
 }
 
 void emb_write_op(const Tensor& table, const Tensor& ids, const Tensor& rows) {
-  const int64_t handle = table_of_rows("emb_write", "rows", table, ids, rows);
+  const int64_t handle = table_of_rows("emb_write", "rows", "rows", table, ids, rows);
   const Tensor host = host_ids("emb_write", ids);
   const Tensor values = host_floats("emb_write", "rows", rows);
   call([&] { emb_write(handle, ids_slice(host), float_slice(values)); });
@@ -191,16 +190,16 @@ void emb_write_default_op(const Tensor& ids, const Tensor& rows) {
 }
 
 void emb_update_op(const Tensor& table, const Tensor& ids, const Tensor& grads) {
-  const int64_t handle = table_of_rows("emb_update", kGradients, table, ids, grads);
+  const int64_t handle = table_of_rows("emb_update", "gradients", "gradient rows", table, ids, grads);
   const Tensor host = host_ids("emb_update", ids);
-  const Tensor values = host_floats("emb_update", kGradients, grads);
+  const Tensor values = host_floats("emb_update", "gradients", grads);
   call([&] { emb_update(handle, ids_slice(host), float_slice(values)); });
 }
 
 void emb_update_default_op(const Tensor& ids, const Tensor& grads) {
-  const std::size_t dim = default_dim("emb_update", kGradients, ids, grads);
+  const std::size_t dim = default_dim("emb_update", "gradients", ids, grads);
   const Tensor host = host_ids("emb_update", ids);
-  const Tensor values = host_floats("emb_update", kGradients, grads);
+  const Tensor values = host_floats("emb_update", "gradients", grads);
   call([&] { emb_update_default(dim, ids_slice(host), float_slice(values)); });
 }
 
@@ -452,9 +451,9 @@ void accept_grad_op(
     const Tensor& grads,
     const std::optional<int64_t>& padding_idx) {
   const int64_t into = collector_of("accept_grad", collector);
-  const int64_t handle = table_of_rows("accept_grad", kGradients, table, ids, grads);
+  const int64_t handle = table_of_rows("accept_grad", "gradients", "gradient rows", table, ids, grads);
   const Tensor host = host_ids("accept_grad", ids);
-  const Tensor values = host_floats("accept_grad", kGradients, grads);
+  const Tensor values = host_floats("accept_grad", "gradients", grads);
   call([&] {
     accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(grads.size(-1)),
                 optional_id(padding_idx));
@@ -501,9 +500,9 @@ std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
 std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& grads) {
   check_flat("merge_gradients", "ids", ids);
   const auto name = [] { return "the merge"; };
-  const std::size_t dim = checked_dim("merge_gradients", row_dim("merge_gradients", kGradients, name, ids, grads));
+  const std::size_t dim = checked_dim("merge_gradients", row_dim("merge_gradients", "gradients", name, ids, grads));
   const Tensor host = host_ids("merge_gradients", ids);
-  const Tensor values = host_floats("merge_gradients", kGradients, grads);
+  const Tensor values = host_floats("merge_gradients", "gradients", grads);
   const rust::Box<Merged> merged = call([&] {
     return merge_gradients(ids_slice(host), float_slice(values), dim);
   });

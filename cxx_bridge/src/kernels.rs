@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use recstore::{
-    BagInput, Error, GradientChunk, GradientCollector, MergedGradients, PoolingMode, PrefetchId, Step,
-    TableConfig, TableId, TableUpdate,
+    BagInput, GradientChunk, GradientCollector, MergedGradients, PoolingMode, PrefetchId, Step, TableConfig,
+    TableId, TableUpdate,
 };
 
 use crate::guard::{Failure, guard};
@@ -121,17 +121,9 @@ pub(crate) fn emb_bag(
             padding_idx: padding_idx.first().copied(),
         };
         registry()?.with_table("emb_bag", table, |store, table| {
-            store.bag(table, input, pooled, max_positions).map_err(|error| moved(error, first_position))
+            store.bag(table, input, pooled, max_positions).map_err(|error| error.shifted(first_position))
         })
     })
-}
-
-/// Lets the position in an error count from the first id of the call.
-fn moved(mut error: Error, first_position: usize) -> Error {
-    if let Error::IdOutOfRange { position, .. } = &mut error {
-        *position += first_position;
-    }
-    error
 }
 
 /// Checks the offsets of all tables of a call before any table's part is cut out.

@@ -12,6 +12,7 @@ from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch._library.effects import EffectType
 
 from recstore_ops import _native  # noqa: F401  (its import registers the operators)
 
@@ -78,11 +79,10 @@ EFFECTFUL = (
 
 def _register_ordered_effect(name: str) -> None:
     """Declares that calls of an operator keep their order. The name is private in torch, and moved once."""
-    effect_types = __import__("torch._library.effects", fromlist=["EffectType"]).EffectType
     register = getattr(torch.library, "_register_effectful_op", None)
     if register is None:
         from torch._higher_order_ops.effects import _register_effectful_op as register
-    register(name, effect_types.ORDERED)
+    register(name, EffectType.ORDERED)
 
 
 for _name in EFFECTFUL:

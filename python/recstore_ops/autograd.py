@@ -7,6 +7,7 @@ optimizer's step is `SparseOptimizer.step`.
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -254,11 +255,16 @@ class _RecStoreEBCFunction(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_weights_N = _collect_features(ctx, grad_outputs[0])
+        ids, offsets, weights_N, rows_ND, *handles = ctx.saved_tensors
+        tables = [handles[place] for place in ctx.places]
+        collectors = [handles[len(handles) // 2 + place] for place in ctx.places]
+        grad_BD = grad_outputs[0].to(torch.float32)
+        _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grad_BD, ctx.dims, weights_N)
+        grad_weights_N = None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
         return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
 
 
-class _PrefetchedEBCFunction(Function):
+class _PrefetchedEBCFunction(_RecStoreEBCFunction):
     """As `_RecStoreEBCFunction`, with the rows `[N_f, dim_f]` of each feature already there. Eager mode only."""
 
     @staticmethod
@@ -276,15 +282,10 @@ class _PrefetchedEBCFunction(Function):
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
         rows = [part.to(ids.device) for part in rows]
         needs_rows = ctx.needs_input_grad[1]
-        rows_ND = torch.cat([functional.pad(part, (0, max(dims) - part.shape[1])) for part in rows])
-        ctx.save_for_backward(ids, offsets, weights_N, rows_ND if needs_rows else None, *handles)
+        rows_ND = _filled_up(rows, max(dims)) if needs_rows else None
+        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, *handles)
         ctx.dims, ctx.places = dims, places
         return _pool_features(rows, offsets, weights_N)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        grad_weights_N = _collect_features(ctx, grad_outputs[0])
-        return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
 
 
 def _pool_features(rows: list[Tensor], offsets: Tensor, weights_N: Tensor | None) -> Tensor:
@@ -305,20 +306,15 @@ def _pool_features(rows: list[Tensor], offsets: Tensor, weights_N: Tensor | None
     return torch.cat(pooled, dim=1)
 
 
-def _collect_features(ctx: Any, grad_output: Tensor) -> Tensor | None:
-    """Collects the gradients of all features of a batch; returns those of the weights."""
-    ids, offsets, weights_N, rows_ND, *handles = ctx.saved_tensors
-    tables = [handles[place] for place in ctx.places]
-    collectors = [handles[len(handles) // 2 + place] for place in ctx.places]
-    grad_BD = grad_output.to(torch.float32)
-    _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grad_BD, ctx.dims, weights_N)
-    return None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
-
-
 def _weight_gradients(grad_BD: Tensor, dims: list[int], offsets: Tensor, rows_ND: Tensor) -> Tensor:
     """The gradient of each id's weight, `[N]`, from rows that are filled up with zeros to the largest dim."""
-    parts = [functional.pad(part, (0, rows_ND.shape[1] - part.shape[1])) for part in grad_BD.split(dims, dim=1)]
-    return (torch.cat(parts)[_bag_of_each(rows_ND, offsets)] * rows_ND).sum(-1)
+    grad_of_bags = _filled_up(grad_BD.split(dims, dim=1), rows_ND.shape[1])
+    return (grad_of_bags[_bag_of_each(rows_ND, offsets)] * rows_ND).sum(-1)
+
+
+def _filled_up(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """The rows of all parts, filled up with zeros to `dim`."""
+    return torch.cat([functional.pad(part, (0, dim - part.shape[1])) for part in parts])
 
 
 __all__ = ["collect", "merge_gradients", "set_merge"]

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recstore_ops import _ops
+from recstore_ops import _native, _ops
 from recstore_ops._table import Table, opening
-from recstore_ops.config import optimizer_with_lr, with_kind
+from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.functional import embedding
@@ -168,7 +168,10 @@ class DistEmbedding(TableModule):
 
 def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
-    kept = Table.open(table.name).config.optimizer
+    description = _native.describe_table(table.name)
+    if description is None:
+        return  # Dropped meanwhile.
+    kept = TableConfig.from_json(description[1]).optimizer
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:

@@ -178,7 +178,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Brings a table and its group together at their first meeting."""
         was_scheduled = group["table"] is None and group["lr"] != self._initial_lr
         lr = group["lr"] if was_scheduled else self._lr
-        if lr is not None and not _was_set(table):
+        if lr is not None and not table.statistics()["learning_rate_was_set"]:
             _native.set_optimizer_learning_rate(table.table_id, float(lr))
         if group["table"] is not None:
             group["lr"] = _rate(table)
@@ -190,8 +190,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         if table.table_id not in self._rates:
             return self._adopt(table, group)
         is_shared = group["table"] is None
-        last, current = self._rates[table.table_id], _rate(table)
-        if _was_set(table) and (is_shared or current != last):
+        statistics = table.statistics()
+        last, current = self._rates[table.table_id], statistics["learning_rate"]
+        if statistics["learning_rate_was_set"] and (is_shared or current != last):
             group["lr"] = group["lr"] if is_shared else current
         elif group["lr"] != (last if is_shared else current):
             _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
@@ -200,10 +201,6 @@ class SparseOptimizer(torch.optim.Optimizer):
 
 def _rate(table: Table) -> float:
     return table.statistics()["learning_rate"]
-
-
-def _was_set(table: Table) -> bool:
-    return table.statistics()["learning_rate_was_set"]
 
 
 def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:

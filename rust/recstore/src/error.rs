@@ -177,7 +177,8 @@ pub enum Error {
 
 impl Error {
     /// Moves the position that the error names, where the ids checked start at `start` among those of the call.
-    pub(crate) fn shifted(mut self, start: usize) -> Self {
+    #[must_use]
+    pub fn shifted(mut self, start: usize) -> Self {
         if let Self::IdOutOfRange { position, .. } | Self::NonFinite { position, .. } = &mut self {
             *position += start;
         }

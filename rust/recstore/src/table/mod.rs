@@ -9,7 +9,6 @@ mod initializer;
 mod philox;
 mod slot_group;
 
-use std::borrow::Cow;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -214,11 +213,7 @@ impl Table {
         let merged = merge_checked(self.config.dim, chunks);
         let refused = self.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
         let refused = refused.map_err(|error| error.at_first_of_its_id(chunks))?;
-        let sums = GradientChunk { ids: &merged.ids, gradients: &merged.sums };
-        let merged = match self.without(sums, &refused) {
-            (Cow::Owned(ids), Cow::Owned(sums)) => MergedGradients { ids, sums },
-            _ => merged,
-        };
+        let merged = self.without(merged, &refused);
         Ok(CheckedUpdate { merged, step, skipped: refused.len() })
     }
 
@@ -499,15 +494,15 @@ impl Table {
         })
     }
 
-    /// Returns a chunk without the rows at the `refused` positions.
-    fn without<'a>(&self, chunk: GradientChunk<'a>, refused: &[usize]) -> (Cow<'a, [i64]>, Cow<'a, [f32]>) {
+    /// Returns merged gradients without those at the `refused` positions.
+    fn without(&self, merged: MergedGradients, refused: &[usize]) -> MergedGradients {
         if refused.is_empty() {
-            return (Cow::Borrowed(chunk.ids), Cow::Borrowed(chunk.gradients));
+            return merged;
         }
-        let rows = chunk.ids.iter().zip(chunk.gradients.chunks_exact(self.config.dim)).enumerate();
+        let rows = merged.ids.iter().zip(merged.sums.chunks_exact(self.config.dim)).enumerate();
         let kept = rows.filter(|(position, _)| refused.binary_search(position).is_err());
-        let (ids, gradients): (Vec<i64>, Vec<&[f32]>) = kept.map(|(_, row)| row).unzip();
-        (Cow::Owned(ids), Cow::Owned(gradients.concat()))
+        let (ids, sums): (Vec<i64>, Vec<&[f32]>) = kept.map(|(_, row)| row).unzip();
+        MergedGradients { ids, sums: sums.concat() }
     }
 
     /// Checks that this process may change the table and that `more` rows would fit.
