@@ -1,6 +1,6 @@
 //! The process's tables and collectors, by the handles that operators take. A handle is never given out twice.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::env;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -37,7 +37,7 @@ struct Handles {
     of_table: HashMap<TableId, i64>,
     collectors: HashMap<i64, Arc<GradientCollector>>,
     /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
-    deferred: HashMap<PrefetchId, (Vec<i64>, usize)>,
+    deferred: BTreeMap<PrefetchId, (Vec<i64>, usize)>,
 }
 
 struct OpenTable {
@@ -223,7 +223,13 @@ impl Registry {
             return Ok(self.store.issue(vec![PrefetchRequest { table, ids: ids.to_vec(), dim }])?);
         }
         let id = self.store.issue(vec![])?;
-        self.with_handles(|handles| handles.deferred.insert(id, (ids.to_vec(), dim)));
+        self.with_handles(|handles| {
+            handles.deferred.insert(id, (ids.to_vec(), dim));
+            if handles.deferred.len() > MOST_PREFETCHES {
+                // The store keeps no more than that, the newest: it has dropped this one.
+                handles.deferred.pop_first();
+            }
+        });
         Ok(id)
     }
 

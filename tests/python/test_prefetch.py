@@ -110,13 +110,29 @@ def test_abandoned_prefetches_are_dropped_oldest_first_with_a_warning(
         ops.emb_wait_result(handle, DIM)
 
 
+def test_abandoned_prefetches_of_a_missing_default_table_leave_no_ids_behind() -> None:
+    dim, ids = 31, torch.arange(25_000)
+    handles = [ops.emb_prefetch(ids, dim) for _ in range(1100)]
+    gc.collect()
+    before = resident_bytes()
+    for _ in range(1000):
+        handles.append(ops.emb_prefetch(ids, dim))
+    # 1000 more lists of ids would be 200 MB.
+    assert resident_bytes() - before < 50e6
+    with pytest.raises(RuntimeError, match="unknown, consumed or dropped"):
+        ops.emb_wait_result(handles[0], dim)
+    assert ops.emb_wait_result(handles[-1], dim).eq(0).all()
+    for handle in handles[-1024:-1]:
+        ops.emb_wait_result(handle, dim)
+
+
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as statm:
+        return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_nothing_is_left_behind(table: Table) -> None:
     ids = torch.randint(0, 10**6, (50_000,))
-
-    def resident() -> int:
-        gc.collect()
-        with open("/proc/self/statm") as statm:
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     def rounds(count: int) -> None:
         for _ in range(count):
@@ -125,10 +141,12 @@ def test_nothing_is_left_behind(table: Table) -> None:
             ops.emb_wait_result(handle, DIM)
 
     rounds(20)
-    before = resident()
+    gc.collect()
+    before = resident_bytes()
     rounds(200)
     # 200 rounds of rows, ids and changes would be 200 MB.
-    assert resident() - before < 50e6
+    gc.collect()
+    assert resident_bytes() - before < 50e6
 
 
 ACTS = st.lists(
