@@ -17,14 +17,15 @@ from torch.nn import functional
 
 from recstore_ops import _feature_ops, _ops
 
-_merge_kind: Literal["python", "native"] = "python"
+_merge_kind: Literal["python", "native"] = "native"
 
 
 def set_merge(kind: Literal["python", "native"]) -> None:
     """Chooses who sums the gradients of duplicate ids; both give the same bits.
 
     Args:
-        kind: `python` for `torch.unique` and `index_add_`, `native` for `torch.ops.recstore.merge_gradients`.
+        kind: `native`, the default, for `torch.ops.recstore.merge_gradients`; `python` for `torch.unique` and
+            `index_add_`.
 
     Raises:
         ValueError: another kind.
@@ -53,14 +54,14 @@ def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def collect(collector: Tensor, table: Tensor, ids: Tensor, grads: Tensor, padding_idx: int | None) -> None:
-    """Hands the gradients of one backward pass to a collector, merged.
+    """Hands the gradients of one backward pass to a collector, which merges them.
 
-    The number of distinct ids is not known to a traced graph; there the store merges the same gradients in the
-    same order when it applies them.
+    With `set_merge("python")` they are merged before, except in a traced graph, which does not know the number of
+    distinct ids.
     """
     ids_N = ids.reshape(-1)
     grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
-    if not torch.compiler.is_compiling():
+    if _merge_kind == "python" and not torch.compiler.is_compiling():
         ids_N, grads_ND = merge_gradients(ids_N, grads_ND)
     _ops.accept_grad(collector, table, ids_N, grads_ND, padding_idx)
 

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
-use crate::gradient::{GradientChunk, MergedGradients, merge_checked};
+use crate::gradient::{GradientChunk, MergedGradients, merge_checked, merge_in_input_order};
 use crate::store::{EmbeddingStore, Step, TableId, TableUpdate};
 use crate::{Error, Result, fork};
 
@@ -13,7 +13,7 @@ pub struct GradientCollector {
     chunks: Mutex<Vec<CollectedGradients>>,
 }
 
-/// The gradients of one backward pass through one table: a row of the table's dim for each id.
+/// The gradients of one backward pass through one table, merged: a row of the table's dim for each distinct id.
 #[derive(Debug, Clone, PartialEq)]
 struct CollectedGradients {
     table: TableId,
@@ -24,6 +24,8 @@ struct CollectedGradients {
 
 impl GradientCollector {
     /// Keeps the gradients of `ids` of `table`, rows of `dim`, leaving out those of `padding_idx`.
+    ///
+    /// They are merged right away: what is kept grows with the distinct ids only.
     ///
     /// # Errors
     /// [`Error::DimMismatch`] or [`Error::LengthMismatch`] if they do not fit; [`Error::UnknownHandle`].
@@ -37,10 +39,11 @@ impl GradientCollector {
     ) -> Result<()> {
         let description = store.describe(table)?;
         check_chunk(&description.name, description.config.dim, dim, chunk)?;
-        let rows = chunk.ids.iter().zip(chunk.gradients.chunks_exact(dim));
-        let kept = rows.filter(|(id, _)| Some(**id) != padding_idx);
-        let (ids, gradients): (Vec<i64>, Vec<&[f32]>) = kept.unzip();
-        let gradients = gradients.concat();
+        let MergedGradients { mut ids, sums: mut gradients } = merge_in_input_order(dim, &[chunk]);
+        if let Some(place) = ids.iter().position(|&id| Some(id) == padding_idx) {
+            ids.remove(place);
+            gradients.drain(place * dim..(place + 1) * dim);
+        }
         self.with_chunks(|chunks| chunks.push(CollectedGradients { table, dim, ids, gradients }));
         Ok(())
     }

@@ -1,7 +1,12 @@
 //! Sums the gradients of duplicate ids, so that an optimizer takes one step per distinct id.
 //!
 //! The counterparts of `torch.unique(sorted=True, return_inverse=True)` and of `index_add_` into zeros: distinct ids
-//! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
+//! come out in ascending order, and each sum starts at zero and takes its gradients in input order. Where nobody sees
+//! the order of the ids, they stay in the order in which they first come, which spares sorting them.
+
+use std::hash::BuildHasher;
+
+use hashbrown::DefaultHashBuilder;
 
 use crate::{Error, Result};
 
@@ -14,7 +19,7 @@ pub struct GradientChunk<'a> {
     pub gradients: &'a [f32],
 }
 
-/// Distinct ids in ascending order and the sum of the gradients of each, row-major.
+/// Distinct ids and the sum of the gradients of each, row-major.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MergedGradients {
     /// The distinct ids.
@@ -38,7 +43,7 @@ pub fn unique(ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
     (distinct, inverse)
 }
 
-/// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements.
+/// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements, and ids ascend.
 ///
 /// A chunk that comes merged already therefore gives the same bits as the chunk it was merged from.
 ///
@@ -57,6 +62,11 @@ pub fn merge_gradients(dim: usize, chunks: &[GradientChunk<'_>]) -> Result<Merge
 
 /// Merges chunks that hold `dim` values an id, as [`merge_gradients`].
 pub(crate) fn merge_checked(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
+    merge_in_input_order(dim, chunks).sorted(dim)
+}
+
+/// Merges chunks that hold `dim` values an id, as [`merge_gradients`], ids in the order in which they first come.
+pub(crate) fn merge_in_input_order(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
     if let [chunk] = chunks {
         return merge_chunk(dim, *chunk);
     }
@@ -70,14 +80,69 @@ pub(crate) fn merge_checked(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedG
 }
 
 fn merge_chunk(dim: usize, chunk: GradientChunk<'_>) -> MergedGradients {
-    let (ids, inverse) = unique(chunk.ids);
-    let mut sums = vec![0.0; ids.len() * dim];
-    for (row, gradient) in inverse.iter().zip(chunk.gradients.chunks_exact(dim)) {
-        for (sum, g) in sums[row * dim..(row + 1) * dim].iter_mut().zip(gradient) {
+    let mut places = Places::for_ids(chunk.ids.len());
+    let mut merged = MergedGradients { ids: Vec::new(), sums: Vec::with_capacity(chunk.gradients.len()) };
+    for (&id, gradient) in chunk.ids.iter().zip(chunk.gradients.chunks_exact(dim)) {
+        let place = places.find_or_push(id, &mut merged.ids);
+        if place * dim == merged.sums.len() {
+            merged.sums.resize((place + 1) * dim, 0.0);
+        }
+        for (sum, g) in merged.sums[place * dim..(place + 1) * dim].iter_mut().zip(gradient) {
             *sum += g;
         }
     }
-    MergedGradients { ids, sums }
+    merged
+}
+
+/// The places of distinct ids in a list: open addressing with linear probing, at most half full.
+///
+/// Smaller than a map with the ids as keys, and so mostly in the processor's cache: the ids are in the list already.
+struct Places {
+    places: Vec<u32>,
+    hasher: DefaultHashBuilder,
+}
+
+impl Places {
+    const FREE: u32 = u32::MAX;
+
+    fn for_ids(count: usize) -> Self {
+        let places = vec![Self::FREE; (2 * count).next_power_of_two()];
+        Self { places, hasher: DefaultHashBuilder::default() }
+    }
+
+    /// Returns the place of `id` in `distinct`, to which it is added if it is not there.
+    #[inline]
+    fn find_or_push(&mut self, id: i64, distinct: &mut Vec<i64>) -> usize {
+        let mask = self.places.len() - 1;
+        let mut slot = self.hasher.hash_one(id) as usize & mask;
+        loop {
+            let place = self.places[slot];
+            if place == Self::FREE {
+                self.places[slot] = distinct.len() as u32;
+                distinct.push(id);
+                return distinct.len() - 1;
+            }
+            if distinct[place as usize] == id {
+                return place as usize;
+            }
+            slot = (slot + 1) & mask;
+        }
+    }
+}
+
+impl MergedGradients {
+    /// Returns the same sums with ids in ascending order.
+    fn sorted(self, dim: usize) -> Self {
+        if self.ids.is_sorted() {
+            return self;
+        }
+        let mut order: Vec<usize> = (0..self.ids.len()).collect();
+        order.sort_unstable_by_key(|&place| self.ids[place]);
+        let ids = order.iter().map(|&place| self.ids[place]).collect();
+        let sums =
+            order.iter().flat_map(|&place| &self.sums[place * dim..(place + 1) * dim]).copied().collect();
+        Self { ids, sums }
+    }
 }
 
 #[cfg(test)]

@@ -74,6 +74,19 @@ pub(crate) fn for_each_mut<T: Send>(
     }
 }
 
+/// The rows whose cache misses overlap.
+pub(crate) const ROWS_IN_FLIGHT: usize = 32;
+
+/// Loads every cache line of a row that is needed soon. No load waits for another one, so that the misses of several
+/// rows overlap where going through the rows one by one would wait for each.
+#[inline(always)]
+pub(crate) fn touch(row: &[f32]) {
+    const FLOATS_A_LINE: usize = 16;
+    for weight in row.iter().step_by(FLOATS_A_LINE) {
+        std::hint::black_box(*weight);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

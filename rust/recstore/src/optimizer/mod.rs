@@ -12,6 +12,7 @@ mod rowwise_adagrad;
 mod sgd;
 
 use crate::config::OptimizerConfig;
+use crate::parallel::{ROWS_IN_FLIGHT, touch};
 use crate::simd::{Kernel, Simd};
 use adagrad::AdaGrad;
 use adam::Adam;
@@ -123,10 +124,15 @@ impl<R: RowRule> Kernel for RuleOverBlock<'_, R> {
     #[inline(always)]
     fn run(self) {
         let BlockStep { records, stride, dim, rows, gradients } = self.block;
-        for &(row, gradient) in rows {
-            let record = &mut records[row * stride..(row + 1) * stride];
-            let (weights, state) = record.split_at_mut(dim);
-            self.rule.step(weights, state, &gradients[gradient * dim..(gradient + 1) * dim]);
+        for rows in rows.chunks(ROWS_IN_FLIGHT) {
+            for &(row, _) in rows {
+                touch(&records[row * stride..(row + 1) * stride]);
+            }
+            for &(row, gradient) in rows {
+                let record = &mut records[row * stride..(row + 1) * stride];
+                let (weights, state) = record.split_at_mut(dim);
+                self.rule.step(weights, state, &gradients[gradient * dim..(gradient + 1) * dim]);
+            }
         }
     }
 }

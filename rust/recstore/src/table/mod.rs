@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
-use crate::gradient::{GradientChunk, MergedGradients, merge_checked};
+use crate::gradient::{GradientChunk, MergedGradients, merge_in_input_order};
 use crate::optimizer::{self, BlockStep, PreparedRule, Slot};
-use crate::parallel::{Executor, Serial, for_each_mut};
+use crate::parallel::{Executor, ROWS_IN_FLIGHT, Serial, for_each_mut, touch};
 use crate::pooling::{BagInput, PoolingMode};
 use crate::simd::Simd;
 use crate::store::{Step, TableStatistics};
@@ -34,6 +34,9 @@ const NO_INDEX: i64 = -1;
 
 /// The floats worth waking a thread for. Less runs on the calling thread.
 const FLOATS_A_THREAD: usize = 32_768;
+
+/// The ids worth waking a thread for to look them up.
+const IDS_A_THREAD: usize = 4_096;
 
 /// On whose threads and with which instructions a table's loops run.
 #[derive(Clone, Copy)]
@@ -117,13 +120,26 @@ impl Table {
         let (dim, chunk) = (self.config.dim, self.rows_a_thread());
         let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
         for_each_mut(engine.executor, chunks, |(ids, out)| {
-            for (id, row) in ids.iter().zip(out.chunks_exact_mut(dim)) {
-                match rows.ids.get(*id) {
-                    Some(index) => row.copy_from_slice(rows.storage.weights(index)),
-                    None => self.initializer.fill(*id, row),
-                }
+            for (ids, out) in ids.chunks(ROWS_IN_FLIGHT).zip(out.chunks_mut(ROWS_IN_FLIGHT * dim)) {
+                self.read_together(rows, ids, out);
             }
         });
+    }
+
+    /// Reads at most [`ROWS_IN_FLIGHT`] rows in three passes, so that their cache misses overlap: no load of a pass
+    /// waits for another one of it.
+    fn read_together(&self, rows: &Rows, ids: &[i64], out: &mut [f32]) {
+        let mut found = [None; ROWS_IN_FLIGHT];
+        for (weights, id) in found.iter_mut().zip(ids) {
+            *weights = rows.ids.get(*id).map(|index| rows.storage.weights(index));
+        }
+        found.iter().flatten().for_each(|weights| touch(weights));
+        for ((weights, id), row) in found.iter().zip(ids).zip(out.chunks_exact_mut(self.config.dim)) {
+            match weights {
+                Some(weights) => row.copy_from_slice(weights),
+                None => self.initializer.fill(*id, row),
+            }
+        }
     }
 
     /// Pools the rows of each bag; see [`BagInput`].
@@ -210,7 +226,7 @@ impl Table {
         }
         // A gradient that is not finite leaves its id without a finite sum: under `skip` the id takes no step, whether
         // its gradients come one by one or merged.
-        let merged = merge_checked(self.config.dim, chunks);
+        let merged = merge_in_input_order(self.config.dim, chunks);
         let refused = self.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
         let refused = refused.map_err(|error| error.at_first_of_its_id(chunks))?;
         let merged = self.without(merged, &refused);
@@ -238,7 +254,7 @@ impl Table {
         };
         rows.updates += merged.ids.len() as u64;
         let rule = self.prepare_rule(rows);
-        let found: Vec<_> = merged.ids.iter().map(|&id| rows.find_or_allocate(id)).collect();
+        let found = self.find_or_allocate(rows, engine, &merged.ids);
         let work = rows.group_by_block(&found);
         let (dim, stride) = (self.config.dim, rows.storage.stride());
         let blocks = rows.storage.blocks_mut().zip(work).filter(|(_, work)| !work.is_empty());
@@ -252,6 +268,26 @@ impl Table {
             let block = BlockStep { records, stride, dim, rows: &work, gradients: &merged.sums };
             rule.apply(engine.simd, block);
         });
+    }
+
+    /// Returns the index of each of the distinct `ids`, and whether it is new; new ones are handed out in ascending
+    /// order of the ids.
+    fn find_or_allocate(&self, rows: &mut Rows, engine: Engine<'_>, ids: &[i64]) -> Vec<(RowIndex, bool)> {
+        let mut found = vec![None; ids.len()];
+        let chunks = ids.chunks(IDS_A_THREAD).zip(found.chunks_mut(IDS_A_THREAD));
+        for_each_mut(engine.executor, chunks, |(ids, found)| {
+            for (index, id) in found.iter_mut().zip(ids) {
+                *index = rows.ids.get(*id);
+            }
+        });
+        let mut missing: Vec<usize> = (0..ids.len()).filter(|&place| found[place].is_none()).collect();
+        missing.sort_unstable_by_key(|&place| ids[place]);
+        let mut found: Vec<_> =
+            found.into_iter().map(|index| (index.unwrap_or(RowIndex(0)), false)).collect();
+        for place in missing {
+            found[place] = rows.find_or_allocate(ids[place]);
+        }
+        found
     }
 
     /// Writes each id's index (-1 where it has no row) and row; with `insert`, ids without a row get one first.

@@ -54,8 +54,9 @@ impl SlotGroup {
 
     /// Returns the block of an index and its row there.
     pub(super) fn locate(&self, index: RowIndex) -> (usize, usize) {
-        let index = index.0 as usize;
-        (index / self.block_size, index % self.block_size)
+        // Most processors divide 32 bits several times faster than 64. A block has at most 1 GiB, so its rows fit.
+        let (index, block_size) = (index.0, self.block_size as u32);
+        ((index / block_size) as usize, (index % block_size) as usize)
     }
 
     /// Returns every block's records.
