@@ -66,7 +66,7 @@ $(PACKAGE_READY): $(PACKAGE_SOURCES) $(TOOLS_READY)
 
 .PHONY: train
 train: build ## trains on planted data, or on DATA=path; ARGS="..." for options
-	$(BIN)/recstore train $(or $(DATA),--planted) $(ARGS)
+	$(BIN)/recstore train $(or $(DATA),--planted pairs) $(ARGS)
 
 .PHONY: test
 test: test-rust test-python check ## all tests and checks
@@ -84,6 +84,7 @@ test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch
 	@echo "== Rust tests with libtorch"
 ifeq ($(TORCH),$(TCH_TORCH))
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --workspace --exclude recstore
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo run --quiet --package recstore-tch --example train_with_tch
 else
 	@echo "tch is bound to torch $(TCH_TORCH): its tests are left out with torch $(TORCH)"
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --package recstore-bridge
@@ -142,11 +143,12 @@ PEERS_READY := $(PEERS)/ready
 test-peers: wheel $(PEERS_READY) ## compares with TorchRec and FBGEMM, in an environment of their own
 	$(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
 	$(PEERS)/bin/python -m pytest --quiet tests/peers
+	$(PEERS)/bin/python examples/from_torchrec.py
 
 $(PEERS_READY):
 	@echo "== TorchRec and FBGEMM in $(PEERS) (several GB the first time)"
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS_PIP) install --quiet torch==2.13.0 numpy pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath typer rich matplotlib
+	$(PEERS_PIP) install --quiet torch==2.13.0 numpy pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath typer rich matplotlib pyarrow tensorboardX
 	$(PEERS_PIP) install --quiet --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
 	touch $@
 

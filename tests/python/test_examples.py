@@ -1,0 +1,81 @@
+"""The examples: each runs on its own, reaches the figures it claims, and stays short enough to copy."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
+
+
+def output_of(name: str, folder: Path) -> str:
+    """Runs an example from within `folder` and returns what it prints."""
+    command = [sys.executable, str(EXAMPLES / name)]
+    # Threads gain nothing on small batches, and wait for each other where the cores are busy.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def columns(output: str) -> list[list[float]]:
+    """The numbers of the lines of a table: those that begin with a number."""
+    lines = [line for line in output.splitlines() if re.match(r" +\d", line)]
+    return [[float(number) for number in re.findall(r"[\d.]+", line)] for line in lines]
+
+
+def test_both_bags_have_the_same_losses(tmp_path: Path) -> None:
+    output = output_of("embedding_bag.py", tmp_path)
+    rows = columns(output)
+    assert [step for step, _, _ in rows] == [0, 20, 40, 60, 80, 99]
+    assert all(theirs == pytest.approx(ours, abs=2e-6) for _, theirs, ours in rows)
+
+
+def test_the_torchrec_model_trains(tmp_path: Path) -> None:
+    output = output_of("from_torchrec.py", tmp_path)
+    first, last = map(float, re.findall(r"ten (?:steps )?(\d\.\d+)", output))
+    assert last < first - 0.05
+    assert ("TorchRec is not installed" in output) != ("difference to TorchRec" in output)
+
+
+def test_online_learning_meets_new_ids_and_stays_ahead(tmp_path: Path) -> None:
+    days = columns(output_of("online_learning.py", tmp_path))
+    assert [day for day, *_ in days] == list(range(1, 8))
+    rows, unseen, losses, aucs, frozen = (list(column) for column in list(zip(*days, strict=True))[1:])
+    assert rows == sorted(set(rows))
+    assert all(share > 10 for share in unseen)
+    assert losses[-1] < losses[0]
+    assert aucs[0] == frozen[0]
+    assert all(online > standing + 0.02 for online, standing in zip(aucs[1:], frozen[1:], strict=True))
+
+
+def test_the_factorization_machine_finds_the_pairs(tmp_path: Path) -> None:
+    output = output_of("fm_by_hand.py", tmp_path)
+    _, linear, machine = columns(output)[-1]
+    bayes = float(output.split()[-1])
+    assert linear < 0.7
+    assert bayes - 0.03 < machine < bayes
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_example_is_short(name: str) -> None:
+    assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 100
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name != "README.md"])
+def test_every_example_is_listed(name: str) -> None:
+    assert f"[{name}]({name})" in (EXAMPLES / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_python_example_runs_here() -> None:
+    """A new example needs a test of its own above."""
+    source = Path(__file__).read_text(encoding="utf-8")
+    assert all(f'output_of("{name}"' in source for name in FILES if name.endswith(".py"))
