@@ -8,6 +8,7 @@ import typer
 
 from recstore_ops.doctor_command import doctor_command
 from recstore_ops.training.command import train_command
+from recstore_ops.training.generated.command import generate_command
 
 app = typer.Typer(
     name="recstore",
@@ -17,6 +18,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train_command)
+app.command("generate")(generate_command)
 app.command("doctor")(doctor_command)
 
 

@@ -1,47 +1,36 @@
-"""Reading, cutting, shuffling, caching and splitting rows."""
+"""Cutting, shuffling, caching, splitting, mapping and sharding rows, and finding files."""
 
 from __future__ import annotations
 
-import gzip
+import gc
 import itertools
-import re
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import assume, given
+from examples import examples
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recstore_ops.training import (
-    Batch,
-    CachedRows,
-    HeldOutRows,
-    MemoryRows,
-    TextRows,
-    concatenate,
-    find_input_files,
-    parse_lines,
-    regroup,
-    shuffled,
-    sum_by_row,
-    write_libsvm,
-)
-from recstore_ops.training.text_format import FileFormat, explain_bad_line
+from recstore_ops.training.formats import parquet_rows
+from recstore_ops.training.formats.libsvm import LibsvmFormat, write_libsvm
+from recstore_ops.training.formats.parquet_rows import ParquetRows
+from recstore_ops.training.rows import line_blocks
+from recstore_ops.training.rows.batch import Batch, concatenate
+from recstore_ops.training.rows.batching import regroup, shuffled
+from recstore_ops.training.rows.cached_rows import CachedRows
+from recstore_ops.training.rows.hashed_rows import HashedRows, hash_ids
+from recstore_ops.training.rows.held_out_rows import HeldOutRows
+from recstore_ops.training.rows.input_files import find_input_files
+from recstore_ops.training.rows.row_source import DerivedRows, MappedRows, MemoryRows, RowSource
+from recstore_ops.training.rows.text_rows import TextRows
 
 Row = tuple[int, list[tuple[int, float]]]
-
-rows_strategy = st.lists(
-    st.tuples(
-        st.integers(0, 1),
-        st.lists(
-            st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(-(2.0**99), 2.0**99, width=32)),
-            max_size=4,
-        ),
-    ),
-    max_size=30,
-)
 
 
 def make_batch(rows: list[Row]) -> Batch:
@@ -61,188 +50,13 @@ def numbered_rows(count: int) -> Batch:
 
 
 def as_rows(batch: Batch) -> list[Row]:
-    offsets, pairs = batch.offsets.tolist(), list(zip(batch.ids.tolist(), batch.values.tolist(), strict=True))
+    offsets = batch.offsets_or_ones().tolist()
+    pairs = list(zip(batch.ids.tolist(), batch.values_or_ones().tolist(), strict=True))
     return [(int(label), pairs[offsets[n] : offsets[n + 1]]) for n, label in enumerate(batch.labels.tolist())]
 
 
-def read(path: Path, **options) -> list[Row]:
-    return [row for block in TextRows([path], **options) for row in as_rows(block)]
-
-
-@pytest.fixture
-def text_file(tmp_path: Path):
-    def write(content: bytes, name: str = "rows.txt") -> Path:
-        path = tmp_path / name
-        path.write_bytes(content)
-        return path
-
-    return write
-
-
-class TestFormats:
-    def test_libsvm_row(self, text_file) -> None:
-        assert read(text_file(b"1 3:0.5 -7:2e1\n")) == [(1, [(3, 0.5), (-7, 20.0)])]
-
-    def test_libffm_row_loses_its_fields(self, text_file) -> None:
-        assert read(text_file(b"0\t1:3:0.5 2:7:1\n")) == [(0, [(3, 0.5), (7, 1.0)])]
-
-    @pytest.mark.parametrize("content", [b"1\t3:1\t4:1\n", b"  1   3:1 \t 4:1  \n"])
-    def test_spaces_and_tabs_separate(self, text_file, content: bytes) -> None:
-        assert read(text_file(content)) == [(1, [(3, 1.0), (4, 1.0)])]
-
-    def test_crlf_blank_lines_and_missing_final_newline(self, text_file) -> None:
-        content = b"\r\n1 3:1\r\n\r\n  \n0 4:1"
-        assert read(text_file(content)) == [(1, [(3, 1.0)]), (0, [(4, 1.0)])]
-
-    @pytest.mark.parametrize(
-        ("label", "expected"),
-        [(b"-1", 0), (b"0", 0), (b"1", 1), (b"+1", 1), (b"0.0", 0), (b"2.5", 1), (b"1e-3", 1)],
-    )
-    def test_label_above_zero_is_one(self, text_file, label: bytes, expected: int) -> None:
-        assert read(text_file(label + b" 3:1\n")) == [(expected, [(3, 1.0)])]
-
-    def test_row_without_features(self, text_file) -> None:
-        assert read(text_file(b"1\n0 3:1\n")) == [(1, []), (0, [(3, 1.0)])]
-
-    def test_unsigned_64_bit_ids_are_taken_as_their_int64_bits(self, text_file) -> None:
-        rows = read(text_file(b"1 18446744073709551615:1 9223372036854775808:1 5:1\n"))
-        assert rows == [(1, [(-1, 1.0), (-(2**63), 1.0), (5, 1.0)])]
-
-    def test_ignored_values_are_one(self, text_file) -> None:
-        rows = read(text_file(b"1 3:0.5 4:-2\n"), ignore_values=True)
-        assert rows == [(1, [(3, 1.0), (4, 1.0)])]
-
-    def test_gzip_is_recognised_by_content(self, text_file) -> None:
-        assert read(text_file(gzip.compress(b"1 3:1\n"), "rows")) == [(1, [(3, 1.0)])]
-
-    def test_format_is_detected_past_rows_without_features(self, text_file) -> None:
-        assert read(text_file(b"1\n\n0 9:3:1\n")) == [(1, []), (0, [(3, 1.0)])]
-
-    def test_each_file_has_its_own_format(self, text_file) -> None:
-        paths = [text_file(b"1 3:1\n", "a"), text_file(b"0 9:4:1\n", "b")]
-        assert [as_rows(block) for block in TextRows(paths)] == [
-            [(1, [(3, 1.0)])],
-            [(0, [(4, 1.0)])],
-        ]
-
-    def test_given_format_wins_over_detection(self, text_file) -> None:
-        with pytest.raises(ValueError, match=r"expected field:id:value \(libffm\)"):
-            read(text_file(b"1 3:1\n"), file_format="libffm")
-
-    @given(rows_strategy)
-    def test_written_rows_parse_back_equal(self, tmp_path_factory, rows: list[Row]) -> None:
-        path = tmp_path_factory.mktemp("rows") / "rows.libfm"
-        batch = make_batch(rows)
-        write_libsvm(path, batch)
-        assert as_rows(parse_lines(path.read_bytes().splitlines(), "libsvm")) == as_rows(batch)
-
-
-NUMBER = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
-INTEGER = r"[+-]?\d+"
-LINE = {
-    "libsvm": re.compile(rf"{NUMBER}( {INTEGER}:{NUMBER})*"),
-    "libffm": re.compile(rf"{NUMBER}( {INTEGER}:{INTEGER}:{NUMBER})*"),
-}
-
-
-class TestBadLines:
-    @given(
-        st.lists(st.text("01.e-+:nx_", min_size=1, max_size=6), min_size=1, max_size=3),
-        st.sampled_from(["libsvm", "libffm"]),
-    )
-    def test_a_line_parses_if_and_only_if_it_matches_the_grammar(
-        self, parts: list[str], file_format: FileFormat
-    ) -> None:
-        line = " ".join(parts).encode()
-        assume(not re.search(rb"e\+?\d{3}", line))  # in the grammar, but not finite
-        try:
-            parse_lines([line], file_format)
-        except ValueError:
-            assert not LINE[file_format].fullmatch(line.decode())
-            assert "expected" in explain_bad_line(line, file_format)
-        else:
-            assert LINE[file_format].fullmatch(line.decode())
-
-    @pytest.mark.parametrize(
-        ("line", "message"),
-        [
-            (b"x 3:1", "expected a finite number as label, got 'x'"),
-            (b"nan 3:1", "expected a finite number as label, got 'nan'"),
-            (b"inf 3:1", "expected a finite number as label, got 'inf'"),
-            (b"3:1 4:1", "expected a finite number as label, got '3:1'"),
-            (b"1_0 3:1", "expected a finite number as label, got '1_0'"),
-            (b"1 3:1 4", "got '4'"),
-            (b"1 3:1 4:", "got '4:'"),
-            (b"1 3:1 :1", "got ':1'"),
-            (b"1 3:nan", "got '3:nan'"),
-            (b"1 3:inf", "got '3:inf'"),
-            (b"1 3:1e39", "got '3:1e39'"),
-            (b"1 3.5:1", "got '3.5:1'"),
-            (b"1 a:1", "got 'a:1'"),
-            (b"1 18446744073709551616:1", "got '18446744073709551616:1'"),
-            (b"1 1:2:3 4", "got '1:2:3'"),
-            (b"1 \xff\xfe:1", r"got '\\xff\\xfe:1'"),
-            (b"1 " + b"z" * 500, "got '" + "z" * 40 + "...'"),
-        ],
-    )
-    def test_message_names_file_line_and_part(self, text_file, line: bytes, message: str) -> None:
-        path = text_file(b"1 3:1\n\n" + line + b"\n")
-        with pytest.raises(ValueError, match=re.escape(f"{path}:3: expected ")) as caught:
-            read(path, file_format="libsvm")
-        assert message in str(caught.value)
-
-    def test_line_number_counts_through_blocks(self, text_file) -> None:
-        path = text_file(b"1 3:1\n" * 10_000 + b"1 3:x\n")
-        with pytest.raises(ValueError, match=re.escape(f"{path}:10001: expected id:value")):
-            read(path)
-
-    def test_skipped_lines_are_counted_and_the_others_kept(self, text_file) -> None:
-        path = text_file(b"1 3:1\nbad\n0 4:1\n1 5\n\n1 6:1\n")
-        rows = TextRows([path], on_bad_line="skip")
-        kept = [row for block in rows for row in as_rows(block)]
-        assert kept == [(1, [(3, 1.0)]), (0, [(4, 1.0)]), (1, [(6, 1.0)])]
-        assert rows.skipped_lines == 2
-        assert rows.first_skipped is not None
-        assert rows.first_skipped.startswith(f"{path}:2: expected a finite number as label")
-
-    def test_second_pass_counts_anew(self, text_file) -> None:
-        rows = TextRows([text_file(b"1 3:1\nbad\n")], on_bad_line="skip")
-        assert [len(list(rows)), len(list(rows))] == [1, 1]
-        assert rows.skipped_lines == 1
-
-    @pytest.mark.parametrize(
-        ("content", "message"),
-        [
-            (b"", "rows.txt is empty"),
-            (b"\n \n", "rows.txt has no row: all of its 2 lines are blank or bad"),
-            (b"x\ny\n", "rows.txt has no row: all of its 2 lines are blank or bad"),
-            (gzip.compress(b""), "rows.txt is empty"),
-        ],
-    )
-    def test_file_without_rows_is_an_error(self, text_file, content: bytes, message: str) -> None:
-        with pytest.raises(ValueError, match=message):
-            read(text_file(content), on_bad_line="skip")
-
-    def test_truncated_gzip_is_an_error(self, text_file) -> None:
-        content = gzip.compress(b"".join(b"1 %d:1\n" % n for n in range(9000)))
-        with pytest.raises(ValueError, match="the gzip stream is damaged"):
-            read(text_file(content[: len(content) // 2]))
-
-
-class TestStreaming:
-    def test_rows_come_before_the_end_of_the_file_is_read(self, text_file) -> None:
-        path = text_file(b"1 3:1\n" * 20_000 + b"bad\n")
-        blocks = iter(TextRows([path]))
-        assert len(next(blocks)) < 20_000
-
-    def test_row_count_is_estimated_on_the_way_and_exact_at_the_end(self, text_file) -> None:
-        rows = TextRows([text_file(b"1 3:1\n" * 20_000)])
-        assert rows.estimated_rows is None
-        blocks = iter(rows)
-        next(blocks)
-        assert rows.estimated_rows == pytest.approx(20_000, rel=0.5)
-        assert sum(map(len, blocks)) < 20_000
-        assert rows.estimated_rows == 20_000
+def all_rows(source: RowSource) -> list[Row]:
+    return [row for block in source for row in as_rows(block)]
 
 
 class TestRegrouping:
@@ -269,19 +83,6 @@ class TestRegrouping:
         joined = concatenate([rows.rows(0, 3), rows.rows(3, 3), rows.rows(3, 10)])
         assert as_rows(joined) == as_rows(rows)
 
-    def test_sum_by_row_gives_zero_for_an_empty_row(self) -> None:
-        features = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-        sums = sum_by_row(features, torch.tensor([0, 2, 2, 3]))
-        assert sums.tolist() == [[4.0, 6.0], [0.0, 0.0], [5.0, 6.0]]
-
-    def test_sum_by_row_differentiates(self) -> None:
-        features = torch.arange(8, dtype=torch.float64).reshape(4, 2).requires_grad_()
-        offsets = torch.tensor([0, 0, 3, 3, 4])
-        assert torch.autograd.gradcheck(lambda x: sum_by_row(x, offsets), features)
-
-    def test_sum_by_row_without_features(self) -> None:
-        assert sum_by_row(torch.empty(0, 2), torch.tensor([0, 0])).tolist() == [[0.0, 0.0]]
-
 
 class TestShuffling:
     def shuffle(self, seed: int, window_rows: int = 1000) -> list[Row]:
@@ -301,34 +102,50 @@ class TestShuffling:
             assert sorted(rows[start : start + 40]) == sorted(original[start : start + 40])
 
 
-class CountingRows:
-    """A source of two blocks that counts its passes."""
+class CountingRows(DerivedRows):
+    """A source of two blocks that counts its passes and estimates its rows as told."""
 
-    passes = 0
-    estimated_rows = 8
+    def __init__(self, estimated_rows: int | None = 8) -> None:
+        super().__init__(MemoryRows(numbered_rows(4)))
+        self.passes = 0
+        self._estimated_rows = estimated_rows
 
     def __iter__(self) -> Iterator[Batch]:
         self.passes += 1
         yield numbered_rows(4)
         yield numbered_rows(4)
 
+    @property
+    def estimated_rows(self) -> int | None:
+        return self._estimated_rows
+
+    def shard(self, index: int, count: int) -> RowSource:
+        raise NotImplementedError
+
 
 class TestCaching:
-    def two_passes(self, max_bytes: int) -> tuple[int, list[list[Row]]]:
-        source = CountingRows()
+    @pytest.mark.parametrize(
+        ("max_bytes", "estimated_rows", "passes"),
+        [
+            (2 * numbered_rows(4).nbytes, 8, 1),
+            (2 * numbered_rows(4).nbytes, None, 1),
+            (2 * numbered_rows(4).nbytes - 1, 8, 2),
+            (2 * numbered_rows(4).nbytes - 1, None, 2),
+            (2 * numbered_rows(4).nbytes - 1, 4, 2),
+            (2 * numbered_rows(4).nbytes, 9, 2),
+        ],
+    )
+    def test_rows_are_read_once_if_they_fit(self, max_bytes: int, estimated_rows: int | None, passes: int) -> None:
+        source = CountingRows(estimated_rows)
         cached = CachedRows(source, max_bytes)
-        passes = [[row for block in cached for row in as_rows(block)] for _ in range(2)]
-        return source.passes, passes
+        assert all_rows(cached) == all_rows(cached) == 2 * as_rows(numbered_rows(4))
+        assert source.passes == passes
 
-    def test_rows_that_fit_are_read_once(self) -> None:
-        passes, (first, second) = self.two_passes(2 * numbered_rows(4).nbytes)
-        assert passes == 1
-        assert first == second == 2 * as_rows(numbered_rows(4))
-
-    def test_rows_that_do_not_fit_are_read_again(self) -> None:
-        passes, (first, second) = self.two_passes(2 * numbered_rows(4).nbytes - 1)
-        assert passes == 2
-        assert first == second == 2 * as_rows(numbered_rows(4))
+    def test_nothing_is_kept_of_rows_that_will_not_fit(self) -> None:
+        cached = CachedRows(CountingRows(9), 2 * numbered_rows(4).nbytes)
+        blocks = [weakref.ref(block) for block in cached]
+        gc.collect()
+        assert [block() for block in blocks] == [None, None]
 
     def test_an_abandoned_pass_is_not_taken_for_the_whole(self) -> None:
         cached = CachedRows(CountingRows(), 2**20)
@@ -370,6 +187,112 @@ class TestHoldingOut:
         assert self.parts(blocks=1, seed=1) != self.parts(blocks=1, seed=2)
 
 
+class TestMapping:
+    def test_ids_are_mapped_and_nothing_else(self) -> None:
+        rows = MappedRows(MemoryRows(numbered_rows(10)), lambda ids: ids + 1)
+        expected = [(label, [(id + 1, value) for id, value in row]) for label, row in as_rows(numbered_rows(10))]
+        assert all_rows(rows) == expected
+
+    def test_hashes_are_those_of_the_paper(self) -> None:
+        # The first outputs of the reference implementation from the states 0, 1234567 and -1.
+        hashes = {0: 0xE220A8397B1DCDAF, 1234567: 6457827717110365317, -1: 0xE4D971771B652C20}
+        for buckets in (1, 7, 1000, 2**40):
+            ids = hash_ids(torch.tensor(list(hashes)), buckets)
+            assert ids.tolist() == [hash % buckets for hash in hashes.values()]
+
+    @pytest.mark.parametrize("buckets", [0, -1])
+    def test_no_bucket_is_an_error(self, buckets: int) -> None:
+        with pytest.raises(ValueError, match=f"expected at least 1 bucket, got {buckets}"):
+            HashedRows(MemoryRows(numbered_rows(1)), buckets)
+
+
+def text_source(path: Path, batch: Batch) -> RowSource:
+    write_libsvm(path / "a", batch.rows(0, len(batch) // 2))
+    write_libsvm(path / "b", batch.rows(len(batch) // 2, len(batch)))
+    return TextRows([path / "a", path / "b"], LibsvmFormat())
+
+
+def parquet_source(path: Path, batch: Batch, row_group_size: int) -> RowSource:
+    lists = [[id for id, _ in row] for _, row in as_rows(batch)]
+    table = pa.table({"label": batch.labels.numpy(), "list": pa.array(lists, pa.list_(pa.int64()))})
+    pq.write_table(table, path / "rows", row_group_size=row_group_size)
+    return ParquetRows([path / "rows"])
+
+
+SOURCES: dict[str, Callable[[Path, Batch], RowSource]] = {
+    "memory": lambda path, batch: MemoryRows(batch),
+    "text": text_source,
+    "parquet by row groups": lambda path, batch: parquet_source(path, batch, 3),
+    "parquet by blocks": lambda path, batch: parquet_source(path, batch, 1000),
+    "cached": lambda path, batch: CachedRows(text_source(path, batch), 2**20),
+    "hashed": lambda path, batch: HashedRows(text_source(path, batch), 1000),
+    "training": lambda path, batch: HeldOutRows(text_source(path, batch), 0.3, seed=1, part="training"),
+    "validation": lambda path, batch: HeldOutRows(text_source(path, batch), 0.3, seed=1, part="validation"),
+}
+
+
+class TestSharding:
+    @pytest.fixture(autouse=True)
+    def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 40)
+        monkeypatch.setattr(parquet_rows, "ROWS_PER_BLOCK", 7)
+
+    @pytest.mark.parametrize("name", SOURCES)
+    @given(num_rows=st.integers(2, 80), count=st.integers(1, 5), again=st.integers(1, 3))
+    @settings(max_examples=examples(20), deadline=None)
+    def test_shards_are_disjoint_and_complete(
+        self, tmp_path_factory: pytest.TempPathFactory, name: str, num_rows: int, count: int, again: int
+    ) -> None:
+        source = SOURCES[name](tmp_path_factory.mktemp("rows"), numbered_rows(num_rows))
+        shards = [source.shard(index, count) for index in range(count)]
+        whole = sorted(all_rows(source))
+        assert sorted(row for shard in shards for row in all_rows(shard)) == whole
+        parts = [shard.shard(index, again) for shard in shards for index in range(again)]
+        assert sorted(row for part in parts for row in all_rows(part)) == whole
+        assert {part.field_names for part in parts} == {source.field_names}
+
+    @pytest.mark.parametrize("name", SOURCES)
+    def test_shards_are_of_similar_size(self, tmp_path: Path, name: str) -> None:
+        source = SOURCES[name](tmp_path, numbered_rows(400))
+        sizes = [len(all_rows(source.shard(index, 4))) for index in range(4)]
+        assert max(sizes) < 2 * min(sizes)
+
+    @pytest.mark.parametrize("name", SOURCES)
+    @pytest.mark.parametrize(("index", "count"), [(2, 2), (-1, 2), (0, 0)])
+    def test_a_shard_beyond_the_last(self, tmp_path: Path, name: str, index: int, count: int) -> None:
+        source = SOURCES[name](tmp_path, numbered_rows(10))
+        with pytest.raises(ValueError, match=f"expected a shard from 0 to before {count}, got {index}"):
+            source.shard(index, count)
+
+    def test_line_numbers_stay_right(self, tmp_path: Path) -> None:
+        path = tmp_path / "rows"
+        path.write_bytes(b"".join(b"1 %d:1\n" % n if n % 10 else b"bad\n" for n in range(1, 100)))
+        rows = TextRows([path], LibsvmFormat(), on_bad_line="skip")
+        shards = [rows.shard(index, 3) for index in range(3)]
+        assert sum(len(all_rows(shard)) for shard in shards) == 90
+        assert sum(shard.skipped_lines for shard in shards) == 9
+        first = [shard.first_skipped for shard in shards if shard.first_skipped]
+        lines = [int(message.removeprefix(f"{path}:").split(":")[0]) for message in first]
+        assert all(line % 10 == 0 for line in lines)
+
+    def test_blocks_of_others_are_not_parsed(self, tmp_path: Path) -> None:
+        source = text_source(tmp_path, numbered_rows(400))
+        blocks = [len(list(source.shard(index, 4))) for index in range(4)]
+        assert sum(blocks) == len(list(source))
+        (tmp_path / "a").write_bytes(b"1 3:1\n" * 7 + b"bad\n")
+        with pytest.raises(ValueError, match="a:8: expected"):
+            all_rows(source.shard(1, 2))
+        assert len(all_rows(source.shard(0, 2))) > 100
+
+    def test_skipped_rows_of_a_split_are_told_once(self, tmp_path: Path) -> None:
+        (tmp_path / "rows").write_bytes(b"1 3:1\n" * 100 + b"bad\n")
+        rows = TextRows([tmp_path / "rows"], LibsvmFormat(), on_bad_line="skip")
+        parts = [HeldOutRows(rows, 0.5, seed=0, part="training").shard(index, 2) for index in range(2)]
+        for part in parts:
+            all_rows(part)
+        assert [part.skipped_lines for part in parts] == [1, 0]
+
+
 class TestInputFiles:
     @pytest.fixture
     def directory(self, tmp_path: Path) -> Path:
@@ -406,3 +329,11 @@ class TestInputFiles:
     def test_training_on_test_rows_is_an_error(self, directory: Path) -> None:
         with pytest.raises(ValueError, match="is both a training and a test file"):
             find_input_files([directory], [directory / "small_train-00"])
+
+    @pytest.mark.parametrize("ending", ["parquet", "tsv.gz", "csv.zst", "libfm"])
+    def test_names_of_every_format(self, tmp_path: Path, ending: str) -> None:
+        for name in ("train-00000-of-00002", "train-00001-of-00002", "test"):
+            (tmp_path / f"{name}.{ending}").write_bytes(b"")
+        train, test = find_input_files([tmp_path], [])
+        assert [path.name for path in train] == [f"train-0000{n}-of-00002.{ending}" for n in range(2)]
+        assert [path.name for path in test] == [f"test.{ending}"]

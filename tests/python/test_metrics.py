@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from recstore_ops.training import auc, logloss
+from recstore_ops.training.quality.metrics import auc, logloss, row_losses
 
 # Few distinct scores, so that ties are common.
 scored_labels = st.lists(st.tuples(st.integers(0, 1), st.integers(-4, 4)), min_size=2, max_size=40)
@@ -61,7 +61,7 @@ def test_auc_of_one_class_raises(labels: list[int]) -> None:
         auc(labels, [0.1, 0.2])
 
 
-@pytest.mark.parametrize("metric", [auc, logloss])
+@pytest.mark.parametrize("metric", [auc, logloss, row_losses])
 @pytest.mark.parametrize(
     ("labels", "scores", "message"),
     [
@@ -83,6 +83,12 @@ def test_logloss_equals_the_mean_log_likelihood(rows: list[tuple[int, float]]) -
     losses = [math.log1p(math.exp(-z if y else z)) for y, z in rows]
     labels, logits = [y for y, _ in rows], [z for _, z in rows]
     assert logloss(labels, logits) == pytest.approx(sum(losses) / len(losses), rel=1e-12)
+
+
+def test_row_losses_are_those_of_torch() -> None:
+    labels, logits = torch.tensor([0.0, 1.0, 1.0]), torch.tensor([-2.0, 0.5, -8.0]).double()
+    expected = binary_cross_entropy_with_logits(logits, labels.double(), reduction="none")
+    assert row_losses(labels, logits) == pytest.approx(expected.numpy(), rel=1e-14)
 
 
 def test_logloss_equals_that_of_torch() -> None:

@@ -1,62 +1,78 @@
-"""Training of click models on embedding tables: data sets, models, metrics and the loop.
+"""Training of click models on embedding tables: readers, models, metrics, the loop and its reports.
 
 `recstore train` is this package on the command line.
 """
 
-from recstore_ops.training.batch import Batch, concatenate, sum_by_row
+from recstore_ops.training.build import build_model, table_rows
 from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.dataset import (
-    CachedRows,
-    HeldOutRows,
-    MemoryRows,
-    RowSource,
-    TextRows,
-    regroup,
-    shuffled,
-)
-from recstore_ops.training.evaluation import Evaluation, evaluate, predict
-from recstore_ops.training.factorization_machine import FactorizationMachine
-from recstore_ops.training.input_files import find_input_files
-from recstore_ops.training.logistic_regression import LogisticRegression
-from recstore_ops.training.loop import Observer, build_model, table_rows, train
-from recstore_ops.training.metrics import auc, logloss
-from recstore_ops.training.planted import PlantedRows, planted_interactions
-from recstore_ops.training.records import EpochRecord, best_record
-from recstore_ops.training.run_directory import RunDirectory
-from recstore_ops.training.text_format import parse_lines, write_libsvm
+from recstore_ops.training.formats import open_rows
+from recstore_ops.training.generated.criteo import write_criteo
+from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.loop import Observer, train
+from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
+from recstore_ops.training.quality.metrics import auc, logloss
+from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
+from recstore_ops.training.report.run_directory import RunDirectory
+from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
+from recstore_ops.training.rows.batching import regroup, shuffled
+from recstore_ops.training.rows.cached_rows import CachedRows
+from recstore_ops.training.rows.hashed_rows import HashedRows, hash_ids
+from recstore_ops.training.rows.held_out_rows import HeldOutRows
+from recstore_ops.training.rows.input_files import find_input_files
+from recstore_ops.training.rows.read_ahead import read_ahead
+from recstore_ops.training.rows.row_dataset import RowDataset
+from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
+from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
 from recstore_ops.training.training_input import TrainingInput, open_input
 
 __all__ = [
+    "DLRM",
     "Batch",
     "CachedRows",
-    "EpochRecord",
+    "DeepFM",
     "Evaluation",
+    "EvaluationRecord",
     "FactorizationMachine",
+    "HashedRows",
     "HeldOutRows",
     "LogisticRegression",
+    "MappedRows",
     "MemoryRows",
+    "NnTables",
     "Observer",
     "PlantedRows",
+    "RowDataset",
     "RowSource",
     "RunDirectory",
-    "TextRows",
+    "Scores",
+    "StepRecord",
+    "StoreTables",
+    "Tables",
     "TrainingConfig",
     "TrainingInput",
+    "Vocabulary",
+    "WideAndDeep",
     "auc",
     "best_record",
     "build_model",
     "concatenate",
     "evaluate",
     "find_input_files",
+    "hash_ids",
     "logloss",
     "open_input",
-    "parse_lines",
+    "open_rows",
     "planted_interactions",
+    "planted_rows",
     "predict",
+    "read_ahead",
     "regroup",
     "shuffled",
+    "sum_by_field",
     "sum_by_row",
     "table_rows",
     "train",
-    "write_libsvm",
+    "weighted",
+    "write_criteo",
 ]

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
-from recstore_ops.training.config import ModelName, OptimizerName, TrainingConfig
-from recstore_ops.training.display import Display
-from recstore_ops.training.input_files import find_input_files
-from recstore_ops.training.loop import build_model, train
-from recstore_ops.training.records import EpochRecord, best_record
-from recstore_ops.training.run_directory import RunDirectory
-from recstore_ops.training.text_format import FileFormat
-from recstore_ops.training.training_input import TrainingInput, open_input
+from recstore_ops.training.config import ModelName, OptimizerName, TablesName, TrainingConfig
+from recstore_ops.training.formats import FormatName
+from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.rows.input_files import find_input_files
+from recstore_ops.training.run import run_comparison, run_training
+from recstore_ops.training.schedules import ScheduleName
 
 _INPUT = "Input"
 _MODEL = "Model"
@@ -31,7 +29,8 @@ def train_command(
         list[Path] | None,
         typer.Argument(
             metavar="DATA",
-            help="Training files, or one directory with files named train* and test* in it.",
+            help="Training files, or one directory with files named train* and test* in it. Compressed ones "
+            "(gzip, bz2, xz, zstd, lz4) are recognised.",
             show_default=False,
         ),
     ] = None,
@@ -40,21 +39,21 @@ def train_command(
         typer.Option(help="A test file; may be repeated.", rich_help_panel=_INPUT),
     ] = None,
     planted: Annotated[
-        bool,
+        PlantedKind | None,
         typer.Option(
-            "--planted",
-            help="Train on generated rows with planted interactions.",
+            help="Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, or "
+            "triples of fields.",
+            show_default=False,
             rich_help_panel=_INPUT,
         ),
-    ] = False,
+    ] = None,
+    planted_rows: Annotated[
+        int | None,
+        typer.Option(help="Training rows to generate.", show_default="by the kind", rich_help_panel=_INPUT),
+    ] = None,
     file_format: Annotated[
-        FileFormat | None,
-        typer.Option(
-            "--format",
-            help="Format of all files.",
-            show_default="detected",
-            rich_help_panel=_INPUT,
-        ),
+        FormatName | None,
+        typer.Option("--format", help="Format of all files.", show_default="detected", rich_help_panel=_INPUT),
     ] = None,
     on_bad_line: Annotated[
         Literal["stop", "skip"],
@@ -62,8 +61,41 @@ def train_command(
     ] = "stop",
     ignore_values: Annotated[
         bool,
-        typer.Option("--ignore-values", help="Take every value as 1.", rich_help_panel=_INPUT),
+        typer.Option("--ignore-values", help="Take every value of libsvm and libffm as 1.", rich_help_panel=_INPUT),
     ] = False,
+    num_fields: Annotated[
+        int | None,
+        typer.Option(
+            help="Fields of a libsvm or libffm row, for models that tell them apart.",
+            show_default="from the first rows",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None,
+    rating_threshold: Annotated[
+        float,
+        typer.Option(help="The least MovieLens rating that counts as positive.", rich_help_panel=_INPUT),
+    ] = 4.0,
+    label_column: Annotated[
+        str | None,
+        typer.Option(
+            help="The column of Parquet files with labels 0 and 1.",
+            show_default="label or click",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None,
+    drop_column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of Parquet files that is no feature; may be repeated.", rich_help_panel=_INPUT),
+    ] = None,
+    hash_buckets: Annotated[
+        int | None,
+        typer.Option(
+            help="Hash all ids to this many. Without it every id has a row of its own, and no pass over the data is "
+            "needed to know them beforehand.",
+            show_default="raw ids",
+            rich_help_panel=_INPUT,
+        ),
+    ] = None,
     cache_mb: Annotated[
         int,
         typer.Option(
@@ -74,27 +106,71 @@ def train_command(
     ] = 1024,
     model: Annotated[
         ModelName,
-        typer.Option(help="Logistic regression or factorization machine.", rich_help_panel=_MODEL),
+        typer.Option(
+            help="Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep.", rich_help_panel=_MODEL
+        ),
     ] = "fm",
     dim: Annotated[
         int | None,
-        typer.Option(help="Columns of the FM's factors.", show_default="8", rich_help_panel=_MODEL),
+        typer.Option(help="Columns of an id's factors; not lr.", show_default="8", rich_help_panel=_MODEL),
     ] = None,
     init_std: Annotated[
         float | None,
         typer.Option(
-            help="Standard deviation of the FM's initial factors.",
-            show_default="0.01",
+            help="Standard deviation of initial factors; not lr.", show_default="0.01", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    hidden: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Sizes of the perceptron's hidden layers; deepfm, dlrm, wide_deep.",
+            show_default="64,32",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    dropout: Annotated[
+        float | None,
+        typer.Option(help="After each hidden layer.", show_default="0", rich_help_panel=_MODEL),
+    ] = None,
+    bottom: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Hidden layers of dlrm's perceptron of dense features.",
+            show_default="64",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    cross: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="I,J",
+            help="Two fields, by number from 0, whose pairs of ids get a weight each in wide_deep; may be repeated.",
             rich_help_panel=_MODEL,
         ),
     ] = None,
     no_bias: Annotated[bool, typer.Option("--no-bias", help="A model without bias.", rich_help_panel=_MODEL)] = False,
+    tables: Annotated[
+        TablesName,
+        typer.Option(
+            help="What holds the tables: the store, or torch.nn.Embedding(sparse=True), which needs a pass over the "
+            "data for its vocabulary.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "store",
+    baseline: Annotated[
+        Literal["nn"] | None,
+        typer.Option(
+            help="Train with the store and with nn.Embedding(sparse=True), equal models and seeds, and report quality, "
+            "time and memory side by side.",
+            show_default=False,
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
     optimizer: Annotated[
         OptimizerName,
-        typer.Option(
-            help="Steps the tables; the bias follows the same rule in torch.optim, or Adagrad for ftrl.",
-            rich_help_panel=_OPTIMIZER,
-        ),
+        typer.Option(help="Steps the tables.", rich_help_panel=_OPTIMIZER),
     ] = "adam",
     lr: Annotated[
         float | None,
@@ -124,6 +200,51 @@ def train_command(
         float | None,
         typer.Option(help="For sgd, adam and adamw; tables only.", rich_help_panel=_OPTIMIZER),
     ] = None,
+    convention: Annotated[
+        Literal["recstore", "torch"] | None,
+        typer.Option(
+            help="How adagrad and rowwise_adagrad divide.", show_default="recstore", rich_help_panel=_OPTIMIZER
+        ),
+    ] = None,
+    dense_optimizer: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="An optimizer of torch.optim, for all parameters outside the tables.",
+            show_default="the tables' rule; adagrad for ftrl",
+            rich_help_panel=_OPTIMIZER,
+        ),
+    ] = None,
+    dense_lr: Annotated[
+        float | None,
+        typer.Option(help="Its learning rate.", show_default="--lr", rich_help_panel=_OPTIMIZER),
+    ] = None,
+    dense_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="A further argument of it, as weight_decay=0.01; may be repeated.",
+            rich_help_panel=_OPTIMIZER,
+        ),
+    ] = None,
+    schedule: Annotated[
+        ScheduleName,
+        typer.Option(
+            help="Of the learning rates: linear and cosine fall towards 0 over the run, exponential after each epoch, "
+            "plateau whenever the validation logloss does not fall.",
+            rich_help_panel=_OPTIMIZER,
+        ),
+    ] = "constant",
+    gamma: Annotated[
+        float | None,
+        typer.Option(
+            help="What exponential and plateau multiply with.", show_default="0.9, 0.5", rich_help_panel=_OPTIMIZER
+        ),
+    ] = None,
+    warmup_steps: Annotated[
+        int,
+        typer.Option(help="Steps in which the learning rates rise from 0.", rich_help_panel=_OPTIMIZER),
+    ] = 0,
     reduction: Annotated[
         Literal["mean", "sum"],
         typer.Option(
@@ -144,21 +265,37 @@ def train_command(
         float,
         typer.Option(help="Part of the training rows held out to decide when to stop.", rich_help_panel=_LOOP),
     ] = 0.1,
+    evaluate_every: Annotated[
+        int | None,
+        typer.Option(help="Steps between evaluations.", show_default="each epoch", rich_help_panel=_LOOP),
+    ] = None,
     patience: Annotated[
         int | None,
         typer.Option(
-            help="Stop after this many epochs without a lower validation logloss; 0 never stops early.",
+            help="Stop after this many evaluations without a lower validation logloss; 0 never stops early.",
             show_default="2, or 0 without validation rows",
+            rich_help_panel=_LOOP,
+        ),
+    ] = None,
+    auc_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD",
+            help="Also report the AUC within each id of this field: user of MovieLens, C1 of Criteo, field_0 of "
+            "libsvm, a column of Parquet.",
             rich_help_panel=_LOOP,
         ),
     ] = None,
     seed: Annotated[
         int,
         typer.Option(
-            help="Of initial values, shuffling, held-out rows and planted rows.",
+            help="Of initial values, shuffling, held-out rows, dropout and planted rows.",
             rich_help_panel=_LOOP,
         ),
     ] = 0,
+    log_every: Annotated[
+        int, typer.Option(help="Steps between records of loss, speed and memory.", rich_help_panel=_OUTPUT)
+    ] = 100,
     run_name: Annotated[
         str | None,
         typer.Option(
@@ -169,74 +306,101 @@ def train_command(
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=_OUTPUT)] = Path("runs"),
 ) -> None:
-    """Train a click model on libsvm (libfm) or libffm files; reports AUC and logloss per epoch.
+    """Train a click model on Criteo, Avazu, MovieLens, libsvm, libffm or Parquet files.
 
-    Results go to RUNS_DIR/RUN_NAME: config.json, metrics.jsonl and learning_curve.png.
+    Tables grow by id while rows stream in: no vocabulary, no preprocessing.
+
+    Reports logloss, AUC and calibration on rows held out and on test rows.
+
+    RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, and plots.
     """
     train_files, test_files = find_input_files(data or [], test or [])
     config = TrainingConfig(
         train=train_files,
         test=test_files,
         planted=planted,
+        planted_train_rows=planted_rows,
         file_format=file_format,
         on_bad_line=on_bad_line,
         ignore_values=ignore_values,
+        num_fields=num_fields,
+        rating_threshold=rating_threshold,
+        label_column=label_column,
+        drop_columns=tuple(drop_column or ()),
+        hash_buckets=hash_buckets,
         cache_bytes=cache_mb * _MEBIBYTE,
         model=model,
         dim=dim,
         init_std=init_std,
+        hidden=_integers("hidden", hidden),
+        dropout=dropout,
+        bottom=_integers("bottom", bottom),
+        crosses=_crosses(cross),
         bias=not no_bias,
+        tables=tables,
         optimizer=optimizer,
         lr=_learning_rate(optimizer, lr, alpha),
         beta=beta,
         l1=l1,
         l2=l2,
         weight_decay=weight_decay,
+        convention=convention,
+        dense_optimizer=dense_optimizer,
+        dense_lr=dense_lr,
+        dense_options=dict(map(_dense_option, dense_option or ())),
+        schedule=schedule,
+        gamma=gamma,
+        warmup_steps=warmup_steps,
         reduction=reduction,
         batch_size=batch_size,
         epochs=epochs,
         shuffle=not no_shuffle,
         shuffle_window=shuffle_window,
         validation_fraction=validation_fraction,
+        evaluate_every=evaluate_every,
         patience=patience,
+        auc_by=auc_by,
         seed=seed,
+        log_every=log_every,
     )
-    _run(config, runs_dir, run_name)
+    run = run_training if baseline is None else run_comparison
+    run(config, runs_dir, run_name)
 
 
-class _RunObserver:
-    """Hands each epoch to the run's directory and to the display."""
-
-    def __init__(self, run: RunDirectory, display: Display, rows: TrainingInput) -> None:
-        self._run = run
-        self._rows = rows
-        self._display = display
-        self.on_batch = display.on_batch
-
-    def on_epoch(self, record: EpochRecord) -> None:
-        self._run.record(record)
-        self._display.on_epoch(record)
-        if record.epoch == 1:
-            for file in self._rows.files:
-                if file.skipped_lines > 0:
-                    self._display.note(f"bad lines skipped: {file.skipped_lines}; the first: {file.first_skipped}")
+def _integers(name: str, text: str | None) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"{name} takes whole numbers separated by commas, got {text!r}") from None
 
 
-def _run(config: TrainingConfig, runs_dir: Path, run_name: str | None) -> None:
-    console = Console()
-    rows = open_input(config)
-    with (
-        RunDirectory(runs_dir, run_name, config) as run,
-        Display(console, config.epochs) as display,
-    ):
-        if rows.note:
-            display.note(rows.note)
-        observer = _RunObserver(run, display, rows)
-        # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-        model = build_model(config, name=config.model)
-        records = train(config, model, rows=rows, observer=observer)
-    console.print(_summary(records), highlight=False, soft_wrap=True)
-    console.print(f"results: {run.path}", markup=False, highlight=False, soft_wrap=True)
+def _crosses(texts: list[str] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if not texts else tuple(map(_cross, texts))
+
+
+def _cross(text: str) -> tuple[int, int]:
+    numbers = _integers("cross", text) or ()
+    if len(numbers) != 2:
+        raise ValueError(f"cross takes two fields separated by a comma, got {text!r}")
+    return numbers[0], numbers[1]
+
+
+def _dense_option(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"dense-option takes name=value, got {text!r}")
+    return name.strip(), _literal(value.strip())
+
+
+def _literal(text: str) -> Any:
+    """Reads a number, a truth value or a list of them; anything else is text."""
+    try:
+        value = json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
 
 
 def _learning_rate(optimizer: OptimizerName, lr: float | None, alpha: float | None) -> float | None:
@@ -247,12 +411,3 @@ def _learning_rate(optimizer: OptimizerName, lr: float | None, alpha: float | No
     if lr is not None:
         raise ValueError("alpha and lr are the same for ftrl; give one of them")
     return alpha
-
-
-def _summary(records: list[EpochRecord]) -> str:
-    best = best_record(records)
-    reason = "lowest validation logloss" if best.validation else "the last"
-    if best.test is None:
-        return f"epoch {best.epoch} ({reason})"
-    test_auc = "undefined" if best.test.has_one_class else f"{best.test.auc:.4f}"
-    return f"epoch {best.epoch} ({reason}): test AUC {test_auc}, logloss {best.test.logloss:.4f} nats"

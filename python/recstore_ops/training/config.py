@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from recstore_ops.training.text_format import FileFormat
+from recstore_ops.training.dense_optimizers import check_dense_optimizer
+from recstore_ops.training.formats import FormatName
+from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.schedules import ScheduleName
 
-ModelName = Literal["lr", "fm"]
+ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+TablesName = Literal["store", "nn"]
 
 DEFAULT_LR: dict[OptimizerName, float] = {
     "sgd": 0.1,
@@ -20,8 +24,22 @@ DEFAULT_LR: dict[OptimizerName, float] = {
     "adamw": 2e-3,
     "ftrl": 0.1,
 }
+# The optimizers that `torch.optim` has for the sparse gradients of `nn.Embedding`.
+NN_OPTIMIZERS = ("sgd", "adagrad", "adam")
 _FTRL_DEFAULTS = {"beta": 1.0, "l1": 0.0, "l2": 0.0}
 _DECAYING = ("sgd", "adam", "adamw")
+_CONVENTIONAL = ("adagrad", "rowwise_adagrad")
+
+# What each model takes beside a bias, with its default.
+_FACTORS = {"dim": 8, "init_std": 0.01}
+_DEEP = {**_FACTORS, "hidden": (64, 32), "dropout": 0.0}
+MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
+    "lr": {},
+    "fm": _FACTORS,
+    "deepfm": _DEEP,
+    "dlrm": {**_DEEP, "bottom": (64,)},
+    "wide_deep": {**_DEEP, "crosses": ()},
+}
 
 
 @dataclass
@@ -29,27 +47,50 @@ class TrainingConfig:
     """Configuration of `recstore_ops.training.train`.
 
     Attributes:
-        train, test: libsvm or libffm files.
-        planted: train on `planted_interactions(seed)` instead of files.
+        train, test: the files; both of one format.
+        planted: the kind of planted rows to train on instead of files; see `planted_rows`.
+        planted_train_rows, planted_test_rows: how many; None takes the kind's own.
         file_format: None detects it.
         on_bad_line: "stop" or "skip" (and count).
         ignore_values: take every feature value as 1.
-        model: "lr" or "fm".
-        dim, init_std: columns of the FM's factors (default 8) and the standard deviation of their
-            initial values (default 0.01).
-        bias: whether the model has one.
-        optimizer: the rule by which the store steps the tables.
+        num_fields: of libsvm and libffm rows, for models that tell fields apart; None takes it from the first rows.
+        rating_threshold: the least MovieLens rating that counts as positive.
+        label_column: of Parquet files; None takes `label` or `click`.
+        drop_columns: columns of Parquet files that are no features.
+        hash_buckets: hash ids to this many; None keeps every id as it is.
+        model: one of `ModelName`.
+        dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
+            0.01); of all models but lr.
+        hidden, dropout: sizes of the perceptron's hidden layers (default 64, 32) and the dropout after each (default
+            0); of deepfm, dlrm and wide_deep.
+        bottom: hidden layers of dlrm's perceptron of dense features (default 64).
+        crosses: pairs of fields that wide_deep crosses.
+        bias: whether the model has one; dlrm always has.
+        tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
+        optimizer: the rule by which the tables are stepped.
         lr: learning rate, or FTRL's alpha; None takes `DEFAULT_LR`.
         beta, l1, l2: of FTRL; default 1, 0, 0.
         weight_decay: of sgd, adam and adamw; None takes the store's default.
+        convention: of adagrad and rowwise_adagrad, "recstore" or "torch"; None takes the first, as tables do.
+        dense_optimizer: the name of an optimizer of `torch.optim` for all parameters outside the tables; None takes
+            the one of the tables' rule.
+        dense_lr: its learning rate; None takes `lr`.
+        dense_options: its further arguments.
+        schedule: of both learning rates over the run; one of `ScheduleName`.
+        warmup_steps: steps in which they rise from zero.
+        gamma: what exponential multiplies them with after each epoch (default 0.9), and plateau after each
+            evaluation without a lower validation logloss (default 0.5).
         batch_size: rows of one step.
         epochs: passes over the training rows, at most.
         reduction: whether the gradient is the mean or the sum over a batch's rows.
         shuffle, shuffle_window: shuffle anew in each epoch, within windows of that many rows.
         seed: of the planted rows, the split, the shuffling and the initial values.
         validation_fraction: part of the training rows held out for validation.
-        patience: stop after that many epochs in a row without a lower validation logloss; None
-            means 2 if there are validation rows; 0 never stops early.
+        evaluate_every: steps between evaluations, the last of which ends the run; None evaluates after each epoch.
+        patience: stop after that many evaluations in a row without a lower validation logloss; None means 2 if there
+            are validation rows; 0 never stops early.
+        auc_by: the name of a field: AUC and more for each of its ids.
+        log_every: steps between records of loss, speed and memory.
         cache_bytes: training rows, and test rows, are kept in memory if they need at most this.
 
     Raises:
@@ -58,20 +99,39 @@ class TrainingConfig:
 
     train: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
-    planted: bool = False
-    file_format: FileFormat | None = None
+    planted: PlantedKind | None = None
+    planted_train_rows: int | None = None
+    planted_test_rows: int | None = None
+    file_format: FormatName | None = None
     on_bad_line: Literal["stop", "skip"] = "stop"
     ignore_values: bool = False
+    num_fields: int | None = None
+    rating_threshold: float = 4.0
+    label_column: str | None = None
+    drop_columns: tuple[str, ...] = ()
+    hash_buckets: int | None = None
     model: ModelName = "fm"
     dim: int | None = None
     init_std: float | None = None
+    hidden: tuple[int, ...] | None = None
+    dropout: float | None = None
+    bottom: tuple[int, ...] | None = None
+    crosses: tuple[tuple[int, int], ...] | None = None
     bias: bool = True
+    tables: TablesName = "store"
     optimizer: OptimizerName = "adam"
     lr: float | None = None
     beta: float | None = None
     l1: float | None = None
     l2: float | None = None
     weight_decay: float | None = None
+    convention: Literal["recstore", "torch"] | None = None
+    dense_optimizer: str | None = None
+    dense_lr: float | None = None
+    dense_options: dict[str, Any] = field(default_factory=dict)
+    schedule: ScheduleName = "constant"
+    warmup_steps: int = 0
+    gamma: float | None = None
     batch_size: int = 256
     epochs: int = 20
     reduction: Literal["mean", "sum"] = "mean"
@@ -79,7 +139,10 @@ class TrainingConfig:
     shuffle_window: int = 65_536
     seed: int = 0
     validation_fraction: float = 0.1
+    evaluate_every: int | None = None
     patience: int | None = None
+    auc_by: str | None = None
+    log_every: int = 100
     cache_bytes: int = 2**30
 
     def __post_init__(self) -> None:
@@ -87,45 +150,71 @@ class TrainingConfig:
         self._check_input()
         self._fill_model()
         self._fill_optimizer()
+        self._fill_schedule()
         self._fill_patience()
         self._check_ranges()
+        self._check_tables()
 
     def as_json(self) -> dict[str, Any]:
         """Returns the configuration with paths as text; `config.json` holds it."""
         paths = {"train": [str(p) for p in self.train], "test": [str(p) for p in self.test]}
         return {**asdict(self), **paths}
 
+    def model_options(self) -> dict[str, Any]:
+        """Returns the arguments of the model's own that were given or filled in."""
+        options = {name: getattr(self, name) for name in MODEL_OPTIONS[self.model]}
+        return options if self.model == "dlrm" else {**options, "bias": self.bias}
+
     def _check_names(self) -> None:
         _check_choice("model", self.model, get_args(ModelName))
+        _check_choice("tables", self.tables, get_args(TablesName))
         _check_choice("optimizer", self.optimizer, get_args(OptimizerName))
+        _check_choice("schedule", self.schedule, get_args(ScheduleName))
         _check_choice("reduction", self.reduction, ("mean", "sum"))
         _check_choice("on_bad_line", self.on_bad_line, ("stop", "skip"))
-        if self.file_format is not None:
-            _check_choice("file_format", self.file_format, get_args(FileFormat))
+        for name, kind in (("file_format", FormatName), ("planted", PlantedKind)):
+            if getattr(self, name) is not None:
+                _check_choice(name, getattr(self, name), get_args(kind))
 
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
         if not self.planted and not self.train:
-            raise ValueError("no training data: give files, a directory, or ask for planted data")
+            raise ValueError("no training data: give files, a directory, or generated rows, as --planted pairs")
+        if not self.planted:
+            self._refuse(("planted_train_rows", "planted_test_rows"), "a run on files")
 
     def _fill_model(self) -> None:
-        if self.model == "fm":
-            self.dim = 8 if self.dim is None else self.dim
-            self.init_std = 0.01 if self.init_std is None else self.init_std
-        else:
-            self._refuse(("dim", "init_std"), "model lr")
+        own = MODEL_OPTIONS[self.model]
+        every = {name for options in MODEL_OPTIONS.values() for name in options}
+        self._refuse(tuple(sorted(every - own.keys())), f"model {self.model}")
+        self._fill(own)
+        if self.model == "dlrm" and not self.bias:
+            raise ValueError("model dlrm always has a bias: its perceptrons have them")
 
     def _fill_optimizer(self) -> None:
-        self.lr = DEFAULT_LR[self.optimizer] if self.lr is None else self.lr
+        self._fill({"lr": DEFAULT_LR[self.optimizer]})
         if self.optimizer == "ftrl":
-            for name, default in _FTRL_DEFAULTS.items():
-                if getattr(self, name) is None:
-                    setattr(self, name, default)
+            self._fill(_FTRL_DEFAULTS)
         else:
             self._refuse(tuple(_FTRL_DEFAULTS), f"optimizer {self.optimizer}")
         if self.optimizer not in _DECAYING:
             self._refuse(("weight_decay",), f"optimizer {self.optimizer}")
+        if self.optimizer not in _CONVENTIONAL:
+            self._refuse(("convention",), f"optimizer {self.optimizer}")
+        if self.dense_optimizer is None and self.dense_options:
+            raise ValueError("dense_options need a dense_optimizer")
+        if self.dense_optimizer is not None:
+            check_dense_optimizer(self.dense_optimizer, self.dense_options)
+
+    def _fill_schedule(self) -> None:
+        gammas = {"exponential": 0.9, "plateau": 0.5}
+        if self.schedule in gammas:
+            self._fill({"gamma": gammas[self.schedule]})
+        else:
+            self._refuse(("gamma",), f"schedule {self.schedule}")
+        if self.schedule == "plateau" and self.validation_fraction == 0:
+            raise ValueError("schedule plateau needs validation rows: validation_fraction is 0")
 
     def _fill_patience(self) -> None:
         if self.patience is None:
@@ -133,23 +222,48 @@ class TrainingConfig:
         if self.patience > 0 and self.validation_fraction == 0:
             raise ValueError("early stopping needs validation rows: validation_fraction is 0")
 
+    def _check_tables(self) -> None:
+        if self.tables == "store":
+            return
+        if self.optimizer not in NN_OPTIMIZERS:
+            known = ", ".join(NN_OPTIMIZERS)
+            raise ValueError(
+                f"nn.Embedding(sparse=True) has no optimizer {self.optimizer} in torch.optim; choose one of {known}"
+            )
+        if self.optimizer == "adagrad" and self.convention != "torch":
+            raise ValueError('adagrad compares with torch.optim.Adagrad only with convention "torch"')
+        if self.weight_decay:
+            raise ValueError("torch.optim has no weight decay for sparse gradients")
+        if self.crosses:
+            raise ValueError("nn.Embedding has no row for crossed ids that are not in its vocabulary")
+
+    def _fill(self, defaults: dict[str, Any]) -> None:
+        for name, default in defaults.items():
+            if getattr(self, name) is None:
+                setattr(self, name, default)
+
     def _refuse(self, names: tuple[str, ...], owner: str) -> None:
         given = [name for name in names if getattr(self, name) is not None]
         if given:
             raise ValueError(f"{owner} takes no {' and no '.join(given)}")
 
     def _check_ranges(self) -> None:
-        for name in ("batch_size", "epochs", "shuffle_window", "dim"):
+        at_least_one = ("batch_size", "epochs", "shuffle_window", "dim", "evaluate_every", "log_every", "num_fields")
+        for name in (*at_least_one, "planted_train_rows", "planted_test_rows", "hash_buckets"):
             _check_number(name, getattr(self, name), least=1)
-        for name in ("seed", "patience", "cache_bytes", "init_std", "beta", "l1", "l2"):
+        for name in ("seed", "patience", "cache_bytes", "init_std", "beta", "l1", "l2", "warmup_steps", "dropout"):
             _check_number(name, getattr(self, name), least=0)
-        _check_number("weight_decay", self.weight_decay, least=0)
-        _check_number("validation_fraction", self.validation_fraction, least=0)
-        if self.validation_fraction > 0.5:
-            raise ValueError(f"validation_fraction must be at most 0.5, got {self.validation_fraction}")
-        if self.lr == 0:
-            raise ValueError("lr must be above 0, got 0")
-        _check_number("lr", self.lr, least=0)
+        for name in ("weight_decay", "validation_fraction"):
+            _check_number(name, getattr(self, name), least=0)
+        for name in ("lr", "dense_lr", "gamma"):
+            _check_above_zero(name, getattr(self, name))
+        for name in ("hidden", "bottom"):
+            for size in getattr(self, name) or ():
+                _check_number(name, size, least=1)
+        _check_at_most("validation_fraction", self.validation_fraction, 0.5)
+        _check_at_most("gamma", self.gamma, 1)
+        if self.dropout is not None and self.dropout >= 1:
+            raise ValueError(f"dropout must be below 1, got {self.dropout}")
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
@@ -160,3 +274,13 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 def _check_number(name: str, value: float | None, *, least: float) -> None:
     if value is not None and not (math.isfinite(value) and value >= least):
         raise ValueError(f"{name} must be at least {least}, got {value}")
+
+
+def _check_above_zero(name: str, value: float | None) -> None:
+    if value is not None and not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be above 0, got {value}")
+
+
+def _check_at_most(name: str, value: float | None, most: float) -> None:
+    if value is not None and value > most:
+        raise ValueError(f"{name} must be at most {most}, got {value}")

@@ -1,46 +1,66 @@
-"""The optimizers of a run: the store steps the tables, torch the dense parameter (the bias).
+"""The optimizers of a run: one for the tables, one for all other parameters.
 
-Both follow the same rule with the same learning rate. FTRL has no counterpart in `torch.optim`;
-there the bias is stepped by Adagrad, whose step sizes alpha / sqrt(sum of squares) are those of
-FTRL with beta = l1 = l2 = 0. The bias is never decayed.
+Without a choice of its own, the second follows the rule of the first with the same learning rate. FTRL has no
+counterpart in `torch.optim`; there it is Adagrad, whose step sizes alpha / sqrt(sum of squares) are those of FTRL with
+beta = l1 = l2 = 0.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from recstore_ops.training.config import TrainingConfig
+from recstore_ops import DistEmbedding, SparseOptimizer
+from recstore_ops.training.config import OptimizerName, TrainingConfig
+from recstore_ops.training.dense_optimizers import make_dense_optimizer
+
+_DENSE_COUNTERPART: dict[OptimizerName, str] = {
+    "sgd": "sgd",
+    "adagrad": "adagrad",
+    "rowwise_adagrad": "adagrad",
+    "adam": "adam",
+    "adamw": "adam",
+    "ftrl": "adagrad",
+}
 
 
 def table_optimizer(config: TrainingConfig) -> dict[str, Any]:
     """Returns the optimizer of the tables, as `DistEmbedding` takes it."""
     if config.optimizer == "ftrl":
-        return {
-            "kind": "ftrl",
-            "alpha": config.lr,
-            "beta": config.beta,
-            "l1": config.l1,
-            "l2": config.l2,
-        }
-    optimizer: dict[str, Any] = {"kind": config.optimizer, "lr": config.lr}
-    if config.weight_decay is not None:
-        optimizer["weight_decay"] = config.weight_decay
-    return optimizer
+        own: dict[str, Any] = {"alpha": config.lr, "beta": config.beta, "l1": config.l1, "l2": config.l2}
+    else:
+        own = {"lr": config.lr, "weight_decay": config.weight_decay, "convention": config.convention}
+    return {"kind": config.optimizer, **{name: value for name, value in own.items() if value is not None}}
 
 
-def dense_optimizer(config: TrainingConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer | None:
-    """Returns the optimizer of the dense parameters, None if there are none."""
-    if not parameters:
-        return None
-    lr = config.lr
-    assert lr is not None, "TrainingConfig fills it in"
+def make_optimizers(config: TrainingConfig, model: nn.Module) -> list[torch.optim.Optimizer]:
+    """Returns the optimizer of the tables, and that of all other parameters if there are any."""
+    tables = [module for module in model.modules() if isinstance(module, DistEmbedding | nn.Embedding)]
+    in_tables = {id(parameter) for table in tables for parameter in table.parameters()}
+    dense = [parameter for parameter in model.parameters() if id(parameter) not in in_tables]
+    optimizers = [_of_tables(config, tables)]
+    if dense:
+        name = config.dense_optimizer or _DENSE_COUNTERPART[config.optimizer]
+        lr = config.dense_lr or config.lr
+        assert lr is not None, "TrainingConfig fills it in"
+        optimizers.append(make_dense_optimizer(name, dense, lr=lr, options=config.dense_options))
+    return optimizers
+
+
+def _of_tables(config: TrainingConfig, tables: Sequence[nn.Module]) -> torch.optim.Optimizer:
+    if config.tables == "store":
+        return SparseOptimizer(modules=tables)
+    weights = [parameter for table in tables for parameter in table.parameters()]
+    assert config.lr is not None, "TrainingConfig fills it in"
     match config.optimizer:
         case "sgd":
-            return torch.optim.SGD(parameters, lr=lr)
-        case "adam" | "adamw":
-            return torch.optim.Adam(parameters, lr=lr)
-        case "adagrad" | "rowwise_adagrad" | "ftrl":
-            return torch.optim.Adagrad(parameters, lr=lr)
+            return torch.optim.SGD(weights, lr=config.lr)
+        case "adagrad":
+            return torch.optim.Adagrad(weights, lr=config.lr)
+        case "adam":
+            return torch.optim.SparseAdam(weights, lr=config.lr)
+        case _:
+            raise AssertionError("TrainingConfig refuses it")

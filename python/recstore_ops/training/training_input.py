@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.dataset import (
-    CachedRows,
-    HeldOutRows,
-    MemoryRows,
-    RowSource,
-    TextRows,
-)
-from recstore_ops.training.planted import planted_interactions
+from recstore_ops.training.formats import open_rows
+from recstore_ops.training.formats.detection import detect_format
+from recstore_ops.training.generated.planted import PlantedRows, planted_rows
+from recstore_ops.training.rows.cached_rows import CachedRows
+from recstore_ops.training.rows.held_out_rows import HeldOutRows
+from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
+from recstore_ops.training.tables import Vocabulary
+
+# The models that see the fields of a row; the others take all of its ids alike.
+MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep")
 
 
 @dataclass(frozen=True)
@@ -23,46 +26,87 @@ class TrainingInput:
         train: the training rows without the validation rows.
         validation: held out of the training rows; None without.
         test: only ever evaluated; None without.
-        files: what reads the files; knows how many lines were skipped.
-        note: what is known of the data beforehand, one sentence.
+        read: what reads the rows; knows how many lines were skipped.
+        note: what is known of the rows beforehand, one sentence.
     """
 
     train: RowSource
     validation: RowSource | None
     test: RowSource | None
-    files: tuple[TextRows, ...] = ()
+    read: tuple[RowSource, ...] = ()
     note: str | None = None
+
+    def vocabulary(self) -> Vocabulary:
+        """Returns the ids of all parts, in one pass."""
+        sources = self.read or (self.train, self.validation, self.test)
+        return Vocabulary(block for source in sources if source is not None for block in source)
+
+    def in_places_of(self, vocabulary: Vocabulary) -> TrainingInput:
+        """Returns the same rows with each id's place in a vocabulary."""
+        train, validation, test = (
+            None if part is None else MappedRows(part, vocabulary.places)
+            for part in (self.train, self.validation, self.test)
+        )
+        assert train is not None
+        return replace(self, train=train, validation=validation, test=test)
 
 
 def open_input(config: TrainingConfig) -> TrainingInput:
     """Returns the rows that a configuration names; files are read when the rows are asked for."""
-    return _planted_input(config) if config.planted else _file_input(config)
+    return _file_input(config) if config.planted is None else _planted_input(config)
 
 
 def _planted_input(config: TrainingConfig) -> TrainingInput:
-    planted = planted_interactions(config.seed)
+    assert config.planted is not None
+    planted = planted_rows(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
     train, validation = _hold_out(config, MemoryRows(planted.train))
-    note = (
-        f"planted interactions: the true model has test AUC {planted.bayes_auc:.4f}, "
-        f"logloss {planted.bayes_logloss:.4f}"
+    return TrainingInput(train, validation, MemoryRows(planted.test), note=_planted_note(planted))
+
+
+def _planted_note(planted: PlantedRows) -> str:
+    return (
+        f"test AUC and logloss of the true model: {planted.bayes_auc:.4f}, {planted.bayes_logloss:.4f}; of the best "
+        f"without interactions: {planted.additive_auc:.4f}, {planted.additive_logloss:.4f}; with pairs only: "
+        f"{planted.pairwise_auc:.4f}, {planted.pairwise_logloss:.4f}"
     )
-    return TrainingInput(train, validation, MemoryRows(planted.test), note=note)
 
 
 def _file_input(config: TrainingConfig) -> TrainingInput:
-    files = [
-        TextRows(
-            paths,
-            file_format=config.file_format,
-            on_bad_line=config.on_bad_line,
-            ignore_values=config.ignore_values,
-        )
-        for paths in (config.train, config.test)
-        if paths
-    ]
-    train, *test = [CachedRows(rows, config.cache_bytes) for rows in files]
+    read = [_open_files(config, config.train, config.num_fields)]
+    if config.test:
+        read.append(_open_files(config, config.test, _fields_of_test_rows(config, read[0])))
+    train, *test = [CachedRows(rows, config.cache_bytes) for rows in read]
     train, validation = _hold_out(config, train)
-    return TrainingInput(train, validation, test[0] if test else None, files=tuple(files))
+    if validation is not None:
+        # Without it, every evaluation of rows that are not kept would read all training files again.
+        validation = CachedRows(validation, config.cache_bytes)
+    return TrainingInput(train, validation, test[0] if test else None, read=tuple(read))
+
+
+def _fields_of_test_rows(config: TrainingConfig, train: RowSource) -> int | None:
+    # Where fields are counted in the files, the training files decide for both.
+    file_format = config.file_format or detect_format(config.train[0])
+    counts_fields = file_format in ("libsvm", "libffm") and _is_by_field(config)
+    return len(train.field_names) if counts_fields else config.num_fields
+
+
+def _is_by_field(config: TrainingConfig) -> bool:
+    return config.model in MODELS_BY_FIELD or config.auc_by is not None
+
+
+def _open_files(config: TrainingConfig, paths: tuple[Path, ...], num_fields: int | None) -> RowSource:
+    return open_rows(
+        paths,
+        file_format=config.file_format,
+        by_field=_is_by_field(config),
+        num_fields=num_fields,
+        on_bad_line=config.on_bad_line,
+        ignore_values=config.ignore_values,
+        hash_buckets=config.hash_buckets,
+        rating_threshold=config.rating_threshold,
+        label_column=config.label_column,
+        drop_columns=config.drop_columns,
+    )
 
 
 def _hold_out(config: TrainingConfig, rows: RowSource) -> tuple[RowSource, RowSource | None]:

@@ -1,0 +1,74 @@
+"""Builds the configured model over the rows' fields."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from recstore_ops import DistEmbedding, table_statistics
+from recstore_ops.training.config import ModelName, TrainingConfig
+from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.optimizers import table_optimizer
+from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
+from recstore_ops.training.training_input import MODELS_BY_FIELD
+
+MODELS: dict[ModelName, type[nn.Module]] = {
+    "lr": LogisticRegression,
+    "fm": FactorizationMachine,
+    "deepfm": DeepFM,
+    "dlrm": DLRM,
+    "wide_deep": WideAndDeep,
+}
+
+
+def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: Vocabulary | None = None) -> nn.Module:
+    """Returns the configured model with fresh tables `<name>/...`.
+
+    Initial values depend on the configured seed and on the name; those outside the tables on the seed alone.
+
+    Args:
+        rows: whose fields and dense features the model is for.
+        vocabulary: the ids, where tables are `nn.Embedding`.
+
+    Raises:
+        ValueError: such a table has rows already, so that training would not start anew.
+    """
+    options: dict[str, Any] = {**config.model_options(), "num_dense": len(rows.dense_names)}
+    if config.model in MODELS_BY_FIELD:
+        options["num_fields"] = len(rows.field_names)
+    tables: Tables = (
+        StoreTables(name, table_optimizer(config), seed=config.seed)
+        if vocabulary is None
+        else NnTables(vocabulary.ids, name, seed=config.seed)
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = MODELS[config.model](tables, **options)
+    num_rows = sum(statistics["rows"] for statistics in _statistics(model))
+    if num_rows > 0:
+        raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
+    return model
+
+
+def table_rows(model: nn.Module) -> int:
+    """Returns the number of rows in all tables of a model."""
+    return sum(statistics["rows"] for statistics in _statistics(model)) + sum(
+        table.num_embeddings for table in model.modules() if isinstance(table, nn.Embedding)
+    )
+
+
+def table_bytes(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> int:
+    """Returns the bytes of memory that the tables of a model take, with their optimizer's state."""
+    in_store = sum(statistics["bytes"] for statistics in _statistics(model))
+    weights = [table.weight for table in model.modules() if isinstance(table, nn.Embedding)]
+    states = [optimizer.state.get(weight, {}) for optimizer in optimizers for weight in weights]
+    kept = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return in_store + sum(tensor.nbytes for tensor in [*weights, *kept])
+
+
+def _statistics(model: nn.Module) -> list[dict[str, int]]:
+    tables = [module for module in model.modules() if isinstance(module, DistEmbedding)]
+    return [table_statistics(table.name) for table in tables]

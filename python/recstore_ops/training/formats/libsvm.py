@@ -1,0 +1,63 @@
+"""The format libsvm, also called libfm: `label id:value id:value ...`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from recstore_ops.training.formats.sparse_lines import explain_sparse_line, parse_sparse_lines
+from recstore_ops.training.rows.batch import Batch, offsets_of_lengths
+from recstore_ops.training.rows.row_source import numbered_names
+
+
+class LibsvmFormat:
+    """Rows without fields or, for rows of equally many features, with the n-th feature as the n-th field.
+
+    Args:
+        num_fields: features of every row, each a field of its own; None takes all features as one field.
+        reason: why there are that many, for messages.
+    """
+
+    name = "libsvm"
+    dense_names: tuple[str, ...] = ()
+
+    def __init__(self, num_fields: int | None = None, *, reason: str = "as num_fields says") -> None:
+        self._num_fields = num_fields
+        self._reason = reason
+        self.field_names = ("features",) if num_fields is None else numbered_names("field", num_fields)
+
+    def is_header(self, line: bytes) -> bool:
+        return False
+
+    def parse(self, block: bytes) -> Batch:
+        lines = parse_sparse_lines(block, parts=2)
+        lengths = torch.from_numpy(lines.lengths)
+        if self._num_fields is not None and not (lengths == self._num_fields).all():
+            raise ValueError("a row has another number of features")
+        values = lines.values_unless_ones
+        return Batch(
+            ids=torch.from_numpy(lines.integers[0]),
+            labels=torch.from_numpy(lines.labels),
+            num_fields=self._num_fields or 1,
+            offsets=offsets_of_lengths(lengths) if self._num_fields is None else None,
+            values=None if values is None else torch.from_numpy(values),
+        )
+
+    def explain(self, line: bytes) -> str:
+        try:
+            lines = parse_sparse_lines(line, parts=2)
+        except ValueError:
+            return explain_sparse_line(line, "id:value (libsvm)", lambda part: parse_sparse_lines(part, parts=2))
+        return f"expected {self._num_fields} features, one a field, {self._reason}, got {lines.lengths[0]}"
+
+
+def write_libsvm(path: Path | str, batch: Batch) -> None:
+    """Writes rows as `label id:value ...` with labels 0 and 1; values keep every digit, fields become positions."""
+    starts = batch.offsets_or_ones()[:: batch.num_fields].tolist()
+    pairs = zip(batch.ids.tolist(), batch.values_or_ones().tolist(), strict=True)
+    features = [f"{id}:{value:.9g}" for id, value in pairs]
+    with open(path, "w", encoding="ascii", newline="\n") as file:
+        for row, label in enumerate(batch.labels.tolist()):
+            parts = [f"{label:.0f}", *features[starts[row] : starts[row + 1]]]
+            file.write(" ".join(parts) + "\n")

@@ -1,0 +1,148 @@
+"""Opens files of rows in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+from recstore_ops.training.formats.avazu import avazu_format
+from recstore_ops.training.formats.criteo import criteo_format
+from recstore_ops.training.formats.detection import FormatName, detect_format, movielens_kind
+from recstore_ops.training.formats.field_counts import count_libffm_fields, count_libsvm_fields
+from recstore_ops.training.formats.libffm import LibffmFormat
+from recstore_ops.training.formats.libsvm import LibsvmFormat
+from recstore_ops.training.formats.movielens import DEFAULT_THRESHOLD, movielens_format
+from recstore_ops.training.formats.parquet_rows import ParquetRows
+from recstore_ops.training.rows.hashed_rows import HashedRows
+from recstore_ops.training.rows.row_format import RowFormat
+from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.rows.text_rows import OnBadLine, TextRows
+
+_SPARSE: tuple[FormatName, ...] = ("libsvm", "libffm")
+
+
+@dataclass(frozen=True)
+class _Options:
+    by_field: bool
+    num_fields: int | None
+    on_bad_line: OnBadLine
+    ignore_values: bool
+    rating_threshold: float
+    label_column: str | None
+    drop_columns: tuple[str, ...]
+
+
+def open_rows(
+    paths: Sequence[Path],
+    *,
+    file_format: FormatName | None = None,
+    by_field: bool = False,
+    num_fields: int | None = None,
+    on_bad_line: OnBadLine = "stop",
+    ignore_values: bool = False,
+    hash_buckets: int | None = None,
+    rating_threshold: float = DEFAULT_THRESHOLD,
+    label_column: str | None = None,
+    drop_columns: Sequence[str] = (),
+) -> RowSource:
+    """Returns the rows of files of one format; the beginnings of the files are read now, the rest when asked for.
+
+    Args:
+        paths: one file or more.
+        file_format: None detects it.
+        by_field: rows are to have fields. libsvm takes the n-th feature of a row as its n-th field then, libffm
+            groups features by their fields; the other formats always have fields.
+        num_fields: of libsvm or libffm by field; None takes the features of the first row (libsvm), or the fields up
+            to the largest one near the beginning (libffm).
+        on_bad_line: "stop" raises at the first bad line or row; "skip" counts it and goes on.
+        ignore_values: take every value of libsvm or libffm as 1.
+        hash_buckets: hash ids into [0, hash_buckets); None leaves them.
+        rating_threshold: the least rating of MovieLens that is a 1.
+        label_column: of Parquet; None takes `label` or `click`.
+        drop_columns: columns of Parquet that are not read.
+
+    Raises:
+        ValueError: no format fits, files are of several formats, or an option has no meaning for their format.
+        OSError: a file cannot be read.
+    """
+    if not paths:
+        raise ValueError("expected at least one file, got none")
+    name = _format_of(paths, file_format)
+    options = _Options(
+        by_field, num_fields, on_bad_line, ignore_values, rating_threshold, label_column, tuple(drop_columns)
+    )
+    _check_options(name, options)
+    rows = _open(paths, name, options)
+    return rows if hash_buckets is None else HashedRows(rows, hash_buckets)
+
+
+def _format_of(paths: Sequence[Path], file_format: FormatName | None) -> FormatName:
+    if file_format is not None:
+        if file_format not in get_args(FormatName):
+            raise ValueError(f"expected one of {', '.join(get_args(FormatName))} as format, got {file_format!r}")
+        return file_format
+    first = detect_format(paths[0])
+    for path in paths[1:]:
+        if (other := detect_format(path)) != first:
+            raise ValueError(f"expected files of one format, got {paths[0]} ({first}) and {path} ({other})")
+    return first
+
+
+def _check_options(name: FormatName, options: _Options) -> None:
+    sparse, by_field = name in _SPARSE, options.by_field and name in _SPARSE
+    given = (
+        ("num_fields", options.num_fields is not None, by_field, "libsvm and libffm by field"),
+        ("ignore_values", options.ignore_values, sparse, "libsvm and libffm"),
+        ("rating_threshold", options.rating_threshold != DEFAULT_THRESHOLD, name == "movielens", "movielens"),
+        ("label_column", options.label_column is not None, name == "parquet", "parquet"),
+        ("drop_columns", bool(options.drop_columns), name == "parquet", "parquet"),
+    )
+    for option, is_given, has_meaning, meant_for in given:
+        if is_given and not has_meaning:
+            raise ValueError(f"{option} is for {meant_for}, but the files are {name}")
+    if options.num_fields is not None and options.num_fields < 1:
+        raise ValueError(f"expected num_fields to be at least 1, got {options.num_fields}")
+    if options.on_bad_line not in get_args(OnBadLine):
+        raise ValueError(f"expected on_bad_line to be stop or skip, got {options.on_bad_line!r}")
+
+
+def _open(paths: Sequence[Path], name: FormatName, options: _Options) -> RowSource:
+    if name == "parquet":
+        return ParquetRows(
+            paths,
+            label_column=options.label_column,
+            drop_columns=options.drop_columns,
+            on_bad_line=options.on_bad_line,
+        )
+    row_format = _row_format(paths[0], name, options)
+    return TextRows(paths, row_format, on_bad_line=options.on_bad_line, ignore_values=options.ignore_values)
+
+
+def _row_format(path: Path, name: FormatName, options: _Options) -> RowFormat:
+    if name == "criteo":
+        return criteo_format()
+    if name == "avazu":
+        return avazu_format()
+    if name == "movielens":
+        return movielens_format(movielens_kind(path), options.rating_threshold)
+    return _libsvm(path, options) if name == "libsvm" else _libffm(path, options)
+
+
+def _libsvm(path: Path, options: _Options) -> LibsvmFormat:
+    if not options.by_field:
+        return LibsvmFormat()
+    if options.num_fields is not None:
+        return LibsvmFormat(options.num_fields)
+    reason = f"as in the first row of {path} (num_fields gives another number)"
+    return LibsvmFormat(count_libsvm_fields(path), reason=reason)
+
+
+def _libffm(path: Path, options: _Options) -> LibffmFormat:
+    if not options.by_field:
+        return LibffmFormat()
+    if options.num_fields is not None:
+        return LibffmFormat(options.num_fields)
+    reason = f"as in the first lines of {path} (num_fields gives another number)"
+    return LibffmFormat(count_libffm_fields(path), reason=reason)

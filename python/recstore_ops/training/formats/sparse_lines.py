@@ -1,0 +1,146 @@
+"""What libsvm and libffm lines have in common: `label feature feature ...`, a feature being numbers joined by colons.
+
+Parts are separated by spaces or tabs. A label above zero counts as 1, any other as 0, which covers -1/1 and 0/1. An id
+may be any int64; an unsigned 64-bit hash is taken as its int64 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyarrow import csv
+
+from recstore_ops.training.rows.row_format import quote
+
+_NUMBER_CHARACTERS = b"0123456789+-.eE"
+
+
+@dataclass(frozen=True)
+class SparseLines:
+    """The numbers of B lines with N features together.
+
+    Attributes:
+        labels: float32 [B], each 0 or 1.
+        lengths: int64 [B], features of each line.
+        integers: int64 [P - 1, N], all numbers of the features but the last one.
+        values: float32 [N], the last ones.
+    """
+
+    labels: NDArray[np.float32]
+    lengths: NDArray[np.int64]
+    integers: NDArray[np.int64]
+    values: NDArray[np.float32]
+
+    @property
+    def values_unless_ones(self) -> NDArray[np.float32] | None:
+        return None if (self.values == 1).all() else self.values
+
+
+def parse_sparse_lines(block: bytes, parts: int) -> SparseLines:
+    """Parses whole lines whose features have `parts` (P) numbers; blank lines are passed over.
+
+    Raises:
+        ValueError: some line is bad.
+    """
+    rows = [tokens for tokens in map(bytes.split, block.split(b"\n")) if tokens]
+    labels = _parse_labels([row[0] for row in rows])
+    lengths = np.array([len(row) - 1 for row in rows], dtype=np.int64)
+    features = list(chain.from_iterable(row[1:] for row in rows))
+    integers, values = _parse_features(features, parts)
+    return SparseLines(labels, lengths, integers, values)
+
+
+def explain_sparse_line(line: bytes, shape: str, parse: Callable[[bytes], object]) -> str:
+    """Says which part of a line `parse` refuses, whose features have the `shape`; `parse` takes any part of a line."""
+    label, *features = line.split()
+    if _fails(parse, label):
+        return f"expected a finite number as label, got {quote(label)}"
+    wrong = features[_first_failure(features, lambda part: _fails(parse, b" ".join([b"0", *part])))]
+    return f"expected {shape} with integer id and finite value, got {quote(wrong)}"
+
+
+def _first_failure(features: Sequence[bytes], fails: Callable[[Sequence[bytes]], bool]) -> int:
+    # A line with a million features must not cost a million calls.
+    good, bad = 0, len(features)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        good, bad = (good, middle) if fails(features[good:middle]) else (middle, bad)
+    return good
+
+
+def _fails(parse: Callable[[bytes], object], line: bytes) -> bool:
+    try:
+        parse(line)
+    except ValueError:
+        return True
+    return False
+
+
+def _parse_labels(labels: Sequence[bytes]) -> NDArray[np.float32]:
+    if b"".join(labels).translate(None, _NUMBER_CHARACTERS):
+        raise ValueError("a label is not a number")
+    numbers = np.array(list(map(float, labels)), dtype=np.float64)
+    return (_finite_float32(numbers) > 0).astype(np.float32)
+
+
+def _parse_features(features: Sequence[bytes], parts: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    # Without the characters of numbers only the separators remain, so that one comparison checks
+    # every feature; an empty number is left to what parses numbers.
+    joined = b"\n".join(features)
+    if joined.translate(None, _NUMBER_CHARACTERS) != b"\n".join([b":" * (parts - 1)] * len(features)):
+        raise ValueError("a feature has the wrong shape")
+    if not features:
+        return np.empty((parts - 1, 0), np.int64), np.empty(0, np.float32)
+    try:
+        return _numbers_by_arrow(joined, parts)
+    except pa.ArrowInvalid:
+        # Arrow knows neither unsigned numbers beyond int64 beside signed ones nor integers with a plus.
+        return _numbers_one_by_one(joined, parts)
+
+
+def _numbers_by_arrow(joined: bytes, parts: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    names = [str(part) for part in range(parts)]
+    table = csv.read_csv(
+        pa.BufferReader(joined),
+        read_options=csv.ReadOptions(column_names=names, use_threads=False, block_size=2**30),
+        parse_options=csv.ParseOptions(delimiter=":", quote_char=False),
+        convert_options=csv.ConvertOptions(
+            column_types={name: pa.int64() for name in names[:-1]} | {names[-1]: pa.float64()}, null_values=[]
+        ),
+    )
+    numbers = [column.to_numpy() for column in table.columns]
+    return np.stack(numbers[:-1]), _finite_float32(numbers[-1])
+
+
+def _numbers_one_by_one(joined: bytes, parts: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    numbers = joined.replace(b"\n", b":").split(b":")
+    integers = np.stack([_int64(numbers[part::parts]) for part in range(parts - 1)])
+    values = np.array(list(map(float, numbers[parts - 1 :: parts])), dtype=np.float64)
+    return integers, _finite_float32(values)
+
+
+def _int64(texts: Sequence[bytes]) -> NDArray[np.int64]:
+    numbers = list(map(int, texts))
+    try:
+        return np.array(numbers, dtype=np.int64)
+    except OverflowError:
+        return np.array(list(map(_int64_bits, numbers)), dtype=np.int64)
+
+
+def _int64_bits(number: int) -> int:
+    if not -(2**63) <= number < 2**64:
+        raise ValueError("an id does not fit 64 bits")
+    return number - 2**64 if number >= 2**63 else number
+
+
+def _finite_float32(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
+    with np.errstate(over="ignore"):
+        narrow = numbers.astype(np.float32)
+    if not np.isfinite(narrow).all():
+        raise ValueError("a number is not finite")
+    return narrow

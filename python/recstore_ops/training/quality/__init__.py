@@ -1,0 +1,1 @@
+"""How good predictions are: AUC, logloss, calibration, and figures by segment."""

@@ -1,0 +1,143 @@
+"""Scores a model on held-out rows. Reading changes no table, so an unknown id costs no memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recstore_ops.training.quality.metrics import auc, logloss
+from recstore_ops.training.rows.batch import Batch
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What a model says of B rows, beside what they are.
+
+    Attributes:
+        labels: float32 [B], each 0 or 1.
+        logits: float32 [B].
+        segments: int64 [B], the id that each row has in one field; None where no field was asked for.
+        in_segment: bool [B], whether the row has such an id at all; None together with `segments`.
+    """
+
+    labels: Tensor
+    logits: Tensor
+    segments: Tensor | None = None
+    in_segment: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.labels.numel()
+
+    def probabilities(self) -> Tensor:
+        """Returns the predicted probabilities, float64 [B]."""
+        return self.logits.double().sigmoid()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Figures on held-out rows.
+
+    Attributes:
+        rows, positives: how many.
+        auc: nan where only one class is present.
+        logloss: in nats.
+        calibration: mean predicted probability divided by the share of positives, 1 is right; nan without positives.
+            Source: He et al. 2014, Practical Lessons from Predicting Clicks on Ads at Facebook.
+    """
+
+    rows: int
+    positives: int
+    auc: float
+    logloss: float
+    calibration: float
+
+    @classmethod
+    def of(cls, scores: Scores) -> Evaluation:
+        """Computes the figures.
+
+        Raises:
+            ValueError: there are no rows, or a logit is not finite.
+        """
+        rows, positives = len(scores), int((scores.labels == 1).sum())
+        if rows == 0:
+            raise ValueError("no rows to evaluate; a small validation fraction may hold out none")
+        return cls(
+            rows=rows,
+            positives=positives,
+            auc=auc(scores.labels, scores.logits) if 0 < positives < rows else math.nan,
+            logloss=logloss(scores.labels, scores.logits),
+            calibration=float(scores.probabilities().sum()) / positives if positives else math.nan,
+        )
+
+    @property
+    def has_one_class(self) -> bool:
+        """Whether the AUC is undefined because all labels are equal."""
+        return math.isnan(self.auc)
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns rows, logloss, AUC and calibration; None where one is undefined."""
+        return {
+            "rows": self.rows,
+            "logloss": self.logloss,
+            "auc": None if self.has_one_class else self.auc,
+            "calibration": None if math.isnan(self.calibration) else self.calibration,
+        }
+
+
+def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
+    """Evaluates a model on all rows of `batches`; raises as `predict` and `Evaluation.of` do."""
+    return Evaluation.of(predict(model, batches))
+
+
+def predict(model: nn.Module, batches: Iterable[Batch], *, segment_field: int | None = None) -> Scores:
+    """Returns the scores of all rows in order; keeps 8 bytes a row, and 9 more with a segment field.
+
+    The model is called as `model(batch)` in evaluation mode and without gradients, and gives logits [B].
+
+    Raises:
+        ValueError: there is no such field, or a row has several ids in it.
+    """
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            parts = [_scores(model, batch, segment_field) for batch in batches]
+    finally:
+        model.train(was_training)
+    return _concatenated(parts)
+
+
+def _scores(model: nn.Module, batch: Batch, segment_field: int | None) -> Scores:
+    segments = (None, None) if segment_field is None else _segments(batch, segment_field)
+    return Scores(batch.labels, model(batch), *segments)
+
+
+def _segments(batch: Batch, field: int) -> tuple[Tensor, Tensor]:
+    """The id of each row in a field, int64 [B], and whether there is one, bool [B]."""
+    if not 0 <= field < batch.num_fields:
+        raise ValueError(f"no field {field}: the rows have {batch.num_fields}, counted from 0")
+    offsets = batch.offsets_or_ones()
+    starts, lengths = offsets[:-1][field :: batch.num_fields], offsets.diff()[field :: batch.num_fields]
+    if bool((lengths > 1).any()):
+        raise ValueError(f"a row has {int(lengths.max())} ids in field {field}; segments take a field of one id a row")
+    present = lengths == 1
+    ids = torch.zeros(len(batch), dtype=torch.int64)
+    ids[present] = batch.ids[starts[present]]
+    return ids, present
+
+
+def _concatenated(parts: Sequence[Scores]) -> Scores:
+    segments = [part.segments for part in parts if part.segments is not None]
+    in_segment = [part.in_segment for part in parts if part.in_segment is not None]
+    empty = torch.empty(0)
+    return Scores(
+        torch.cat([empty, *(part.labels for part in parts)]),
+        torch.cat([empty, *(part.logits for part in parts)]),
+        torch.cat(segments) if segments else None,
+        torch.cat(in_segment) if in_segment else None,
+    )

@@ -1,0 +1,175 @@
+"""Compares two runs of one model: tables in this package's store, and in `torch.nn.Embedding(sparse=True)`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from recstore_ops.training.report.comparison_plot import draw_comparison
+from recstore_ops.training.report.recorded_run import RecordedRun
+
+_OURS, _THEIRS = "recstore", "torch.nn.Embedding"
+_MEBIBYTE = 2**20
+
+# Both runs must agree on these; other differences are listed.
+_MUST_BE_EQUAL = ("model", "seed")
+_MEANT_TO_DIFFER = ("tables",)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A line of the report: a figure of both runs, None where a run has none."""
+
+    name: str
+    ours: float | None
+    theirs: float | None
+    form: str
+    as_ratio: bool
+
+    def cells(self) -> tuple[str, str, str, str]:
+        """Returns the texts of the four columns; the last is ours / theirs, or ours - theirs."""
+        return self.name, self._text(self.ours), self._text(self.theirs), self._compared()
+
+    def _text(self, value: float | None) -> str:
+        return "-" if value is None else format(value, self.form)
+
+    def _compared(self) -> str:
+        if self.ours is None or self.theirs is None:
+            return "-"
+        if not self.as_ratio:
+            return f"{self.ours - self.theirs:+.2g}" if self.ours != self.theirs else "0"
+        return f"{self.ours / self.theirs:.2f} x" if self.theirs else "-"
+
+
+def write_comparison(path: Path, ours: Path, theirs: Path) -> str:
+    """Writes `report.md` and `comparison.png` into `path`, and returns the comparison as short text.
+
+    Args:
+        path: a directory; made if it is not there.
+        ours: the directory of the finished run with the store's tables.
+        theirs: that of the run with `torch.nn.Embedding`.
+
+    Raises:
+        ValueError: one is not the directory of a run, or the runs differ in model or seed.
+    """
+    our_run, their_run = RecordedRun.read(ours), RecordedRun.read(theirs)
+    differing = _differing_options(our_run, their_run)
+    sections = {
+        "Quality at the best evaluation": _quality(our_run, their_run),
+        "Time": _time(our_run, their_run),
+        "Memory": _memory(our_run, their_run),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    draw_comparison(path / "comparison.png", {_OURS: our_run, _THEIRS: their_run})
+    notes = _notes(our_run, their_run)
+    report = _report(our_run, their_run, differing, sections, notes)
+    (path / "report.md").write_text(report, encoding="utf-8")
+    return _terminal_text([row for rows in sections.values() for row in rows], notes)
+
+
+def _differing_options(ours: RecordedRun, theirs: RecordedRun) -> list[str]:
+    names = [name for name in {**ours.config, **theirs.config} if ours.config.get(name) != theirs.config.get(name)]
+    for name in _MUST_BE_EQUAL:
+        if name in names:
+            values = f"{ours.config.get(name)!r} and {theirs.config.get(name)!r}"
+            raise ValueError(f"runs of one {name} can be compared, these have {values}")
+    return [name for name in names if name not in _MEANT_TO_DIFFER]
+
+
+def _quality(ours: RecordedRun, theirs: RecordedRun) -> list[_Row]:
+    best, their_best = ours.best_evaluation() or {}, theirs.best_evaluation() or {}
+    names = [f"{part}_{figure}" for part in ("validation", "test") for figure in ("logloss", "auc", "calibration")]
+    present = [name for name in names if name in best or name in their_best]
+    titles = {name: name.replace("_", " ").replace("auc", "AUC") for name in present}
+    return [_Row(titles[name], best.get(name), their_best.get(name), ".5f", False) for name in present]
+
+
+def _time(ours: RecordedRun, theirs: RecordedRun) -> list[_Row]:
+    rows = [
+        ("training rows a second", RecordedRun.rows_per_second, ",.0f"),
+        ("seconds of training", RecordedRun.training_seconds, ",.2f"),
+        ("seconds for the vocabulary", lambda run: _only(run, "vocabulary", "seconds"), ",.2f"),
+        ("seconds in all", lambda run: _only(run, "end", "seconds"), ",.2f"),
+    ]
+    return [_Row(name, figure(ours), figure(theirs), form, True) for name, figure, form in rows]
+
+
+def _memory(ours: RecordedRun, theirs: RecordedRun) -> list[_Row]:
+    rows = [
+        ("peak of the process, MiB", lambda run: _mebibytes(run.peak("process_bytes")), ",.1f"),
+        ("tables, MiB", lambda run: _mebibytes(run.peak("table_bytes")), ",.2f"),
+        ("rows in tables", lambda run: run.peak("table_rows"), ",.0f"),
+    ]
+    return [_Row(name, figure(ours), figure(theirs), form, True) for name, figure, form in rows]
+
+
+def _only(run: RecordedRun, event: str, figure: str) -> float | None:
+    events = run.of_kind(event)
+    return events[-1][figure] if events else None
+
+
+def _mebibytes(size: float | None) -> float | None:
+    return None if size is None else size / _MEBIBYTE
+
+
+def _notes(ours: RecordedRun, theirs: RecordedRun) -> list[str]:
+    losses = {line["step"]: line["loss"] for line in ours.of_kind("steps")}
+    pairs = [(line["step"], losses.get(line["step"]), line["loss"]) for line in theirs.of_kind("steps")]
+    differences = [(abs(loss - other), step) for step, loss, other in pairs if loss is not None]
+    notes = []
+    if differences:
+        largest, step = max(differences)
+        notes.append(f"Training losses differ by at most {largest:.2g} nats, at step {step:,}.")
+    for name, run in ((_OURS, ours), (_THEIRS, theirs)):
+        if not _only(run, "end", "finished"):
+            notes.append(f"The run with {name} did not finish.")
+    return notes
+
+
+def _report(
+    ours: RecordedRun,
+    theirs: RecordedRun,
+    differing: Sequence[str],
+    sections: dict[str, list[_Row]],
+    notes: Sequence[str],
+) -> str:
+    lines = [
+        f"# {_OURS} against {_THEIRS}",
+        "",
+        f"Model {ours.config.get('model')}, seed {ours.config.get('seed')}, "
+        f"optimizer {ours.config.get('optimizer')}: the same, tables aside. "
+        f"Run `{ours.name}` against run `{theirs.name}`. "
+        "The last column is ours - theirs where it has a sign, ours / theirs where it ends in x.",
+    ]
+    for title, rows in sections.items():
+        lines += ["", f"## {title}", "", *_table(rows)]
+    lines += ["", *notes] if notes else []
+    lines += ["", "![curves of both runs](comparison.png)"]
+    if differing:
+        lines += ["", "## Options that differ", "", *_options_table(ours, theirs, differing)]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rows: Sequence[_Row]) -> list[str]:
+    body = [f"| {' | '.join(row.cells())} |" for row in rows]
+    return [f"| | {_OURS} | {_THEIRS} | |", "|---|---:|---:|---:|", *body]
+
+
+def _options_table(ours: RecordedRun, theirs: RecordedRun, names: Sequence[str]) -> list[str]:
+    def value(run: RecordedRun, name: str) -> Any:
+        return run.config.get(name, "-")
+
+    body = [f"| {name} | {value(ours, name)} | {value(theirs, name)} |" for name in names]
+    return [f"| | {_OURS} | {_THEIRS} |", "|---|---|---|", *body]
+
+
+def _terminal_text(rows: Sequence[_Row], notes: Sequence[str]) -> str:
+    lines = [("", _OURS, _THEIRS, ""), *(row.cells() for row in rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(4)]
+    aligned = [
+        f"{line[0]:<{widths[0]}}  {line[1]:>{widths[1]}}  {line[2]:>{widths[2]}}  {line[3]:>{widths[3]}}".rstrip()
+        for line in lines
+    ]
+    return "\n".join([*aligned, *notes])

@@ -1,0 +1,150 @@
+"""Shows a run on the terminal: a progress bar, and one line of figures an evaluation.
+
+Where the output is not a terminal there is no bar, and nothing is written but the lines.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
+
+from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.report.records import EvaluationRecord, StepRecord
+
+# Names and widths of the columns, 100 characters in all. "calib." is the mean predicted probability divided by the
+# share of positives: 1 is right.
+_COLUMNS = (
+    ("epoch", 6),
+    ("train loss", 10),
+    ("val logloss", 11),
+    ("AUC", 6),
+    ("calib.", 6),
+    ("test logloss", 12),
+    ("AUC", 6),
+    ("calib.", 6),
+    ("rows/s", 9),
+    ("table rows", 10),
+)
+
+
+class Display:
+    """Is told of what happens in the training loop and writes to a console; a context manager."""
+
+    def __init__(self, console: Console, epochs: int) -> None:
+        self._console = console
+        self._epochs = epochs
+        self._wrote_header = False
+        self._noted: set[str] = set()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("loss {task.fields[loss]:.4f}"),
+            _RowsPerSecondColumn(),
+            TextColumn("{task.fields[table_rows]:,} table rows"),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task("reading", total=None, loss=0.0, table_rows=0)
+
+    def __enter__(self) -> Display:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
+        """Moves the bar; rich redraws it a few times a second only."""
+        self._progress.update(
+            self._task,
+            description=f"epoch {epoch}/{self._epochs}",
+            completed=rows,
+            total=None if expected_rows is None else max(expected_rows, rows),
+            loss=loss,
+        )
+
+    def on_steps(self, record: StepRecord) -> None:
+        """Shows beside the bar how the tables grow."""
+        self._progress.update(self._task, table_rows=record.table_rows)
+
+    def on_evaluation(self, record: EvaluationRecord) -> None:
+        """Writes the evaluation's line; the time that it took does not count in the bar's rows a second."""
+        self._write_header()
+        cells = [
+            _epoch(record.epoch),
+            _loss(record.train_loss),
+            *_figures(record.validation),
+            *_figures(record.test),
+            f"{record.rows_per_second:,.0f}",
+            f"{record.table_rows:,}",
+        ]
+        self._write(_aligned(cells))
+        self._note_one_class("validation", record.validation)
+        self._note_one_class("test", record.test)
+        self._progress.reset(self._task, loss=record.train_loss, table_rows=record.table_rows)
+
+    def note(self, text: str) -> None:
+        """Writes a line among the others."""
+        self._write(f"note: {text}")
+
+    def _write_header(self) -> None:
+        if not self._wrote_header:
+            self._write(_aligned([name for name, _ in _COLUMNS]))
+            self._wrote_header = True
+
+    def _note_one_class(self, part: str, result: Evaluation | None) -> None:
+        if result is not None and result.has_one_class and part not in self._noted:
+            self._noted.add(part)
+            self.note(f"the {part} rows have labels of one class only: no AUC")
+
+    def _write(self, line: str) -> None:
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+class _RowsPerSecondColumn(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text("- rows/s" if task.speed is None else f"{task.speed:,.0f} rows/s")
+
+
+def _aligned(cells: Sequence[str]) -> str:
+    return "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
+
+
+def _epoch(epochs: float) -> str:
+    return f"{epochs:.0f}" if float(epochs).is_integer() else f"{epochs:.2f}"
+
+
+def _figures(result: Evaluation | None) -> tuple[str, str, str]:
+    if result is None:
+        return "-", "-", "-"
+    auc = "-" if result.has_one_class else f"{result.auc:.4f}"
+    return _loss(result.logloss), auc, _calibration(result.calibration)
+
+
+def _loss(nats: float) -> str:
+    return f"{nats:.4f}" if nats < 1000 else f"{nats:.2e}"
+
+
+def _calibration(ratio: float) -> str:
+    if math.isnan(ratio):
+        return "-"
+    return f"{ratio:.3f}" if ratio < 10 else f"{ratio:.3g}"

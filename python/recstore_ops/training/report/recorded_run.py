@@ -1,0 +1,68 @@
+"""A run as it was recorded, read back from its directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """What `config.json` and `metrics.jsonl` of a run hold.
+
+    Attributes:
+        name: of the run.
+        config: what it was configured by.
+        events: the lines of `metrics.jsonl`, in order.
+    """
+
+    name: str
+    config: dict[str, Any]
+    events: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, path: Path) -> RecordedRun:
+        """Reads the directory of a run.
+
+        Raises:
+            ValueError: a file is missing.
+        """
+        try:
+            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
+            lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        except FileNotFoundError as error:
+            raise ValueError(f"{path} is not the directory of a run: there is no {error.filename}") from None
+        return cls(path.name, config, [json.loads(line) for line in lines])
+
+    def of_kind(self, event: str) -> list[dict[str, Any]]:
+        """Returns the events of one kind."""
+        return [line for line in self.events if line["event"] == event]
+
+    def best_evaluation(self) -> dict[str, Any] | None:
+        """Returns the evaluation of the lowest validation logloss, without validation rows the last; None if none."""
+        evaluations = self.of_kind("evaluation")
+        validated = [line for line in evaluations if "validation_logloss" in line]
+        if validated:
+            return min(validated, key=lambda line: line["validation_logloss"])
+        return evaluations[-1] if evaluations else None
+
+    def training_seconds(self) -> float | None:
+        """Returns the seconds spent in training; None without an evaluation, which is what counts them."""
+        evaluations = self.of_kind("evaluation")
+        return sum(line["train_seconds"] for line in evaluations) if evaluations else None
+
+    def rows_per_second(self) -> float | None:
+        """Returns the mean over all of training; None without an evaluation."""
+        seconds = self.training_seconds()
+        return sum(line["train_rows"] for line in self.of_kind("evaluation")) / seconds if seconds else None
+
+    def peak(self, figure: str) -> float | None:
+        """Returns the greatest value of a figure of the steps; None without any."""
+        return max((line[figure] for line in self.of_kind("steps")), default=None)
+
+    def curve(self, event: str, figure: str) -> tuple[list[int], list[float]]:
+        """Returns training rows and a figure of all events of one kind that have it."""
+        points = [(line["rows"], line[figure]) for line in self.of_kind(event) if line.get(figure) is not None]
+        return [rows for rows, _ in points], [value for _, value in points]

@@ -1,0 +1,1 @@
+"""Labelled rows: batches, and the streams that they come from."""

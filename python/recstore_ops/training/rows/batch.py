@@ -1,0 +1,143 @@
+"""Labelled rows of sparse features by field, and of dense features.
+
+A row has F fields. A field is a bag of ids, with a value an id: one id in most formats, any number in others, none at
+all too. All ids of a batch lie one after the other, row by row and field by field within a row; nothing is padded.
+A format without fields has one, which holds all of a row's ids.
+
+Shapes: B rows, F fields, N ids of all rows together, J dense features, D columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B labelled rows.
+
+    Attributes:
+        ids: int64 [N].
+        labels: float32 [B], each 0 or 1.
+        num_fields: F.
+        offsets: int64 [B * F + 1]; field f of row b owns the ids from `offsets[b * F + f]` to before the next offset.
+            None where every field has exactly one id, so that N = B * F.
+        values: float32 [N]; None where every value is 1.
+        dense: float32 [B, J]; None without dense features.
+    """
+
+    ids: Tensor
+    labels: Tensor
+    num_fields: int = 1
+    offsets: Tensor | None = None
+    values: Tensor | None = None
+    dense: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.labels.numel()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        parts = (self.ids, self.labels, self.offsets, self.values, self.dense)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def offsets_or_ones(self) -> Tensor:
+        """Returns `offsets`, made where every field has one id."""
+        return torch.arange(self.ids.numel() + 1) if self.offsets is None else self.offsets
+
+    def values_or_ones(self) -> Tensor:
+        """Returns `values`, made where every one is 1."""
+        return torch.ones(self.ids.numel()) if self.values is None else self.values
+
+    def rows(self, start: int, stop: int) -> Batch:
+        """Returns the rows from `start` to before `stop`; features are views, not copies."""
+        first, last = start * self.num_fields, stop * self.num_fields
+        offsets = self.offsets
+        if offsets is not None:
+            offsets = offsets[first : last + 1]
+            first, last = int(offsets[0]), int(offsets[-1])
+            offsets = offsets - first
+        return Batch(
+            ids=self.ids[first:last],
+            labels=self.labels[start:stop],
+            num_fields=self.num_fields,
+            offsets=offsets,
+            values=None if self.values is None else self.values[first:last],
+            dense=None if self.dense is None else self.dense[start:stop],
+        )
+
+    def take(self, order: Tensor) -> Batch:
+        """Returns the rows whose numbers are in `order` (int64, any length), in that order."""
+        offsets, positions = self._taken_offsets(order), self._positions(order)
+        return Batch(
+            ids=self.ids[positions],
+            labels=self.labels[order],
+            num_fields=self.num_fields,
+            offsets=offsets,
+            values=None if self.values is None else self.values[positions],
+            dense=None if self.dense is None else self.dense[order],
+        )
+
+    def _taken_offsets(self, order: Tensor) -> Tensor | None:
+        if self.offsets is None:
+            return None
+        return offsets_of_lengths(self.offsets.diff().view(-1, self.num_fields)[order].view(-1))
+
+    def _positions(self, order: Tensor) -> Tensor:
+        """The places in `ids` of the ids of the rows in `order`."""
+        if self.offsets is None:
+            return (order[:, None] * self.num_fields + torch.arange(self.num_fields)).view(-1)
+        starts = self.offsets[:: self.num_fields]
+        lengths = starts.diff()[order]
+        ends = lengths.cumsum(0)
+        shift = starts[:-1][order] - (ends - lengths)
+        return torch.arange(int(lengths.sum())) + torch.repeat_interleave(shift, lengths)
+
+
+def concatenate(batches: Sequence[Batch]) -> Batch:
+    """Returns the rows of one or more batches, in order; all have equal fields and dense features."""
+    if len(batches) == 1:
+        return batches[0]
+    one_id_each = all(batch.offsets is None for batch in batches)
+    all_ones = all(batch.values is None for batch in batches)
+    dense = [batch.dense for batch in batches if batch.dense is not None]
+    return Batch(
+        ids=torch.cat([batch.ids for batch in batches]),
+        labels=torch.cat([batch.labels for batch in batches]),
+        num_fields=batches[0].num_fields,
+        offsets=None
+        if one_id_each
+        else offsets_of_lengths(torch.cat([batch.offsets_or_ones().diff() for batch in batches])),
+        values=None if all_ones else torch.cat([batch.values_or_ones() for batch in batches]),
+        dense=torch.cat(dense) if dense else None,
+    )
+
+
+def offsets_of_lengths(lengths: Tensor) -> Tensor:
+    """Returns the offsets, int64 [B + 1], of bags with these `lengths`, int64 [B]."""
+    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+
+
+def weighted(rows_ND: Tensor, batch: Batch) -> Tensor:
+    """Multiplies each id's row with its value: [N, D]."""
+    return rows_ND if batch.values is None else rows_ND * batch.values[:, None]
+
+
+def sum_by_field(features_ND: Tensor, batch: Batch) -> Tensor:
+    """Sums the ids of each field, [N, D] -> [B, F, D], differentiable; an empty field gives zeros."""
+    dim = features_ND.shape[1]
+    if batch.offsets is not None:
+        features_ND = torch.segment_reduce(features_ND, "sum", offsets=batch.offsets, axis=0)
+    return features_ND.view(-1, batch.num_fields, dim)
+
+
+def sum_by_row(features_ND: Tensor, batch: Batch) -> Tensor:
+    """Sums all ids of each row, [N, D] -> [B, D], differentiable; an empty row gives zeros."""
+    if batch.offsets is None:
+        return sum_by_field(features_ND, batch).sum(1)
+    return torch.segment_reduce(features_ND, "sum", offsets=batch.offsets[:: batch.num_fields], axis=0)

@@ -1,0 +1,145 @@
+"""Files read as their uncompressed bytes; how a file is compressed is told by its first bytes, not by its name.
+
+The modules for bz2 and xz files end quietly at whatever follows the first stream if that is no stream; for a file
+of several streams that would lose rows, so here every byte must belong to a whole stream.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import lzma
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+import pyarrow as pa
+
+_COMPRESSED_BYTES = 2**16
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid)
+
+
+class DamagedStreamError(ValueError):
+    """A compressed stream that is cut or corrupt; the message tells its kind."""
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+class InputFile:
+    """An open file as its uncompressed bytes."""
+
+    def __init__(self, path: Path, raw: BinaryIO, kind: str | None, stream: _Readable) -> None:
+        self.path = path
+        self._raw = raw
+        self._kind = kind
+        self._stream = stream
+
+    @property
+    def position(self) -> int:
+        """Bytes read of the file as it is on the disk."""
+        return self._raw.tell()
+
+    def read(self, size: int) -> bytes:
+        """Returns at most `size` bytes, none only at the end.
+
+        Raises:
+            DamagedStreamError: the compressed stream is cut or corrupt.
+            OSError: the disk or the network failed.
+        """
+        try:
+            return self._stream.read(size)
+        except _DAMAGE as error:
+            # Only what the system refused has a number; an OSError without one is a decompressor's.
+            if self._kind is None or getattr(error, "errno", None) is not None:
+                raise
+            raise DamagedStreamError(f"the {self._kind} stream is damaged ({error})") from error
+
+
+@contextmanager
+def open_input_file(path: Path) -> Iterator[InputFile]:
+    """Opens a plain, gzip, bz2, xz, zstd or lz4 file."""
+    with open(path, "rb") as raw:
+        start = raw.peek(8)
+        for magic, kind, open_stream in _KINDS:
+            if start.startswith(magic):
+                yield InputFile(path, raw, kind, open_stream(raw))
+                return
+        yield InputFile(path, raw, None, raw)
+
+
+class _Decompressor(Protocol):
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def needs_input(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class _StreamsInARow:
+    """The bytes of one or more compressed streams, one after the other, with zeros between them or none."""
+
+    def __init__(self, raw: BinaryIO, new_decompressor: Callable[[], _Decompressor]) -> None:
+        self._raw = raw
+        self._new_decompressor = new_decompressor
+        self._decompressor = new_decompressor()
+
+    def read(self, size: int) -> bytes:
+        while True:
+            compressed = b""
+            if self._decompressor.eof:
+                compressed = self._next_stream()
+                if not compressed:
+                    return b""
+            elif self._decompressor.needs_input:
+                compressed = self._raw.read(_COMPRESSED_BYTES)
+                if not compressed:
+                    raise EOFError("the file ends before the stream")
+            if content := self._decompressor.decompress(compressed, size):
+                return content
+
+    def _next_stream(self) -> bytes:
+        """Begins the stream after a finished one; returns what is read of it, nothing at the end of the file."""
+        rest = self._decompressor.unused_data.lstrip(b"\0")
+        while not rest:
+            read = self._raw.read(_COMPRESSED_BYTES)
+            if not read:
+                return b""
+            rest = read.lstrip(b"\0")
+        self._decompressor = self._new_decompressor()
+        return rest
+
+
+def _gzip_stream(raw: BinaryIO) -> _Readable:
+    return gzip.GzipFile(fileobj=raw)
+
+
+def _bz2_stream(raw: BinaryIO) -> _Readable:
+    return _StreamsInARow(raw, bz2.BZ2Decompressor)
+
+
+def _xz_stream(raw: BinaryIO) -> _Readable:
+    return _StreamsInARow(raw, lzma.LZMADecompressor)
+
+
+def _zstd_stream(raw: BinaryIO) -> _Readable:
+    return pa.CompressedInputStream(raw, "zstd")
+
+
+def _lz4_stream(raw: BinaryIO) -> _Readable:
+    return pa.CompressedInputStream(raw, "lz4")
+
+
+_KINDS: tuple[tuple[bytes, str, Callable[[BinaryIO], _Readable]], ...] = (
+    (b"\x1f\x8b", "gzip", _gzip_stream),
+    (b"BZh", "bz2", _bz2_stream),
+    (b"\xfd7zXZ\0", "xz", _xz_stream),
+    (b"\x28\xb5\x2f\xfd", "zstd", _zstd_stream),
+    (b"\x50\x2a\x4d\x18", "zstd", _zstd_stream),  # the skippable frame that pzstd begins with
+    (b"\x04\x22\x4d\x18", "lz4", _lz4_stream),
+)

@@ -1,0 +1,31 @@
+"""Ids hashed into a fixed number of buckets, for models whose tables have a fixed size."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recstore_ops.training.rows.row_source import MappedRows, RowSource
+from recstore_ops.training.rows.splitmix64 import splitmix64
+
+
+class HashedRows(MappedRows):
+    """The rows of a source with each id replaced by its bucket, `hash_ids(id, buckets)`.
+
+    Raises:
+        ValueError: `buckets` is below one.
+    """
+
+    def __init__(self, source: RowSource, buckets: int) -> None:
+        if buckets < 1:
+            raise ValueError(f"expected at least 1 bucket, got {buckets}")
+        super().__init__(source, partial(hash_ids, buckets=buckets))
+
+
+def hash_ids(ids: Tensor, buckets: int) -> Tensor:
+    """Returns splitmix64(id) modulo `buckets` for each id, int64 [N], as unsigned numbers: int64 [N]."""
+    hashes = splitmix64(ids.contiguous().numpy())
+    return torch.from_numpy((hashes % np.uint64(buckets)).astype(np.int64))

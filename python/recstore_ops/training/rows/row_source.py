@@ -1,0 +1,170 @@
+"""What a stream of rows is, and the stream of rows in memory.
+
+A `RowSource` can be passed over again and again and gives the same rows in the same order each time, in blocks of any
+size. Nothing holds a whole file, except `CachedRows`, up to its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from recstore_ops.training.rows.batch import Batch
+
+
+@dataclass(frozen=True)
+class SkippedRows:
+    """The bad rows of one file that a pass left out: how many, and where the first is and what is wrong there."""
+
+    path: Path
+    count: int
+    first: str
+
+
+class RowSource(Protocol):
+    """A stream of rows that starts anew with every iteration."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    @property
+    def estimated_rows(self) -> int | None:
+        """Rows of one pass: exact after a whole pass, an estimate before, None if unknown."""
+        ...
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """Names of the F fields of every row."""
+        ...
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        """Names of the J dense features of every row."""
+        ...
+
+    def shard(self, index: int, count: int) -> RowSource:
+        """Returns the `index`-th of `count` parts, which are disjoint and have all rows between them.
+
+        Raises:
+            ValueError: `index` is not in [0, count).
+        """
+        ...
+
+    @property
+    def skipped(self) -> tuple[SkippedRows, ...]:
+        """The bad rows left out in the latest pass, an entry for each file that has any."""
+        return ()
+
+    @property
+    def skipped_lines(self) -> int:
+        """Bad rows left out in the latest pass."""
+        return sum(file.count for file in self.skipped)
+
+    @property
+    def first_skipped(self) -> str | None:
+        """Where the first of them is, and what was expected there."""
+        return self.skipped[0].first if self.skipped else None
+
+
+class MemoryRows(RowSource):
+    """The rows of one batch in memory, as a source.
+
+    Args:
+        batch: the rows.
+        field_names: None numbers the fields.
+        dense_names: None numbers the dense features.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        *,
+        field_names: Sequence[str] | None = None,
+        dense_names: Sequence[str] | None = None,
+    ) -> None:
+        num_dense = 0 if batch.dense is None else batch.dense.shape[1]
+        self._batch = batch
+        self._field_names = _names(field_names, "field", batch.num_fields)
+        self._dense_names = _names(dense_names, "dense", num_dense)
+
+    def __iter__(self) -> Iterator[Batch]:
+        if len(self._batch) > 0:
+            yield self._batch
+
+    @property
+    def estimated_rows(self) -> int:
+        return len(self._batch)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        return self._field_names
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        return self._dense_names
+
+    def shard(self, index: int, count: int) -> MemoryRows:
+        check_shard(index, count)
+        own = torch.arange(len(self._batch))[index::count]
+        return MemoryRows(self._batch.take(own), field_names=self._field_names, dense_names=self._dense_names)
+
+
+class DerivedRows(RowSource):
+    """What a source made from another one has in common with it."""
+
+    def __init__(self, source: RowSource) -> None:
+        self._source = source
+
+    @property
+    def estimated_rows(self) -> int | None:
+        return self._source.estimated_rows
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        return self._source.field_names
+
+    @property
+    def dense_names(self) -> tuple[str, ...]:
+        return self._source.dense_names
+
+    @property
+    def skipped(self) -> tuple[SkippedRows, ...]:
+        return self._source.skipped
+
+
+class MappedRows(DerivedRows):
+    """The rows of a source with other ids; `map_ids` takes and returns int64 [N]."""
+
+    def __init__(self, source: RowSource, map_ids: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(source)
+        self._map_ids = map_ids
+
+    def __iter__(self) -> Iterator[Batch]:
+        for block in self._source:
+            yield replace(block, ids=self._map_ids(block.ids))
+
+    def shard(self, index: int, count: int) -> MappedRows:
+        return MappedRows(self._source.shard(index, count), self._map_ids)
+
+
+def check_shard(index: int, count: int) -> None:
+    """Raises ValueError unless `index` is in [0, count)."""
+    if not 0 <= index < count:
+        raise ValueError(f"expected a shard from 0 to before {count}, got {index}")
+
+
+def numbered_names(word: str, count: int) -> tuple[str, ...]:
+    """Returns `word_0`, `word_1` and so on."""
+    return tuple(f"{word}_{number}" for number in range(count))
+
+
+def _names(given: Sequence[str] | None, word: str, count: int) -> tuple[str, ...]:
+    if given is None:
+        return numbered_names(word, count)
+    if len(given) != count:
+        raise ValueError(f"expected {count} {word} names, got {len(given)}")
+    return tuple(given)

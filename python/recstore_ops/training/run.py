@@ -1,0 +1,144 @@
+"""A training run in a directory of its own, shown on the terminal; and two of them side by side."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from pathlib import Path
+from threading import Thread
+
+from rich.console import Console
+
+from recstore_ops.training.build import build_model
+from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.loop import train
+from recstore_ops.training.quality.evaluation import Scores
+from recstore_ops.training.quality.segments import SegmentFigures
+from recstore_ops.training.report.comparison import write_comparison
+from recstore_ops.training.report.display import Display
+from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
+from recstore_ops.training.report.run_directory import RunDirectory, create_directory
+from recstore_ops.training.tables import Vocabulary
+from recstore_ops.training.training_input import TrainingInput, open_input
+
+
+def run_training(config: TrainingConfig, runs_dir: Path, name: str | None) -> Path:
+    """Trains as configured, writes to the terminal, and returns the run's directory.
+
+    Raises:
+        ValueError: bad input, or a name that is taken.
+    """
+    console = Console()
+    rows = open_input(config)
+    with RunDirectory(runs_dir, name, config) as run, Display(console, config.epochs) as display:
+        if rows.note:
+            display.note(rows.note)
+        vocabulary = _take_vocabulary(rows, run, display) if config.tables == "nn" else None
+        if vocabulary is not None:
+            rows = rows.in_places_of(vocabulary)
+        # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
+        model = build_model(config, config.model, rows.train, vocabulary)
+        records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary))
+        for part, figures in run.segments().items():
+            display.note(_segments_note(config, part, figures))
+    console.print(_summary(records), highlight=False, soft_wrap=True)
+    console.print(f"results: {run.path}", markup=False, highlight=False, soft_wrap=True)
+    return run.path
+
+
+def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> Path:
+    """Trains twice, with tables in the store and in `nn.Embedding`, and returns the directory of runs and report.
+
+    Each side has a process of its own, so that neither profits from nor pays for the other's memory.
+
+    Raises:
+        ValueError: as `run_training`, or a configuration that `nn.Embedding` cannot follow.
+    """
+    sides = {tables: replace(config, tables=tables) for tables in ("store", "nn")}
+    path = create_directory(runs_dir, name, f"{config.model}-comparison")
+    console = Console()
+    runs = {}
+    try:
+        for tables, side in sides.items():
+            console.print(f"== tables: {tables}", markup=False, highlight=False)
+            with ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent) as process:
+                runs[tables] = process.submit(run_training, side, path, tables).result()
+    finally:
+        if not any(path.iterdir()):
+            path.rmdir()
+    console.print(write_comparison(path, runs["store"], runs["nn"]), markup=False, highlight=False, soft_wrap=True)
+    return path
+
+
+def _end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, which may have been killed and could not say so."""
+    parent = parent_process()
+    assert parent is not None, "run in a child process"
+
+    def watch() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    Thread(target=watch, name="recstore-watch-parent", daemon=True).start()
+
+
+def _take_vocabulary(rows: TrainingInput, run: RunDirectory, display: Display) -> Vocabulary:
+    """Passes over all rows for the ids that `nn.Embedding` must know beforehand."""
+    started = time.perf_counter()
+    vocabulary = rows.vocabulary()
+    seconds = time.perf_counter() - started
+    run.record_event("vocabulary", ids=len(vocabulary), seconds=seconds)
+    display.note(f"a pass for the vocabulary of nn.Embedding: {len(vocabulary):,} ids in {seconds:.1f} s")
+    return vocabulary
+
+
+class _RunObserver:
+    """Hands what happens to the run's directory and to the display."""
+
+    def __init__(self, run: RunDirectory, display: Display, rows: TrainingInput, vocabulary: Vocabulary | None) -> None:
+        self._run = run
+        self._vocabulary = vocabulary
+        self._rows = rows
+        self._display = display
+        self.on_batch = display.on_batch
+
+    def on_steps(self, record: StepRecord) -> None:
+        self._run.record_steps(record)
+        self._display.on_steps(record)
+
+    def on_evaluation(self, record: EvaluationRecord, scores: dict[str, Scores]) -> None:
+        self._run.record_evaluation(record, {part: self._with_ids(each) for part, each in scores.items()})
+        self._display.on_evaluation(record)
+        if record.number == 1:
+            for file in (file for read in self._rows.read for file in read.skipped):
+                self._display.note(f"bad lines skipped: {file.count}; the first: {file.first}")
+
+    def _with_ids(self, scores: Scores) -> Scores:
+        """The scores with ids as segments where rows had places in a vocabulary."""
+        if self._vocabulary is None or scores.segments is None:
+            return scores
+        return replace(scores, segments=self._vocabulary.ids[scores.segments])
+
+
+def _segments_note(config: TrainingConfig, part: str, figures: SegmentFigures) -> str:
+    rows = figures.weighted_auc_rows()
+    if rows == 0:
+        return f"no id of {config.auc_by} has {part} rows of both classes: no AUC within it"
+    return (
+        f"{part} AUC within {config.auc_by}, weighted by rows: {figures.weighted_auc():.4f} "
+        f"({rows:,} rows of {len(figures.ids):,} ids; segments.csv has each)"
+    )
+
+
+def _summary(records: list[EvaluationRecord]) -> str:
+    best = best_record(records)
+    reason = "lowest validation logloss" if best.validation else "the last"
+    where = f"epoch {best.epoch:.4g} ({reason})"
+    if best.test is None:
+        return where
+    test_auc = "undefined" if best.test.has_one_class else f"{best.test.auc:.4f}"
+    return f"{where}: test AUC {test_auc}, logloss {best.test.logloss:.4f} nats"

@@ -1,0 +1,102 @@
+"""What a run shows on the terminal, and where there is none."""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+
+import pytest
+from rich.console import Console
+
+from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.report.display import Display
+from recstore_ops.training.report.records import EvaluationRecord, StepRecord
+
+STEPS = StepRecord(
+    step=100,
+    epoch=1,
+    rows=25_600,
+    loss=0.5,
+    rows_per_second=1e5,
+    lr=0.01,
+    table_rows=1_234,
+    table_bytes=10**6,
+    process_bytes=10**8,
+)
+
+
+def evaluation(
+    validation: Evaluation | None = None, test: Evaluation | None = None, epoch: float = 1.0, train_loss: float = 0.5
+) -> EvaluationRecord:
+    return EvaluationRecord(
+        number=1,
+        epoch=epoch,
+        step=100,
+        rows=25_600,
+        train_loss=train_loss,
+        train_rows=25_600,
+        seconds=0.5,
+        validation=validation,
+        test=test,
+        table_rows=12_345_678,
+    )
+
+
+def shown(*records: EvaluationRecord) -> list[str]:
+    file = io.StringIO()
+    with Display(Console(file=file, width=100), epochs=3) as display:
+        for record in records:
+            display.on_batch(1, 256, None, 0.6)
+            display.on_steps(STEPS)
+            display.on_evaluation(record)
+    return file.getvalue().splitlines()
+
+
+def test_a_line_an_evaluation_below_one_header() -> None:
+    result = Evaluation(rows=100, positives=10, auc=0.75, logloss=0.4321, calibration=1.0123)
+    header, first, second = shown(evaluation(result, result), evaluation(result, epoch=1.5))
+    assert header.split()[:3] == ["epoch", "train", "loss"]
+    assert first.split() == ["1", "0.5000", *["0.4321", "0.7500", "1.012"] * 2, "51,200", "12,345,678"]
+    assert second.split() == ["1.50", "0.5000", "0.4321", "0.7500", "1.012", "-", "-", "-", "51,200", "12,345,678"]
+
+
+def test_columns_lie_below_their_names_and_fit_100_columns() -> None:
+    result = Evaluation(rows=100, positives=10, auc=0.75, logloss=0.4321, calibration=0.9)
+    for record in (evaluation(), evaluation(result, result), evaluation(result, result, train_loss=1e6)):
+        header, line = shown(record)
+        assert len(header) == len(line) == 100
+        names = [match.end() for match in re.finditer(r"\S+( \S+)*", header)]
+        assert [match.end() for match in re.finditer(r"\S+", line)] == names
+
+
+@pytest.mark.parametrize(("positives", "calibration"), [(10, 2.0), (0, math.nan)])
+def test_one_class_is_noted_once(positives: int, calibration: float) -> None:
+    one_class = Evaluation(rows=10, positives=positives, auc=math.nan, logloss=0.4, calibration=calibration)
+    lines = shown(evaluation(one_class), evaluation(one_class))
+    notes = [line for line in lines if line.startswith("note:")]
+    assert notes == ["note: the validation rows have labels of one class only: no AUC"]
+    assert "nan" not in "".join(lines)
+
+
+def test_without_a_terminal_there_is_no_bar() -> None:
+    assert shown() == []
+
+
+def test_on_a_terminal_the_bar_shows_epoch_loss_and_tables() -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=120, force_terminal=True), epochs=3) as display:
+        display.on_batch(2, 256, 1024, 0.6543)
+        display.on_steps(STEPS)
+        display.note("one [thing]")
+    text = file.getvalue()
+    assert "epoch 2/3" in text
+    assert "loss 0.6543" in text
+    assert "1,234 table rows" in text
+    assert "note: one [thing]" in text
+
+
+def test_more_rows_than_expected_do_not_overflow_the_bar() -> None:
+    with Display(Console(file=io.StringIO(), width=120, force_terminal=True), epochs=1) as display:
+        display.on_batch(1, 2048, 1024, 0.5)
+        assert display._progress.tasks[0].percentage == 100

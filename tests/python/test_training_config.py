@@ -1,0 +1,134 @@
+"""The configuration of a training run: what it refuses, what it fills in, and its way through JSON."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from recstore_ops.training import StoreTables, TrainingConfig
+from recstore_ops.training.models import DeepFM, LogisticRegression
+from recstore_ops.training.optimizers import make_optimizers, table_optimizer
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"planted": None}, "no training data"),
+        ({"train": (Path("x"),)}, "planted data takes no files"),
+        ({"planted": "quads"}, "planted must be one of pairs, rank8, triples, got 'quads'"),
+        (
+            {"planted": None, "train": (Path("x"),), "planted_train_rows": 5},
+            "a run on files takes no planted_train_rows",
+        ),
+        ({"planted": None, "train": (Path("x"),), "file_format": "csv"}, "file_format must be one of libsvm, libffm,"),
+        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, got 'dnn'"),
+        ({"optimizer": "lion"}, "optimizer must be one of sgd"),
+        ({"model": "lr", "dim": 4}, "model lr takes no dim"),
+        ({"model": "fm", "hidden": (4,)}, "model fm takes no hidden"),
+        ({"model": "deepfm", "bottom": (4,)}, "model deepfm takes no bottom"),
+        ({"model": "deepfm", "crosses": ((0, 1),)}, "model deepfm takes no crosses"),
+        ({"model": "dlrm", "bias": False}, "model dlrm always has a bias"),
+        ({"model": "deepfm", "dropout": 1.0}, "dropout must be below 1, got 1.0"),
+        ({"model": "deepfm", "hidden": (8, 0)}, "hidden must be at least 1, got 0"),
+        ({"l1": 0.1}, "optimizer adam takes no l1"),
+        ({"optimizer": "ftrl", "weight_decay": 0.1}, "optimizer ftrl takes no weight_decay"),
+        ({"convention": "torch"}, "optimizer adam takes no convention"),
+        ({"dense_options": {"momentum": 0.9}}, "dense_options need a dense_optimizer"),
+        ({"dense_optimizer": "lion"}, "dense_optimizer must be one of"),
+        ({"dense_optimizer": "adam", "dense_options": {"momentum": 0.9}}, "torch.optim.Adam takes no momentum"),
+        ({"schedule": "step"}, "schedule must be one of constant, linear, cosine, exponential, plateau"),
+        ({"gamma": 0.5}, "schedule constant takes no gamma"),
+        ({"schedule": "exponential", "gamma": 1.5}, "gamma must be at most 1, got 1.5"),
+        ({"schedule": "plateau", "validation_fraction": 0}, "schedule plateau needs validation rows"),
+        ({"warmup_steps": -1}, "warmup_steps must be at least 0, got -1"),
+        ({"tables": "disk"}, "tables must be one of store, nn, got 'disk'"),
+        ({"tables": "nn", "optimizer": "ftrl"}, r"nn.Embedding\(sparse=True\) has no optimizer ftrl"),
+        ({"tables": "nn", "optimizer": "adagrad"}, 'only with convention "torch"'),
+        ({"tables": "nn", "weight_decay": 0.1}, "torch.optim has no weight decay for sparse gradients"),
+        ({"tables": "nn", "model": "wide_deep", "crosses": ((0, 1),)}, "nn.Embedding has no row for crossed ids"),
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"dim": 0}, "dim must be at least 1, got 0"),
+        ({"hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
+        ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
+        ({"lr": 0.0}, "lr must be above 0"),
+        ({"lr": float("nan")}, "lr must be above 0, got nan"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"validation_fraction": 0.6}, "validation_fraction must be at most 0.5"),
+        ({"validation_fraction": 0, "patience": 1}, "early stopping needs validation rows"),
+    ],
+)
+def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        TrainingConfig(**{"planted": "pairs", **options})
+
+
+def test_each_model_has_its_own_options() -> None:
+    assert TrainingConfig(planted="pairs", model="lr").model_options() == {"bias": True}
+    assert TrainingConfig(planted="pairs", model="fm", dim=4).model_options() == {
+        "dim": 4,
+        "init_std": 0.01,
+        "bias": True,
+    }
+    assert TrainingConfig(planted="pairs", model="dlrm", dropout=0.1).model_options() == {
+        "dim": 8,
+        "init_std": 0.01,
+        "hidden": (64, 32),
+        "dropout": 0.1,
+        "bottom": (64,),
+    }
+
+
+def test_a_configuration_is_plain_json() -> None:
+    config = TrainingConfig(train=(Path("a"), Path("b")), model="wide_deep", crosses=((0, 1),), drop_columns=("x",))
+    values = json.loads(json.dumps(config.as_json()))
+    assert (values["train"], values["test"], values["crosses"]) == (["a", "b"], [], [[0, 1]])
+
+
+def test_ftrl_takes_lr_as_alpha() -> None:
+    config = TrainingConfig(planted="pairs", optimizer="ftrl", lr=0.2, l1=0.5)
+    assert table_optimizer(config) == {"kind": "ftrl", "alpha": 0.2, "beta": 1.0, "l1": 0.5, "l2": 0.0}
+
+
+def test_adagrad_takes_a_convention() -> None:
+    config = TrainingConfig(planted="pairs", optimizer="adagrad", convention="torch")
+    assert table_optimizer(config) == {"kind": "adagrad", "lr": 0.05, "convention": "torch"}
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        ("sgd", torch.optim.SGD),
+        ("adam", torch.optim.Adam),
+        ("adamw", torch.optim.Adam),
+        ("adagrad", torch.optim.Adagrad),
+        ("rowwise_adagrad", torch.optim.Adagrad),
+        ("ftrl", torch.optim.Adagrad),
+    ],
+)
+def test_the_dense_part_follows_the_same_rule(table_name, optimizer, expected: type) -> None:
+    config = TrainingConfig(planted="pairs", optimizer=optimizer, lr=0.3)
+    model = LogisticRegression(StoreTables(table_name(), table_optimizer(config)))
+    _, dense = make_optimizers(config, model)
+    assert type(dense) is expected
+    assert dense.param_groups[0]["lr"] == 0.3
+    assert dense.param_groups[0].get("weight_decay", 0) == 0
+
+
+def test_the_dense_part_can_have_an_optimizer_of_its_own(table_name) -> None:
+    config = TrainingConfig(planted="pairs", dense_optimizer="RMSprop", dense_lr=0.05, dense_options={"momentum": 0.5})
+    model = DeepFM(StoreTables(table_name(), table_optimizer(config)), 4, num_fields=2)
+    _, dense = make_optimizers(config, model)
+    assert isinstance(dense, torch.optim.RMSprop)
+    assert (dense.param_groups[0]["lr"], dense.param_groups[0]["momentum"]) == (0.05, 0.5)
+    assert sum(len(group["params"]) for group in dense.param_groups) == len(list(model.parameters()))
+
+
+def test_a_model_of_tables_only_has_one_optimizer(table_name) -> None:
+    config = TrainingConfig(planted="pairs", model="lr", bias=False)
+    model = LogisticRegression(StoreTables(table_name(), "adam"), bias=False)
+    assert len(make_optimizers(config, model)) == 1

@@ -1,0 +1,186 @@
+"""What a correct implementation reaches on planted and on real rows, and parity with `nn.Embedding` step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from training_runs import Recorder, train_new
+
+from recstore_ops.training import Evaluation, PlantedRows, TrainingConfig, best_record, planted_rows
+from recstore_ops.training.config import ModelName
+from recstore_ops.training.generated.planted import PlantedKind
+
+TableName = Callable[[], str]
+
+
+def test_fm_finds_planted_interactions(table_name: TableName) -> None:
+    config = TrainingConfig(
+        planted="pairs",
+        dim=4,
+        init_std=0.05,
+        optimizer="ftrl",
+        lr=0.1,
+        l1=1e-5,
+        l2=1e-3,
+        reduction="sum",
+        batch_size=100,
+        epochs=20,
+        validation_fraction=0,
+    )
+    test = train_new(config, table_name())[-1].test
+    assert test is not None
+    assert test.auc >= 0.86
+
+
+def test_lr_cannot_find_planted_interactions(table_name: TableName) -> None:
+    config = TrainingConfig(
+        planted="pairs",
+        model="lr",
+        optimizer="ftrl",
+        lr=0.1,
+        l1=1e-5,
+        l2=1e-3,
+        reduction="sum",
+        batch_size=100,
+        epochs=3,
+        validation_fraction=0,
+    )
+    test = train_new(config, table_name())[-1].test
+    assert test is not None
+    assert 0.62 <= test.auc <= 0.68
+
+
+def frappe(data_root: Path, **options: Any) -> TrainingConfig:
+    folder = data_root / "frappe"
+    return TrainingConfig(train=(folder / "train.libfm",), test=(folder / "test.libfm",), **options)
+
+
+def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) -> None:
+    config = frappe(data_root)
+    records = train_new(config, table_name())
+    test = best_record(records).test
+    assert len(records) < config.epochs, "early stopping ends the run"
+    assert test is not None
+    assert test.auc >= 0.925
+    assert test.logloss <= 0.305
+
+
+def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: TableName) -> None:
+    config = frappe(data_root, model="deepfm", lr=1e-3, dropout=0.3)
+    records = train_new(config, table_name())
+    test = best_record(records).test
+    assert len(records) < config.epochs, "early stopping ends the run"
+    assert test is not None
+    assert test.auc >= 0.92
+    assert test.logloss <= 0.31
+
+
+def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
+    config = TrainingConfig(
+        train=(data_root / "xflow" / "small_train",),
+        test=(data_root / "xflow" / "small_test",),
+        model="lr",
+        ignore_values=True,
+        bias=False,
+        optimizer="ftrl",
+        lr=0.05,
+        beta=1,
+        l1=5e-5,
+        l2=10,
+        batch_size=100,
+        epochs=100,
+        shuffle=False,
+        validation_fraction=0,
+    )
+    test = train_new(config, table_name())[-1].test
+    assert test is not None
+    assert test.auc == pytest.approx(0.595, abs=0.002)
+    assert test.logloss == pytest.approx(0.5394, abs=0.0005)
+
+
+@pytest.mark.parametrize("hash_buckets", [None, 20_000], ids=["raw ids", "hashed ids"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [{"optimizer": "adam"}, {"optimizer": "adagrad", "convention": "torch"}, {"optimizer": "sgd"}],
+    ids=["SparseAdam", "Adagrad", "SGD"],
+)
+@pytest.mark.parametrize("model", ["deepfm", "dlrm", "wide_deep"])
+def test_losses_on_criteo_are_those_of_nn_embedding(
+    data_root: Path, table_name: TableName, model: Any, optimizer: dict[str, Any], hash_buckets: int | None
+) -> None:
+    options = {"model": model, "hash_buckets": hash_buckets, **optimizer}
+    assert_same_losses(data_root / "criteo" / "train.tsv", table_name(), steps=100, **options)
+
+
+def assert_same_losses(path: Path, name: str, steps: int, **options: Any) -> None:
+    """Both sides give the loss of each of the first steps within 1e-5."""
+    losses = []
+    for tables in ("store", "nn"):
+        config = TrainingConfig(
+            train=(path,), tables=tables, epochs=1, batch_size=72, log_every=1, validation_fraction=0, **options
+        )
+        recorder = Recorder()
+        train_new(config, name, recorder)
+        losses.append([record.loss for record in recorder.steps[:steps]])
+    assert len(losses[0]) == steps
+    assert losses[0][-1] != losses[0][0]
+    assert losses[0] == pytest.approx(losses[1], rel=0, abs=1e-5)
+
+
+# docs/planted.md derives these ends. A logloss on 10,000 or 20,000 test rows has a standard error of about 0.002, and
+# what p/2n leaves out adds about a quarter of it.
+def end_on_planted(
+    kind: PlantedKind, model: ModelName, name: str, **options: Any
+) -> tuple[Evaluation, PlantedRows, int]:
+    """Test figures of the best evaluation, what was planted, and the rows trained on."""
+    defaults = {"epochs": 30, "batch_size": 500, "lr": 5e-3, "init_std": None if model == "lr" else 0.1}
+    config = TrainingConfig(planted=kind, model=model, **{**defaults, **options})
+    records = train_new(config, name)
+    best = best_record(records)
+    assert best.test is not None
+    return best.test, planted_rows(kind), records[0].train_rows
+
+
+@pytest.mark.parametrize(("kind", "options"), [("pairs", {}), ("rank8", {"batch_size": 1000, "lr": 1e-2})])
+def test_lr_ends_at_the_bound_of_models_without_interactions(
+    table_name: TableName, kind: PlantedKind, options: dict[str, Any]
+) -> None:
+    test, planted, rows = end_on_planted(kind, "lr", table_name(), **options)
+    # 8 fields of 50 ids: 8 * 49 weights and the bias are free.
+    assert test.logloss == pytest.approx(planted.additive_logloss + 393 / (2 * rows), abs=0.005)
+    assert test.auc < 0.68
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "below", "above"),
+    [("pairs", {"dim": 4}, 0.010, 0.015), ("rank8", {"batch_size": 1000, "lr": 1e-2}, 0.007, 0.012)],
+)
+def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(
+    table_name: TableName, kind: PlantedKind, options: dict[str, Any], below: float, above: float
+) -> None:
+    test, planted, rows = end_on_planted(kind, "fm", table_name(), **options)
+    end = planted.bayes_logloss + planted.model.estimation_gap(rows)
+    assert end - below <= test.logloss <= end + above
+    assert test.auc > planted.bayes_auc - 0.03
+
+
+def test_an_fm_of_too_low_a_rank_ends_far_from_the_true_model(table_name: TableName) -> None:
+    test, planted, rows = end_on_planted("rank8", "fm", table_name(), dim=4, batch_size=1000, lr=1e-2)
+    assert test.logloss > planted.bayes_logloss + planted.model.estimation_gap(rows) + 0.05
+
+
+def test_an_fm_ends_at_the_bound_of_pairs_where_three_fields_interact(table_name: TableName) -> None:
+    test, planted, _ = end_on_planted("triples", "fm", table_name())
+    assert planted.pairwise_logloss - 0.003 <= test.logloss <= planted.pairwise_logloss + 0.010
+    assert test.auc < planted.pairwise_auc + 0.02
+
+
+@pytest.mark.parametrize("model", ["deepfm", "wide_deep"])
+def test_a_perceptron_finds_what_three_fields_do(table_name: TableName, model: ModelName) -> None:
+    test, planted, rows = end_on_planted("triples", model, table_name())
+    # A weight for each of the 12^3 combinations is the most that there is to learn.
+    assert planted.bayes_logloss <= test.logloss <= planted.bayes_logloss + 12**3 / (2 * rows) + 0.010
+    assert test.auc > planted.bayes_auc - 0.025
