@@ -149,7 +149,7 @@ impl MergedGradients {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeMap;
+    use std::collections::{BTreeMap, HashSet};
 
     #[test]
     fn chunks_are_summed_one_by_one() {
@@ -179,7 +179,11 @@ mod tests {
             }
             let merged = merge_gradients(2, &[GradientChunk { ids: &ids, gradients: &gradients }]).unwrap();
             prop_assert_eq!(&merged.ids, &model.keys().copied().collect::<Vec<_>>());
-            prop_assert_eq!(merged.sums, model.values().flatten().copied().collect::<Vec<_>>());
+            prop_assert_eq!(&merged.sums, &model.values().flatten().copied().collect::<Vec<_>>());
+            let unsorted = merge_in_input_order(2, &[GradientChunk { ids: &ids, gradients: &gradients }]);
+            let mut seen = HashSet::new();
+            prop_assert_eq!(&unsorted.ids, &ids.iter().copied().filter(|&id| seen.insert(id)).collect::<Vec<_>>());
+            prop_assert_eq!(unsorted.sorted(2), merged);
             let (distinct, inverse) = unique(&ids);
             prop_assert_eq!(inverse.iter().map(|&row| distinct[row]).collect::<Vec<_>>(), ids);
         }
