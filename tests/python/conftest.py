@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from recstore_ops.training import planted_interactions
+from recstore_ops.training.formats.libsvm import write_libsvm
+
 _table_numbers = itertools.count()
 
 
@@ -28,3 +31,12 @@ def data_root() -> Path:
 def table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     """Gives another table name, unique in this process, at each call."""
     return lambda: f"{request.node.name}/{next(_table_numbers)}"
+
+
+@pytest.fixture
+def small_files(tmp_path: Path) -> Path:
+    """A directory of 1,003 training and 500 test rows."""
+    planted = planted_interactions(0, 1003, 500)
+    write_libsvm(tmp_path / "train.libfm", planted.train)
+    write_libsvm(tmp_path / "test.libfm", planted.test)
+    return tmp_path

@@ -43,15 +43,6 @@ def recstore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recstore:
     return run
 
 
-@pytest.fixture
-def small_files(tmp_path: Path) -> Path:
-    """A directory of 1,003 training and 500 test rows."""
-    planted = planted_interactions(0, 1003, 500)
-    write_libsvm(tmp_path / "train.libfm", planted.train)
-    write_libsvm(tmp_path / "test.libfm", planted.test)
-    return tmp_path
-
-
 def test_a_run_leaves_its_configuration_metrics_and_plots(recstore: Recstore, small_files: Path) -> None:
     options = ("--epochs", 3, "--patience", 0, "--dim", 4, "--run-name", "first")
     assert recstore("train", small_files, *options) == 0

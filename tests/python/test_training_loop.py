@@ -16,25 +16,14 @@ from recstore_ops.training import (
     best_record,
     build_model,
     open_input,
-    planted_interactions,
     table_rows,
     train,
 )
 from recstore_ops.training.early_stopping import EarlyStopping
-from recstore_ops.training.formats.libsvm import write_libsvm
 
 TableName = Callable[[], str]
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 MODELS = ["lr", "fm", "deepfm", "dlrm", "wide_deep"]
-
-
-@pytest.fixture
-def small_files(tmp_path: Path) -> Path:
-    """A directory of 1,003 training and 500 test rows."""
-    planted = planted_interactions(0, 1003, 500)
-    write_libsvm(tmp_path / "train.libfm", planted.train)
-    write_libsvm(tmp_path / "test.libfm", planted.test)
-    return tmp_path
 
 
 def config_of(small_files: Path, **options: Any) -> TrainingConfig:
