@@ -24,8 +24,8 @@ def set_merge(kind: Literal["python", "native"]) -> None:
     """Chooses who sums the gradients of duplicate ids; both give the same bits.
 
     Args:
-        kind: `native`, the default, for `torch.ops.recstore.merge_gradients`; `python` for `torch.unique` and
-            `index_add_`.
+        kind: `native`, the default: the collector, and `torch.ops.recstore.merge_gradients` for `merge_gradients`;
+            `python`: `torch.unique` and `index_add_`, before the collector.
 
     Raises:
         ValueError: another kind.

@@ -33,27 +33,25 @@ def test_lr_cannot_find_planted_interactions(table_name: TableName) -> None:
     assert 0.62 <= ftrl_on_planted_pairs(table_name(), model="lr", epochs=3).auc <= 0.68
 
 
-def frappe(data_root: Path, **options: Any) -> TrainingConfig:
+def best_on_frappe(data_root: Path, name: str, **options: Any) -> Evaluation:
+    """Test figures of the best evaluation of a run that early stopping ends."""
     folder = data_root / "frappe"
-    return TrainingConfig(train=(folder / "train.libfm",), test=(folder / "test.libfm",), **options)
+    config = TrainingConfig(train=(folder / "train.libfm",), test=(folder / "test.libfm",), **options)
+    records = train_new(config, name)
+    assert len(records) < config.epochs, "early stopping ends the run"
+    test = best_record(records).test
+    assert test is not None
+    return test
 
 
 def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) -> None:
-    config = frappe(data_root)
-    records = train_new(config, table_name())
-    test = best_record(records).test
-    assert len(records) < config.epochs, "early stopping ends the run"
-    assert test is not None
+    test = best_on_frappe(data_root, table_name())
     assert test.auc >= 0.925
     assert test.logloss <= 0.305
 
 
 def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: TableName) -> None:
-    config = frappe(data_root, model="deepfm", lr=1e-3, dropout=0.3)
-    records = train_new(config, table_name())
-    test = best_record(records).test
-    assert len(records) < config.epochs, "early stopping ends the run"
-    assert test is not None
+    test = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
     assert test.auc >= 0.92
     assert test.logloss <= 0.31
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -20,7 +20,11 @@ from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine, TextRows
 
-_SPARSE: tuple[FormatName, ...] = ("libsvm", "libffm")
+# The formats whose rows have fields only where asked for: what makes them, what counts the fields, and where it looks.
+_SPARSE: dict[FormatName, tuple[Callable[..., RowFormat], Callable[[Path], int], str]] = {
+    "libsvm": (LibsvmFormat, count_libsvm_fields, "first row"),
+    "libffm": (LibffmFormat, count_libffm_fields, "first lines"),
+}
 
 
 @dataclass(frozen=True)
@@ -127,22 +131,13 @@ def _row_format(path: Path, name: FormatName, options: _Options) -> RowFormat:
         return avazu_format()
     if name == "movielens":
         return movielens_format(movielens_kind(path), options.rating_threshold)
-    return _libsvm(path, options) if name == "libsvm" else _libffm(path, options)
+    return _sparse_format(path, name, options)
 
 
-def _libsvm(path: Path, options: _Options) -> LibsvmFormat:
+def _sparse_format(path: Path, name: FormatName, options: _Options) -> RowFormat:
+    make, count_fields, where = _SPARSE[name]
     if not options.by_field:
-        return LibsvmFormat()
+        return make()
     if options.num_fields is not None:
-        return LibsvmFormat(options.num_fields)
-    reason = f"as in the first row of {path} (num_fields gives another number)"
-    return LibsvmFormat(count_libsvm_fields(path), reason=reason)
-
-
-def _libffm(path: Path, options: _Options) -> LibffmFormat:
-    if not options.by_field:
-        return LibffmFormat()
-    if options.num_fields is not None:
-        return LibffmFormat(options.num_fields)
-    reason = f"as in the first lines of {path} (num_fields gives another number)"
-    return LibffmFormat(count_libffm_fields(path), reason=reason)
+        return make(options.num_fields)
+    return make(count_fields(path), reason=f"as in the {where} of {path} (num_fields gives another number)")
