@@ -20,6 +20,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include "recstore-bridge/kept_tensors.h"
 #include "recstore-bridge/src/lib.rs.h"
 #include "recstore-bridge/tensor_check.h"
 
@@ -31,6 +32,10 @@ void parallel_for(std::size_t count, const Task& task) {
       run_piece(task, static_cast<std::size_t>(index));
     }
   });
+}
+
+std::size_t num_threads() {
+  return torch::stable::get_num_threads();
 }
 
 namespace {
@@ -167,6 +172,18 @@ Tensor emb_read_op(const Tensor& table, const Tensor& ids, int64_t dim) {
   return to_device_of(ids, rows);
 }
 
+// The words that the tag of places takes.
+constexpr int64_t kPlacesTag = 2;
+
+std::tuple<Tensor, Tensor> emb_read_places_op(const Tensor& table, const Tensor& ids, int64_t dim) {
+  const int64_t handle = table_of_dim("emb_read", "rows", table, dim);
+  const Tensor host = host_ids("emb_read", ids);
+  const Tensor rows = new_floats(row_shape(ids, dim));
+  const Tensor places = new_words(ids.numel() + kPlacesTag);
+  call([&] { emb_read_places(handle, ids_slice(host), float_slice_mut(rows), words_slice_mut(places)); });
+  return {to_device_of(ids, rows), places};
+}
+
 Tensor emb_read_default_op(const Tensor& ids, int64_t dim) {
   const std::size_t width = checked_dim("emb_read", dim);
   const Tensor host = host_ids("emb_read", ids);
@@ -193,7 +210,9 @@ void emb_update_op(const Tensor& table, const Tensor& ids, const Tensor& grads) 
   const int64_t handle = table_of_rows("emb_update", "gradients", "gradient rows", table, ids, grads);
   const Tensor host = host_ids("emb_update", ids);
   const Tensor values = host_floats("emb_update", "gradients", grads);
-  call([&] { emb_update(handle, ids_slice(host), float_slice(values)); });
+  call([&] {
+    emb_update(handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(grads.size(-1)));
+  });
 }
 
 void emb_update_default_op(const Tensor& ids, const Tensor& grads) {
@@ -239,6 +258,47 @@ struct Bags {
   }
 };
 
+// The bags of several tables, and where what is pooled of them goes.
+struct PooledBags {
+  Bags bags;
+  std::vector<int64_t> handles;
+  Tensor pooled;
+  Tensor max_positions;
+
+  PooledBags(
+      const std::vector<Tensor>& tables,
+      const Tensor& ids,
+      const Tensor& offsets,
+      const std::vector<int64_t>& dims,
+      int64_t mode,
+      const std::optional<Tensor>& weights)
+      : bags(ids, offsets, weights), pooled(new_floats({0})), max_positions(new_ids({0})) {
+    const int64_t features = static_cast<int64_t>(tables.size());
+    const int64_t count = bags.offsets.numel() - 1;
+    if (features == 0 || dims.size() != tables.size() || count % features != 0) {
+      refuse("emb_bag: ", features, " tables need as many dims and as many bags each, got ", dims.size(), " dims and ",
+             count, " bags");
+    }
+    int64_t total = 0;
+    for (int64_t feature = 0; feature < features; ++feature) {
+      handles.push_back(table_of_dim("emb_bag", "pooled rows", tables[feature], dims[feature]));
+      total += dims[feature];
+    }
+    pooled = new_floats({count / features, total});
+    if (mode == kMax) {
+      max_positions = new_ids({count / features, total});
+    }
+  }
+
+  void pool(int64_t mode, const std::optional<int64_t>& padding_idx, rust::Slice<uint32_t> places) const {
+    call([&] {
+      emb_bag({handles.data(), handles.size()}, ids_slice(bags.ids), ids_slice(bags.offsets), mode,
+              bags.weight_slice(), optional_id(padding_idx), float_slice_mut(pooled), ids_slice_mut(max_positions),
+              places);
+    });
+  }
+};
+
 std::tuple<Tensor, Tensor> emb_bag_op(
     const Tensor& table,
     const Tensor& ids,
@@ -247,28 +307,9 @@ std::tuple<Tensor, Tensor> emb_bag_op(
     int64_t mode,
     const std::optional<Tensor>& per_sample_weights,
     const std::optional<int64_t>& padding_idx) {
-  const int64_t handle = table_of_dim("emb_bag", "pooled rows", table, dim);
-  const Bags bags(ids, offsets, per_sample_weights);
-  const int64_t count = bags.offsets.numel() - 1;
-  const Tensor pooled = new_floats({count, dim});
-  const Tensor max_positions = mode == kMax ? new_ids({count, dim}) : new_ids({0});
-  call([&] {
-    emb_bag(handle, ids_slice(bags.ids), 0, ids_slice(bags.offsets), mode, bags.weight_slice(), optional_id(padding_idx),
-            float_slice_mut(pooled), ids_slice_mut(max_positions));
-  });
-  return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
-}
-
-// Copies [rows, width] into the columns of [rows, total] that start at `first`.
-template <typename T>
-void place_columns(const Tensor& part, const Tensor& whole, int64_t first) {
-  const int64_t width = part.size(1);
-  const int64_t total = whole.size(1);
-  const T* from = static_cast<const T*>(part.const_data_ptr());
-  T* to = static_cast<T*>(whole.mutable_data_ptr()) + first;
-  for (int64_t row = 0; row < part.size(0); ++row) {
-    std::copy_n(from + row * width, width, to + row * total);
-  }
+  const PooledBags found({table}, ids, offsets, {dim}, mode, per_sample_weights);
+  found.pool(mode, padding_idx, {});
+  return {to_device_of(ids, found.pooled), to_device_of(ids, found.max_positions)};
 }
 
 std::tuple<Tensor, Tensor> emb_bag_tables_op(
@@ -278,49 +319,23 @@ std::tuple<Tensor, Tensor> emb_bag_tables_op(
     const std::vector<int64_t>& dims,
     int64_t mode,
     const std::optional<Tensor>& per_sample_weights) {
-  const int64_t features = static_cast<int64_t>(tables.size());
-  const Bags bags(ids, offsets, per_sample_weights);
-  if (features == 0 || dims.size() != tables.size() || (bags.offsets.numel() - 1) % features != 0) {
-    refuse("emb_bag: ", features, " tables need as many dims and as many bags each, got ", dims.size(), " dims and ",
-           bags.offsets.numel() - 1, " bags");
-  }
-  const int64_t count = (bags.offsets.numel() - 1) / features;
-  int64_t total = 0;
-  for (int64_t feature = 0; feature < features; ++feature) {
-    table_of_dim("emb_bag", "pooled rows", tables[feature], dims[feature]);
-    total += dims[feature];
-  }
-  const Tensor pooled = new_floats({count, total});
-  const Tensor max_positions = mode == kMax ? new_ids({count, total}) : new_ids({0});
-  call([&] { check_offsets(ids_slice(bags.offsets), static_cast<std::size_t>(bags.ids.numel())); });
-  const rust::Slice<const int64_t> all_ids = ids_slice(bags.ids);
-  const rust::Slice<const int64_t> all_offsets = ids_slice(bags.offsets);
-  int64_t column = 0;
-  for (int64_t feature = 0; feature < features; ++feature) {
-    const int64_t first = all_offsets[feature * count];
-    const int64_t size = all_offsets[(feature + 1) * count] - first;
-    const Tensor own_offsets = new_ids({count + 1});
-    for (int64_t bag = 0; bag <= count; ++bag) {
-      ids_slice_mut(own_offsets)[bag] = all_offsets[feature * count + bag] - first;
-    }
-    const Tensor own = new_floats({count, dims[feature]});
-    const Tensor own_positions = mode == kMax ? new_ids({count, dims[feature]}) : new_ids({0});
-    const rust::Slice<const float> own_weights =
-        bags.weights ? rust::Slice<const float>(float_slice(*bags.weights).data() + first, size) : rust::Slice<const float>();
-    call([&] {
-      emb_bag(table_of("emb_bag", tables[feature]), {all_ids.data() + first, static_cast<std::size_t>(size)},
-              static_cast<std::size_t>(first), ids_slice(own_offsets), mode, own_weights, {}, float_slice_mut(own), ids_slice_mut(own_positions));
-    });
-    place_columns<float>(own, pooled, column);
-    if (mode == kMax) {
-      for (int64_t& position : ids_slice_mut(own_positions)) {
-        position += position >= 0 ? first : 0;
-      }
-      place_columns<int64_t>(own_positions, max_positions, column);
-    }
-    column += dims[feature];
-  }
-  return {to_device_of(ids, pooled), to_device_of(ids, max_positions)};
+  const PooledBags found(tables, ids, offsets, dims, mode, per_sample_weights);
+  found.pool(mode, std::nullopt, {});
+  return {to_device_of(ids, found.pooled), to_device_of(ids, found.max_positions)};
+}
+
+std::tuple<Tensor, Tensor, Tensor> emb_bag_places_op(
+    const std::vector<Tensor>& tables,
+    const Tensor& ids,
+    const Tensor& offsets,
+    const std::vector<int64_t>& dims,
+    int64_t mode,
+    const std::optional<Tensor>& per_sample_weights,
+    const std::optional<int64_t>& padding_idx) {
+  const PooledBags found(tables, ids, offsets, dims, mode, per_sample_weights);
+  const Tensor places = new_words(ids.numel() + kPlacesTag * static_cast<int64_t>(tables.size()));
+  found.pool(mode, padding_idx, words_slice_mut(places));
+  return {to_device_of(ids, found.pooled), to_device_of(ids, found.max_positions), places};
 }
 
 // Prefetch.
@@ -444,19 +459,72 @@ void collector_release_op(const Tensor& collector) {
   call([&] { collector_release(collector_of("collector_release", collector)); });
 }
 
+// Places as a lookup gave them out; what does not fit is of no effect.
+std::optional<Tensor> host_places(const char* op, const std::optional<Tensor>& places) {
+  if (!places) {
+    return std::nullopt;
+  }
+  if (dtype_of(*places) != aoti_torch_dtype_int32()) {
+    refuse(op, ": places must be int32, as a lookup gave them, got ",
+           torch::headeronly::toString(places->scalar_type()));
+  }
+  return on_host(*places);
+}
+
 void accept_grad_op(
     const Tensor& collector,
     const Tensor& table,
     const Tensor& ids,
     const Tensor& grads,
-    const std::optional<int64_t>& padding_idx) {
+    const std::optional<int64_t>& padding_idx,
+    const std::optional<Tensor>& places,
+    bool keep) {
   const int64_t into = collector_of("accept_grad", collector);
   const int64_t handle = table_of_rows("accept_grad", "gradients", "gradient rows", table, ids, grads);
-  const Tensor host = host_ids("accept_grad", ids);
-  const Tensor values = host_floats("accept_grad", "gradients", grads);
+  const auto tensors = std::make_shared<KeptTensors>(
+      host_ids("accept_grad", ids), host_floats("accept_grad", "gradients", grads), std::nullopt,
+      host_places("accept_grad", places), keep);
+  const auto dim = static_cast<std::size_t>(grads.size(-1));
+  call([&] { accept_grad(into, handle, tensors, dim, optional_id(padding_idx)); });
+}
+
+void accept_bag_grads_op(
+    const std::vector<Tensor>& collectors,
+    const std::vector<Tensor>& tables,
+    const Tensor& ids,
+    const Tensor& offsets,
+    const Tensor& grads,
+    const std::vector<int64_t>& dims,
+    const std::optional<Tensor>& per_sample_weights,
+    const std::optional<int64_t>& padding_idx,
+    const std::optional<Tensor>& places,
+    bool keep) {
+  constexpr const char* op = "accept_bag_grads";
+  const Bags bags(ids, offsets, per_sample_weights);
+  const int64_t features = static_cast<int64_t>(tables.size());
+  int64_t total = 0;
+  std::vector<int64_t> into;
+  std::vector<int64_t> handles;
+  if (features == 0 || dims.size() != tables.size() || collectors.size() != tables.size() ||
+      (bags.offsets.numel() - 1) % features != 0) {
+    refuse(op, ": ", features, " tables need as many collectors, dims and bags each, got ", collectors.size(),
+           " collectors, ", dims.size(), " dims and ", bags.offsets.numel() - 1, " bags");
+  }
+  for (int64_t feature = 0; feature < features; ++feature) {
+    into.push_back(collector_of(op, collectors[feature]));
+    handles.push_back(table_of_dim(op, "gradient rows", tables[feature], dims[feature]));
+    total += dims[feature];
+  }
+  const int64_t count = (bags.offsets.numel() - 1) / features;
+  if (grads.dim() != 2 || grads.size(0) != count || grads.size(1) != total) {
+    refuse(op, ": ", count, " bags of ", features, " tables of dims together ", total,
+           " need gradients of that shape, got ", shape_text(grads));
+  }
+  const auto tensors = std::make_shared<KeptTensors>(
+      bags.ids, host_floats(op, "gradients", grads), bags.weights, host_places(op, places), keep);
   call([&] {
-    accept_grad(into, handle, ids_slice(host), float_slice(values), static_cast<std::size_t>(grads.size(-1)),
-                optional_id(padding_idx));
+    accept_bag_grads({into.data(), into.size()}, {handles.data(), handles.size()}, ids_slice(bags.offsets), tensors,
+                     {dims.data(), dims.size()}, optional_id(padding_idx));
   });
 }
 
@@ -521,12 +589,14 @@ void define(Library& library) {
   library.def("set_learning_rate(Tensor table, float lr) -> ()");
   library.def("emb_read(Tensor ids, int dim) -> Tensor");
   library.def("emb_read.table(Tensor table, Tensor ids, int dim) -> Tensor");
+  library.def("emb_read.places(Tensor table, Tensor ids, int dim) -> (Tensor rows, Tensor places)");
   library.def("emb_write(Tensor ids, Tensor rows) -> ()");
   library.def("emb_write.table(Tensor table, Tensor ids, Tensor rows) -> ()");
   library.def("emb_update(Tensor ids, Tensor grads) -> ()");
   library.def("emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()");
   library.def("emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)");
   library.def("emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)");
+  library.def("emb_bag.places(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions, Tensor places)");
   // Before the overload without a table, which would take ids of one element for its dim.
   library.def("emb_prefetch.table(Tensor table, Tensor ids) -> int");
   library.def("emb_prefetch(Tensor ids, int dim) -> int");
@@ -541,7 +611,8 @@ void define(Library& library) {
   library.def("hashtable_slot(Tensor table, Tensor ids, str name) -> Tensor");
   library.def("make_collector() -> Tensor");
   library.def("collector_release(Tensor collector) -> ()");
-  library.def("accept_grad(Tensor collector, Tensor table, Tensor ids, Tensor grads, int? padding_idx=None) -> ()");
+  library.def("accept_grad(Tensor collector, Tensor table, Tensor ids, Tensor grads, int? padding_idx=None, Tensor? places=None, bool keep=False) -> ()");
+  library.def("accept_bag_grads(Tensor[] collectors, Tensor[] tables, Tensor ids, Tensor offsets, Tensor grads, int[] dims, Tensor? per_sample_weights=None, int? padding_idx=None, Tensor? places=None, bool keep=False) -> ()");
   library.def("apply_grads(Tensor[] collectors) -> ()");
   library.def("clear_grads(Tensor collector) -> ()");
   library.def("collected_tables(Tensor collector) -> Tensor");
@@ -559,12 +630,14 @@ void implement(Library& library) {
   library.impl("set_learning_rate", TORCH_BOX(&set_learning_rate_op));
   library.impl("emb_read", TORCH_BOX(&emb_read_default_op));
   library.impl("emb_read.table", TORCH_BOX(&emb_read_op));
+  library.impl("emb_read.places", TORCH_BOX(&emb_read_places_op));
   library.impl("emb_write", TORCH_BOX(&emb_write_default_op));
   library.impl("emb_write.table", TORCH_BOX(&emb_write_op));
   library.impl("emb_update", TORCH_BOX(&emb_update_default_op));
   library.impl("emb_update.table", TORCH_BOX(&emb_update_op));
   library.impl("emb_bag", TORCH_BOX(&emb_bag_op));
   library.impl("emb_bag.tables", TORCH_BOX(&emb_bag_tables_op));
+  library.impl("emb_bag.places", TORCH_BOX(&emb_bag_places_op));
   library.impl("emb_prefetch", TORCH_BOX(&emb_prefetch_default_op));
   library.impl("emb_prefetch.table", TORCH_BOX(&emb_prefetch_op));
   library.impl("emb_prefetch.tables", TORCH_BOX(&emb_prefetch_tables_op));
@@ -579,6 +652,7 @@ void implement(Library& library) {
   library.impl("make_collector", TORCH_BOX(&make_collector_op));
   library.impl("collector_release", TORCH_BOX(&collector_release_op));
   library.impl("accept_grad", TORCH_BOX(&accept_grad_op));
+  library.impl("accept_bag_grads", TORCH_BOX(&accept_bag_grads_op));
   library.impl("apply_grads", TORCH_BOX(&apply_grads_op));
   library.impl("clear_grads", TORCH_BOX(&clear_grads_op));
   library.impl("collected_tables", TORCH_BOX(&collected_tables_op));

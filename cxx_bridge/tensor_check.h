@@ -135,6 +135,15 @@ inline Tensor new_ids(const std::vector<int64_t>& sizes) {
   return new_tensor(sizes, aoti_torch_dtype_int64());
 }
 
+inline rust::Slice<uint32_t> words_slice_mut(const Tensor& words) {
+  return {static_cast<uint32_t*>(words.mutable_data_ptr()), static_cast<size_t>(words.numel())};
+}
+
+// 32-bit words, int32 for torch.
+inline Tensor new_words(int64_t count) {
+  return new_tensor({count}, aoti_torch_dtype_int32());
+}
+
 inline std::vector<int64_t> shape_of(const Tensor& tensor) {
   const IntHeaderOnlyArrayRef sizes = tensor.sizes();
   return {sizes.begin(), sizes.end()};

@@ -24,6 +24,10 @@ impl Executor for TorchThreads {
             resume_unwind(payload);
         }
     }
+
+    fn num_threads(&self) -> usize {
+        crate::ffi::num_threads()
+    }
 }
 
 /// The body of a loop, and the first panic in it.

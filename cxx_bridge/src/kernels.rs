@@ -2,14 +2,19 @@
 //!
 //! Every function here runs behind [`guard`]: an error or a panic becomes an exception.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use cxx::SharedPtr;
 use recstore::{
-    BagInput, GradientChunk, GradientCollector, MergedGradients, PoolingMode, PrefetchId, Step, TableConfig,
-    TableId, TableUpdate,
+    BagInput, GradientChunk, GradientCollector, KeptGradients, MergedGradients, PoolingMode, PrefetchId,
+    Step, TableConfig, TableId, TableUpdate,
 };
 
+use crate::executor::TorchThreads;
+use crate::ffi::KeptTensors;
 use crate::guard::{Failure, guard};
+use crate::kept::{TensorPart, bag_parts};
 use crate::registry::registry;
 
 type Outcome<T = ()> = Result<T, Failure>;
@@ -61,6 +66,14 @@ pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {
     guard(|| registry()?.with_table("emb_read", table, |store, table| store.read(table, ids, rows)))
 }
 
+/// `places` has room for one place an id and a tag.
+pub(crate) fn emb_read_places(table: i64, ids: &[i64], rows: &mut [f32], places: &mut [u32]) -> Outcome {
+    guard(|| {
+        registry()?
+            .with_table("emb_read", table, |store, table| store.read_with_places(table, ids, rows, places))
+    })
+}
+
 pub(crate) fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Outcome {
     guard(|| {
         let registry = registry()?;
@@ -82,35 +95,33 @@ pub(crate) fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Outcom
     guard(|| registry()?.with_default_table(dim, |store, table| store.write(table, ids, rows)))
 }
 
-pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Outcome {
-    let chunk = GradientChunk { ids, gradients };
-    guard(|| {
-        registry()?.with_table("emb_update", table, |store, table| store.update(&[one_step(table, chunk)]))
-    })
+pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32], dim: usize) -> Outcome {
+    let step = |table| one_step(table, ids, gradients, dim);
+    guard(|| registry()?.with_table("emb_update", table, |store, table| store.update(&[step(table)])))
 }
 
 pub(crate) fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Outcome {
-    let chunk = GradientChunk { ids, gradients };
-    guard(|| registry()?.with_default_table(dim, |store, table| store.update(&[one_step(table, chunk)])))
+    let step = |table| one_step(table, ids, gradients, dim);
+    guard(|| registry()?.with_default_table(dim, |store, table| store.update(&[step(table)])))
 }
 
-fn one_step(table: TableId, chunk: GradientChunk<'_>) -> TableUpdate<'_> {
-    TableUpdate { table, chunks: vec![chunk], step: Step::Next }
+fn one_step<'a>(table: TableId, ids: &'a [i64], gradients: &'a [f32], dim: usize) -> TableUpdate<'a> {
+    TableUpdate { table, chunks: vec![GradientChunk::new(ids, gradients, dim)], step: Step::Next }
 }
 
-/// `first_position` is where `ids` begin among the ids of the call, `per_sample_weights` is empty for none, and
-/// `padding_idx` holds one id or none.
+/// `per_sample_weights` is empty for none, `padding_idx` holds one id or none, `places` is empty or has room for all
+/// ids and a tag for each table.
 #[expect(clippy::too_many_arguments, reason = "they are the operator's")]
 pub(crate) fn emb_bag(
-    table: i64,
+    tables: &[i64],
     ids: &[i64],
-    first_position: usize,
     offsets: &[i64],
     mode: i64,
     per_sample_weights: &[f32],
     padding_idx: &[i64],
     pooled: &mut [f32],
     max_positions: &mut [i64],
+    places: &mut [u32],
 ) -> Outcome {
     guard(|| {
         let input = BagInput {
@@ -120,15 +131,10 @@ pub(crate) fn emb_bag(
             per_sample_weights: (!per_sample_weights.is_empty()).then_some(per_sample_weights),
             padding_idx: padding_idx.first().copied(),
         };
-        registry()?.with_table("emb_bag", table, |store, table| {
-            store.bag(table, input, pooled, max_positions).map_err(|error| error.shifted(first_position))
+        registry()?.with_tables("emb_bag", tables, |store, tables| {
+            store.bag(tables, input, pooled, max_positions, places)
         })
     })
-}
-
-/// Checks the offsets of all tables of a call before any table's part is cut out.
-pub(crate) fn check_offsets(offsets: &[i64], num_ids: usize) -> Outcome {
-    guard(|| Ok(recstore::check_offsets(offsets, num_ids)?))
 }
 
 fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
@@ -273,22 +279,58 @@ pub(crate) fn collector_release(collector: i64) -> Outcome {
     guard(|| registry()?.remove_collector(collector))
 }
 
+/// `tensors` hold a row of `dim` elements for each id.
 pub(crate) fn accept_grad(
     collector: i64,
     table: i64,
-    ids: &[i64],
-    gradients: &[f32],
+    tensors: SharedPtr<KeptTensors>,
     dim: usize,
     padding_idx: &[i64],
 ) -> Outcome {
     guard(|| {
-        let registry = registry()?;
-        let collector = registry.collector("accept_grad", collector)?;
-        let chunk = GradientChunk { ids, gradients };
-        registry.with_table("accept_grad", table, |store, table| {
-            collector.accept(store, table, chunk, dim, padding_idx.first().copied())
-        })
+        let part = TensorPart {
+            ids: 0..tensors.ids().len(),
+            first_place: 0,
+            stride: dim,
+            first_column: 0,
+            row_of: Vec::new(),
+            padding_idx: padding_idx.first().copied(),
+            tensors,
+        };
+        accept(collector, table, vec![Box::new(part)])
     })
+}
+
+/// `tensors` hold the gradients of the bags of all tables, side by side. Tables that occur several times with one
+/// collector were looked up several times by one backward pass.
+pub(crate) fn accept_bag_grads(
+    collectors: &[i64],
+    tables: &[i64],
+    offsets: &[i64],
+    tensors: SharedPtr<KeptTensors>,
+    dims: &[i64],
+    padding_idx: &[i64],
+) -> Outcome {
+    guard(|| {
+        recstore::check_offsets(offsets, tensors.ids().len())?;
+        let dims: Vec<usize> = dims.iter().map(|&dim| checked_dim(dim)).collect::<Outcome<_>>()?;
+        let mut chunks = BTreeMap::<(i64, i64), Vec<Box<dyn KeptGradients>>>::new();
+        let parts = bag_parts(&tensors, offsets, &dims, padding_idx.first().copied());
+        for ((&collector, &table), part) in collectors.iter().zip(tables).zip(parts) {
+            chunks.entry((collector, table)).or_default().push(Box::new(part));
+        }
+        for &(collector, table) in chunks.keys() {
+            registry()?.collector("accept_grad", collector)?;
+            registry()?.check_open("accept_grad", table)?;
+        }
+        chunks.into_iter().try_for_each(|((collector, table), parts)| accept(collector, table, parts))
+    })
+}
+
+fn accept(collector: i64, table: i64, parts: Vec<Box<dyn KeptGradients>>) -> Outcome {
+    let registry = registry()?;
+    let collector = registry.collector("accept_grad", collector)?;
+    registry.with_table("accept_grad", table, |store, table| collector.accept(store, table, parts))
 }
 
 pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {
@@ -323,15 +365,15 @@ pub(crate) fn collected_grads(collector: i64, table: i64) -> Outcome<Box<Merged>
         let registry = registry()?;
         let collector = registry.collector("collected_grads", collector)?;
         registry.with_table("collected_grads", table, |store, table| {
-            let dim = store.describe(table)?.config.dim;
-            Ok(Box::new(Merged { gradients: collector.merged(table), dim }))
+            let dim = store.dim(table)?;
+            Ok(Box::new(Merged { gradients: collector.merged(&TorchThreads, store, table)?, dim }))
         })
     })
 }
 
 pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
     guard(|| {
-        let (distinct, places) = recstore::unique(ids);
+        let (distinct, places) = recstore::unique(&TorchThreads, ids);
         for (inverse, place) in inverse.iter_mut().zip(places) {
             *inverse = place as i64;
         }
@@ -341,7 +383,8 @@ pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
 
 pub(crate) fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Outcome<Box<Merged>> {
     guard(|| {
-        let gradients = recstore::merge_gradients(dim, &[GradientChunk { ids, gradients }])?;
+        let chunk = GradientChunk::new(ids, gradients, dim);
+        let gradients = recstore::merge_gradients(&TorchThreads, dim, &[chunk])?;
         Ok(Box::new(Merged { gradients, dim }))
     })
 }

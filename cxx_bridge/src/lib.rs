@@ -2,16 +2,17 @@
 
 mod executor;
 mod guard;
+mod kept;
 mod kernels;
 mod registry;
 
 use executor::{Task, run_piece};
 use kernels::{
-    Fetched, Ids, Merged, SlotValues, accept_grad, apply_grads, check_dim, check_offsets, clear_grads,
+    Fetched, Ids, Merged, SlotValues, accept_bag_grads, accept_grad, apply_grads, check_dim, clear_grads,
     collected_grads, collected_tables, collector_release, drop_table, emb_bag, emb_prefetch,
-    emb_prefetch_default, emb_prefetch_tables, emb_read, emb_read_default, emb_update, emb_update_default,
-    emb_wait, emb_write, emb_write_default, hashtable_clear, hashtable_delete, hashtable_ids,
-    hashtable_lookup, hashtable_release, hashtable_size, hashtable_slot, init_embedding_table,
+    emb_prefetch_default, emb_prefetch_tables, emb_read, emb_read_default, emb_read_places, emb_update,
+    emb_update_default, emb_wait, emb_write, emb_write_default, hashtable_clear, hashtable_delete,
+    hashtable_ids, hashtable_lookup, hashtable_release, hashtable_size, hashtable_slot, init_embedding_table,
     make_collector, make_hashtable, merge_gradients, num_prefetches_dropped, panic_with, set_learning_rate,
     table_text, unique,
 };
@@ -49,24 +50,23 @@ mod ffi {
         fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Result<()>;
 
         fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Result<()>;
+        fn emb_read_places(table: i64, ids: &[i64], rows: &mut [f32], places: &mut [u32]) -> Result<()>;
         fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Result<()>;
         fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Result<()>;
         fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Result<()>;
-        fn emb_update(table: i64, ids: &[i64], gradients: &[f32]) -> Result<()>;
+        fn emb_update(table: i64, ids: &[i64], gradients: &[f32], dim: usize) -> Result<()>;
         fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Result<()>;
         fn emb_bag(
-            table: i64,
+            tables: &[i64],
             ids: &[i64],
-            first_position: usize,
             offsets: &[i64],
             mode: i64,
             per_sample_weights: &[f32],
             padding_idx: &[i64],
             pooled: &mut [f32],
             max_positions: &mut [i64],
+            places: &mut [u32],
         ) -> Result<()>;
-
-        fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()>;
 
         fn emb_prefetch(table: i64, ids: &[i64]) -> Result<i64>;
         fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Result<i64>;
@@ -97,9 +97,16 @@ mod ffi {
         fn accept_grad(
             collector: i64,
             table: i64,
-            ids: &[i64],
-            gradients: &[f32],
+            tensors: SharedPtr<KeptTensors>,
             dim: usize,
+            padding_idx: &[i64],
+        ) -> Result<()>;
+        fn accept_bag_grads(
+            collectors: &[i64],
+            tables: &[i64],
+            offsets: &[i64],
+            tensors: SharedPtr<KeptTensors>,
+            dims: &[i64],
             padding_idx: &[i64],
         ) -> Result<()>;
         fn apply_grads(collectors: &[i64]) -> Result<()>;
@@ -127,8 +134,21 @@ mod ffi {
     // SAFETY:
     // 1. `parallel_for` calls `run_piece` only before it returns, so that `task` outlives every use.
     // 2. `register_ops` touches only libtorch's registry and may be called from any thread.
+    // 3. A `KeptTensors` gives slices of tensors that live as long as it does.
     unsafe extern "C++" {
         include!("recstore-bridge/ops.h");
+        include!("recstore-bridge/kept_tensors.h");
+
+        /// Ids and gradients of a backward pass, and what belongs to them.
+        type KeptTensors;
+        fn ids(self: &KeptTensors) -> &[i64];
+        fn gradients(self: &KeptTensors) -> &[f32];
+        fn weights(self: &KeptTensors) -> &[f32];
+        fn places(self: &KeptTensors) -> &[u32];
+        fn were_changed(self: &KeptTensors) -> bool;
+
+        /// How many threads libtorch's loops run on.
+        fn num_threads() -> usize;
 
         /// Runs every piece below `count` on libtorch's threads and returns when all have run.
         unsafe fn parallel_for<'a>(count: usize, task: &Task<'a>) -> Result<()>;

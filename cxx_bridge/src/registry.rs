@@ -114,13 +114,31 @@ impl Registry {
         handle: i64,
         work: impl FnOnce(&dyn EmbeddingStore, TableId) -> recstore::Result<R>,
     ) -> Result<R, Failure> {
-        let found = self
-            .read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.name.clone())));
-        let (id, name) = found.ok_or_else(|| unknown(operation, handle))?;
-        work(self.store(), id).map_err(|error| match error {
-            Error::UnknownHandle { .. } => dropped(operation, &name),
-            error => error.into(),
-        })
+        let found = self.read_handles(|handles| handles.tables.get(&handle).map(|table| table.id));
+        let id = found.ok_or_else(|| unknown(operation, handle))?;
+        work(self.store(), id).map_err(|error| self.name_dropped(operation, error))
+    }
+
+    /// Calls `work` with the store and the tables behind handles.
+    pub(crate) fn with_tables<R>(
+        &self,
+        operation: &'static str,
+        handles: &[i64],
+        work: impl FnOnce(&dyn EmbeddingStore, &[TableId]) -> recstore::Result<R>,
+    ) -> Result<R, Failure> {
+        let ids: Result<Vec<TableId>, Failure> = self.read_handles(|open| {
+            let of_handle = |handle| open.tables.get(handle).map(|table| table.id);
+            handles
+                .iter()
+                .map(|handle| of_handle(handle).ok_or_else(|| unknown(operation, *handle)))
+                .collect()
+        });
+        work(self.store(), &ids?).map_err(|error| self.name_dropped(operation, error))
+    }
+
+    /// Checks that there is a table behind a handle.
+    pub(crate) fn check_open(&self, operation: &'static str, handle: i64) -> Result<(), Failure> {
+        self.with_table(operation, handle, |store, table| store.dim(table).map(drop))
     }
 
     /// Checks that rows of a table have `dim` elements, before anything of that size is made.

@@ -19,7 +19,7 @@ _library = torch.library.Library(_NAMESPACE, "DEF")
 _library.define("read_features(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims) -> Tensor")
 _library.define(
     "accept_feature_grads(Tensor[] tables, Tensor[] collectors, Tensor ids, Tensor offsets, Tensor grads, int[] dims, "
-    "Tensor? per_sample_weights=None) -> ()"
+    "Tensor? per_sample_weights=None, int? padding_idx=None) -> ()"
 )
 
 
@@ -45,6 +45,7 @@ def _accept_feature_grads(
     grads: Tensor,
     dims: list[int],
     per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
 ) -> None:
     from recstore_ops.autograd import collect  # That module calls these operators.
 
@@ -59,7 +60,7 @@ def _accept_feature_grads(
         if per_sample_weights is not None:
             grad_ND = grad_ND * torch.cat([per_sample_weights[parts[f]] for f in features]).unsqueeze(1)
         ids_N = torch.cat([ids[parts[f]] for f in features])
-        collect(collectors[features[0]], tables[features[0]], ids_N, grad_ND, None)
+        collect(collectors[features[0]], tables[features[0]], ids_N, grad_ND, padding_idx)
 
 
 _library.impl("read_features", _read_features, "CompositeExplicitAutograd")

@@ -33,10 +33,12 @@ drop_table = eager_only(_recstore.drop_table.default)
 init_embedding_table = eager_only(_recstore.init_embedding_table.default)
 set_learning_rate = eager_only(_recstore.set_learning_rate.default)
 emb_read = _recstore.emb_read.table
+emb_read_places = _recstore.emb_read.places
 emb_write = _recstore.emb_write.table
 emb_update = _recstore.emb_update.table
 emb_bag = _recstore.emb_bag.default
 emb_bag_tables = _recstore.emb_bag.tables
+emb_bag_places = _recstore.emb_bag.places
 emb_prefetch = eager_only(_recstore.emb_prefetch.table)
 emb_prefetch_default = eager_only(_recstore.emb_prefetch.default)
 emb_prefetch_tables = eager_only(_recstore.emb_prefetch.tables)
@@ -51,6 +53,7 @@ hashtable_slot = eager_only(_recstore.hashtable_slot.default)
 make_collector = eager_only(_recstore.make_collector.default)
 collector_release = eager_only(_recstore.collector_release.default)
 accept_grad = _recstore.accept_grad.default
+accept_bag_grads = _recstore.accept_bag_grads.default
 apply_grads = _recstore.apply_grads.default
 clear_grads = _recstore.clear_grads.default
 collected_tables = eager_only(_recstore.collected_tables.default)
@@ -61,17 +64,20 @@ merge_gradients = _recstore.merge_gradients.default
 EFFECTFUL = (
     "recstore::emb_read",
     "recstore::emb_read.table",
+    "recstore::emb_read.places",
     "recstore::emb_write",
     "recstore::emb_write.table",
     "recstore::emb_update",
     "recstore::emb_update.table",
     "recstore::emb_bag",
     "recstore::emb_bag.tables",
+    "recstore::emb_bag.places",
     "recstore::hashtable_lookup",
     "recstore::hashtable_delete",
     "recstore::hashtable_clear",
     "recstore::set_learning_rate",
     "recstore::accept_grad",
+    "recstore::accept_bag_grads",
     "recstore::apply_grads",
     "recstore::clear_grads",
 )
@@ -103,6 +109,19 @@ def _(table: Tensor, ids: Tensor, dim: int) -> Tensor:
     return _rows(ids, dim)
 
 
+_PLACES_TAG = 2
+"""The words behind the places of a lookup that tell whose they are."""
+
+
+@torch.library.register_fake("recstore::emb_read.places")
+def _(table: Tensor, ids: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    return _rows(ids, dim), _places(ids, 1)
+
+
+def _places(ids: Tensor, tables: int) -> Tensor:
+    return torch.empty(ids.numel() + _PLACES_TAG * tables, dtype=torch.int32, device="cpu")
+
+
 @torch.library.register_fake("recstore::emb_bag")
 def _(
     table: Tensor,
@@ -126,6 +145,20 @@ def _(
     per_sample_weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     return _pooled(ids, (offsets.numel() - 1) // len(tables), sum(dims), mode)
+
+
+@torch.library.register_fake("recstore::emb_bag.places")
+def _(
+    tables: list[Tensor],
+    ids: Tensor,
+    offsets: Tensor,
+    dims: list[int],
+    mode: int,
+    per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    pooled_BD, positions_BD = _pooled(ids, (offsets.numel() - 1) // len(tables), sum(dims), mode)
+    return pooled_BD, positions_BD, _places(ids, len(tables))
 
 
 def _pooled(ids: Tensor, bags: int, dim: int, mode: int) -> tuple[Tensor, Tensor]:
@@ -173,6 +206,7 @@ for _name in (
     "hashtable_clear",
     "set_learning_rate",
     "accept_grad",
+    "accept_bag_grads",
     "apply_grads",
     "clear_grads",
 ):

@@ -53,17 +53,66 @@ def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return unique_U, sums_UD.index_add_(0, inverse_N, grads)
 
 
-def collect(collector: Tensor, table: Tensor, ids: Tensor, grads: Tensor, padding_idx: int | None) -> None:
-    """Hands the gradients of one backward pass to a collector, which merges them.
+def collect(
+    collector: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    grads: Tensor,
+    padding_idx: int | None,
+    places: Tensor | None = None,
+) -> None:
+    """Hands the gradients of one backward pass to a collector.
 
-    With `set_merge("python")` they are merged before, except in a traced graph, which does not know the number of
-    distinct ids.
+    The collector keeps ids and gradients as they are, without a copy, until the step sums those of equal ids. A traced
+    graph uses their memory again, so there it copies them. With `set_merge("python")` they are summed before, except
+    in a traced graph, which does not know the number of distinct ids.
+
+    Args:
+        collector: the collector's handle.
+        table: the table's handle.
+        ids: `[...]`.
+        grads: `[..., D]`.
+        padding_idx: an id whose gradients do not count.
+        places: what the lookup of the same ids gave out; spares the step its search.
     """
-    ids_N = ids.reshape(-1)
-    grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
-    if _merge_kind == "python" and not torch.compiler.is_compiling():
-        ids_N, grads_ND = merge_gradients(ids_N, grads_ND)
-    _ops.accept_grad(collector, table, ids_N, grads_ND, padding_idx)
+    is_compiling = torch.compiler.is_compiling()
+    if _merge_kind == "python" and not is_compiling:
+        grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
+        ids, grads = merge_gradients(ids.reshape(-1), grads_ND)
+        places = None
+    _ops.accept_grad(collector, table, ids, grads, padding_idx, places, not is_compiling)
+
+
+def collect_bags(
+    collectors: list[Tensor],
+    tables: list[Tensor],
+    ids: Tensor,
+    offsets: Tensor,
+    grads: Tensor,
+    dims: list[int],
+    weights: Tensor | None,
+    padding_idx: int | None,
+    places: Tensor | None,
+) -> None:
+    """Hands the gradients of sums of bags to collectors: each id gets that of its bag, times its weight.
+
+    Args:
+        collectors: F handles.
+        tables: F handles.
+        ids: `[N]`, those of the first table first.
+        offsets: `[F * B + 1]`.
+        grads: `[B, sum of dims]`.
+        dims: F dims.
+        weights: `[N]`, or `None` for ones.
+        padding_idx: an id whose gradients do not count.
+        places: what the lookup of the same ids gave out; spares the step its search.
+    """
+    is_compiling = torch.compiler.is_compiling()
+    if _merge_kind == "python" and not is_compiling:
+        _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
+        return
+    keep = not is_compiling
+    _ops.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
 
 
 class _DistEmbFunction(Function):
@@ -79,14 +128,15 @@ class _DistEmbFunction(Function):
         dim: int,
         padding_idx: int | None,
     ) -> Tensor:
-        ctx.save_for_backward(ids, table, collector)
+        rows, places = _ops.emb_read_places(table, ids, dim)
+        ctx.save_for_backward(ids, table, collector, places)
         ctx.padding_idx = padding_idx
-        return _ops.emb_read(table, ids, dim)
+        return rows
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
-        ids, table, collector = ctx.saved_tensors
-        collect(collector, table, ids, grad_outputs[0], ctx.padding_idx)
+        ids, table, collector, places = ctx.saved_tensors
+        collect(collector, table, ids, grad_outputs[0], ctx.padding_idx, places)
         return (None,) * 6
 
 
@@ -107,34 +157,32 @@ class _DistEmbBagFunction(Function):
         padding_idx: int | None,
     ) -> Tensor:
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
-        pooled_BD, max_positions_BD = _ops.emb_bag(table, ids, offsets, dim, mode, weights_N, padding_idx)
+        pooled_BD, max_positions_BD, places = _ops.emb_bag_places(
+            [table], ids, offsets, [dim], mode, weights_N, padding_idx
+        )
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = _ops.emb_read(table, ids, dim) if needs_rows else None
-        ctx.save_for_backward(ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND)
-        ctx.mode, ctx.padding_idx = mode, padding_idx
+        ctx.save_for_backward(ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places)
+        ctx.dim, ctx.mode, ctx.padding_idx = dim, mode, padding_idx
         return pooled_BD
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND = ctx.saved_tensors
+        ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places = ctx.saved_tensors
         grad_BD = grad_outputs[0].to(torch.float32)
-        counted_N = None if ctx.padding_idx is None else ids != ctx.padding_idx
         if ctx.mode == _ops.MAX:
             grad_ND = _max_gradients(grad_BD, max_positions_BD, ids.shape[0])
-            collect(collector, table, ids, grad_ND, ctx.padding_idx)
+            collect(collector, table, ids, grad_ND, ctx.padding_idx, places)
             return (None,) * 9
-        bag_N = _bag_of_each(ids, offsets)
+        counted_N = None if ctx.padding_idx is None else ids != ctx.padding_idx
         if ctx.mode == _ops.MEAN:
-            grad_BD = grad_BD / _bag_sizes(offsets, bag_N, counted_N)
-        grad_ND = grad_BD[bag_N]
+            grad_BD = grad_BD / _bag_sizes(offsets, counted_N)
+        collect_bags([collector], [table], ids, offsets, grad_BD, [ctx.dim], weights_N, ctx.padding_idx, places)
         grad_weights_N = None
         if rows_ND is not None:
-            grad_weights_N = (grad_ND * rows_ND).sum(-1)
+            grad_weights_N = (grad_BD[_bag_of_each(ids, offsets)] * rows_ND).sum(-1)
             if counted_N is not None:
                 grad_weights_N = grad_weights_N * counted_N
-        if weights_N is not None:
-            grad_ND = grad_ND * weights_N.unsqueeze(-1)
-        collect(collector, table, ids, grad_ND, ctx.padding_idx)
         return None, grad_weights_N, *((None,) * 7)
 
 
@@ -144,10 +192,11 @@ def _bag_of_each(ids: Tensor, offsets: Tensor) -> Tensor:
     return torch.repeat_interleave(bags, offsets.diff(), output_size=ids.shape[0])
 
 
-def _bag_sizes(offsets: Tensor, bag_N: Tensor, counted_N: Tensor | None) -> Tensor:
+def _bag_sizes(offsets: Tensor, counted_N: Tensor | None) -> Tensor:
     """The ids that each bag counts, `[B, 1]`, at least 1."""
     sizes_B = offsets.diff().to(torch.float32)
     if counted_N is not None:
+        bag_N = _bag_of_each(counted_N, offsets)
         sizes_B = torch.zeros_like(sizes_B).index_add_(0, bag_N, counted_N.to(torch.float32))
     return sizes_B.clamp(min=1).unsqueeze(-1)
 
@@ -184,7 +233,7 @@ class HashTableLookupFunction(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
         ids, table, collector = ctx.saved_tensors
-        _ops.accept_grad(collector, table, ids, grad_outputs[1], None)
+        collect(collector, table, ids, grad_outputs[1], None)
         return (None,) * 6
 
 
@@ -230,7 +279,7 @@ def _places(inverse_N: Tensor, num_rows: int) -> Tensor:
 class _RecStoreEBCFunction(Function):
     """Sums of the rows of several features: `ids [N]`, `offsets [F * B + 1]` -> `[B, sum of dims]`.
 
-    `handles` are T tables and then the collector of each; feature f reads `handles[places[f]]`, whose dim is
+    `handles` are T tables and then the collector of each; feature f reads `handles[table_numbers[f]]`, whose dim is
     `dims[f]`. Each tensor comes once: `torch.compile` takes none twice.
     """
 
@@ -242,25 +291,25 @@ class _RecStoreEBCFunction(Function):
         ids: Tensor,
         offsets: Tensor,
         dims: list[int],
-        places: list[int],
+        table_numbers: list[int],
         *handles: Tensor,
     ) -> Tensor:
-        tables = [handles[place] for place in places]
+        tables = [handles[number] for number in table_numbers]
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
-        pooled_BD, _ = _ops.emb_bag_tables(tables, ids, offsets, dims, _ops.SUM, weights_N)
+        pooled_BD, _, places = _ops.emb_bag_places(tables, ids, offsets, dims, _ops.SUM, weights_N)
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = _feature_ops.read_features(tables, ids, offsets, dims) if needs_rows else None
-        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, *handles)
-        ctx.dims, ctx.places = dims, places
+        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, places, *handles)
+        ctx.dims, ctx.table_numbers = dims, table_numbers
         return pooled_BD
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        ids, offsets, weights_N, rows_ND, *handles = ctx.saved_tensors
-        tables = [handles[place] for place in ctx.places]
-        collectors = [handles[len(handles) // 2 + place] for place in ctx.places]
+        ids, offsets, weights_N, rows_ND, places, *handles = ctx.saved_tensors
+        tables = [handles[number] for number in ctx.table_numbers]
+        collectors = [handles[len(handles) // 2 + number] for number in ctx.table_numbers]
         grad_BD = grad_outputs[0].to(torch.float32)
-        _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grad_BD, ctx.dims, weights_N)
+        collect_bags(collectors, tables, ids, offsets, grad_BD, ctx.dims, weights_N, None, places)
         grad_weights_N = None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
         return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
 
@@ -276,7 +325,7 @@ class _PrefetchedEBCFunction(_RecStoreEBCFunction):
         ids: Tensor,
         offsets: Tensor,
         dims: list[int],
-        places: list[int],
+        table_numbers: list[int],
         rows: list[Tensor],
         *handles: Tensor,
     ) -> Tensor:
@@ -284,8 +333,8 @@ class _PrefetchedEBCFunction(_RecStoreEBCFunction):
         rows = [part.to(ids.device) for part in rows]
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = _filled_up(rows, max(dims)) if needs_rows else None
-        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, *handles)
-        ctx.dims, ctx.places = dims, places
+        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, None, *handles)
+        ctx.dims, ctx.table_numbers = dims, table_numbers
         return _pool_features(rows, offsets, weights_N)
 
 

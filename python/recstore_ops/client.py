@@ -13,6 +13,7 @@ from recstore_ops.config import TableConfig, check_learning_rate
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, global_names, keep
 from recstore_ops.functional import check_ids
+from recstore_ops.row_types import ROW_TYPES, type_name
 from recstore_ops.update_queue import UpdateQueue
 
 
@@ -29,6 +30,7 @@ class EmbeddingTableConfig:
         optimizer: kind, or kind and hyper-parameters; SGD by default.
         initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
         learning_rate: the learning rate, where neither `optimizer` nor the configuration file has one.
+        dtype: the type rows are kept in; `torch.float32` by default. See `recstore_ops.row_types`.
     """
 
     num_embeddings: int | None
@@ -36,6 +38,7 @@ class EmbeddingTableConfig:
     optimizer: str | dict[str, Any] | None = None
     initializer: str | dict[str, Any] | None = None
     learning_rate: float = 0.01
+    dtype: torch.dtype | None = None
 
     def table_config(self, name: str) -> TableConfig:
         """The configuration of the table `name`.
@@ -50,6 +53,7 @@ class EmbeddingTableConfig:
             lr=self.learning_rate,
             optimizer=self.optimizer,
             initializer=self.initializer,
+            dtype=None if self.dtype is None else type_name(self.dtype),
         )
 
 
@@ -88,7 +92,7 @@ class RecStoreClient:
         Args:
             name: the table's name; a table of this name and shape is left as it is.
             shape: `(num_embeddings, dim)`.
-            dtype: `torch.float32`.
+            dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16` or `torch.float16`.
             init_func: gives the rows that a new table starts with; zeros without it.
             is_gdata: whether `gdata_name_list` names the table.
         """
@@ -100,7 +104,7 @@ class RecStoreClient:
         return _ops.emb_read(table.handle, check_ids(ids), table.dim)
 
     def push(self, name: str, ids: Tensor, data: Tensor) -> None:
-        """Overwrites the rows of ids `[...]` with `data`, float32 `[..., dim]`; of duplicates the last one wins."""
+        """Overwrites the rows of ids `[...]` with `data`, `[..., dim]`; of duplicates the last one wins."""
         _ops.emb_write(self._table(name).handle, check_ids(ids), data)
 
     def update(self, name: str, ids: Tensor, grads: Tensor) -> None:
@@ -178,9 +182,9 @@ class RecStoreClient:
         return {table: statistics for table, statistics in found.items() if statistics is not None}
 
     def get_data_meta(self, name: str) -> tuple[torch.dtype, tuple[int | None, int]]:
-        """The dtype and the shape `(num_embeddings, dim)` of a table; without a bound `(None, dim)`."""
+        """The type of the rows and the shape `(num_embeddings, dim)` of a table; without a bound `(None, dim)`."""
         table = self._table(name)
-        return torch.float32, (table.config.num_embeddings, table.dim)
+        return ROW_TYPES[table.config.dtype], (table.config.num_embeddings, table.dim)
 
     def data_name_list(self) -> list[str]:
         """The names of all tables."""

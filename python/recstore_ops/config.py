@@ -14,7 +14,7 @@ class TableConfig:
 
     Attributes:
         num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary.
-        dtype: the type rows are kept in; `float32`.
+        dtype: the type rows are kept in: `float32`, `bfloat16` or `float16`; see `recstore_ops.row_types`.
         seed: together with the table's name it seeds the initial values.
         block_size: rows in one block of storage.
         initializer: `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" | "xavier_uniform"}`

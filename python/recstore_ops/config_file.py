@@ -35,7 +35,7 @@ class TableEntry:
         learning_rate: the learning rate, where the optimizer has none of its own.
         optimizer: kind, or kind and hyper-parameters.
         initializer: kind, or kind and parameters.
-        dtype: the type rows are kept in.
+        dtype: the type rows are kept in: `float32`, `bfloat16` or `float16`.
         seed: together with the table's name it seeds the initial values.
         block_size: rows in one block of storage.
         nan_policy: what happens to NaN and infinity in rows and gradients.

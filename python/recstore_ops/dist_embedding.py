@@ -13,6 +13,7 @@ from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.functional import embedding
+from recstore_ops.row_types import ROW_TYPES, check_output_dtype, type_name
 
 DEFAULT_LR = 0.01
 
@@ -30,18 +31,23 @@ class TableModule(nn.Module):
         embedding_dim: elements a row.
         name: the table's name. An existing table of this name and an equal configuration is shared.
         init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the rows that a new table starts with;
-            without it rows start at their initial values, without being stored.
+            without it rows start at their initial values, without being stored. `dtype` is that of the rows, in which
+            it may return them.
         lr: the learning rate, where neither `optimizer` nor the configuration file has one.
         padding_idx: an id that gets no gradient; its row in a new table is zero, as in `torch.nn`.
         optimizer: kind, or kind and hyper-parameters; SGD by default.
         initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
-        dtype: the type of the rows; `torch.float32` by default.
+        dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`. Those of
+            16 bits take half the memory. Written rows are rounded to the nearest, a step rounds stochastically, with
+            noise that the seed determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
         seed: together with the name it seeds the initial values; 0 by default.
         block_size: rows in one block of storage; 10,240 by default.
         nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
+        output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
 
     Raises:
-        ValueError: an empty name, an invalid configuration, or a table of this name with another one.
+        ValueError: an empty name, an invalid configuration, a table of this name with another one, or another
+            `output_dtype`.
         RuntimeError: in a job of several processes, where each would train a copy of its own.
     """
 
@@ -60,6 +66,7 @@ class TableModule(nn.Module):
         seed: int | None = None,
         block_size: int | None = None,
         nan_policy: str | None = None,
+        output_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
         config = configure_table(
@@ -69,7 +76,7 @@ class TableModule(nn.Module):
             lr=lr,
             optimizer=optimizer,
             initializer=initializer,
-            dtype=None if dtype is None else str(dtype).removeprefix("torch."),
+            dtype=None if dtype is None else type_name(dtype),
             seed=seed,
             block_size=block_size,
             nan_policy=nan_policy,
@@ -78,11 +85,12 @@ class TableModule(nn.Module):
         self.embedding_dim = embedding_dim
         self.name = name
         self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
+        self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
         with opening:
             self.table = Table(name, embedding_dim, config)
             keep(self.table)
             if self.table.is_new:
-                self._start_rows(init_func, getattr(torch, config.dtype))
+                self._start_rows(init_func, ROW_TYPES[config.dtype])
                 return
         asked = with_kind(optimizer, "sgd") if lr == DEFAULT_LR else optimizer_with_lr(optimizer, lr)
         _warn_of_kept_values(self.table, asked)
@@ -113,6 +121,8 @@ class TableModule(nn.Module):
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings
         text = f"{size}, {self.embedding_dim}, name={self.name!r}"
+        if self.table.config.dtype != "float32":
+            text = f"{text}, dtype={self.table.config.dtype}"
         return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"
 
 
@@ -135,7 +145,7 @@ class DistEmbedding(TableModule):
         """Opens a new table with the rows of a matrix.
 
         Args:
-            embeddings: float32, `[num_embeddings, dim]`.
+            embeddings: floating point, `[num_embeddings, dim]`.
             name: the name of a table that does not exist yet.
             freeze: whether the rows get no gradient.
             **kwargs: further arguments of `DistEmbedding`.
@@ -156,8 +166,8 @@ class DistEmbedding(TableModule):
         return module
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Reads the row of each id: `[...] -> [..., embedding_dim]`; see `recstore_ops.embedding`."""
-        rows = embedding(ids, self.table, self.padding_idx)
+        """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`."""
+        rows = embedding(ids, self.table, self.padding_idx).to(self.output_dtype)
         return rows.detach() if self.frozen else rows
 
     @property

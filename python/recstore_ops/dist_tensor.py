@@ -13,6 +13,7 @@ from recstore_ops import _native, _ops
 from recstore_ops._table import Table, opening
 from recstore_ops.config import TableConfig
 from recstore_ops.functional import check_ids
+from recstore_ops.row_types import ROW_TYPES, type_name
 
 _ROWS_PER_WRITE = 1 << 20
 
@@ -26,7 +27,7 @@ class DistTensor:
 
     Args:
         shape: `(num_embeddings, dim)`.
-        dtype: `torch.float32`.
+        dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16` or `torch.float16`.
         name: the table's name. An existing table of this name and shape is shared, its rows kept.
         init_func: `init_func(shape, dtype)` gives the rows that a new table starts with; zeros without it.
         persistent: whether the rows outlive the last `DistTensor` that is not persistent.
@@ -34,7 +35,9 @@ class DistTensor:
 
     Raises:
         ValueError: an empty name, or a shape that is not 2-D.
-        TypeError: a dtype that is not supported, or a table of this name with another shape.
+        TypeError: a dtype that is not supported, or a table of this name with another shape or dtype.
+
+    Rows are rounded to `dtype` when they are written, and read as float32; see `recstore_ops.row_types`.
     """
 
     def __init__(
@@ -50,10 +53,10 @@ class DistTensor:
             raise ValueError("a DistTensor needs a name")
         if len(shape) != 2:
             raise ValueError(f"the shape of a DistTensor must be (rows, dim), got {tuple(shape)}")
-        if dtype != torch.float32:
-            raise TypeError(f"a DistTensor holds torch.float32, got {dtype}")
+        if dtype not in ROW_TYPES.values():
+            raise TypeError(f"a DistTensor holds {', '.join(map(str, ROW_TYPES.values()))}, got {dtype}")
         with opening:
-            table = _open_or_create((shape[0], shape[1]), name)
+            table = _open_or_create((shape[0], shape[1]), dtype, name)
             if table.is_new and init_func is not None:
                 fill_rows(table, shape[0], init_func, dtype)
             if is_gdata:
@@ -69,7 +72,7 @@ class DistTensor:
     def _set(self, table: Table, shape: Sequence[int | None]) -> None:
         self.table = table
         self.name = self.tensor_name = table.name
-        self.dtype = torch.float32
+        self.dtype = ROW_TYPES[table.config.dtype]
         self._shape = tuple(shape)
 
     @classmethod
@@ -99,7 +102,7 @@ class DistTensor:
         return _ops.emb_read(self.table.handle, _as_ids(ids), self.table.dim)
 
     def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
-        """Overwrites the rows of `ids` with `rows`, float32, `[..., dim]`; of duplicates the last one wins."""
+        """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
         ids, rows = _as_ids(ids), torch.as_tensor(rows)
         shape = (*ids.shape, self.table.dim)
         try:
@@ -120,15 +123,17 @@ def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:
     return check_ids(tensor.to(torch.int64) if is_empty_list else tensor)
 
 
-def _open_or_create(shape: tuple[int, int], name: str) -> Table:
+def _open_or_create(shape: tuple[int, int], dtype: torch.dtype, name: str) -> Table:
     """Opens the table, which another module may have given another initializer or optimizer, or creates it."""
     if _native.find_table(name) is None:
-        config = TableConfig(num_embeddings=shape[0], initializer={"kind": "zeros"})
+        config = TableConfig(num_embeddings=shape[0], dtype=type_name(dtype), initializer={"kind": "zeros"})
         return Table(name, shape[1], config)
     table = Table.open(name)
     if (table.config.num_embeddings, table.dim) != shape:
         existing = (table.config.num_embeddings, table.dim)
         raise TypeError(f'table "{name}" has the shape {existing}, got {shape}')
+    if table.config.dtype != type_name(dtype):
+        raise TypeError(f'table "{name}" has the dtype torch.{table.config.dtype}, got {dtype}')
     return table
 
 

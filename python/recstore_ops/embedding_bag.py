@@ -50,8 +50,8 @@ class DistEmbeddingBag(TableModule):
         offsets: Tensor | None = None,
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
-        """Pools the rows of each bag: `[B, embedding_dim]`; see `recstore_ops.embedding_bag`."""
-        return embedding_bag(
+        """Pools the rows of each bag: `[B, embedding_dim]`, `output_dtype`; see `recstore_ops.embedding_bag`."""
+        pooled = embedding_bag(
             input,
             self.table,
             offsets,
@@ -60,6 +60,7 @@ class DistEmbeddingBag(TableModule):
             self.include_last_offset,
             self.padding_idx,
         )
+        return pooled.to(self.output_dtype)
 
     @property
     def _trace(self) -> list[tuple[str, Tensor, Tensor]]:

@@ -203,7 +203,7 @@ class HashTable(TableModule):
 
         Args:
             ids: int64, `[...]`; of duplicates the last one wins.
-            embeddings: floating point, `[..., *embedding_shape]`.
+            embeddings: floating point, `[..., *embedding_shape]`; rounded to the nearest in a table of 16-bit rows.
 
         Raises:
             TypeError: ids or embeddings of another dtype.

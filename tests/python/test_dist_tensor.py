@@ -126,8 +126,8 @@ def test_wrong_rows_are_refused_with_the_table(shape: tuple[int, ...], name: str
         ((5, 3, 1), torch.float32, ValueError, "must be (rows, dim), got (5, 3, 1)"),
         ((0, 3), torch.float32, ValueError, "num_embeddings"),
         ((5, 0), torch.float32, ValueError, "dim must be at least 1, got 0"),
-        ((5, 3), torch.float16, TypeError, "holds torch.float32, got torch.float16"),
-        ((5, 3), torch.int64, TypeError, "holds torch.float32, got torch.int64"),
+        ((5, 3), torch.float64, TypeError, "holds torch.float32, torch.bfloat16, torch.float16, got torch.float64"),
+        ((5, 3), torch.int64, TypeError, "got torch.int64"),
     ],
 )
 def test_a_wrong_shape_or_dtype_is_refused_and_opens_no_table(

@@ -604,7 +604,7 @@ WRONG_CONFIGURATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "text as a rate": ({"optimizer": {"kind": "sgd", "lr": "high"}}, ["high"]),
     "initializer": ({"initializer": "orthogonal"}, ["orthogonal", "xavier_uniform"]),
     "initializer's key": ({"initializer": {"kind": "zeros", "std": 1}}, ["std"]),
-    "dtype": ({"dtype": torch.float16}, ["float16", "float32"]),
+    "dtype": ({"dtype": torch.float8_e5m2}, ["float8_e5m2", "float32"]),
     "policy": ({"nan_policy": "ignore"}, ["ignore", "skip"]),
     "convention": ({"optimizer": {"kind": "adagrad", "convention": "tf"}}, ["tf", "torch"]),
     "lr below 0": ({"lr": -1.5}, ["optimizer.lr", "-1.5"]),

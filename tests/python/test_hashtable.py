@@ -298,7 +298,7 @@ SLOTS = {
     "rowwise_adagrad": ["state_sum"],
     "adam": ["exp_avg", "exp_avg_sq"],
     "adamw": ["exp_avg", "exp_avg_sq"],
-    "ftrl": ["n", "z"],
+    "ftrl": ["n", "z", "alpha"],
 }
 
 
@@ -624,9 +624,9 @@ def test_a_shape_that_is_not_of_positive_ints_is_refused(shape: Any, name: str) 
         HashTable(shape, name)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+@pytest.mark.parametrize("dtype", [torch.float8_e5m2, torch.float64, torch.int64])
 def test_a_row_type_that_is_not_supported_is_refused(dtype: torch.dtype, name: str) -> None:
-    with pytest.raises(ValueError, match=f"`{str(dtype)[6:]}`, expected `float32`"):
+    with pytest.raises(ValueError, match=f"`{str(dtype)[6:]}`, expected one of `float32`, `bfloat16`, `float16`"):
         HashTable(DIM, name, dtype=dtype)
 
 

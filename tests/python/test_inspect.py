@@ -45,7 +45,7 @@ def test_a_report_has_name_configuration_and_statistics(table_name: TableName) -
         ("adagrad", {"state_sum": 4}, 8),
         ("rowwise_adagrad", {"state_sum": 1}, 5),
         ("adam", {"exp_avg": 4, "exp_avg_sq": 4}, 12),
-        ("ftrl", {"n": 4, "z": 4}, 12),
+        ("ftrl", {"n": 4, "z": 4, "alpha": 1}, 13),
     ],
 )
 def test_slots_and_bytes_of_a_row(optimizer: str, slots: dict[str, int], floats: int, table_name: TableName) -> None:

@@ -55,6 +55,7 @@ def arguments(table: Tensor, other: Tensor, collector: Tensor) -> dict[str, list
     return {
         "emb_read": [(IDS, DIM), (IDS[:0], DIM), (IDS.reshape(2, 2), DIM)],
         "emb_read.table": [(table, IDS, DIM), (table, IDS[::2], DIM), (table, IDS[0], DIM)],
+        "emb_read.places": [(table, IDS, DIM), (table, IDS[:0], DIM), (table, IDS[0], DIM)],
         "emb_write": [(IDS, ROWS)],
         "emb_write.table": [(table, IDS, ROWS), (table, IDS[:0], ROWS[:0])],
         "emb_update": [(IDS, ROWS)],
@@ -68,11 +69,24 @@ def arguments(table: Tensor, other: Tensor, collector: Tensor) -> dict[str, list
             (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], _ops.SUM, WEIGHTS),
             (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], _ops.MAX),
         ],
+        "emb_bag.places": [
+            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], _ops.SUM, WEIGHTS),
+            ([table], IDS, OFFSETS, [DIM], _ops.MEAN, None, 4),
+            ([table], IDS, OFFSETS, [DIM], _ops.MAX),
+        ],
         "hashtable_lookup": [(table, IDS, DIM, False), (table, IDS, DIM, True)],
         "hashtable_delete": [(table, IDS)],
         "hashtable_clear": [(table,)],
         "set_learning_rate": [(table, 0.5)],
-        "accept_grad": [(collector, table, IDS, ROWS), (collector, table, IDS, ROWS, 4)],
+        "accept_grad": [
+            (collector, table, IDS, ROWS),
+            (collector, table, IDS, ROWS, 4),
+            (collector, table, IDS, ROWS, None, ops.emb_read.places(table, IDS, DIM)[1], True),
+        ],
+        "accept_bag_grads": [
+            ([collector, collector], tables, IDS, torch.tensor([0, 1, 2, 3, 4]), torch.ones(2, 2 * DIM), [DIM, DIM]),
+            ([collector], [table], IDS, OFFSETS, torch.ones(3, DIM), [DIM], WEIGHTS, 4, None, True),
+        ],
         "apply_grads": [([collector],)],
         "clear_grads": [(collector,)],
         "unique": [(IDS,), (IDS.reshape(2, 2),)],

@@ -48,6 +48,8 @@ from recstore_ops.training.optimizers import make_optimizers, table_optimizer
         ({"tables": "disk"}, "tables must be one of store, nn, got 'disk'"),
         ({"tables": "nn", "optimizer": "ftrl"}, r"nn.Embedding\(sparse=True\) has no optimizer ftrl"),
         ({"tables": "nn", "optimizer": "adagrad"}, 'only with convention "torch"'),
+        ({"row_type": "float8"}, "row_type must be one of float32, bfloat16, float16, got 'float8'"),
+        ({"tables": "nn", "row_type": "float16"}, "tables nn take no row_type float16"),
         ({"tables": "nn", "weight_decay": 0.1}, "torch.optim has no weight decay for sparse gradients"),
         ({"tables": "nn", "model": "wide_deep", "crosses": ((0, 1),)}, "nn.Embedding has no row for crossed ids"),
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from recstore_ops import DistEmbedding, table_statistics
+from recstore_ops.row_types import ROW_TYPES
 from recstore_ops.training.config import ModelName, TrainingConfig
 from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer
@@ -40,7 +41,7 @@ def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: 
     if config.model in MODELS_BY_FIELD:
         options["num_fields"] = len(rows.field_names)
     tables: Tables = (
-        StoreTables(name, table_optimizer(config), seed=config.seed)
+        StoreTables(name, table_optimizer(config), seed=config.seed, dtype=ROW_TYPES[config.row_type])
         if vocabulary is None
         else NnTables(vocabulary.ids, name, seed=config.seed)
     )

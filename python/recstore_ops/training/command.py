@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from recstore_ops.row_types import RowTypeName
 from recstore_ops.training.config import ModelName, OptimizerName, TablesName, TrainingConfig
 from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind
@@ -159,6 +160,13 @@ def train_command(
             rich_help_panel=_MODEL,
         ),
     ] = "store",
+    row_type: Annotated[
+        RowTypeName,
+        typer.Option(
+            help="The type in which the store keeps rows; those of 16 bits take half the memory.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = "float32",
     baseline: Annotated[
         Literal["nn"] | None,
         typer.Option(
@@ -338,6 +346,7 @@ def train_command(
         crosses=_crosses(cross),
         bias=not no_bias,
         tables=tables,
+        row_type=row_type,
         optimizer=optimizer,
         lr=_learning_rate(optimizer, lr, alpha),
         beta=beta,

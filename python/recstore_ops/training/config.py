@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from recstore_ops.row_types import RowTypeName
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind
@@ -67,6 +68,7 @@ class TrainingConfig:
         crosses: pairs of fields that wide_deep crosses.
         bias: whether the model has one; dlrm always has.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
+        row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         optimizer: the rule by which the tables are stepped.
         lr: learning rate, or FTRL's alpha; None takes `DEFAULT_LR`.
         beta, l1, l2: of FTRL; default 1, 0, 0.
@@ -119,6 +121,7 @@ class TrainingConfig:
     crosses: tuple[tuple[int, int], ...] | None = None
     bias: bool = True
     tables: TablesName = "store"
+    row_type: RowTypeName = "float32"
     optimizer: OptimizerName = "adam"
     lr: float | None = None
     beta: float | None = None
@@ -168,6 +171,7 @@ class TrainingConfig:
     def _check_names(self) -> None:
         _check_choice("model", self.model, get_args(ModelName))
         _check_choice("tables", self.tables, get_args(TablesName))
+        _check_choice("row_type", self.row_type, get_args(RowTypeName))
         _check_choice("optimizer", self.optimizer, get_args(OptimizerName))
         _check_choice("schedule", self.schedule, get_args(ScheduleName))
         _check_choice("reduction", self.reduction, ("mean", "sum"))
@@ -225,6 +229,10 @@ class TrainingConfig:
     def _check_tables(self) -> None:
         if self.tables == "store":
             return
+        if self.row_type != "float32":
+            raise ValueError(
+                f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}"
+            )
         if self.optimizer not in NN_OPTIMIZERS:
             known = ", ".join(NN_OPTIMIZERS)
             raise ValueError(

@@ -35,15 +35,23 @@ class StoreTables:
         optimizer: kind and hyper-parameters of all tables, as in `DistEmbedding`.
         num_embeddings: None for an open vocabulary: any int64 is an id, and prediction gives an unknown one no row.
         seed: of the initial values.
+        dtype: the type rows are kept in, as in `DistEmbedding`.
     """
 
     def __init__(
-        self, prefix: str, optimizer: str | dict[str, Any], *, num_embeddings: int | None = None, seed: int = 0
+        self,
+        prefix: str,
+        optimizer: str | dict[str, Any],
+        *,
+        num_embeddings: int | None = None,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         self._prefix = prefix
         self._optimizer = optimizer
         self._num_embeddings = num_embeddings
         self._seed = seed
+        self._dtype = dtype
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> DistEmbedding:
         return DistEmbedding(
@@ -53,6 +61,7 @@ class StoreTables:
             optimizer=self._optimizer,
             initializer={"kind": "normal", "std": std} if std > 0 else {"kind": "zeros"},
             seed=self._seed,
+            dtype=self._dtype,
         )
 
 

@@ -36,7 +36,7 @@ impl<S: EmbeddingStore + ?Sized> Lookup<S> {
         let Some(gradients) = self.gradients()? else {
             return Ok(());
         };
-        let chunks = vec![GradientChunk { ids: &self.ids, gradients: &gradients }];
+        let chunks = vec![GradientChunk::new(&self.ids, &gradients, self.handle.dim())];
         let update = TableUpdate { table: self.handle.id(), chunks, step: Step::Next };
         Ok(self.handle.store().update(&[update])?)
     }
@@ -58,7 +58,7 @@ impl<S: EmbeddingStore> Lookup<S> {
         let Some(gradients) = self.gradients()? else {
             return Ok(());
         };
-        let chunk = GradientChunk { ids: &self.ids, gradients: &gradients };
-        Ok(collector.accept(&**self.handle.store(), self.handle.id(), chunk, self.handle.dim(), None)?)
+        let (store, table) = (&**self.handle.store(), self.handle.id());
+        Ok(collector.accept_copy(store, table, &self.ids, &gradients, self.handle.dim())?)
     }
 }

@@ -67,7 +67,7 @@ impl<S: EmbeddingStore + ?Sized> TchTable<S> {
         let context = self.context("emb_update");
         let flat = context.ids(ids)?;
         let gradients = context.rows("gradient rows", gradients, ids, self.handle.dim())?;
-        let chunks = vec![GradientChunk { ids: &flat, gradients: &gradients }];
+        let chunks = vec![GradientChunk::new(&flat, &gradients, self.handle.dim())];
         let update = TableUpdate { table: self.handle.id(), chunks, step: Step::Next };
         Ok(self.handle.store().update(&[update])?)
     }

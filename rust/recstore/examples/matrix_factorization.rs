@@ -7,9 +7,7 @@
 use std::sync::Arc;
 
 use ndarray::{Array1, Array2, Axis};
-use recstore::{
-    EmbeddingStore, GradientChunk, GradientCollector, LocalStore, Result, TableConfig, TableHandle,
-};
+use recstore::{EmbeddingStore, GradientCollector, LocalStore, Result, TableConfig, TableHandle};
 
 const DIM: usize = 8;
 const BATCH: usize = 256;
@@ -45,8 +43,7 @@ fn collect(
     gradients: Array2<f32>,
 ) -> Result<()> {
     let (ids, gradients) = (ids.to_vec(), gradients.into_iter().collect::<Vec<_>>());
-    let chunk = GradientChunk { ids: &ids, gradients: &gradients };
-    collector.accept(&**table.store(), table.id(), chunk, table.dim(), None)
+    collector.accept_copy(&**table.store(), table.id(), &ids, &gradients, table.dim())
 }
 
 fn main() -> Result<()> {

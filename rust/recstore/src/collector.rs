@@ -1,9 +1,12 @@
 //! Gradients collected between a backward pass and the optimizer's step.
 
 use std::collections::HashSet;
+use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
-use crate::gradient::{GradientChunk, MergedGradients, merge_checked, merge_in_input_order};
+use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
+use crate::parallel::Executor;
+use crate::simd::Simd;
 use crate::store::{EmbeddingStore, Step, TableId, TableUpdate};
 use crate::{Error, Result, fork};
 
@@ -13,19 +16,51 @@ pub struct GradientCollector {
     chunks: Mutex<Vec<CollectedGradients>>,
 }
 
-/// The gradients of one backward pass through one table, merged: a row of the table's dim for each distinct id.
-#[derive(Debug, Clone, PartialEq)]
+/// Gradients that stay where they are until they are applied.
+pub trait KeptGradients: Send + Sync {
+    /// Returns them: what one lookup of a backward pass gave.
+    fn part(&self) -> GradientPart<'_>;
+
+    /// Whether ids or gradients were changed since they were handed over.
+    fn were_changed(&self) -> bool;
+}
+
+/// Gradients that the collector owns, a row of the table's dim for each id.
+#[derive(Debug, Clone, Default)]
+pub struct OwnedGradients {
+    /// The ids.
+    pub ids: Vec<i64>,
+    /// Their gradients, row-major.
+    pub gradients: Vec<f32>,
+    /// The elements of a row.
+    pub dim: usize,
+}
+
+impl KeptGradients for OwnedGradients {
+    fn part(&self) -> GradientPart<'_> {
+        GradientPart::new(&self.ids, &self.gradients, self.dim)
+    }
+
+    fn were_changed(&self) -> bool {
+        false
+    }
+}
+
+/// The gradients of one backward pass through one table, as they came.
 struct CollectedGradients {
     table: TableId,
     dim: usize,
-    ids: Vec<i64>,
-    gradients: Vec<f32>,
+    parts: Vec<Box<dyn KeptGradients>>,
+}
+
+impl fmt::Debug for CollectedGradients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CollectedGradients").field("table", &self.table).finish_non_exhaustive()
+    }
 }
 
 impl GradientCollector {
-    /// Keeps the gradients of `ids` of `table`, rows of `dim`, leaving out those of `padding_idx`.
-    ///
-    /// They are merged right away: what is kept grows with the distinct ids only.
+    /// Keeps what the lookups of one backward pass gave for `table`. Duplicates are summed when they are applied.
     ///
     /// # Errors
     /// [`Error::DimMismatch`] or [`Error::LengthMismatch`] if they do not fit; [`Error::UnknownHandle`].
@@ -33,19 +68,40 @@ impl GradientCollector {
         &self,
         store: &dyn EmbeddingStore,
         table: TableId,
-        chunk: GradientChunk<'_>,
-        dim: usize,
-        padding_idx: Option<i64>,
+        parts: Vec<Box<dyn KeptGradients>>,
     ) -> Result<()> {
-        let description = store.describe(table)?;
-        check_chunk(&description.name, description.config.dim, dim, chunk)?;
-        let MergedGradients { mut ids, sums: mut gradients } = merge_in_input_order(dim, &[chunk]);
-        if let Some(place) = ids.iter().position(|&id| Some(id) == padding_idx) {
-            ids.remove(place);
-            gradients.drain(place * dim..(place + 1) * dim);
+        let dim = store.dim(table)?;
+        let collected = CollectedGradients { table, dim, parts };
+        // The name is for the message only.
+        if collected.validate("").is_err() {
+            collected.validate(&store.describe(table)?.name)?;
         }
-        self.with_chunks(|chunks| chunks.push(CollectedGradients { table, dim, ids, gradients }));
+        self.with_chunks(|chunks| chunks.push(collected));
         Ok(())
+    }
+
+    /// Keeps a copy of gradients that hold a row of `dim` elements for each id.
+    ///
+    /// # Errors
+    /// As [`GradientCollector::accept`].
+    pub fn accept_copy(
+        &self,
+        store: &dyn EmbeddingStore,
+        table: TableId,
+        ids: &[i64],
+        gradients: &[f32],
+        dim: usize,
+    ) -> Result<()> {
+        if store.dim(table)? != dim {
+            return Err(Error::DimMismatch {
+                operation: "accept_grad",
+                table: store.describe(table)?.name,
+                expected: store.dim(table)?,
+                actual: format!("gradient rows of {dim}"),
+            });
+        }
+        let owned = OwnedGradients { ids: ids.to_vec(), gradients: gradients.to_vec(), dim };
+        self.accept(store, table, vec![Box::new(owned)])
     }
 
     /// Returns the tables that gradients were collected for, in the order in which they first came.
@@ -57,27 +113,41 @@ impl GradientCollector {
     }
 
     /// Returns the gradients collected for `table`, merged.
-    pub fn merged(&self, table: TableId) -> MergedGradients {
+    ///
+    /// # Errors
+    /// [`Error::GradientsChanged`].
+    pub fn merged(
+        &self,
+        executor: &dyn Executor,
+        store: &dyn EmbeddingStore,
+        table: TableId,
+    ) -> Result<MergedGradients> {
         self.with_chunks(|chunks| {
-            let of_table = || chunks.iter().filter(|chunk| chunk.table == table);
-            let dim = of_table().next().map_or(1, |chunk| chunk.dim);
-            merge_checked(dim, &of_table().map(CollectedGradients::as_chunk).collect::<Vec<_>>())
+            let of_table: Vec<_> = chunks.iter().filter(|chunk| chunk.table == table).collect();
+            check_unchanged(store, of_table.iter().copied())?;
+            let dim = of_table.first().map_or(1, |chunk| chunk.dim);
+            let chunks: Vec<_> = of_table.into_iter().map(CollectedGradients::as_chunk).collect();
+            Ok(Gradients::new(dim, &chunks).merged(executor, Simd::detect()))
         })
     }
 
     /// Forgets all gradients.
     pub fn clear(&self) {
-        self.with_chunks(Vec::clear);
+        let dropped = self.with_chunks(std::mem::take);
+        // Outside the lock: what kept them may have a destructor of its own.
+        drop(dropped);
     }
 
     /// Takes one optimizer step in every table that any of `collectors` has gradients for, and empties them.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::update`]; then no table has changed and the collectors keep their gradients.
+    /// [`Error::GradientsChanged`]; as [`EmbeddingStore::update`]; then no table has changed and the collectors keep
+    /// their gradients.
     pub fn apply(store: &dyn EmbeddingStore, collectors: &[&Self]) -> Result<()> {
         let taken: Vec<_> =
             collectors.iter().map(|collector| collector.with_chunks(std::mem::take)).collect();
-        let result = store.update(&updates(&taken));
+        let result =
+            check_unchanged(store, taken.iter().flatten()).and_then(|()| store.update(&updates(&taken)));
         if result.is_err() {
             for (collector, chunks) in collectors.iter().zip(taken) {
                 collector.put_back(chunks);
@@ -102,7 +172,25 @@ impl GradientCollector {
 
 impl CollectedGradients {
     fn as_chunk(&self) -> GradientChunk<'_> {
-        GradientChunk { ids: &self.ids, gradients: &self.gradients }
+        GradientChunk { parts: self.parts.iter().map(|part| part.part()).collect() }
+    }
+}
+
+impl CollectedGradients {
+    /// Checks that ids and gradients fit together and are of the table's dim.
+    fn validate(&self, table: &str) -> Result<()> {
+        let gradients = Gradients::new(self.dim, &[self.as_chunk()]);
+        gradients.validate("accept_grad", || format!("table \"{table}\""))
+    }
+}
+
+fn check_unchanged<'a>(
+    store: &dyn EmbeddingStore,
+    mut chunks: impl Iterator<Item = &'a CollectedGradients>,
+) -> Result<()> {
+    match chunks.find(|chunk| chunk.parts.iter().any(|part| part.were_changed())) {
+        None => Ok(()),
+        Some(chunk) => Err(Error::GradientsChanged { table: store.describe(chunk.table)?.name }),
     }
 }
 
@@ -119,24 +207,4 @@ fn updates(collected: &[Vec<CollectedGradients>]) -> Vec<TableUpdate<'_>> {
         }
     }
     updates
-}
-
-fn check_chunk(table: &str, expected: usize, dim: usize, chunk: GradientChunk<'_>) -> Result<()> {
-    if dim != expected {
-        return Err(Error::DimMismatch {
-            operation: "accept_grad",
-            table: table.to_owned(),
-            expected,
-            actual: format!("gradient rows of {dim}"),
-        });
-    }
-    if chunk.gradients.len() != chunk.ids.len() * dim {
-        return Err(Error::LengthMismatch {
-            operation: "accept_grad",
-            what: format!("gradient values for the ids of table \"{table}\""),
-            expected: chunk.ids.len() * dim,
-            actual: chunk.gradients.len(),
-        });
-    }
-    Ok(())
 }

@@ -36,6 +36,10 @@ pub enum Dtype {
     /// IEEE 754 single precision.
     #[default]
     Float32,
+    /// The upper half of a float32: its range, 8 bits of precision.
+    Bfloat16,
+    /// IEEE 754 half precision: 11 bits of precision, up to 65,504.
+    Float16,
 }
 
 /// What a table does with a row or a gradient that holds a NaN or an infinity.

@@ -1,7 +1,5 @@
 //! The errors of the store: every one names the table or the key it is about, what was expected and what came.
 
-use crate::gradient::GradientChunk;
-
 /// What a call on the store returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -107,6 +105,15 @@ pub enum Error {
         value: f32,
     },
 
+    /// Gradients that a collector keeps where they are were changed there before they were applied.
+    #[error(
+        "apply_grads: ids or gradients of table \"{table}\" were changed in place between backward and the step; clear them with zero_grad, or change a copy"
+    )]
+    GradientsChanged {
+        /// The table's name.
+        table: String,
+    },
+
     /// Bags whose offsets do not rise from zero to the number of ids, or whose mode and weights do not go together.
     #[error("emb_bag: {message}")]
     InvalidBag {
@@ -185,11 +192,10 @@ impl Error {
         self
     }
 
-    /// Sets the position that the error names to the first of its id in the call.
-    pub(crate) fn at_first_of_its_id(mut self, chunks: &[GradientChunk<'_>]) -> Self {
+    /// Sets the position that the error names to the first of its id among `ids`.
+    pub(crate) fn at_first_of_its_id(mut self, mut ids: impl Iterator<Item = i64>) -> Self {
         if let Self::NonFinite { id, position, .. } = &mut self {
-            let mut ids = chunks.iter().flat_map(|chunk| chunk.ids);
-            *position = ids.position(|other| other == id).unwrap_or(*position);
+            *position = ids.position(|other| other == *id).unwrap_or(*position);
         }
         self
     }

@@ -1,25 +1,97 @@
-//! Sums the gradients of duplicate ids, so that an optimizer takes one step per distinct id.
+//! Gradients on their way to a table, and the sum of those of equal ids.
 //!
 //! The counterparts of `torch.unique(sorted=True, return_inverse=True)` and of `index_add_` into zeros: distinct ids
-//! come out in ascending order, and each sum starts at zero and takes its gradients in input order. Where nobody sees
-//! the order of the ids, they stay in the order in which they first come, which spares sorting them.
+//! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
 
-use std::hash::BuildHasher;
-
-use hashbrown::DefaultHashBuilder;
-
+use crate::grouping::{Groups, group};
+use crate::parallel::{Executor, for_each_mut};
+use crate::simd::{Kernel, Lanes, Simd};
 use crate::{Error, Result};
 
-/// Gradients of one backward pass: `gradients` holds a row of `dim` elements for each of `ids`, duplicates allowed.
-#[derive(Debug, Clone, Copy)]
-pub struct GradientChunk<'a> {
+/// The rows of gradients worth waking a thread for.
+const ROWS_A_THREAD: usize = 4_096;
+
+/// Gradients of ids, duplicates allowed: for each id a row of a matrix, taken as it is or times a weight.
+///
+/// The gradient of `ids[p]` are `dim` elements of row `row_of[p]` (row p where `row_of` is empty) from column
+/// `first_column` on: the gradient of a bag serves all its ids, and that of several features lies in one matrix.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GradientPart<'a> {
     /// The ids, in input order.
     pub ids: &'a [i64],
-    /// Their gradients, row-major.
+    /// The matrix, row-major.
     pub gradients: &'a [f32],
+    /// The elements of a row of the matrix.
+    pub stride: usize,
+    /// The first column that counts.
+    pub first_column: usize,
+    /// The matrix's row for each id; empty for a row of its own each.
+    pub row_of: &'a [u32],
+    /// A factor for each id; empty for none.
+    pub weights: &'a [f32],
+    /// An id whose gradients do not count.
+    pub padding_idx: Option<i64>,
+    /// What a lookup of these ids gave out as their places, or nothing: then the rows are searched for.
+    pub places: &'a [u32],
 }
 
-/// Distinct ids and the sum of the gradients of each, row-major.
+impl<'a> GradientPart<'a> {
+    /// Returns gradients that hold a row of `dim` elements for each id.
+    pub fn new(ids: &'a [i64], gradients: &'a [f32], dim: usize) -> Self {
+        Self { ids, gradients, stride: dim, ..Self::default() }
+    }
+
+    /// Returns what is wrong with the lengths, as expected and actual.
+    fn mismatch(&self, dim: usize) -> Option<(&'static str, usize, usize)> {
+        let rows = self.row_of.iter().max().map_or(self.ids.len(), |&row| row as usize + 1);
+        let (expected, actual) = (rows * self.stride.max(dim), self.gradients.len());
+        let fits = dim > 0 && self.first_column + dim <= self.stride && actual >= expected;
+        // Bags without ids leave rows of the matrix unused.
+        if !fits || actual > expected && self.row_of.is_empty() && rows > 0 {
+            return Some(("gradient values", expected, actual));
+        }
+        let per_id = [("gradient rows", self.row_of.len()), ("gradient weights", self.weights.len())];
+        let wrong = per_id.into_iter().find(|&(_, len)| len != 0 && len != self.ids.len());
+        wrong.map(|(what, len)| (what, self.ids.len(), len))
+    }
+
+    #[inline(always)]
+    fn row(&self, position: usize, dim: usize) -> &'a [f32] {
+        let row = self.row_of.get(position).map_or(position, |&row| row as usize);
+        &self.gradients[row * self.stride + self.first_column..][..dim]
+    }
+
+    /// Adds the gradient of the id at `position`.
+    #[inline(always)]
+    fn add_to(&self, position: usize, sum: &mut [f32]) {
+        let row = self.row(position, sum.len());
+        match self.weights.get(position) {
+            None => sum.iter_mut().zip(row).for_each(|(sum, g)| *sum += g),
+            Some(weight) => sum.iter_mut().zip(row).for_each(|(sum, g)| *sum += g * weight),
+        }
+    }
+}
+
+/// The gradients of one backward pass through one table.
+#[derive(Debug, Clone, Default)]
+pub struct GradientChunk<'a> {
+    /// Its parts, in input order: one for each lookup of the pass.
+    pub parts: Vec<GradientPart<'a>>,
+}
+
+impl<'a> GradientChunk<'a> {
+    /// Returns gradients that hold a row of `dim` elements for each id.
+    pub fn new(ids: &'a [i64], gradients: &'a [f32], dim: usize) -> Self {
+        Self { parts: vec![GradientPart::new(ids, gradients, dim)] }
+    }
+
+    /// Returns the ids of all parts.
+    pub fn ids(&self) -> impl Iterator<Item = i64> {
+        self.parts.iter().flat_map(|part| part.ids).copied()
+    }
+}
+
+/// Distinct ids in ascending order and the sum of the gradients of each, row-major.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct MergedGradients {
     /// The distinct ids.
@@ -28,19 +100,207 @@ pub struct MergedGradients {
     pub sums: Vec<f32>,
 }
 
-/// Returns the distinct ids in ascending order, and for every input its place among them.
-pub fn unique(ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
-    let mut order: Vec<usize> = (0..ids.len()).collect();
-    order.sort_unstable_by_key(|&position| ids[position]);
-    let mut distinct = Vec::new();
-    let mut inverse = vec![0; ids.len()];
-    for position in order {
-        if distinct.last() != Some(&ids[position]) {
-            distinct.push(ids[position]);
+/// The chunks of one step of a table, their positions counted through.
+#[derive(Debug)]
+pub(crate) struct Gradients<'a> {
+    pub(crate) dim: usize,
+    pub(crate) parts: Vec<GradientPart<'a>>,
+    /// Where each part begins, and at the end where the last one ends.
+    pub(crate) starts: Vec<usize>,
+    /// Where each chunk ends.
+    chunk_ends: Vec<usize>,
+}
+
+impl<'a> Gradients<'a> {
+    pub(crate) fn new(dim: usize, chunks: &[GradientChunk<'a>]) -> Self {
+        let mut gradients = Self { dim, parts: Vec::new(), starts: vec![0], chunk_ends: Vec::new() };
+        for chunk in chunks {
+            for part in &chunk.parts {
+                gradients.starts.push(gradients.len() + part.ids.len());
+                gradients.parts.push(*part);
+            }
+            gradients.chunk_ends.push(gradients.len());
         }
-        inverse[position] = distinct.len() - 1;
+        gradients
     }
-    (distinct, inverse)
+
+    /// Checks that every part holds what its ids need; `owner` names whose they are.
+    pub(crate) fn validate(&self, operation: &'static str, owner: impl Fn() -> String) -> Result<()> {
+        for part in &self.parts {
+            if let Some((what, expected, actual)) = part.mismatch(self.dim) {
+                let what = format!("{what} for {} ids of {} of dim {}", part.ids.len(), owner(), self.dim);
+                return Err(Error::LengthMismatch { operation, what, expected, actual });
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the number of positions.
+    pub(crate) fn len(&self) -> usize {
+        self.starts.last().copied().unwrap_or_default()
+    }
+
+    /// Returns the part of a position and the position within it.
+    #[inline(always)]
+    fn locate(&self, position: usize) -> (&GradientPart<'a>, usize) {
+        match &self.parts[..] {
+            [part] => (part, position),
+            parts => {
+                let part = self.starts[1..].partition_point(|&end| end <= position);
+                (&parts[part], position - self.starts[part])
+            }
+        }
+    }
+
+    #[inline(always)]
+    pub(crate) fn id(&self, position: usize) -> i64 {
+        let (part, position) = self.locate(position);
+        part.ids[position]
+    }
+
+    /// Returns the gradient at a position, before any weight.
+    #[inline(always)]
+    pub(crate) fn row(&self, position: usize) -> &'a [f32] {
+        let (part, position) = self.locate(position);
+        part.row(position, self.dim)
+    }
+
+    /// Sums the gradients at `positions`, which ascend: each chunk's on their own, from zero, then the chunks' sums.
+    #[inline(always)]
+    pub(crate) fn sum(&self, positions: impl Iterator<Item = usize>, sum: &mut [f32], chunk_sum: &mut [f32]) {
+        sum.fill(0.0);
+        if self.chunk_ends.len() == 1 {
+            return positions.for_each(|position| self.add_to(position, sum));
+        }
+        let mut end = 0;
+        for position in positions {
+            if position >= end {
+                add_row(sum, chunk_sum, end > 0);
+                chunk_sum.fill(0.0);
+                end = self.chunk_ends[self.chunk_ends.partition_point(|&end| end <= position)];
+            }
+            self.add_to(position, chunk_sum);
+        }
+        add_row(sum, chunk_sum, end > 0);
+    }
+
+    #[inline(always)]
+    fn add_to(&self, position: usize, sum: &mut [f32]) {
+        let (part, position) = self.locate(position);
+        part.add_to(position, sum);
+    }
+
+    /// Returns the id at each position, none where it is padding.
+    fn keys(&self) -> Vec<Option<i64>> {
+        let of_part = |part: &GradientPart<'a>| {
+            let padding = part.padding_idx;
+            part.ids.iter().map(move |&id| (Some(id) != padding).then_some(id))
+        };
+        self.parts.iter().flat_map(of_part).collect()
+    }
+
+    /// Returns distinct ids in ascending order and their sums.
+    pub(crate) fn merged(&self, executor: &dyn Executor, simd: Simd) -> MergedGradients {
+        let keys = self.keys();
+        let groups = group(executor, &keys, parts_for(executor, keys.len() * self.dim));
+        let order = in_order(&groups, &keys);
+        let mut sums = vec![0.0; order.len() * self.dim];
+        let chunks = order.chunks(ROWS_A_THREAD).zip(sums.chunks_mut(ROWS_A_THREAD * self.dim));
+        for_each_mut(executor, chunks, |(order, sums)| {
+            simd.run(SumGroups { gradients: self, groups: &groups, order, sums });
+        });
+        MergedGradients { ids: order.iter().map(|group| group.id).collect(), sums }
+    }
+}
+
+impl MergedGradients {
+    /// Returns them as the gradients of one chunk.
+    pub(crate) fn as_gradients(&self, dim: usize) -> Gradients<'_> {
+        Gradients::new(dim, &[GradientChunk::new(&self.ids, &self.sums, dim)])
+    }
+
+    /// Returns all but those at the `refused` places, which ascend.
+    pub(crate) fn without(self, refused: &[usize], dim: usize) -> Self {
+        if refused.is_empty() {
+            return self;
+        }
+        let rows = self.ids.iter().zip(self.sums.chunks_exact(dim)).enumerate();
+        let kept = rows.filter(|(place, _)| refused.binary_search(place).is_err());
+        let (ids, sums): (Vec<i64>, Vec<&[f32]>) = kept.map(|(_, row)| row).unzip();
+        Self { ids, sums: sums.concat() }
+    }
+}
+
+#[inline(always)]
+fn add_row(sum: &mut [f32], row: &[f32], counts: bool) {
+    if counts {
+        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+    }
+}
+
+/// Into how many parts a batch of `floats` is cut: one a thread, or one for what is small.
+pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
+    if floats < crate::parallel::FLOATS_A_THREAD { 1 } else { executor.num_threads().max(1) }
+}
+
+/// A distinct id, and where its group is.
+#[derive(Clone, Copy)]
+struct DistinctId {
+    id: i64,
+    part: u32,
+    group: u32,
+}
+
+/// Returns the groups of all parts in ascending order of their ids.
+fn in_order(groups: &[Groups], keys: &[Option<i64>]) -> Vec<DistinctId> {
+    let mut order = Vec::with_capacity(groups.iter().map(Groups::len).sum());
+    for (part, groups) in groups.iter().enumerate() {
+        for group in 0..groups.len() {
+            let id = keys[groups.first(group)].unwrap_or_default();
+            order.push(DistinctId { id, part: part as u32, group: group as u32 });
+        }
+    }
+    order.sort_unstable_by_key(|group| group.id);
+    order
+}
+
+/// Writes the sums of some groups one after another.
+struct SumGroups<'a, 'g> {
+    gradients: &'a Gradients<'g>,
+    groups: &'a [Groups],
+    order: &'a [DistinctId],
+    sums: &'a mut [f32],
+}
+
+impl Kernel for SumGroups<'_, '_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        const ROWS_AHEAD: usize = 8;
+        let dim = self.gradients.dim;
+        let mut chunk_sum = vec![0.0; dim];
+        for (place, (group, sum)) in self.order.iter().zip(self.sums.chunks_exact_mut(dim)).enumerate() {
+            if let Some(ahead) = self.order.get(place + ROWS_AHEAD) {
+                let first = self.groups[ahead.part as usize].first(ahead.group as usize);
+                crate::cache::prefetch(self.gradients.row(first));
+            }
+            let positions = self.groups[group.part as usize].positions(group.group as usize);
+            self.gradients.sum(positions, sum, &mut chunk_sum);
+        }
+    }
+}
+
+/// Returns the distinct ids in ascending order, and for every input its place among them.
+pub fn unique(executor: &dyn Executor, ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
+    let keys: Vec<Option<i64>> = ids.iter().copied().map(Some).collect();
+    let groups = group(executor, &keys, parts_for(executor, ids.len()));
+    let order = in_order(&groups, &keys);
+    let mut inverse = vec![0; ids.len()];
+    for (place, group) in order.iter().enumerate() {
+        for position in groups[group.part as usize].positions(group.group as usize) {
+            inverse[position] = place;
+        }
+    }
+    (order.iter().map(|group| group.id).collect(), inverse)
 }
 
 /// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements, and ids ascend.
@@ -49,122 +309,73 @@ pub fn unique(ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
 ///
 /// # Errors
 /// [`Error::LengthMismatch`] if a chunk does not hold `dim` values an id.
-pub fn merge_gradients(dim: usize, chunks: &[GradientChunk<'_>]) -> Result<MergedGradients> {
-    for chunk in chunks {
-        let (expected, actual) = (chunk.ids.len() * dim, chunk.gradients.len());
-        if expected != actual || dim == 0 {
-            let what = format!("gradient values for {} ids of dim {dim}", chunk.ids.len());
-            return Err(Error::LengthMismatch { operation: "merge_gradients", what, expected, actual });
-        }
-    }
-    Ok(merge_checked(dim, chunks))
-}
-
-/// Merges chunks that hold `dim` values an id, as [`merge_gradients`].
-pub(crate) fn merge_checked(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
-    merge_in_input_order(dim, chunks).sorted(dim)
-}
-
-/// Merges chunks that hold `dim` values an id, as [`merge_gradients`], ids in the order in which they first come.
-pub(crate) fn merge_in_input_order(dim: usize, chunks: &[GradientChunk<'_>]) -> MergedGradients {
-    if let [chunk] = chunks {
-        return merge_chunk(dim, *chunk);
-    }
-    let mut joined = MergedGradients::default();
-    for &chunk in chunks {
-        let merged = merge_chunk(dim, chunk);
-        joined.ids.extend(merged.ids);
-        joined.sums.extend(merged.sums);
-    }
-    merge_chunk(dim, GradientChunk { ids: &joined.ids, gradients: &joined.sums })
-}
-
-fn merge_chunk(dim: usize, chunk: GradientChunk<'_>) -> MergedGradients {
-    let mut places = Places::for_ids(chunk.ids.len());
-    let mut merged = MergedGradients { ids: Vec::new(), sums: Vec::with_capacity(chunk.gradients.len()) };
-    for (&id, gradient) in chunk.ids.iter().zip(chunk.gradients.chunks_exact(dim)) {
-        let place = places.find_or_push(id, &mut merged.ids);
-        if place * dim == merged.sums.len() {
-            merged.sums.resize((place + 1) * dim, 0.0);
-        }
-        for (sum, g) in merged.sums[place * dim..(place + 1) * dim].iter_mut().zip(gradient) {
-            *sum += g;
-        }
-    }
-    merged
-}
-
-/// The places of distinct ids in a list: open addressing with linear probing, at most half full.
-///
-/// Smaller than a map with the ids as keys, and so mostly in the processor's cache: the ids are in the list already.
-struct Places {
-    places: Vec<u32>,
-    hasher: DefaultHashBuilder,
-}
-
-impl Places {
-    const FREE: u32 = u32::MAX;
-
-    fn for_ids(count: usize) -> Self {
-        let places = vec![Self::FREE; (2 * count).next_power_of_two()];
-        Self { places, hasher: DefaultHashBuilder::default() }
-    }
-
-    /// Returns the place of `id` in `distinct`, to which it is added if it is not there.
-    #[inline]
-    fn find_or_push(&mut self, id: i64, distinct: &mut Vec<i64>) -> usize {
-        let mask = self.places.len() - 1;
-        let mut slot = self.hasher.hash_one(id) as usize & mask;
-        loop {
-            let place = self.places[slot];
-            if place == Self::FREE {
-                self.places[slot] = distinct.len() as u32;
-                distinct.push(id);
-                return distinct.len() - 1;
-            }
-            if distinct[place as usize] == id {
-                return place as usize;
-            }
-            slot = (slot + 1) & mask;
-        }
-    }
-}
-
-impl MergedGradients {
-    /// Returns the same sums with ids in ascending order.
-    fn sorted(self, dim: usize) -> Self {
-        if self.ids.is_sorted() {
-            return self;
-        }
-        let mut order: Vec<usize> = (0..self.ids.len()).collect();
-        order.sort_unstable_by_key(|&place| self.ids[place]);
-        let ids = order.iter().map(|&place| self.ids[place]).collect();
-        let sums =
-            order.iter().flat_map(|&place| &self.sums[place * dim..(place + 1) * dim]).copied().collect();
-        Self { ids, sums }
-    }
+pub fn merge_gradients(
+    executor: &dyn Executor,
+    dim: usize,
+    chunks: &[GradientChunk<'_>],
+) -> Result<MergedGradients> {
+    let gradients = Gradients::new(dim, chunks);
+    gradients.validate("merge_gradients", || "the merge".to_owned())?;
+    Ok(gradients.merged(executor, Simd::detect()))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::parallel::Serial;
     use proptest::prelude::*;
-    use std::collections::{BTreeMap, HashSet};
+    use std::collections::BTreeMap;
 
     #[test]
     fn chunks_are_summed_one_by_one() {
         // (1e8 + 1) + (-1e8 + 1) in single precision is 0 by chunk, 1 in one run.
-        let chunk = |gradients| GradientChunk { ids: &[5, 5], gradients };
-        let merged = merge_gradients(1, &[chunk(&[1e8, 1.0]), chunk(&[-1e8, 1.0])]).unwrap();
+        let chunk = |gradients| GradientChunk::new(&[5, 5], gradients, 1);
+        let merged = merge_gradients(&Serial, 1, &[chunk(&[1e8, 1.0]), chunk(&[-1e8, 1.0])]).unwrap();
         assert_eq!(merged.sums, [0.0]);
     }
 
     #[test]
+    fn the_parts_of_a_chunk_are_summed_in_one_run() {
+        let part = |gradients| GradientPart::new(&[5], gradients, 1);
+        let parts = [[1e8], [1.0], [-1e8], [1.0]];
+        let chunk = GradientChunk { parts: parts.iter().map(|gradients| part(gradients)).collect() };
+        assert_eq!(merge_gradients(&Serial, 1, &[chunk]).unwrap().sums, [1.0]);
+    }
+
+    #[test]
     fn a_chunk_of_the_wrong_length_is_refused() {
-        let chunk = GradientChunk { ids: &[5, 6], gradients: &[1.0; 3] };
-        let message = merge_gradients(2, &[chunk]).unwrap_err().to_string();
-        assert!(message.contains("expected 4 gradient values for 2 ids of dim 2, got 3"), "{message}");
-        assert!(merge_gradients(0, &[GradientChunk { ids: &[5], gradients: &[] }]).is_err());
+        let message = |part: GradientPart<'_>, dim| {
+            merge_gradients(&Serial, dim, &[GradientChunk { parts: vec![part] }]).unwrap_err().to_string()
+        };
+        let wide = GradientPart::new(&[5, 6], &[1.0; 3], 2);
+        assert!(
+            message(wide, 2).contains("expected 4 gradient values for 2 ids of the merge of dim 2, got 3")
+        );
+        assert!(message(GradientPart::new(&[5], &[], 0), 0).contains("dim 0"));
+        let few = GradientPart { row_of: &[0], ..GradientPart::new(&[5, 6], &[1.0; 4], 2) };
+        assert!(message(few, 2).contains("expected 2 gradient rows"), "{}", message(few, 2));
+        let few = GradientPart { weights: &[0.5; 3], ..GradientPart::new(&[5, 6], &[1.0; 4], 2) };
+        assert!(
+            message(few, 2).contains("expected 2 gradient weights for 2 ids of the merge of dim 2, got 3")
+        );
+        let beyond = GradientPart { row_of: &[0, 2], ..GradientPart::new(&[5, 6], &[1.0; 4], 2) };
+        assert!(message(beyond, 2).contains("expected 6 gradient values"), "{}", message(beyond, 2));
+    }
+
+    #[test]
+    fn a_part_picks_its_columns_rows_weights_and_leaves_padding_out() {
+        let part = GradientPart {
+            ids: &[7, 8, 7, 9],
+            gradients: &[0.0, 1.0, 2.0, 0.0, 10.0, 20.0],
+            stride: 3,
+            first_column: 1,
+            row_of: &[0, 0, 1, 1],
+            weights: &[1.0, 3.0, 0.5, 1.0],
+            padding_idx: Some(9),
+            places: &[],
+        };
+        let merged = merge_gradients(&Serial, 2, &[GradientChunk { parts: vec![part] }]).unwrap();
+        assert_eq!(merged, MergedGradients { ids: vec![7, 8], sums: vec![6.0, 12.0, 3.0, 6.0] });
     }
 
     proptest! {
@@ -177,15 +388,12 @@ mod tests {
                 sum[0] += g[0];
                 sum[1] += g[1];
             }
-            let merged = merge_gradients(2, &[GradientChunk { ids: &ids, gradients: &gradients }]).unwrap();
+            let merged = merge_gradients(&Serial, 2, &[GradientChunk::new(&ids, &gradients, 2)]).unwrap();
             prop_assert_eq!(&merged.ids, &model.keys().copied().collect::<Vec<_>>());
             prop_assert_eq!(&merged.sums, &model.values().flatten().copied().collect::<Vec<_>>());
-            let unsorted = merge_in_input_order(2, &[GradientChunk { ids: &ids, gradients: &gradients }]);
-            let mut seen = HashSet::new();
-            prop_assert_eq!(&unsorted.ids, &ids.iter().copied().filter(|&id| seen.insert(id)).collect::<Vec<_>>());
-            prop_assert_eq!(unsorted.sorted(2), merged);
-            let (distinct, inverse) = unique(&ids);
+            let (distinct, inverse) = unique(&Serial, &ids);
             prop_assert_eq!(inverse.iter().map(|&row| distinct[row]).collect::<Vec<_>>(), ids);
+            prop_assert_eq!(distinct, merged.ids);
         }
     }
 }

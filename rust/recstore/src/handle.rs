@@ -82,8 +82,8 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
     pub fn update(&self, ids: ArrayView1<'_, i64>, gradients: ArrayView2<'_, f32>) -> Result<()> {
         self.check_shape("emb_update", "gradient rows", ids.len(), gradients)?;
         let gradients = gradients.as_standard_layout();
-        let chunk =
-            GradientChunk { ids: &contiguous(ids), gradients: gradients.as_slice().unwrap_or_default() };
+        let ids = contiguous(ids);
+        let chunk = GradientChunk::new(&ids, gradients.as_slice().unwrap_or_default(), self.dim);
         self.store.update(&[TableUpdate { table: self.table, chunks: vec![chunk], step: Step::Next }])
     }
 

@@ -21,26 +21,33 @@
 //! # }
 //! ```
 
+mod cache;
 mod collector;
 mod config;
 mod error;
 pub mod fork;
 mod gradient;
+mod grouping;
 mod handle;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 mod optimizer;
+mod pages;
 mod parallel;
 mod pooling;
 mod prefetch;
+mod row_type;
 mod simd;
 mod store;
 mod table;
 
-pub use collector::GradientCollector;
+pub use collector::{GradientCollector, KeptGradients, OwnedGradients};
 pub use config::{
     BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
-pub use gradient::{GradientChunk, MergedGradients, merge_gradients, unique};
+pub use gradient::{GradientChunk, GradientPart, MergedGradients, merge_gradients, unique};
 pub use handle::TableHandle;
 #[cfg(feature = "rayon")]
 pub use parallel::Rayon;
@@ -49,3 +56,4 @@ pub use pooling::{BagInput, PoolingMode, check_offsets};
 pub use prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
 pub use simd::SimdLevel;
 pub use store::{EmbeddingStore, LocalStore, Step, TableDescription, TableId, TableStatistics, TableUpdate};
+pub use table::TAG_WORDS as PLACES_TAG;

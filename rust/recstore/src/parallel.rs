@@ -10,7 +10,13 @@ use std::sync::{Mutex, PoisonError};
 pub trait Executor: Send + Sync {
     /// Calls `body` once with every number below `count`.
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync));
+
+    /// Returns how many bodies may run at a time.
+    fn num_threads(&self) -> usize;
 }
+
+/// The floats worth waking a thread for. Less runs on the calling thread.
+pub(crate) const FLOATS_A_THREAD: usize = 32_768;
 
 /// Runs every body on the calling thread.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,6 +25,10 @@ pub struct Serial;
 impl Executor for Serial {
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
         (0..count).for_each(body);
+    }
+
+    fn num_threads(&self) -> usize {
+        1
     }
 }
 
@@ -38,6 +48,10 @@ impl Executor for Rayon {
             Some(pool) => pool.install(|| (0..count).into_par_iter().for_each(body)),
             None => Serial.for_each(count, body),
         }
+    }
+
+    fn num_threads(&self) -> usize {
+        rayon_pool().map_or(1, rayon::ThreadPool::current_num_threads)
     }
 }
 
@@ -71,19 +85,6 @@ pub(crate) fn for_each_mut<T: Send>(
         0 => {}
         1 => run(0),
         count => executor.for_each(count, &run),
-    }
-}
-
-/// The rows whose cache misses overlap.
-pub(crate) const ROWS_IN_FLIGHT: usize = 32;
-
-/// Loads every cache line of a row that is needed soon. No load waits for another one, so that the misses of several
-/// rows overlap where going through the rows one by one would wait for each.
-#[inline(always)]
-pub(crate) fn touch(row: &[f32]) {
-    const FLOATS_A_LINE: usize = 16;
-    for weight in row.iter().step_by(FLOATS_A_LINE) {
-        std::hint::black_box(*weight);
     }
 }
 

@@ -28,7 +28,9 @@ impl FromStr for PoolingMode {
     }
 }
 
-/// Bags of ids: bag b holds the ids from `offsets[b]` up to `offsets[b + 1]`.
+/// Bags of ids of one or several tables: bag b holds the ids from `offsets[b]` up to `offsets[b + 1]`.
+///
+/// With F tables and B bags each, the bags of the first table come first, then those of the second.
 #[derive(Debug, Clone, Copy)]
 pub struct BagInput<'a> {
     /// The ids of all bags, one after another.
@@ -43,13 +45,17 @@ pub struct BagInput<'a> {
     pub padding_idx: Option<i64>,
 }
 
-impl BagInput<'_> {
-    /// Checks offsets and weights.
+impl<'a> BagInput<'a> {
+    /// Checks offsets and weights, and that every one of `tables` tables has as many bags.
     ///
     /// # Errors
     /// [`Error::InvalidBag`] or [`Error::LengthMismatch`].
-    pub(crate) fn validate(&self) -> Result<()> {
+    pub(crate) fn validate(&self, tables: usize) -> Result<()> {
         check_offsets(self.offsets, self.ids.len())?;
+        let bags = self.offsets.len() - 1;
+        if tables == 0 || !bags.is_multiple_of(tables) {
+            return Err(bag_error(format!("{tables} tables need as many bags each, got {bags} bags")));
+        }
         self.validate_weights()
     }
 
@@ -71,37 +77,119 @@ impl BagInput<'_> {
         Ok(())
     }
 
-    /// The number of bags.
-    pub fn num_bags(&self) -> usize {
-        self.offsets.len().saturating_sub(1)
+    /// The number of bags of each of `tables` tables.
+    pub(crate) fn bags_a_table(&self, tables: usize) -> usize {
+        self.offsets.len().saturating_sub(1) / tables.max(1)
     }
 
-    /// Pools bag `bag` into `pooled`; for the maximum, `max_positions` gets the position of the id whose row holds
-    /// each column's maximum (the first of equals), and -1 in an empty bag. `row_of` hands out the row of an id.
-    pub(crate) fn pool<'r>(
-        &self,
-        bag: usize,
-        row_of: impl Fn(i64, &mut dyn FnMut(&[f32])) + 'r,
-        pooled: &mut [f32],
-        max_positions: &mut [i64],
-    ) {
-        let positions = self.offsets[bag] as usize..self.offsets[bag + 1] as usize;
-        let counted = |position: &usize| self.padding_idx != Some(self.ids[*position]);
-        pooled.fill(0.0);
-        max_positions.fill(-1);
-        let mut count = 0;
-        for position in positions.filter(counted) {
-            row_of(self.ids[position], &mut |row| match self.mode {
-                PoolingMode::Max => take_maximum(pooled, max_positions, row, position),
-                PoolingMode::Sum | PoolingMode::Mean => {
-                    let weight = self.per_sample_weights.map(|weights| weights[position]);
-                    add_row(pooled, row, weight);
-                }
-            });
-            count += 1;
+    /// Returns the ids of some bags.
+    pub(crate) fn ids_of(&self, bags: std::ops::Range<usize>) -> &'a [i64] {
+        &self.ids[self.offsets[bags.start] as usize..self.offsets[bags.end] as usize]
+    }
+}
+
+/// Where the pooled rows of a table go: some columns of a matrix.
+#[derive(Debug)]
+pub(crate) struct PooledColumns<'a> {
+    /// The matrix, a row a bag.
+    pub(crate) pooled: &'a mut [f32],
+    /// For the maximum the positions of those who hold it, of the same shape; else empty.
+    pub(crate) max_positions: &'a mut [i64],
+    /// The elements of a row of the matrix.
+    pub(crate) stride: usize,
+    /// The first column.
+    pub(crate) first: usize,
+    /// The number of columns.
+    pub(crate) dim: usize,
+}
+
+impl PooledColumns<'_> {
+    #[inline(always)]
+    fn row(&mut self, bag: usize) -> &mut [f32] {
+        &mut self.pooled[bag * self.stride + self.first..][..self.dim]
+    }
+
+    #[inline(always)]
+    fn rows(&mut self, bag: usize) -> (&mut [f32], &mut [i64]) {
+        let start = bag * self.stride + self.first;
+        let positions = match self.max_positions.is_empty() {
+            true => &mut [][..],
+            false => &mut self.max_positions[start..][..self.dim],
+        };
+        (&mut self.pooled[start..][..self.dim], positions)
+    }
+}
+
+/// Takes the rows of consecutive bags in the order of their ids and pools them.
+pub(crate) struct Pooling<'a> {
+    input: BagInput<'a>,
+    columns: PooledColumns<'a>,
+    /// The bags among those of the input.
+    bags: std::ops::Range<usize>,
+    /// The bag that rows go to, counted from the first.
+    bag: usize,
+    /// Where its ids end.
+    end: usize,
+    /// The rows it has taken.
+    taken: usize,
+}
+
+impl<'a> Pooling<'a> {
+    /// Pools `bags` of `input` into the rows of `columns`, the first bag into the first row.
+    pub(crate) fn new(input: BagInput<'a>, bags: std::ops::Range<usize>, columns: PooledColumns<'a>) -> Self {
+        let end = bags.clone().next().map_or(0, |bag| input.offsets[bag + 1] as usize);
+        Self { input, columns, bags, bag: 0, end, taken: 0 }
+    }
+
+    /// Takes the row of the id at `position` among all ids.
+    #[inline(always)]
+    pub(crate) fn take(&mut self, position: usize, row: &[f32]) {
+        while position >= self.end {
+            self.close();
         }
-        if self.mode == PoolingMode::Mean && count > 0 {
-            pooled.iter_mut().for_each(|value| *value /= count as f32);
+        if self.input.padding_idx.is_some() && self.input.padding_idx == Some(self.input.ids[position]) {
+            return;
+        }
+        let is_first = self.taken == 0;
+        self.taken += 1;
+        if self.input.mode == PoolingMode::Max {
+            let (maximum, positions) = self.columns.rows(self.bag);
+            return take_maximum(maximum, positions, row, position, is_first);
+        }
+        let sum = self.columns.row(self.bag);
+        match (self.input.per_sample_weights, is_first) {
+            (None, true) => sum.iter_mut().zip(row).for_each(|(sum, value)| *sum = 0.0 + value),
+            (None, false) => sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value),
+            (Some(weights), true) => {
+                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum = 0.0 + weights[position] * value);
+            }
+            (Some(weights), false) => {
+                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += weights[position] * value);
+            }
+        }
+    }
+
+    /// Ends the current bag.
+    #[inline(always)]
+    fn close(&mut self) {
+        let taken = std::mem::take(&mut self.taken);
+        let (row, positions) = self.columns.rows(self.bag);
+        if taken == 0 {
+            row.fill(0.0);
+            positions.fill(-1);
+        } else if self.input.mode == PoolingMode::Mean {
+            row.iter_mut().for_each(|value| *value /= taken as f32);
+        }
+        self.bag += 1;
+        let next = self.bags.start + self.bag + 1;
+        self.end = self.input.offsets.get(next).map_or(usize::MAX, |&end| end as usize);
+    }
+
+    /// Ends all bags that are left.
+    #[inline(always)]
+    pub(crate) fn finish(mut self) {
+        while self.bag < self.bags.len() {
+            self.close();
         }
     }
 }
@@ -130,16 +218,10 @@ pub fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()> {
     Ok(())
 }
 
-fn add_row(pooled: &mut [f32], row: &[f32], weight: Option<f32>) {
-    let weight = weight.unwrap_or(1.0);
-    for (sum, value) in pooled.iter_mut().zip(row) {
-        *sum += weight * value;
-    }
-}
-
-fn take_maximum(pooled: &mut [f32], max_positions: &mut [i64], row: &[f32], position: usize) {
-    for ((maximum, at), &value) in pooled.iter_mut().zip(max_positions).zip(row) {
-        if *at < 0 || value > *maximum {
+#[inline(always)]
+fn take_maximum(maxima: &mut [f32], positions: &mut [i64], row: &[f32], position: usize, is_first: bool) {
+    for ((maximum, at), &value) in maxima.iter_mut().zip(positions).zip(row) {
+        if is_first || value > *maximum {
             *maximum = value;
             *at = position as i64;
         }
@@ -158,14 +240,22 @@ mod tests {
         BagInput { ids: &[1, 2, 3], offsets, mode, per_sample_weights: None, padding_idx: Some(3) }
     }
 
+    /// Pools rows of one element into the second of three columns.
     fn pool(input: BagInput<'_>) -> (Vec<f32>, Vec<i64>) {
-        input.validate().unwrap();
-        let (mut pooled, mut at) = (vec![9.0; input.num_bags()], vec![9; input.num_bags()]);
-        for bag in 0..input.num_bags() {
-            let row = |id: i64, visit: &mut dyn FnMut(&[f32])| visit(&[id as f32 - 10.0]);
-            input.pool(bag, row, &mut pooled[bag..=bag], &mut at[bag..=bag]);
+        input.validate(1).unwrap();
+        let count = input.bags_a_table(1);
+        let (mut pooled, mut at) = (vec![9.0; 3 * count], vec![9; 3 * count]);
+        let max_positions = if input.mode == PoolingMode::Max { &mut at[..] } else { &mut [] };
+        let columns = PooledColumns { pooled: &mut pooled, max_positions, stride: 3, first: 1, dim: 1 };
+        let mut pooling = Pooling::new(input, 0..count, columns);
+        for (position, &id) in input.ids.iter().enumerate() {
+            pooling.take(position, &[id as f32 - 10.0]);
         }
-        (pooled, at)
+        pooling.finish();
+        assert!(pooled.iter().step_by(3).chain(pooled.iter().skip(2).step_by(3)).all(|&value| value == 9.0));
+        let second = |number: &usize| number % 3 == 1;
+        let columns = (0..3 * count).filter(second);
+        columns.map(|place| (pooled[place], at[place])).unzip()
     }
 
     #[test]
@@ -185,7 +275,7 @@ mod tests {
 
     #[test]
     fn bad_offsets_and_weights_are_refused() {
-        let message = |input: BagInput<'_>| input.validate().unwrap_err().to_string();
+        let message = |input: BagInput<'_>| input.validate(1).unwrap_err().to_string();
         assert!(message(bags(&[], PoolingMode::Sum)).contains("got none"));
         assert!(message(bags(&[1, 3], PoolingMode::Sum)).contains("start at 0, got 1"));
         assert!(message(bags(&[0, 2, 1], PoolingMode::Sum)).contains("got 1 after 2 at position 2"));
@@ -194,5 +284,7 @@ mod tests {
         assert!(message(weighted(PoolingMode::Max)).contains("not with max"));
         assert!(message(weighted(PoolingMode::Sum)).contains("expected 3 per_sample_weights"));
         assert!("median".parse::<PoolingMode>().unwrap_err().to_string().contains("median"));
+        let uneven = bags(&[0, 1, 2, 3], PoolingMode::Sum).validate(2).unwrap_err().to_string();
+        assert!(uneven.contains("2 tables need as many bags each, got 3 bags"), "{uneven}");
     }
 }

@@ -11,6 +11,7 @@ use std::thread;
 use crossbeam_channel::{Sender, unbounded};
 
 use crate::config::TableConfig;
+use crate::gradient::GradientChunk;
 use crate::pooling::BagInput;
 use crate::store::{EmbeddingStore, TableDescription, TableId, TableStatistics, TableUpdate};
 use crate::{Error, Result, fork};
@@ -235,11 +236,11 @@ impl PrefetchingStore {
     }
 
     /// Notes a change that just happened, if a pending prefetch may have missed it.
-    fn note<'a>(&self, table: TableId, ids: Option<impl Iterator<Item = &'a i64>>) {
+    fn note(&self, table: TableId, ids: Option<impl Iterator<Item = i64>>) {
         let _gate = fork::enter();
         let mut state = self.lock();
         if !(state.pending.is_empty() && state.waiting.is_empty()) {
-            let ids = ids.map(|ids| ids.copied().collect());
+            let ids = ids.map(Iterator::collect);
             state.changes.push_back(Change { table, ids });
         }
     }
@@ -296,30 +297,45 @@ impl EmbeddingStore for PrefetchingStore {
         self.store.describe(table)
     }
 
+    fn dim(&self, table: TableId) -> Result<usize> {
+        self.store.dim(table)
+    }
+
     fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
         self.store.read(table, ids, rows)
     }
 
-    fn bag(
+    fn read_with_places(
         &self,
         table: TableId,
+        ids: &[i64],
+        rows: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()> {
+        self.store.read_with_places(table, ids, rows, places)
+    }
+
+    fn bag(
+        &self,
+        tables: &[TableId],
         input: BagInput<'_>,
         pooled: &mut [f32],
         max_positions: &mut [i64],
+        places: &mut [u32],
     ) -> Result<()> {
-        self.store.bag(table, input, pooled, max_positions)
+        self.store.bag(tables, input, pooled, max_positions, places)
     }
 
     fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()> {
         self.store.write(table, ids, rows)?;
-        self.note(table, Some(ids.iter()));
+        self.note(table, Some(ids.iter().copied()));
         Ok(())
     }
 
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()> {
         self.store.update(updates)?;
         for update in updates {
-            self.note(update.table, Some(update.chunks.iter().flat_map(|chunk| chunk.ids)));
+            self.note(update.table, Some(update.chunks.iter().flat_map(GradientChunk::ids)));
         }
         Ok(())
     }
@@ -338,13 +354,13 @@ impl EmbeddingStore for PrefetchingStore {
 
     fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize> {
         let deleted = self.store.delete(table, ids)?;
-        self.note(table, Some(ids.iter()));
+        self.note(table, Some(ids.iter().copied()));
         Ok(deleted)
     }
 
     fn clear(&self, table: TableId) -> Result<()> {
         self.store.clear(table)?;
-        self.note(table, None::<std::slice::Iter<'_, i64>>);
+        self.note(table, None::<std::iter::Empty<i64>>);
         Ok(())
     }
 
@@ -396,7 +412,7 @@ mod tests {
 
     fn update(store: &PrefetchingStore, table: TableId, ids: &[i64]) {
         let gradients = vec![1.0; ids.len() * 2];
-        let chunk = GradientChunk { ids, gradients: &gradients };
+        let chunk = GradientChunk::new(ids, &gradients, 2);
         store.update(&[TableUpdate { table, chunks: vec![chunk], step: Step::Next }]).unwrap();
     }
 

@@ -90,8 +90,80 @@ impl FromStr for SimdLevel {
 
 /// Scalar code to be compiled for each level. `run` must be `#[inline(always)]`, and so must all it calls.
 pub(crate) trait Kernel {
-    /// Runs the kernel once.
-    fn run(self);
+    /// Runs the kernel once; `lanes` does what the compiler finds no vector instruction for.
+    fn run(self, lanes: impl Lanes);
+}
+
+/// What is written for each level by hand. A value of a level's type exists only where its instructions are there.
+pub(crate) trait Lanes: Copy {
+    /// Returns a bit for each of `lanes` that equals `value`, the first in the lowest place.
+    fn equal(self, lanes: &[i64; 8], value: i64) -> u32;
+}
+
+/// [`Lanes`] in plain Rust: what the others are held against.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScalarLanes;
+
+impl Lanes for ScalarLanes {
+    #[inline(always)]
+    fn equal(self, lanes: &[i64; 8], value: i64) -> u32 {
+        let bits = lanes.iter().enumerate().map(|(lane, other)| u32::from(*other == value) << lane);
+        bits.fold(0, |bits, bit| bits | bit)
+    }
+}
+
+/// [`Lanes`] with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+struct Avx2Lanes(());
+
+#[cfg(target_arch = "x86_64")]
+impl Lanes for Avx2Lanes {
+    #[inline(always)]
+    fn equal(self, lanes: &[i64; 8], value: i64) -> u32 {
+        // SAFETY: 1. the processor has AVX2: only `run_avx2` makes a value of this type.
+        unsafe { equal_avx2(lanes, value) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+#[inline]
+fn equal_avx2(lanes: &[i64; 8], value: i64) -> u32 {
+    use std::arch::x86_64::{
+        _mm256_castsi256_pd, _mm256_cmpeq_epi64, _mm256_loadu_si256, _mm256_movemask_pd, _mm256_set1_epi64x,
+    };
+    let value = _mm256_set1_epi64x(value);
+    let half = |first: usize| {
+        // SAFETY: 1. four of the eight lanes lie at `first`, which is 0 or 4; the load needs no alignment.
+        let lanes = unsafe { _mm256_loadu_si256(lanes[first..].as_ptr().cast()) };
+        _mm256_movemask_pd(_mm256_castsi256_pd(_mm256_cmpeq_epi64(lanes, value))) as u32
+    };
+    half(0) | half(4) << 4
+}
+
+/// [`Lanes`] with AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+struct Avx512Lanes(());
+
+#[cfg(target_arch = "x86_64")]
+impl Lanes for Avx512Lanes {
+    #[inline(always)]
+    fn equal(self, lanes: &[i64; 8], value: i64) -> u32 {
+        // SAFETY: 1. the processor has AVX-512 F: only `run_avx512` makes a value of this type.
+        unsafe { equal_avx512(lanes, value) }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512dq,avx512vl")]
+#[inline]
+fn equal_avx512(lanes: &[i64; 8], value: i64) -> u32 {
+    use std::arch::x86_64::{_mm512_cmpeq_epi64_mask, _mm512_loadu_si512, _mm512_set1_epi64};
+    // SAFETY: 1. the eight lanes are 64 bytes; the load needs no alignment.
+    let lanes = unsafe { _mm512_loadu_si512(lanes.as_ptr().cast()) };
+    u32::from(_mm512_cmpeq_epi64_mask(lanes, _mm512_set1_epi64(value)))
 }
 
 /// A level that this machine was seen to have; only [`Simd::new`] makes one.
@@ -113,27 +185,27 @@ impl Simd {
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         #[cfg(target_arch = "x86_64")]
         match self.0 {
-            SimdLevel::Baseline => kernel.run(),
+            SimdLevel::Baseline => kernel.run(ScalarLanes),
             // SAFETY: 1. the processor has AVX2: `Simd::new` and `detect` checked it.
             SimdLevel::Avx2 => unsafe { run_avx2(kernel) },
             // SAFETY: 1. the processor has AVX-512 F, DQ and VL: `Simd::new` and `detect` checked them.
             SimdLevel::Avx512 => unsafe { run_avx512(kernel) },
         }
         #[cfg(not(target_arch = "x86_64"))]
-        kernel.run();
+        kernel.run(ScalarLanes);
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
 fn run_avx2<K: Kernel>(kernel: K) {
-    kernel.run();
+    kernel.run(Avx2Lanes(()));
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512dq,avx512vl")]
 fn run_avx512<K: Kernel>(kernel: K) {
-    kernel.run();
+    kernel.run(Avx512Lanes(()));
 }
 
 /// The number of running sums in [`sum_of_squares`]: fixed, so that every level adds in the same order.
@@ -177,6 +249,30 @@ mod tests {
     fn an_unknown_level_is_refused_by_name() {
         let error = "sse9".parse::<SimdLevel>().unwrap_err().to_string();
         assert!(error.contains("\"sse9\"") && error.contains("baseline"), "{error}");
+    }
+
+    struct Compare<'a>(&'a [i64; 8], i64, &'a mut u32);
+
+    impl Kernel for Compare<'_> {
+        #[inline(always)]
+        fn run(self, lanes: impl Lanes) {
+            *self.2 = lanes.equal(self.0, self.1);
+        }
+    }
+
+    #[test]
+    fn every_level_finds_the_same_equal_lanes() {
+        for pattern in 0..256u32 {
+            let lanes =
+                std::array::from_fn(|lane| if pattern >> lane & 1 == 1 { i64::MIN } else { lane as i64 });
+            for level in SimdLevel::available() {
+                let mut found = 0;
+                Simd::new(level).unwrap().run(Compare(&lanes, i64::MIN, &mut found));
+                assert_eq!(found, pattern, "{level}");
+                Simd::new(level).unwrap().run(Compare(&lanes, 99, &mut found));
+                assert_eq!(found, 0, "{level}");
+            }
+        }
     }
 
     #[test]

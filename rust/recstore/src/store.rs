@@ -9,7 +9,7 @@ use crate::gradient::GradientChunk;
 use crate::parallel::Executor;
 use crate::pooling::BagInput;
 use crate::simd::{Simd, SimdLevel};
-use crate::table::{Engine, Table};
+use crate::table::{self, Engine, StepRequest, Table};
 use crate::{Error, Result, fork};
 
 /// The number of a table in its store. It is never given to another table.
@@ -98,22 +98,44 @@ pub trait EmbeddingStore: Send + Sync {
     /// Returns name and configuration of a table.
     fn describe(&self, table: TableId) -> Result<TableDescription>;
 
+    /// Returns the elements of a table's rows.
+    fn dim(&self, table: TableId) -> Result<usize>;
+
     /// Writes the row of each id to `rows`. An id without a row reads as its initial value and gets no row.
     ///
     /// # Errors
     /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`].
     fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()>;
 
-    /// Pools the rows of bags into `pooled`, one row a bag; `max_positions` is as large for the maximum, else empty.
+    /// Reads, and writes where the rows lay to `places`, one an id and [`PLACES_TAG`](crate::PLACES_TAG) more.
+    ///
+    /// Given back with the ids' gradients, in [`GradientPart::places`](crate::GradientPart::places), they spare the
+    /// step its search. They are good until rows are deleted, and then of no effect.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::read`]; [`Error::LengthMismatch`].
+    fn read_with_places(
+        &self,
+        table: TableId,
+        ids: &[i64],
+        rows: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()>;
+
+    /// Pools the rows of bags of `tables`: the first bags of all tables into the first row of `pooled`, side by side.
+    ///
+    /// `max_positions` is as large for the maximum, else empty. `places` is empty, or as large as all ids and a tag for
+    /// each table: each table's ids' places and tag, as [`EmbeddingStore::read_with_places`] gives them.
     ///
     /// # Errors
     /// [`Error::InvalidBag`]; [`Error::LengthMismatch`]; as [`EmbeddingStore::read`].
     fn bag(
         &self,
-        table: TableId,
+        tables: &[TableId],
         input: BagInput<'_>,
         pooled: &mut [f32],
         max_positions: &mut [i64],
+        places: &mut [u32],
     ) -> Result<()>;
 
     /// Overwrites the rows of `ids`; of duplicates the last one wins.
@@ -265,20 +287,39 @@ impl EmbeddingStore for LocalStore {
         })
     }
 
+    fn dim(&self, table: TableId) -> Result<usize> {
+        let _gate = fork::enter();
+        Ok(self.table("dim", table)?.config().dim)
+    }
+
     fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
         let _gate = fork::enter();
-        self.table("emb_read", table)?.read(self.engine(), ids, rows)
+        self.table("emb_read", table)?.read(self.engine(), ids, rows, &mut [])
+    }
+
+    fn read_with_places(
+        &self,
+        table: TableId,
+        ids: &[i64],
+        rows: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()> {
+        let _gate = fork::enter();
+        self.table("emb_read", table)?.read(self.engine(), ids, rows, places)
     }
 
     fn bag(
         &self,
-        table: TableId,
+        tables: &[TableId],
         input: BagInput<'_>,
         pooled: &mut [f32],
         max_positions: &mut [i64],
+        places: &mut [u32],
     ) -> Result<()> {
         let _gate = fork::enter();
-        self.table("emb_bag", table)?.bag(self.engine(), input, pooled, max_positions)
+        let tables: Vec<_> =
+            tables.iter().map(|&table| self.table("emb_bag", table)).collect::<Result<_>>()?;
+        table::pool(self.engine(), &tables, input, pooled, max_positions, places)
     }
 
     fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()> {
@@ -286,16 +327,16 @@ impl EmbeddingStore for LocalStore {
         self.table("emb_write", table)?.write(ids, rows)
     }
 
-    fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()> {
+    fn update<'a>(&self, updates: &[TableUpdate<'a>]) -> Result<()> {
         let _gate = fork::enter();
-        let check = |update: &TableUpdate<'_>| {
+        let request = |update: &TableUpdate<'a>| {
             let table = self.table("emb_update", update.table)?;
-            let checked = table.check_update(&update.chunks, update.step)?;
-            Ok((table, checked))
+            StepRequest::new(table, &update.chunks, update.step)
         };
-        let checked = updates.iter().map(check).collect::<Result<Vec<_>>>()?;
-        for (table, update) in checked {
-            table.apply(self.engine(), update);
+        let requests = updates.iter().map(request).collect::<Result<Vec<_>>>()?;
+        let checked = table::check(self.engine(), &requests)?;
+        for steps in one_a_table(updates, checked) {
+            table::apply(self.engine(), steps);
         }
         Ok(())
     }
@@ -346,6 +387,21 @@ impl EmbeddingStore for LocalStore {
         let _gate = fork::enter();
         Ok(self.table("statistics", table)?.statistics())
     }
+}
+
+/// Puts the steps into rounds, in their order: of several steps of one table each comes a round after the one before.
+fn one_a_table<T>(updates: &[TableUpdate<'_>], steps: Vec<T>) -> Vec<Vec<T>> {
+    let mut steps_of = HashMap::new();
+    let mut rounds: Vec<Vec<T>> = Vec::new();
+    for (update, step) in updates.iter().zip(steps) {
+        let round: &mut usize = steps_of.entry(update.table).or_default();
+        if rounds.len() == *round {
+            rounds.push(Vec::new());
+        }
+        rounds[*round].push(step);
+        *round += 1;
+    }
+    rounds
 }
 
 impl Tables {

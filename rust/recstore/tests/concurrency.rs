@@ -29,6 +29,10 @@ impl Executor for Pool {
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
         self.0.install(|| (0..count).into_par_iter().for_each(body));
     }
+
+    fn num_threads(&self) -> usize {
+        self.0.current_num_threads()
+    }
 }
 
 fn store() -> LocalStore {
@@ -41,7 +45,7 @@ fn open(store: &LocalStore, name: &str) -> TableId {
 
 fn count_up(store: &LocalStore, table: TableId, ids: &[i64]) -> Result<(), Error> {
     let gradients = vec![-1.0; ids.len() * DIM];
-    let chunks = vec![GradientChunk { ids, gradients: &gradients }];
+    let chunks = vec![GradientChunk::new(ids, &gradients, DIM)];
     store.update(&[TableUpdate { table, chunks, step: Step::Next }])
 }
 
@@ -184,8 +188,7 @@ fn gradients_accepted_while_others_are_applied_are_applied_later() {
     let collector = GradientCollector::default();
     let work = |_| {
         for table in [first, second].into_iter().cycle().take(2 * STEPS) {
-            let chunk = GradientChunk { ids: &[7], gradients: &[-1.0; DIM] };
-            collector.accept(&store, table, chunk, DIM, None).unwrap();
+            collector.accept_copy(&store, table, &[7], &[-1.0; DIM], DIM).unwrap();
         }
     };
     race(work, || GradientCollector::apply(&store, &[&collector]).unwrap());

@@ -38,6 +38,10 @@ impl Executor for Pool {
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
         self.0.install(|| (0..count).into_par_iter().for_each(body));
     }
+
+    fn num_threads(&self) -> usize {
+        self.0.current_num_threads()
+    }
 }
 
 /// Runs the bodies one by one, the last first.
@@ -46,6 +50,10 @@ struct Backwards;
 impl Executor for Backwards {
     fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
         (0..count).rev().for_each(body);
+    }
+
+    fn num_threads(&self) -> usize {
+        3
     }
 }
 
@@ -69,7 +77,7 @@ fn train(store: &LocalStore, table: TableId) {
     let ids = ids();
     for step in 0..3 {
         let gradients = gradients(step);
-        let chunks = vec![GradientChunk { ids: &ids, gradients: &gradients }];
+        let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
         store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
     }
 }
@@ -91,7 +99,7 @@ fn bits(store: &LocalStore, table: TableId) -> Vec<u32> {
         per_sample_weights: None,
         padding_idx: None,
     };
-    store.bag(table, bags, &mut pooled, &mut []).unwrap();
+    store.bag(&[table], bags, &mut pooled, &mut [], &mut []).unwrap();
     values.iter().chain(&pooled).map(|value| value.to_bits()).collect()
 }
 

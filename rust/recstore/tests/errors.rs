@@ -27,7 +27,11 @@ fn open(store: &LocalStore, name: &str, more: &str) -> TableId {
 }
 
 fn update(store: &LocalStore, table: TableId, ids: &[i64], gradients: &[f32]) -> Result<()> {
-    store.update(&[TableUpdate { table, chunks: vec![GradientChunk { ids, gradients }], step: Step::Next }])
+    store.update(&[TableUpdate {
+        table,
+        chunks: vec![GradientChunk::new(ids, gradients, DIM)],
+        step: Step::Next,
+    }])
 }
 
 /// All that can be seen of a table.
@@ -65,7 +69,7 @@ fn an_id_out_of_range_is_named_with_position_and_bound() {
     refuses(|store, table| update(store, table, &ids, &[0.0; 8]), &parts("emb_update"));
     refuses(|store, table| lookup(store, table, &ids, true), &parts("hashtable_lookup"));
     let bag = bags(&ids, &[0, 4], PoolingMode::Sum);
-    refuses(|store, table| store.bag(table, bag, &mut [0.0; 2], &mut []), &parts("emb_bag"));
+    refuses(|store, table| store.bag(&[table], bag, &mut [0.0; 2], &mut [], &mut []), &parts("emb_bag"));
     refuses(|store, table| store.read(table, &[-1], &mut [0.0; 2]), &["id -1 at position 0"]);
 }
 
@@ -74,8 +78,8 @@ fn a_position_counts_through_all_chunks_of_an_update() {
     let apply = |second: [i64; 2], gradients: [f32; 4]| {
         move |store: &LocalStore, table| {
             let chunks = vec![
-                GradientChunk { ids: &[5, 6, 5], gradients: &[f32::MAX; 6] },
-                GradientChunk { ids: &second, gradients: &gradients },
+                GradientChunk::new(&[5, 6, 5], &[f32::MAX; 6], DIM),
+                GradientChunk::new(&second, &gradients, DIM),
             ];
             store.update(&[TableUpdate { table, chunks, step: Step::Next }])
         }
@@ -108,7 +112,7 @@ fn rows_of_another_width_are_refused_with_both_widths() {
     refuses(|store, table| store.write(table, &[], &[0.0]), &parts("emb_write", "got 1 values for 0 rows"));
     let bag = bags(&[1, 2], &[0, 2], PoolingMode::Sum);
     refuses(
-        |store, table| store.bag(table, bag, &mut [0.0; 4], &mut []),
+        |store, table| store.bag(&[table], bag, &mut [0.0; 4], &mut [], &mut []),
         &parts("emb_bag", "got pooled rows of 4"),
     );
     refuses(
@@ -125,7 +129,7 @@ fn room_for_another_number_of_results_is_refused() {
     );
     let bag = |mode, positions: usize| {
         move |store: &LocalStore, table| {
-            store.bag(table, bags(&[1], &[0, 1], mode), &mut [0.0; DIM], &mut vec![0; positions])
+            store.bag(&[table], bags(&[1], &[0, 1], mode), &mut [0.0; DIM], &mut vec![0; positions], &mut [])
         }
     };
     refuses(bag(PoolingMode::Max, 0), &["emb_bag", "expected 2 positions of maxima", "\"t\"", "got 0"]);
@@ -137,7 +141,7 @@ fn bags_that_do_not_fit_their_ids_are_refused() {
     let bag = |offsets: &'static [i64], weights: Option<&'static [f32]>, mode| {
         move |store: &LocalStore, table| {
             let bags = BagInput { per_sample_weights: weights, ..bags(&[1, 2, 3], offsets, mode) };
-            store.bag(table, bags, &mut vec![0.0; offsets.len().saturating_sub(1) * DIM], &mut [])
+            store.bag(&[table], bags, &mut vec![0.0; offsets.len().saturating_sub(1) * DIM], &mut [], &mut [])
         }
     };
     refuses(bag(&[], None, PoolingMode::Sum), &["emb_bag", "got none"]);
@@ -210,7 +214,7 @@ fn a_table_that_was_dropped_is_unknown_to_every_call() {
     assert_eq!(update(&store, table, &[1], &[0.0; 2]).err(), unknown("emb_update"));
     assert_eq!(lookup(&store, table, &[1], true).err(), unknown("hashtable_lookup"));
     let bag = bags(&[1], &[0, 1], PoolingMode::Sum);
-    assert_eq!(store.bag(table, bag, &mut [0.0; 2], &mut []).err(), unknown("emb_bag"));
+    assert_eq!(store.bag(&[table], bag, &mut [0.0; 2], &mut [], &mut []).err(), unknown("emb_bag"));
     assert_eq!(store.delete(table, &[1]).err(), unknown("hashtable_delete"));
     assert_eq!(store.clear(table).err(), unknown("hashtable_clear"));
     assert_eq!(store.ids(table).err(), unknown("hashtable_ids"));
@@ -298,7 +302,7 @@ fn an_update_of_two_tables_changes_neither_when_the_second_fails() {
     let before = (seen(&store, first), seen(&store, second));
     let one = |table, ids, gradients| TableUpdate {
         table,
-        chunks: vec![GradientChunk { ids, gradients }],
+        chunks: vec![GradientChunk::new(ids, gradients, DIM)],
         step: Step::Next,
     };
     let good = one(first, &[0, 7], &[1.0, 1.0, f32::NAN, 0.0]);
@@ -317,14 +321,14 @@ fn collectors_keep_their_gradients_when_applying_them_fails() {
     let collectors = [GradientCollector::default(), GradientCollector::default()];
     let accept = |collector: &GradientCollector, table, ids: &[i64]| {
         let gradients = vec![1.0; ids.len() * DIM];
-        collector.accept(&store, table, GradientChunk { ids, gradients: &gradients }, DIM, None).unwrap();
+        collector.accept_copy(&store, table, ids, &gradients, DIM).unwrap();
     };
     accept(&collectors[0], first, &[3, 3]);
     accept(&collectors[1], second, &[-5]);
     let applied = GradientCollector::apply(&store, &[&collectors[0], &collectors[1]]);
     assert!(applied.unwrap_err().to_string().contains("id -5 at position 0"));
-    assert_eq!(collectors[0].merged(first).sums, [2.0, 2.0]);
-    assert_eq!(collectors[1].merged(second).ids, [-5]);
+    assert_eq!(collectors[0].merged(&Serial, &store, first).unwrap().sums, [2.0, 2.0]);
+    assert_eq!(collectors[1].merged(&Serial, &store, second).unwrap().ids, [-5]);
     assert_eq!((seen(&store, first), seen(&store, second)), before);
     collectors[1].clear();
     GradientCollector::apply(&store, &[&collectors[0], &collectors[1]]).unwrap();
@@ -337,15 +341,17 @@ fn a_collector_refuses_gradients_that_do_not_fit_and_keeps_none() {
     let table = open(&store, "t", "");
     let collector = GradientCollector::default();
     let message = |table, ids: &[i64], gradients: &[f32], dim| {
-        let chunk = GradientChunk { ids, gradients };
-        collector.accept(&store, table, chunk, dim, None).unwrap_err().to_string()
+        collector.accept_copy(&store, table, ids, gradients, dim).unwrap_err().to_string()
     };
     assert_eq!(
         message(table, &[1], &[0.0; 3], 3),
         "accept_grad: table \"t\" has dim 2, got gradient rows of 3"
     );
     let short = message(table, &[1, 2], &[0.0; 3], DIM);
-    assert!(short.contains("expected 4 gradient values") && short.contains("\"t\", got 3"), "{short}");
+    assert!(
+        short.contains("expected 4 gradient values") && short.contains("table \"t\" of dim 2, got 3"),
+        "{short}"
+    );
     assert!(message(TableId(99), &[], &[], DIM).contains("table handle 99 is unknown"));
     assert!(collector.tables().is_empty());
 }

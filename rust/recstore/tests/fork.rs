@@ -86,7 +86,7 @@ fn config() -> TableConfig {
 
 fn count_up(store: &LocalStore, table: TableId, ids: &[i64]) -> Result<()> {
     let gradients = vec![-1.0; ids.len() * DIM];
-    let chunks = vec![GradientChunk { ids, gradients: &gradients }];
+    let chunks = vec![GradientChunk::new(ids, &gradients, DIM)];
     store.update(&[TableUpdate { table, chunks, step: Step::Next }])
 }
 
@@ -192,13 +192,12 @@ fn a_collector_of_a_child_keeps_the_gradients_that_it_cannot_apply() {
     let store = LocalStore::new(Box::new(Serial));
     let table = store.open_table("t", &config()).unwrap();
     let collector = GradientCollector::default();
-    let chunk = GradientChunk { ids: &[7], gradients: &[1.0; DIM] };
     let outcome = in_forked_child(|| {
-        let accepted = collector.accept(&store, table, chunk, DIM, None);
+        let accepted = collector.accept_copy(&store, table, &[7], &[1.0; DIM], DIM);
         ensure(accepted.is_ok(), "accept_grad")?;
         let refused = GradientCollector::apply(&store, &[&collector]);
         ensure(matches!(refused, Err(Error::ForkedChild { .. })), "apply_grads was not refused")?;
-        ensure(collector.merged(table).ids == [7], "the gradients are gone")
+        ensure(collector.merged(&Serial, &store, table).unwrap().ids == [7], "the gradients are gone")
     });
     assert_eq!(outcome, Ok(()));
     assert!(collector.tables().is_empty());

@@ -36,7 +36,7 @@ fn growing_past_five_million_rows_keeps_every_row() {
     for start in (0..ROWS).step_by(BATCH as usize) {
         let ids: Vec<i64> = batch(start).collect();
         let gradients: Vec<f32> = batch(start).flat_map(row).map(|value| -value).collect();
-        let chunks = vec![GradientChunk { ids: &ids, gradients: &gradients }];
+        let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
         store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
     }
     assert_eq!(store.num_rows(table), Ok(ROWS as usize));
@@ -83,7 +83,7 @@ fn deleting_an_id_twice_does_not_hand_one_row_to_two_ids() {
 #[test]
 fn a_row_in_a_freed_place_starts_without_the_old_state() {
     let (store, table) = open(r#"{"optimizer": {"kind": "adagrad"}}"#);
-    let chunks = vec![GradientChunk { ids: &[1], gradients: &[2.0, 3.0] }];
+    let chunks = vec![GradientChunk::new(&[1], &[2.0, 3.0], DIM)];
     store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
     store.delete(table, &[1]).unwrap();
     store.write(table, &[2], &[0.5, 0.5]).unwrap();
@@ -95,7 +95,7 @@ fn a_row_in_a_freed_place_starts_without_the_old_state() {
 fn clearing_gives_the_memory_back_and_keeps_step_and_learning_rate() {
     let (store, table) = open("");
     store.set_learning_rate(table, 0.125, true).unwrap();
-    let chunks = vec![GradientChunk { ids: &[1], gradients: &[2.0, 3.0] }];
+    let chunks = vec![GradientChunk::new(&[1], &[2.0, 3.0], DIM)];
     store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
     store.clear(table).unwrap();
     let after = store.statistics(table).unwrap();

@@ -123,7 +123,7 @@ impl Subject {
 
     fn update(&self, chunks: &[Batch]) {
         let split: Vec<_> = chunks.iter().map(split).collect();
-        let chunks = split.iter().map(|(ids, gradients)| GradientChunk { ids, gradients }).collect();
+        let chunks = split.iter().map(|(ids, gradients)| GradientChunk::new(ids, gradients, DIM)).collect();
         self.store.update(&[TableUpdate { table: self.table, chunks, step: Step::Next }]).unwrap();
     }
 
@@ -132,8 +132,7 @@ impl Subject {
         for (collector, (ids, gradients)) in
             collectors.iter().zip(models).flat_map(|(c, passes)| passes.iter().map(move |b| (c, split(b))))
         {
-            let chunk = GradientChunk { ids: &ids, gradients: &gradients };
-            collector.accept(&*self.store, self.table, chunk, DIM, None).unwrap();
+            collector.accept_copy(&*self.store, self.table, &ids, &gradients, DIM).unwrap();
         }
         GradientCollector::apply(&*self.store, &collectors.iter().collect::<Vec<_>>()).unwrap();
         assert!(collectors.iter().all(|collector| collector.tables().is_empty()));

@@ -16,7 +16,7 @@ fn open(optimizer: &str) -> (LocalStore, TableId) {
 
 fn update(store: &LocalStore, table: TableId, ids: &[i64], step: Step) {
     let gradients = vec![1.0; ids.len() * DIM];
-    let chunks = vec![GradientChunk { ids, gradients: &gradients }];
+    let chunks = vec![GradientChunk::new(ids, &gradients, DIM)];
     store.update(&[TableUpdate { table, chunks, step }]).unwrap();
 }
 
@@ -41,7 +41,7 @@ fn every_optimizer_names_its_slots_and_their_widths() {
             r#"{"kind": "adamw", "bias_correction": "row"}"#,
             &[("exp_avg", DIM), ("exp_avg_sq", DIM), ("step", 1)],
         ),
-        (r#"{"kind": "ftrl"}"#, &[("n", DIM), ("z", DIM)]),
+        (r#"{"kind": "ftrl"}"#, &[("n", DIM), ("z", DIM), ("alpha", 1)]),
     ] {
         let (store, table) = open(optimizer);
         assert_eq!(store.describe(table).unwrap().slots, slots, "{optimizer}");

@@ -29,8 +29,8 @@ proptest! {
         let gradients = Tensor::randn([ids.len() as i64, dim as i64], (Kind::Float, Device::Cpu));
         let (distinct, inverse, sums) = by_libtorch(&Tensor::from_slice(&ids), &gradients, dim);
         let gradients: Vec<f32> = elements(&gradients);
-        let merged = merge_gradients(dim, &[GradientChunk { ids: &ids, gradients: &gradients }]).unwrap();
-        let places = unique(&ids).1.into_iter().map(|place| place as i64).collect::<Vec<_>>();
+        let merged = merge_gradients(&Serial, dim, &[GradientChunk::new(&ids, &gradients, dim)]).unwrap();
+        let places = unique(&Serial, &ids).1.into_iter().map(|place| place as i64).collect::<Vec<_>>();
         prop_assert_eq!((merged.ids, bits(&merged.sums), places), (distinct, sums, inverse));
     }
 }
@@ -44,7 +44,7 @@ fn many_gradients_of_few_ids_have_the_bits_of_index_add() {
     let (distinct, _, sums) = by_libtorch(&ids, &gradients, dim as usize);
     let (ids, gradients) = (elements::<i64>(&ids), elements::<f32>(&gradients));
     let merged =
-        merge_gradients(dim as usize, &[GradientChunk { ids: &ids, gradients: &gradients }]).unwrap();
+        merge_gradients(&Serial, dim as usize, &[GradientChunk::new(&ids, &gradients, dim)]).unwrap();
     assert_eq!(merged.ids, distinct);
     assert!(bits(&merged.sums) == sums);
 }

@@ -47,7 +47,10 @@ fn pool(
     let mut pooled = vec![f32::NAN; input.num_bags() * DIM];
     let mut positions = vec![-2; if mode == PoolingMode::Max { pooled.len() } else { 0 }];
     let handle = table.handle();
-    handle.store().bag(handle.id(), input, &mut pooled, &mut positions).expect("the bags are valid");
+    handle
+        .store()
+        .bag(&[handle.id()], input, &mut pooled, &mut positions, &mut [])
+        .expect("the bags are valid");
     (pooled, positions)
 }
 

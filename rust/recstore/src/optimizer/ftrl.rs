@@ -5,64 +5,93 @@ use super::{RowRule, Slot};
 /// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else
 /// `w = (sign(z) * l1 - z) / ((beta + sqrt(n')) / alpha + l2)`.
 ///
-/// z always agrees with w: where solving for w from z gives another w than the row holds, because the row is new,
-/// was overwritten, or alpha was changed, z is first set to `-w * ((beta + sqrt(n)) / alpha + l2) - sign(w) * l1`.
+/// z always agrees with w: of a row that is new or was overwritten it is set to
+/// `-w * ((beta + sqrt(n)) / alpha + l2) - sign(w) * l1`, and where alpha is another than in the row's last step, `z`
+/// beyond `l1` is first scaled so that it stands for the same w as before. Without that a learning-rate schedule would
+/// scale all weights.
 ///
 /// Source: McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ftrl {
     alpha: f32,
+    inverse_alpha: f32,
     beta: f32,
     l1: f32,
     l2: f32,
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot { name: "n", width: dim }, Slot { name: "z", width: dim }]
+    vec![Slot { name: "n", width: dim }, Slot { name: "z", width: dim }, Slot { name: "alpha", width: 1 }]
+}
+
+/// The state of a row: n, z, and the alpha that both go with.
+struct State<'a> {
+    n: &'a mut [f32],
+    z: &'a mut [f32],
+    alpha: &'a mut f32,
+}
+
+impl<'a> State<'a> {
+    #[inline(always)]
+    fn of(state: &'a mut [f32], dim: usize) -> Self {
+        let (n, rest) = state.split_at_mut(dim);
+        let (z, alpha) = rest.split_at_mut(dim);
+        Self { n, z, alpha: &mut alpha[0] }
+    }
 }
 
 impl Ftrl {
     pub(super) fn new(alpha: f64, beta: f64, l1: f64, l2: f64) -> Self {
-        Self { alpha: alpha as f32, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 }
+        let alpha = alpha as f32;
+        Self { alpha, inverse_alpha: 1.0 / alpha, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 }
     }
 
     /// Sets z from the weights of a row that was just created or overwritten.
+    #[inline(always)]
     pub(super) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
-        let (n, z) = state.split_at_mut(weights.len());
+        let State { n, z, alpha } = State::of(state, weights.len());
+        *alpha = self.alpha;
         for ((w, n), z) in weights.iter().zip(n).zip(z) {
-            *z = self.z_of(*w, n.sqrt());
+            let sign_l1 = if *w == 0.0 { 0.0 } else { self.l1.copysign(*w) };
+            *z = -w * self.curvature(n.sqrt(), self.inverse_alpha) - sign_l1;
         }
     }
 
     #[inline(always)]
-    fn curvature(&self, root: f32) -> f32 {
-        (self.beta + root) / self.alpha + self.l2
+    fn curvature(&self, root: f32, inverse_alpha: f32) -> f32 {
+        (self.beta + root) * inverse_alpha + self.l2
     }
 
-    #[inline(always)]
-    fn z_of(&self, w: f32, root: f32) -> f32 {
-        let sign_l1 = if w == 0.0 { 0.0 } else { self.l1.copysign(w) };
-        -w * self.curvature(root) - sign_l1
-    }
-
-    #[inline(always)]
-    fn w_of(&self, z: f32, root: f32) -> f32 {
-        let w = (self.l1.copysign(z) - z) / self.curvature(root);
-        if z.abs() <= self.l1 { 0.0 } else { w }
+    /// Makes z stand for the same weights with this alpha as it did with the old one.
+    #[cold]
+    fn follow_alpha(&self, n: &[f32], z: &mut [f32], alpha: &mut f32) {
+        let old_inverse = 1.0 / *alpha;
+        *alpha = self.alpha;
+        for (n, z) in n.iter().zip(z) {
+            if z.abs() > self.l1 {
+                let root = n.sqrt();
+                let scale = self.curvature(root, self.inverse_alpha) / self.curvature(root, old_inverse);
+                let sign_l1 = self.l1.copysign(*z);
+                *z = sign_l1 + (*z - sign_l1) * scale;
+            }
+        }
     }
 }
 
 impl RowRule for Ftrl {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let (n, z) = state.split_at_mut(gradient.len());
+        let State { n, z, alpha } = State::of(state, gradient.len());
+        if *alpha != self.alpha {
+            self.follow_alpha(n, z, alpha);
+        }
         for (((w, n), z), g) in weights.iter_mut().zip(n).zip(z).zip(gradient) {
             let old_root = n.sqrt();
-            let old_z = if self.w_of(*z, old_root) == *w { *z } else { self.z_of(*w, old_root) };
             *n += g * g;
             let root = n.sqrt();
-            *z = old_z + g - (root - old_root) / self.alpha * *w;
-            *w = self.w_of(*z, root);
+            *z += g - (root - old_root) * self.inverse_alpha * *w;
+            let solved = (self.l1.copysign(*z) - *z) / self.curvature(root, self.inverse_alpha);
+            *w = if z.abs() <= self.l1 { 0.0 } else { solved };
         }
     }
 }

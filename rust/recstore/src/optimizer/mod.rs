@@ -12,8 +12,6 @@ mod rowwise_adagrad;
 mod sgd;
 
 use crate::config::OptimizerConfig;
-use crate::parallel::{ROWS_IN_FLIGHT, touch};
-use crate::simd::{Kernel, Simd};
 use adagrad::AdaGrad;
 use adam::Adam;
 use adamw::AdamW;
@@ -31,7 +29,7 @@ pub(crate) struct Slot {
 }
 
 /// One optimizer step of one row, its scalars already computed.
-trait RowRule {
+pub(crate) trait RowRule: Sync {
     /// Updates `weights` and `state` from `gradient`; `weights` and `gradient` have the table's dim.
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]);
 }
@@ -47,18 +45,10 @@ pub(crate) enum PreparedRule {
     Ftrl(Ftrl),
 }
 
-/// The rows of one block that a step touches, and their gradients.
-pub(crate) struct BlockStep<'a> {
-    /// The block's records, `stride` floats each.
-    pub(crate) records: &'a mut [f32],
-    /// The floats of a record: weights and slots.
-    pub(crate) stride: usize,
-    /// The weights of a record.
-    pub(crate) dim: usize,
-    /// Pairs of a row of the block and the row of its gradient.
-    pub(crate) rows: &'a [(usize, usize)],
-    /// Gradients, `dim` floats each.
-    pub(crate) gradients: &'a [f32],
+/// Work that is done with a rule, compiled for each.
+pub(crate) trait WithRule {
+    /// Does the work.
+    fn run(self, rule: &impl RowRule);
 }
 
 /// Returns the slots that `config`'s rule keeps for rows of `dim`.
@@ -95,15 +85,15 @@ pub(crate) fn prepare(config: &OptimizerConfig, lr: f64, step: u64) -> PreparedR
 }
 
 impl PreparedRule {
-    /// Applies the step to the rows of one block.
-    pub(crate) fn apply(&self, simd: Simd, block: BlockStep<'_>) {
+    /// Does `work` with the rule.
+    pub(crate) fn run(&self, work: impl WithRule) {
         match self {
-            Self::Sgd(rule) => simd.run(RuleOverBlock { rule, block }),
-            Self::AdaGrad(rule) => simd.run(RuleOverBlock { rule, block }),
-            Self::RowWiseAdaGrad(rule) => simd.run(RuleOverBlock { rule, block }),
-            Self::Adam(rule) => simd.run(RuleOverBlock { rule, block }),
-            Self::AdamW(rule) => simd.run(RuleOverBlock { rule, block }),
-            Self::Ftrl(rule) => simd.run(RuleOverBlock { rule, block }),
+            Self::Sgd(rule) => work.run(rule),
+            Self::AdaGrad(rule) => work.run(rule),
+            Self::RowWiseAdaGrad(rule) => work.run(rule),
+            Self::Adam(rule) => work.run(rule),
+            Self::AdamW(rule) => work.run(rule),
+            Self::Ftrl(rule) => work.run(rule),
         }
     }
 
@@ -111,28 +101,6 @@ impl PreparedRule {
     pub(crate) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
         if let Self::Ftrl(rule) = self {
             rule.adopt_weights(weights, state);
-        }
-    }
-}
-
-struct RuleOverBlock<'a, R> {
-    rule: &'a R,
-    block: BlockStep<'a>,
-}
-
-impl<R: RowRule> Kernel for RuleOverBlock<'_, R> {
-    #[inline(always)]
-    fn run(self) {
-        let BlockStep { records, stride, dim, rows, gradients } = self.block;
-        for rows in rows.chunks(ROWS_IN_FLIGHT) {
-            for &(row, _) in rows {
-                touch(&records[row * stride..(row + 1) * stride]);
-            }
-            for &(row, gradient) in rows {
-                let record = &mut records[row * stride..(row + 1) * stride];
-                let (weights, state) = record.split_at_mut(dim);
-                self.rule.step(weights, state, &gradients[gradient * dim..(gradient + 1) * dim]);
-            }
         }
     }
 }

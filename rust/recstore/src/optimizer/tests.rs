@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::TableConfig;
-use crate::simd::SimdLevel;
+use crate::simd::{Kernel, Lanes, Simd, SimdLevel};
 
 const DIM: usize = 21; // One full run of lanes and a rest.
 
@@ -15,22 +15,46 @@ fn gradient(step: usize) -> Vec<f32> {
     (0..DIM).map(|j| ((j * 7 + step * 13) % 11) as f32 * 0.3 - 1.4).collect()
 }
 
+/// A step of one record.
+struct OneStep<'a> {
+    level: SimdLevel,
+    record: &'a mut [f32],
+    gradient: &'a [f32],
+}
+
+impl WithRule for OneStep<'_> {
+    fn run(self, rule: &impl RowRule) {
+        let Self { level, record, gradient } = self;
+        Simd::new(level).unwrap().run(RuleKernel { rule, record, gradient });
+    }
+}
+
+struct RuleKernel<'a, R> {
+    rule: &'a R,
+    record: &'a mut [f32],
+    gradient: &'a [f32],
+}
+
+impl<R: RowRule> Kernel for RuleKernel<'_, R> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let (weights, state) = self.record.split_at_mut(self.gradient.len());
+        self.rule.step(weights, state, self.gradient);
+    }
+}
+
 fn train(config: &OptimizerConfig, level: SimdLevel, steps: usize) -> Vec<f32> {
     let state: usize = slots(config, DIM).iter().map(|slot| slot.width).sum();
     let mut record = vec![0.0; DIM + state];
     for (j, w) in record[..DIM].iter_mut().enumerate() {
         *w = j as f32 * 0.05 - 0.5;
     }
+    let (weights, state) = record.split_at_mut(DIM);
+    prepare(config, config.learning_rate(), 1).adopt_weights(weights, state);
     for step in 1..=steps {
         let gradients = gradient(step);
-        let block = BlockStep {
-            stride: record.len(),
-            records: &mut record,
-            dim: DIM,
-            rows: &[(0, 0)],
-            gradients: &gradients,
-        };
-        prepare(config, config.learning_rate(), step as u64).apply(Simd::new(level).unwrap(), block);
+        let rule = prepare(config, config.learning_rate(), step as u64);
+        rule.run(OneStep { level, record: &mut record, gradient: &gradients });
     }
     record
 }
@@ -142,14 +166,8 @@ fn ftrl_keeps_its_weights_when_alpha_changes() {
     let config = config(r#"{"kind": "ftrl", "alpha": 0.2, "l1": 0.01}"#);
     let mut record = train(&config, SimdLevel::Baseline, 5);
     let before = record[..DIM].to_vec();
-    let block = BlockStep {
-        stride: record.len(),
-        records: &mut record,
-        dim: DIM,
-        rows: &[(0, 0)],
-        gradients: &[0.0; DIM],
-    };
-    prepare(&config, 0.02, 6).apply(Simd::detect(), block);
+    let step = OneStep { level: SimdLevel::detect(), record: &mut record, gradient: &[0.0; DIM] };
+    prepare(&config, 0.02, 6).run(step);
     for (w, before) in record.iter().zip(&before) {
         assert!((w - before).abs() < 1e-6, "{w} {before}");
     }

@@ -11,8 +11,8 @@ pub(super) struct IdAllocator {
 }
 
 impl IdAllocator {
-    /// The most indices that can be in use.
-    pub(super) const LIMIT: usize = u32::MAX as usize;
+    /// The most indices that can be in use: the greatest two numbers mean something else to lookups and steps.
+    pub(super) const LIMIT: usize = u32::MAX as usize - 1;
 
     /// Returns an index that is not in use. The caller keeps within [`Self::LIMIT`].
     pub(super) fn allocate(&mut self) -> RowIndex {

@@ -1,43 +1,526 @@
-//! From an id to the index of its row.
+//! From an id to the index of its row: a hash map made for batches, whose memory is known before it is read.
+//!
+//! A *line* is one cache line of five ids and their indices. An id's home is the line its hash points to; where that
+//! is full the id lies in one of the lines behind it, and every line passed over counts it. So a search looks at one
+//! line almost always, an id that is not there is known to be missing at the first line that nothing passed over, and
+//! deleting leaves nothing behind: the counts fall again, and the map is as if the id had never been there.
+//!
+//! Homes keep the order of the hashes. That lets the map grow in place and a little with every id: from the last line
+//! to the first, each line's ids move to where they belong among more lines, which are further behind. Ids of lines
+//! that were not reached yet are found where they always were. No call pays for all of the map, no second map is
+//! needed beside the first, and the whole lies in one piece, in huge pages.
 
-use hashbrown::HashMap;
+use std::hash::{BuildHasher, RandomState};
+
+use bytemuck::{Pod, Zeroable};
 
 use super::RowIndex;
+use crate::cache::prefetch_one;
+use crate::pages::Pages;
+use crate::simd::{Lanes, ScalarLanes};
+
+/// The ids in one line.
+const IDS_A_LINE: usize = 5;
+
+/// The lines of a map with its first id.
+const FIRST_LINES: usize = 8;
+
+/// The lines behind the last home, for the ids for which there is no room before.
+const SPARE_LINES: usize = 64;
+
+/// How many ids a line holds on average when the map begins to grow.
+const IDS_A_LINE_TO_GROW: usize = 3;
+
+/// How many lines are moved with each new id while the map grows: it is done before a line's ids are 3.5 on average.
+const LINES_MOVED_AN_ID: usize = 2;
+
+/// How many lines are moved at a time.
+const LINES_MOVED_TOGETHER: usize = 256;
+
+/// How far ahead the lines of a move are loaded.
+const LINES_AHEAD: usize = 12;
+
+/// Ids of which [`IdMap::insert_each`] loads the lines together.
+const IDS_IN_FLIGHT: usize = 32;
 
 /// The ids that have a row. Every int64 can be a key.
-#[derive(Debug, Default)]
-pub(super) struct IdMap {
-    indices: HashMap<i64, RowIndex>,
+#[derive(Debug)]
+pub(crate) struct IdMap {
+    /// As many as there are homes, and some more.
+    lines: Pages<Line>,
+    homes: Homes,
+    len: usize,
+    /// The memory of the ids under way in [`IdMap::move_lines`], with their hashes.
+    moving: Vec<(u64, i64, u32)>,
+}
+
+/// One cache line.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C, align(64))]
+struct Line {
+    ids: [i64; IDS_A_LINE],
+    indices: [u32; IDS_A_LINE],
+    /// Which places hold an id, as bits.
+    used: u16,
+    /// How many ids that would lie here if there were room lie behind. At the greatest value it stays.
+    passed: u16,
+}
+
+/// Which line an id belongs to.
+#[derive(Debug, Clone, Copy)]
+struct Homes {
+    /// Mixed into hashes, so that nobody can choose ids that meet in one line.
+    seed: u64,
+    /// The number of homes.
+    count: usize,
+    /// Their number before the map began to grow.
+    old_count: usize,
+    /// The ids of the old homes from this one on have moved.
+    moved_from: usize,
+}
+
+impl Homes {
+    #[inline(always)]
+    fn of(self, id: i64) -> usize {
+        let hash = self.hash(id);
+        let old = scale(hash, self.old_count);
+        let new = scale(hash, self.count);
+        if old >= self.moved_from { new } else { old }
+    }
+
+    #[inline(always)]
+    fn hash(self, id: i64) -> u64 {
+        mix(id ^ self.seed as i64)
+    }
+
+    fn is_growing(self) -> bool {
+        self.moved_from > 0
+    }
+}
+
+/// Mixes the bits of an id; the finalizer of `SplitMix64` (Steele, Lea and Flood 2014).
+#[inline(always)]
+pub(crate) fn mix(id: i64) -> u64 {
+    let mut hash = (id as u64).wrapping_add(0x9E37_79B9_7F4A_7C15);
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    hash ^ (hash >> 31)
+}
+
+/// Maps a hash to a number below `count`, keeping the order of the hashes.
+#[inline(always)]
+fn scale(hash: u64, count: usize) -> usize {
+    ((u128::from(hash) * count as u128) >> 64) as usize
+}
+
+impl Line {
+    /// Returns the place of `id`.
+    #[inline(always)]
+    fn find(&self, lanes: impl Lanes, id: i64) -> Option<usize> {
+        // The last three words are no ids: no bit of `used` stands for them.
+        let equal = lanes.equal(bytemuck::cast_ref(self), id) & u32::from(self.used);
+        (equal != 0).then(|| equal.trailing_zeros() as usize)
+    }
+
+    #[inline(always)]
+    fn free_place(&self) -> Option<usize> {
+        let place = self.used.trailing_ones() as usize;
+        (place < IDS_A_LINE).then_some(place)
+    }
+
+    #[inline(always)]
+    fn put(&mut self, place: usize, id: i64, index: u32) {
+        self.ids[place] = id;
+        self.indices[place] = index;
+        self.used |= 1 << place;
+    }
+
+    fn pass(&mut self) {
+        self.passed = self.passed.saturating_add(1);
+    }
+
+    fn unpass(&mut self) {
+        if self.passed < u16::MAX {
+            self.passed -= 1;
+        }
+    }
+
+    fn pairs(&self) -> impl Iterator<Item = (i64, u32)> {
+        let used = (0..IDS_A_LINE).filter(|place| self.used >> place & 1 == 1);
+        used.map(|place| (self.ids[place], self.indices[place]))
+    }
+}
+
+/// What a line says of an id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Search {
+    /// It is there.
+    Found(RowIndex),
+    /// It is not in the map.
+    Absent,
+    /// It may lie in the lines behind.
+    Behind,
+}
+
+/// Where the search for an id begins.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Home(usize);
+
+impl Default for IdMap {
+    fn default() -> Self {
+        let seed = RandomState::new().hash_one(0);
+        let homes = Homes { seed, count: 0, old_count: 0, moved_from: 0 };
+        Self { lines: Pages::default(), homes, len: 0, moving: Vec::new() }
+    }
 }
 
 impl IdMap {
-    pub(super) fn get(&self, id: i64) -> Option<RowIndex> {
-        self.indices.get(&id).copied()
+    /// Returns where the search for `id` begins, for [`IdMap::prefetch`] and [`IdMap::find_from`].
+    #[inline(always)]
+    pub(crate) fn home(&self, id: i64) -> Home {
+        Home(self.homes.of(id))
+    }
+
+    /// Asks for the line where a search begins.
+    #[inline(always)]
+    pub(crate) fn prefetch(&self, home: Home) {
+        if let Some(line) = self.lines.get(home.0) {
+            prefetch_one(line);
+        }
+    }
+
+    /// Searches the line where a search begins.
+    #[inline(always)]
+    pub(crate) fn search(&self, lanes: impl Lanes, home: Home, id: i64) -> Search {
+        let Some(line) = self.lines.get(home.0) else {
+            return Search::Absent;
+        };
+        match line.find(lanes, id) {
+            Some(place) => Search::Found(RowIndex(line.indices[place])),
+            None if line.passed == 0 => Search::Absent,
+            None => Search::Behind,
+        }
+    }
+
+    /// Asks for the line behind the one where a search began.
+    #[inline(always)]
+    pub(crate) fn prefetch_behind(&self, home: Home) {
+        self.prefetch(Home(home.0 + 1));
+    }
+
+    /// Searches the lines behind the one where a search began.
+    pub(crate) fn search_behind(&self, home: Home, id: i64) -> Option<RowIndex> {
+        let (line, place) = self.place_of(home.0, id)?;
+        Some(RowIndex(self.lines[line].indices[place]))
+    }
+
+    /// Returns the index of `id`.
+    pub(crate) fn find(&self, id: i64) -> Option<RowIndex> {
+        self.search_behind(self.home(id), id)
+    }
+
+    /// Returns the line and the place where `id` lies, whose home is `home`.
+    fn place_of(&self, home: usize, id: i64) -> Option<(usize, usize)> {
+        for (behind, line) in self.lines.get(home..)?.iter().enumerate() {
+            if let Some(place) = line.find(ScalarLanes, id) {
+                return Some((home + behind, place));
+            }
+            if line.passed == 0 {
+                return None;
+            }
+        }
+        None
     }
 
     /// Gives `id`, which has none, an index.
-    pub(super) fn insert(&mut self, id: i64, index: RowIndex) {
-        self.indices.insert(id, index);
+    #[inline]
+    pub(crate) fn insert(&mut self, id: i64, index: RowIndex) {
+        if self.homes.is_growing() {
+            if self.len.is_multiple_of(LINES_MOVED_TOGETHER / LINES_MOVED_AN_ID) {
+                self.move_lines(LINES_MOVED_TOGETHER);
+            }
+        } else if self.len >= self.homes.count * IDS_A_LINE_TO_GROW {
+            self.begin_to_grow();
+        }
+        while !self.put(id, index.0) {
+            self.make_room();
+        }
+        self.len += 1;
+    }
+
+    /// Puts an id at home or behind; fails if all lines behind are full.
+    #[inline]
+    fn put(&mut self, id: i64, index: u32) -> bool {
+        self.put_from(self.homes.of(id), id, index)
+    }
+
+    #[inline(always)]
+    fn put_from(&mut self, home: usize, id: i64, index: u32) -> bool {
+        for line in home..self.lines.len() {
+            if let Some(place) = self.lines[line].free_place() {
+                self.lines[line].put(place, id, index);
+                if line > home {
+                    self.lines[home..line].iter_mut().for_each(Line::pass);
+                }
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Grows at once, twice if the map is growing already: more ids than can be expected met at its end.
+    #[cold]
+    fn make_room(&mut self) {
+        self.move_lines(usize::MAX);
+        self.begin_to_grow();
+        self.move_lines(usize::MAX);
+    }
+
+    /// Adds half as many lines more; [`IdMap::move_lines`] moves ids to them.
+    #[cold]
+    fn begin_to_grow(&mut self) {
+        let old_count = self.homes.count;
+        let count = (old_count + old_count / 2).max(FIRST_LINES);
+        self.lines.grow(count + SPARE_LINES);
+        self.homes = Homes { count, old_count, moved_from: old_count, ..self.homes };
+    }
+
+    /// Moves the ids of the next `count` old homes, from the last to the first.
+    fn move_lines(&mut self, count: usize) {
+        let end = self.homes.moved_from;
+        let start = end.saturating_sub(count);
+        let mut moving = std::mem::take(&mut self.moving);
+        for home in start..end {
+            self.prefetch(Home(home + LINES_AHEAD));
+            self.take_from(home, start, &mut moving);
+        }
+        self.take_behind(start, end, &mut moving);
+        self.homes.moved_from = start;
+        for &(hash, id, index) in &moving {
+            let home = scale(hash, self.homes.count);
+            self.prefetch(Home(home + LINES_AHEAD));
+            while !self.put_from(scale(hash, self.homes.count), id, index) {
+                self.make_room();
+            }
+        }
+        moving.clear();
+        self.moving = moving;
+    }
+
+    /// Takes the ids out of a line whose old homes are `start` or behind.
+    #[inline(always)]
+    fn take_from(&mut self, line: usize, start: usize, taken: &mut Vec<(u64, i64, u32)>) {
+        let Line { ids, indices, mut used, .. } = self.lines[line];
+        let mut kept = used;
+        while used != 0 {
+            let place = used.trailing_zeros() as usize;
+            used &= used - 1;
+            let hash = self.homes.hash(ids[place]);
+            let home = scale(hash, self.homes.old_count);
+            if home < start {
+                continue;
+            }
+            taken.push((hash, ids[place], indices[place]));
+            kept &= !(1 << place);
+            if home < line {
+                self.lines[home..line].iter_mut().for_each(Line::unpass);
+            }
+        }
+        self.lines[line].used = kept;
+    }
+
+    /// Takes the ids of old homes from `start` to `end` out of the lines behind.
+    #[inline(always)]
+    fn take_behind(&mut self, start: usize, end: usize, taken: &mut Vec<(u64, i64, u32)>) {
+        let mut line = end;
+        while line > 0 && line < self.lines.len() && self.lines[line - 1].passed > 0 {
+            for place in 0..IDS_A_LINE {
+                let (id, index) = (self.lines[line].ids[place], self.lines[line].indices[place]);
+                let hash = self.homes.hash(id);
+                let home = scale(hash, self.homes.old_count);
+                if self.lines[line].used >> place & 1 == 1 && (start..end).contains(&home) {
+                    taken.push((hash, id, index));
+                    self.take(home, line, place);
+                }
+            }
+            line += 1;
+        }
+    }
+
+    /// Frees a place in `line` of an id whose home is `home`.
+    fn take(&mut self, home: usize, line: usize, place: usize) {
+        self.lines[home..line].iter_mut().for_each(Line::unpass);
+        self.lines[line].used &= !(1 << place);
+    }
+
+    /// Gives each of `ids`, which have none and are distinct, the next of `indices`.
+    pub(crate) fn insert_each(&mut self, ids: &[i64], indices: impl IntoIterator<Item = RowIndex>) {
+        for id in ids.iter().take(IDS_IN_FLIGHT) {
+            self.prefetch(self.home(*id));
+        }
+        for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
+            if let Some(ahead) = ids.get(place + IDS_IN_FLIGHT) {
+                self.prefetch(self.home(*ahead));
+            }
+            self.insert(*id, index);
+        }
     }
 
     /// Takes the index of `id` away and returns it.
-    pub(super) fn remove(&mut self, id: i64) -> Option<RowIndex> {
-        self.indices.remove(&id)
+    pub(crate) fn remove(&mut self, id: i64) -> Option<RowIndex> {
+        let home = self.homes.of(id);
+        let (line, place) = self.place_of(home, id)?;
+        self.take(home, line, place);
+        self.len -= 1;
+        Some(RowIndex(self.lines[line].indices[place]))
     }
 
-    pub(super) fn len(&self) -> usize {
-        self.indices.len()
+    pub(crate) fn len(&self) -> usize {
+        self.len
     }
 
     /// Returns the ids in the order of their indices.
-    pub(super) fn ids(&self) -> Vec<i64> {
-        let mut pairs: Vec<_> = self.indices.iter().map(|(&id, &index)| (index, id)).collect();
+    pub(crate) fn ids(&self) -> Vec<i64> {
+        let pairs = self.lines.iter().flat_map(Line::pairs);
+        let mut pairs: Vec<_> = pairs.map(|(id, index)| (index, id)).collect();
         pairs.sort_unstable();
         pairs.into_iter().map(|(_, id)| id).collect()
     }
 
     /// Returns the bytes allocated.
-    pub(super) fn bytes(&self) -> usize {
-        self.indices.allocation_size()
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.lines)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    #[derive(Debug, Clone)]
+    enum Change {
+        Insert(i64),
+        Remove(i64),
+    }
+
+    fn id() -> impl Strategy<Value = i64> {
+        prop_oneof![Just(0), Just(i64::MIN), Just(i64::MAX), -20..20i64, any::<i64>()]
+    }
+
+    proptest! {
+        #[test]
+        fn a_map_agrees_with_a_plain_one(
+            changes in prop::collection::vec(prop_oneof![3 => id().prop_map(Change::Insert), 2 => id().prop_map(Change::Remove)], 0..400)
+        ) {
+            let (mut map, mut model) = (IdMap::default(), HashMap::new());
+            for (number, change) in changes.into_iter().enumerate() {
+                match change {
+                    Change::Insert(id) if !model.contains_key(&id) => {
+                        map.insert(id, RowIndex(number as u32));
+                        model.insert(id, RowIndex(number as u32));
+                    }
+                    Change::Insert(id) => prop_assert_eq!(map.find(id), model.get(&id).copied()),
+                    Change::Remove(id) => prop_assert_eq!(map.remove(id), model.remove(&id)),
+                }
+                prop_assert_eq!(map.len(), model.len());
+            }
+            for (&id, &index) in &model {
+                prop_assert_eq!(map.find(id), Some(index));
+            }
+            prop_assert_eq!(map.ids().len(), model.len());
+        }
+    }
+
+    /// How many ids all lines say passed them.
+    fn lines_passed(map: &IdMap) -> usize {
+        map.lines.iter().map(|line| usize::from(line.passed)).sum()
+    }
+
+    #[test]
+    fn deleting_everything_leaves_an_empty_map() {
+        let mut map = IdMap::default();
+        let ids: Vec<i64> = (0..50_000).map(|id| id * 1_000_003).collect();
+        map.insert_each(&ids, (0..50_000).map(RowIndex));
+        assert!(lines_passed(&map) > 0);
+        for &id in &ids {
+            assert!(map.remove(id).is_some());
+        }
+        assert_eq!((map.len(), lines_passed(&map)), (0, 0));
+    }
+
+    #[test]
+    fn replacing_ids_for_ever_neither_grows_the_map_nor_lengthens_its_searches() {
+        let mut map = IdMap::default();
+        let ids: Vec<i64> = (0..20_000).collect();
+        map.insert_each(&ids, (0..20_000).map(RowIndex));
+        let bytes = map.bytes();
+        let mut replace = |ids: std::ops::Range<i64>| {
+            for id in ids {
+                let index = map.remove(id - 20_000).unwrap();
+                map.insert(id, index);
+            }
+            (map.bytes(), lines_passed(&map))
+        };
+        // Once the ids that came first are gone, it is in a balance that it keeps.
+        let (_, balance) = replace(20_000..200_000);
+        let (after, passed) = replace(200_000..800_000);
+        assert!(after <= bytes * 3 / 2, "{after} bytes after {bytes}");
+        assert!(passed * 4 <= balance * 5, "{passed} passed after {balance}");
+    }
+
+    /// A map without ids that has some homes.
+    fn map_of(homes: usize) -> IdMap {
+        let mut map = IdMap::default();
+        map.homes = Homes { count: homes, old_count: homes, ..map.homes };
+        map.lines.grow(homes + SPARE_LINES);
+        map
+    }
+
+    /// Ids of one home among many.
+    fn ids_of_home(map: &IdMap, home: usize, count: usize) -> Vec<i64> {
+        (0..).filter(|&id| map.homes.of(id) == home).take(count).collect()
+    }
+
+    #[test]
+    fn a_count_that_reached_its_limit_keeps_its_ids() {
+        let mut map = map_of(4);
+        let ids = ids_of_home(&map, 1, 7);
+        for &id in &ids[..6] {
+            assert!(map.put(id, id as u32));
+        }
+        map.len = 6;
+        map.lines[1].passed = u16::MAX;
+        assert_eq!(map.remove(ids[5]), Some(RowIndex(ids[5] as u32)));
+        assert_eq!(map.lines[1].passed, u16::MAX);
+        assert_eq!((map.find(ids[5]), map.find(ids[4])), (None, Some(RowIndex(ids[4] as u32))));
+        assert_eq!(map.remove(ids[6]), None);
+    }
+
+    #[test]
+    fn more_ids_of_the_last_home_than_there_is_room_for_make_the_map_grow() {
+        let mut map = map_of(64);
+        let ids = ids_of_home(&map, 63, 5 * (SPARE_LINES + 1) + 1);
+        for (index, &id) in ids.iter().enumerate() {
+            while !map.put(id, index as u32) {
+                map.make_room();
+            }
+        }
+        assert!(map.homes.count > 64);
+        assert!(ids.iter().enumerate().all(|(index, &id)| map.find(id) == Some(RowIndex(index as u32))));
+    }
+
+    #[test]
+    fn every_id_is_found_at_every_stage_of_growing() {
+        let mut map = IdMap::default();
+        for id in 0..3_000 {
+            map.insert(id, RowIndex(id as u32));
+            if id % 7 == 3 {
+                assert_eq!(map.remove(id), Some(RowIndex(id as u32)));
+            }
+            let found = (0..=id).all(|id| map.find(id) == (id % 7 != 3).then_some(RowIndex(id as u32)));
+            assert!(found, "after {id}");
+        }
     }
 }

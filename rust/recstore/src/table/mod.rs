@@ -3,40 +3,51 @@
 //! A call first checks everything it was given, then takes the lock, and from there on cannot fail: a refused call
 //! has changed nothing. Reads share the lock; a write or an update holds it alone, so each is atomic.
 
+mod bags;
 mod id_allocator;
 mod id_map;
 mod initializer;
+mod lookup;
 mod philox;
+mod places;
+mod records;
 mod slot_group;
+mod update;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
-use crate::gradient::{GradientChunk, MergedGradients, merge_in_input_order};
-use crate::optimizer::{self, BlockStep, PreparedRule, Slot};
-use crate::parallel::{Executor, ROWS_IN_FLIGHT, Serial, for_each_mut, touch};
-use crate::pooling::{BagInput, PoolingMode};
+use crate::optimizer::{self, PreparedRule, Slot};
+use crate::parallel::{Executor, FLOATS_A_THREAD, for_each_mut};
+use crate::row_type::RowType;
 use crate::simd::Simd;
-use crate::store::{Step, TableStatistics};
+use crate::store::TableStatistics;
 use crate::{Error, Result, fork};
+pub(crate) use bags::pool;
 use id_allocator::IdAllocator;
+#[cfg(not(feature = "internals"))]
 use id_map::IdMap;
+#[cfg(feature = "internals")]
+pub(crate) use id_map::IdMap;
+pub(crate) use id_map::mix;
 use initializer::Initializer;
+#[cfg(feature = "internals")]
+pub(crate) use lookup::FindRows;
+use lookup::{ReadRows, RowSource};
+pub use places::TAG_WORDS;
 use slot_group::SlotGroup;
+pub(crate) use update::{StepRequest, apply, check};
 
 /// The place of a row in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct RowIndex(u32);
+pub(crate) struct RowIndex(pub(crate) u32);
+
+/// The index of an id without a row.
+const NO_INDEX: u32 = u32::MAX;
 
 /// What [`Table::lookup`] reports for an id without a row.
-const NO_INDEX: i64 = -1;
-
-/// The floats worth waking a thread for. Less runs on the calling thread.
-const FLOATS_A_THREAD: usize = 32_768;
-
-/// The ids worth waking a thread for to look them up.
-const IDS_A_THREAD: usize = 4_096;
+const REPORTED_NO_INDEX: i64 = -1;
 
 /// On whose threads and with which instructions a table's loops run.
 #[derive(Clone, Copy)]
@@ -44,6 +55,27 @@ pub(crate) struct Engine<'a> {
     pub(crate) executor: &'a dyn Executor,
     pub(crate) simd: Simd,
 }
+
+/// Evaluates an expression with the row type of a table.
+macro_rules! with_row_type {
+    ($dtype:expr, $row_type:ident => $body:expr) => {
+        match $dtype {
+            $crate::config::Dtype::Float32 => {
+                let $row_type = $crate::row_type::Float32;
+                $body
+            }
+            $crate::config::Dtype::Bfloat16 => {
+                let $row_type = $crate::row_type::Bfloat16;
+                $body
+            }
+            $crate::config::Dtype::Float16 => {
+                let $row_type = $crate::row_type::Float16;
+                $body
+            }
+        }
+    };
+}
+use with_row_type;
 
 /// A named table.
 pub(crate) struct Table {
@@ -61,6 +93,10 @@ struct Rows {
     ids: IdMap,
     allocator: IdAllocator,
     storage: SlotGroup,
+    /// Tells this table and its deletions apart from all others: places are good for one epoch.
+    epoch: u64,
+    /// The memory of a step's indices, kept for the next step.
+    indices: Vec<u32>,
     learning_rate: f64,
     learning_rate_was_set: bool,
     step: u64,
@@ -69,11 +105,36 @@ struct Rows {
     deletes: u64,
 }
 
-/// Gradients that were checked and merged: applying them cannot fail.
-pub(crate) struct CheckedUpdate {
-    merged: MergedGradients,
-    step: Step,
-    skipped: usize,
+/// Numbers epochs: none is ever given out twice in a process.
+fn next_epoch() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed)
+}
+
+/// Returns where a table stands in the order in which a call locks several, so that no two calls wait for each other.
+fn lock_order(table: &Table) -> usize {
+    std::ptr::from_ref(table).addr()
+}
+
+/// The shared locks of several tables.
+struct Locks<'a> {
+    /// In lock order, each table once.
+    guards: Vec<(usize, RwLockReadGuard<'a, Rows>)>,
+}
+
+impl<'a> Locks<'a> {
+    fn shared(tables: &'a [Arc<Table>]) -> Self {
+        let mut order: Vec<&Table> = tables.iter().map(AsRef::as_ref).collect();
+        order.sort_by_key(|table| lock_order(table));
+        order.dedup_by_key(|table| lock_order(table));
+        Self { guards: order.into_iter().map(|table| (lock_order(table), table.shared())).collect() }
+    }
+
+    /// Returns the rows of one of the tables that were locked.
+    fn of(&self, table: &Table) -> &Rows {
+        let place = self.guards.partition_point(|(order, _)| *order < lock_order(table));
+        &self.guards[place].1
+    }
 }
 
 impl Table {
@@ -89,7 +150,9 @@ impl Table {
             rows: RwLock::new(Rows {
                 ids: IdMap::default(),
                 allocator: IdAllocator::default(),
-                storage: SlotGroup::new(config.dim, config.block_size, slots),
+                storage: new_storage(config, slots),
+                epoch: next_epoch(),
+                indices: Vec::new(),
                 learning_rate: config.optimizer.learning_rate(),
                 learning_rate_was_set: false,
                 step: 0,
@@ -108,78 +171,35 @@ impl Table {
         &self.config
     }
 
-    /// Writes the row of each id to `out`; an id without a row reads as its initial value.
-    pub(crate) fn read(&self, engine: Engine<'_>, ids: &[i64], out: &mut [f32]) -> Result<()> {
-        self.check_ids("emb_read", ids)?;
-        self.check_width("emb_read", "rows", ids.len(), out.len())?;
-        self.read_locked(&self.shared(), engine, ids, out);
-        Ok(())
-    }
-
-    fn read_locked(&self, rows: &Rows, engine: Engine<'_>, ids: &[i64], out: &mut [f32]) {
-        let (dim, chunk) = (self.config.dim, self.rows_a_thread());
-        let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
-        for_each_mut(engine.executor, chunks, |(ids, out)| {
-            for (ids, out) in ids.chunks(ROWS_IN_FLIGHT).zip(out.chunks_mut(ROWS_IN_FLIGHT * dim)) {
-                self.read_together(rows, ids, out);
-            }
-        });
-    }
-
-    /// Reads at most [`ROWS_IN_FLIGHT`] rows in three passes, so that their cache misses overlap: no load of a pass
-    /// waits for another one of it.
-    fn read_together(&self, rows: &Rows, ids: &[i64], out: &mut [f32]) {
-        let mut found = [None; ROWS_IN_FLIGHT];
-        for (weights, id) in found.iter_mut().zip(ids) {
-            *weights = rows.ids.get(*id).map(|index| rows.storage.weights(index));
-        }
-        found.iter().flatten().for_each(|weights| touch(weights));
-        for ((weights, id), row) in found.iter().zip(ids).zip(out.chunks_exact_mut(self.config.dim)) {
-            match weights {
-                Some(weights) => row.copy_from_slice(weights),
-                None => self.initializer.fill(*id, row),
-            }
-        }
-    }
-
-    /// Pools the rows of each bag; see [`BagInput`].
-    pub(crate) fn bag(
+    /// Writes the row of each id to `out`; an id without a row reads as its initial value. `places` is empty, or gets
+    /// the ids' places and their tag.
+    pub(crate) fn read(
         &self,
         engine: Engine<'_>,
-        input: BagInput<'_>,
-        pooled: &mut [f32],
-        max_positions: &mut [i64],
+        ids: &[i64],
+        out: &mut [f32],
+        places: &mut [u32],
     ) -> Result<()> {
-        input.validate()?;
-        self.check_ids("emb_bag", input.ids)?;
-        self.check_width("emb_bag", "pooled rows", input.num_bags(), pooled.len())?;
-        let positions = if input.mode == PoolingMode::Max { pooled.len() } else { 0 };
-        self.check_length("emb_bag", "positions of maxima", positions, max_positions.len())?;
-        let dim = self.config.dim;
-        let chunk = self.bags_a_thread(&input);
-        let rows = &*self.shared();
-        let mut max_rows = max_positions.chunks_mut(chunk * dim);
-        let chunks = pooled
-            .chunks_mut(chunk * dim)
-            .enumerate()
-            .map(|(number, pooled)| (number * chunk, pooled, max_rows.next().unwrap_or_default()));
-        for_each_mut(engine.executor, chunks, |(first_bag, pooled, max_rows)| {
-            let mut max_rows = max_rows.chunks_mut(dim);
-            for (bag, pooled) in pooled.chunks_exact_mut(dim).enumerate() {
-                let row_of = |id: i64, visit: &mut dyn FnMut(&[f32])| self.with_row(rows, id, visit);
-                input.pool(first_bag + bag, row_of, pooled, max_rows.next().unwrap_or_default());
-            }
-        });
+        self.check_ids("emb_read", ids)?;
+        self.check_width("emb_read", "rows", ids.len(), out.len())?;
+        let expected = if places.is_empty() { 0 } else { ids.len() + TAG_WORDS };
+        self.check_length("emb_read", "places", expected, places.len())?;
+        self.read_locked(&self.shared(), engine, ids, out, places);
         Ok(())
     }
 
-    fn with_row(&self, rows: &Rows, id: i64, visit: &mut dyn FnMut(&[f32])) {
-        if let Some(index) = rows.ids.get(id) {
-            return visit(rows.storage.weights(index));
-        }
-        let mut initial = vec![0.0; self.config.dim];
-        self.initializer.fill(id, &mut initial);
-        visit(&initial);
+    fn read_locked(&self, rows: &Rows, engine: Engine<'_>, ids: &[i64], out: &mut [f32], places: &mut [u32]) {
+        let (dim, chunk) = (self.config.dim, self.rows_a_thread());
+        let mut of_chunks = places.chunks_mut(chunk);
+        let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
+        let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default()));
+        let source = rows.source(self);
+        for_each_mut(engine.executor, chunks, |(ids, out, places)| {
+            with_row_type!(self.config.dtype, row_type => {
+                engine.simd.run(ReadRows { source, ids, out, places, dim, row_type });
+            });
+        });
+        places::seal(places, rows.epoch, ids);
     }
 
     /// Overwrites the rows of `ids`; of duplicates the last one wins.
@@ -198,96 +218,21 @@ impl Table {
                 continue;
             }
             let (index, is_new) = rows.find_or_allocate(*id);
-            let (weights, state) = rows.storage.record_mut(index);
-            weights.copy_from_slice(value);
+            let (words, state) = rows.storage.record_mut(index);
             if is_new {
                 state.fill(0.0);
             }
-            rule.adopt_weights(weights, state);
+            self.store(&rule, value, words, state);
         }
         Ok(())
     }
 
-    /// Checks gradients and merges the duplicates; nothing is changed before [`Table::apply`].
-    pub(crate) fn check_update(&self, chunks: &[GradientChunk<'_>], step: Step) -> Result<CheckedUpdate> {
-        const OPERATION: &str = "emb_update";
-        if step == Step::At(0) {
-            return Err(Error::InvalidStep { table: self.name.clone() });
-        }
-        let mut count = 0;
-        for chunk in chunks {
-            self.check_ids(OPERATION, chunk.ids).map_err(|error| error.shifted(count))?;
-            self.check_width(OPERATION, "gradient rows", chunk.ids.len(), chunk.gradients.len())?;
-            count += chunk.ids.len();
-        }
-        self.check_writable(OPERATION, count)?;
-        if self.config.nan_policy == NanPolicy::Error {
-            self.check_each_gradient(OPERATION, chunks)?;
-        }
-        // A gradient that is not finite leaves its id without a finite sum: under `skip` the id takes no step, whether
-        // its gradients come one by one or merged.
-        let merged = merge_in_input_order(self.config.dim, chunks);
-        let refused = self.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
-        let refused = refused.map_err(|error| error.at_first_of_its_id(chunks))?;
-        let merged = self.without(merged, &refused);
-        Ok(CheckedUpdate { merged, step, skipped: refused.len() })
-    }
-
-    fn check_each_gradient(&self, operation: &'static str, chunks: &[GradientChunk<'_>]) -> Result<()> {
-        let mut start = 0;
-        for chunk in chunks {
-            let checked = self.check_finite(operation, "gradient", chunk.ids, chunk.gradients);
-            checked.map_err(|error| error.shifted(start))?;
-            start += chunk.ids.len();
-        }
-        Ok(())
-    }
-
-    /// Takes one optimizer step for every id of `update`, and counts it for an empty one too.
-    pub(crate) fn apply(&self, engine: Engine<'_>, update: CheckedUpdate) {
-        let CheckedUpdate { merged, step, skipped } = update;
-        let rows = &mut *self.exclusive();
-        self.refusals.fetch_add(skipped as u64, Ordering::Relaxed);
-        rows.step = match step {
-            Step::Next => rows.step.saturating_add(1),
-            Step::At(step) => step,
-        };
-        rows.updates += merged.ids.len() as u64;
-        let rule = self.prepare_rule(rows);
-        let found = self.find_or_allocate(rows, engine, &merged.ids);
-        let work = rows.group_by_block(&found);
-        let (dim, stride) = (self.config.dim, rows.storage.stride());
-        let blocks = rows.storage.blocks_mut().zip(work).filter(|(_, work)| !work.is_empty());
-        let executor: &dyn Executor =
-            if merged.sums.len() < FLOATS_A_THREAD { &Serial } else { engine.executor };
-        for_each_mut(executor, blocks, |(records, work)| {
-            for &(row, gradient) in work.iter().filter(|(_, gradient)| found[*gradient].1) {
-                let (weights, state) = records[row * stride..][..stride].split_at_mut(dim);
-                self.initialize(&rule, merged.ids[gradient], weights, state);
-            }
-            let block = BlockStep { records, stride, dim, rows: &work, gradients: &merged.sums };
-            rule.apply(engine.simd, block);
-        });
-    }
-
-    /// Returns the index of each of the distinct `ids`, and whether it is new; new ones are handed out in ascending
-    /// order of the ids.
-    fn find_or_allocate(&self, rows: &mut Rows, engine: Engine<'_>, ids: &[i64]) -> Vec<(RowIndex, bool)> {
-        let mut found = vec![None; ids.len()];
-        let chunks = ids.chunks(IDS_A_THREAD).zip(found.chunks_mut(IDS_A_THREAD));
-        for_each_mut(engine.executor, chunks, |(ids, found)| {
-            for (index, id) in found.iter_mut().zip(ids) {
-                *index = rows.ids.get(*id);
-            }
-        });
-        let mut missing: Vec<usize> = (0..ids.len()).filter(|&place| found[place].is_none()).collect();
-        missing.sort_unstable_by_key(|&place| ids[place]);
-        let mut found: Vec<_> =
-            found.into_iter().map(|index| (index.unwrap_or(RowIndex(0)), false)).collect();
-        for place in missing {
-            found[place] = rows.find_or_allocate(ids[place]);
-        }
-        found
+    /// Keeps `weights` in a record, rounded to the row type, and brings its state in agreement.
+    fn store(&self, rule: &PreparedRule, weights: &[f32], words: &mut [f32], state: &mut [f32]) {
+        with_row_type!(self.config.dtype, row_type => row_type.round(weights, words));
+        let mut kept = weights.to_vec();
+        with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut kept));
+        rule.adopt_weights(&kept, state);
     }
 
     /// Writes each id's index (-1 where it has no row) and row; with `insert`, ids without a row get one first.
@@ -322,18 +267,22 @@ impl Table {
         indices: &mut [i64],
         out: &mut [f32],
     ) {
-        for (index, id) in indices.iter_mut().zip(ids) {
-            *index = rows.ids.get(*id).map_or(NO_INDEX, |index| i64::from(index.0));
+        let mut places = vec![NO_INDEX; ids.len() + TAG_WORDS];
+        self.read_locked(rows, engine, ids, out, &mut places);
+        for (index, &place) in indices.iter_mut().zip(&places) {
+            *index = if place == NO_INDEX { REPORTED_NO_INDEX } else { i64::from(place) };
         }
-        self.read_locked(rows, engine, ids, out);
     }
 
     fn insert_missing(&self, rows: &mut Rows, ids: &[i64]) {
         let rule = self.prepare_rule(rows);
         for &id in ids {
             if let (index, true) = rows.find_or_allocate(id) {
-                let (weights, state) = rows.storage.record_mut(index);
-                self.initialize(&rule, id, weights, state);
+                let (words, state) = rows.storage.record_mut(index);
+                let mut weights = vec![0.0; self.config.dim];
+                self.initializer.fill(id, &mut weights);
+                state.fill(0.0);
+                self.store(&rule, &weights, words, state);
             }
         }
     }
@@ -350,6 +299,9 @@ impl Table {
         }
         let deleted = before - rows.ids.len();
         rows.deletes += deleted as u64;
+        if deleted > 0 {
+            rows.epoch = next_epoch();
+        }
         Ok(deleted)
     }
 
@@ -360,7 +312,8 @@ impl Table {
         rows.deletes += rows.ids.len() as u64;
         rows.ids = IdMap::default();
         rows.allocator = IdAllocator::default();
-        rows.storage = SlotGroup::new(self.config.dim, self.config.block_size, self.slots.clone());
+        rows.storage = new_storage(&self.config, self.slots.clone());
+        rows.epoch = next_epoch();
         Ok(())
     }
 
@@ -392,7 +345,7 @@ impl Table {
         let rows = self.shared();
         let mut values = vec![0.0; width * ids.len()];
         for (id, value) in ids.iter().zip(values.chunks_exact_mut(width)) {
-            let found = rows.ids.get(*id).and_then(|index| rows.storage.slot(index, name));
+            let found = rows.ids.find(*id).and_then(|index| rows.storage.slot(index, name));
             if let Some(found) = found {
                 value.copy_from_slice(found);
             }
@@ -433,12 +386,6 @@ impl Table {
         FLOATS_A_THREAD.div_ceil(self.config.dim)
     }
 
-    /// As many bags as hold the ids that one thread reads.
-    fn bags_a_thread(&self, input: &BagInput<'_>) -> usize {
-        let bags = input.num_bags().max(1);
-        (self.rows_a_thread() * bags / input.ids.len().max(bags)).max(1)
-    }
-
     fn shared(&self) -> RwLockReadGuard<'_, Rows> {
         self.rows.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -451,10 +398,9 @@ impl Table {
         optimizer::prepare(&self.config.optimizer, rows.learning_rate, rows.step.max(1))
     }
 
-    fn initialize(&self, rule: &PreparedRule, id: i64, weights: &mut [f32], state: &mut [f32]) {
-        self.initializer.fill(id, weights);
-        state.fill(0.0);
-        rule.adopt_weights(weights, state);
+    /// Returns what seeds the noise of rounding at a step.
+    fn noise(&self, step: u64) -> u64 {
+        mix((self.initializer.seed() ^ mix(step as i64)) as i64)
     }
 
     fn check_ids(&self, operation: &'static str, ids: &[i64]) -> Result<()> {
@@ -530,17 +476,6 @@ impl Table {
         })
     }
 
-    /// Returns merged gradients without those at the `refused` positions.
-    fn without(&self, merged: MergedGradients, refused: &[usize]) -> MergedGradients {
-        if refused.is_empty() {
-            return merged;
-        }
-        let rows = merged.ids.iter().zip(merged.sums.chunks_exact(self.config.dim)).enumerate();
-        let kept = rows.filter(|(position, _)| refused.binary_search(position).is_err());
-        let (ids, sums): (Vec<i64>, Vec<&[f32]>) = kept.map(|(_, row)| row).unzip();
-        MergedGradients { ids, sums: sums.concat() }
-    }
-
     /// Checks that this process may change the table and that `more` rows would fit.
     fn check_writable(&self, operation: &'static str, more: usize) -> Result<()> {
         if self.generation != fork::generation() {
@@ -564,7 +499,7 @@ impl Table {
 impl Rows {
     /// Returns the index of `id`'s row, and whether it is new: then its record still holds what was there before.
     fn find_or_allocate(&mut self, id: i64) -> (RowIndex, bool) {
-        if let Some(index) = self.ids.get(id) {
+        if let Some(index) = self.ids.find(id) {
             return (index, false);
         }
         let index = self.allocator.allocate();
@@ -574,16 +509,21 @@ impl Rows {
         (index, true)
     }
 
-    /// Returns, for each block, the rows of it that are in `found` and their places there.
-    fn group_by_block(&self, found: &[(RowIndex, bool)]) -> Vec<Vec<(usize, usize)>> {
-        let mut work = Vec::new();
-        for (place, (index, _)) in found.iter().enumerate() {
-            let (block, row) = self.storage.locate(*index);
-            if work.len() <= block {
-                work.resize_with(block + 1, Vec::new);
-            }
-            work[block].push((row, place));
-        }
-        work
+    /// Gives each of `ids`, which have none and are distinct, a record; it still holds what was there before.
+    fn allocate_each(&mut self, ids: &[i64]) {
+        let indices: Vec<RowIndex> = ids.iter().map(|_| self.allocator.allocate()).collect();
+        self.storage.reserve(self.allocator.high_water());
+        self.ids.insert_each(ids, indices);
+        self.inserts += ids.len() as u64;
     }
+
+    /// Returns what lookups read.
+    fn source<'a>(&'a self, table: &'a Table) -> RowSource<'a> {
+        RowSource { ids: &self.ids, storage: &self.storage, initializer: &table.initializer }
+    }
+}
+
+fn new_storage(config: &TableConfig, slots: Vec<Slot>) -> SlotGroup {
+    let words = with_row_type!(config.dtype, row_type => row_type.words(config.dim));
+    SlotGroup::new(words, config.block_size, slots)
 }

@@ -6,27 +6,128 @@ const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// The number of random words that one call of [`philox4x32`] gives.
-pub(super) const WORDS: usize = 4;
+/// The counters that are mixed side by side.
+const LANES: usize = 8;
 
-/// Returns four random words for a counter and a key.
+/// The random words that one call of [`random_words`] gives.
+pub(super) const WORDS: usize = 4 * LANES;
+
+/// Returns the random words of the columns from `WORDS * group` on, for an id and a key.
+///
+/// Column `8 * word + lane` of a group is that word of Philox4x32-10 for the counter (id, `8 * group + lane`).
 ///
 /// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
 #[inline(always)]
-pub(super) fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; WORDS] {
+pub(super) fn random_words(id: i64, group: u32, mut key: [u32; 2]) -> [u32; WORDS] {
+    const LOW: u64 = u32::MAX as u64;
+    // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so.
+    let mut counter = [[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]];
+    for (lane, block) in counter[2].iter_mut().enumerate() {
+        *block = u64::from(group) * LANES as u64 + lane as u64;
+    }
     for _ in 0..ROUNDS {
-        let product0 = u64::from(MULTIPLIERS[0]) * u64::from(counter[0]);
-        let product1 = u64::from(MULTIPLIERS[1]) * u64::from(counter[2]);
-        counter = [
-            (product1 >> 32) as u32 ^ counter[1] ^ key[0],
-            product1 as u32,
-            (product0 >> 32) as u32 ^ counter[3] ^ key[1],
-            product0 as u32,
-        ];
+        let [c0, c1, c2, c3] = counter;
+        for lane in 0..LANES {
+            let product0 = u64::from(MULTIPLIERS[0]) * c0[lane];
+            let product1 = u64::from(MULTIPLIERS[1]) * c2[lane];
+            counter[0][lane] = (product1 >> 32) ^ c1[lane] ^ u64::from(key[0]);
+            counter[1][lane] = product1 & LOW;
+            counter[2][lane] = (product0 >> 32) ^ c3[lane] ^ u64::from(key[1]);
+            counter[3][lane] = product0 & LOW;
+        }
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
-    counter
+    let mut words = [0; WORDS];
+    for (words, lanes) in words.chunks_exact_mut(LANES).zip(counter) {
+        for (word, lane) in words.iter_mut().zip(lanes) {
+            *word = lane as u32;
+        }
+    }
+    words
 }
+
+/// Returns a standard normal number for each random word, of single precision: up to 5.4 standard deviations.
+///
+/// It is the square root of 2 times the inverse error function of a number in (-1, 1) with 24 random bits.
+///
+/// Source: Giles 2012, "Approximating the erfinv function", GPU Computing Gems (Jade edition), chapter 10.
+#[inline(always)]
+pub(super) fn normals(words: &[u32; WORDS]) -> [f32; WORDS] {
+    const CENTRE_ENDS: f32 = 5.0;
+    let x = words.map(|word| ((word as i32 >> 8) as f32 + 0.5) * (1.0 / 8_388_608.0));
+    let w = x.map(|x| -ln_single((1.0 - x) * (1.0 + x)));
+    let mut normals = std::array::from_fn(|j| x[j] * polynomial_single(&CENTRE, w[j] - 2.5));
+    if w.iter().any(|&w| w >= CENTRE_ENDS) {
+        for (j, normal) in normals.iter_mut().enumerate() {
+            let tail = x[j] * polynomial_single(&TAIL, w[j].sqrt() - 3.0);
+            *normal = if w[j] >= CENTRE_ENDS { tail } else { *normal };
+        }
+    }
+    normals.map(|normal| std::f32::consts::SQRT_2 * normal)
+}
+
+/// Evaluates a polynomial whose highest coefficient comes first.
+#[inline(always)]
+fn polynomial_single(coefficients: &[f32; 9], x: f32) -> f32 {
+    let mut sum = 0.0;
+    for coefficient in coefficients {
+        sum = sum * x + coefficient;
+    }
+    sum
+}
+
+/// Returns the natural logarithm of a normal positive number.
+///
+/// Source: Moshier, Cephes mathematical library, `logf`.
+#[inline(always)]
+fn ln_single(x: f32) -> f32 {
+    const SQRT_HALF_BITS: u32 = 0x3F35_04F3;
+    const LN_2_HIGH: f32 = 0.693_359_4;
+    const LN_2_LOW: f32 = -2.121_944_4e-4;
+    let bits = x.to_bits();
+    let exponent = (bits.wrapping_sub(SQRT_HALF_BITS) as i32) >> 23;
+    let f = f32::from_bits(bits.wrapping_sub((exponent as u32) << 23)) - 1.0;
+    let exponent = exponent as f32;
+    let square = f * f;
+    let y = polynomial_single(&LN, f) * f * square + exponent * LN_2_LOW - 0.5 * square;
+    f + y + exponent * LN_2_HIGH
+}
+
+/// The inverse error function within about 0.9966 of zero, over x.
+const CENTRE: [f32; 9] = [
+    2.810_226_4e-8,
+    3.432_739_4e-7,
+    -3.523_387_7e-6,
+    -4.391_506_5e-6,
+    2.185_808_7e-4,
+    -1.253_725e-3,
+    -4.177_681_6e-3,
+    0.246_640_73,
+    1.501_409_4,
+];
+/// The inverse error function beyond, over x.
+const TAIL: [f32; 9] = [
+    -2.002_142_6e-4,
+    1.009_505_6e-4,
+    1.349_343_2e-3,
+    -3.673_428_4e-3,
+    5.739_507_7e-3,
+    -7.622_461_3e-3,
+    9.438_870_5e-3,
+    1.001_674_1,
+    2.832_976_8,
+];
+const LN: [f32; 9] = [
+    7.037_683_6e-2,
+    -0.115_146_1,
+    0.116_769_99,
+    -0.124_201_41,
+    0.142_493_23,
+    -0.166_680_58,
+    0.200_007_15,
+    -0.249_999_94,
+    0.333_333_3,
+];
 
 /// Maps a random word to the middle of its interval in `(0, 1)`.
 #[inline(always)]
@@ -144,6 +245,60 @@ const FAR_DENOMINATOR: [f64; 8] = [
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Philox4x32-10 for one counter: what the lanes are held against.
+    fn philox4x32(mut counter: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
+        for _ in 0..ROUNDS {
+            let product0 = u64::from(MULTIPLIERS[0]) * u64::from(counter[0]);
+            let product1 = u64::from(MULTIPLIERS[1]) * u64::from(counter[2]);
+            counter = [
+                (product1 >> 32) as u32 ^ counter[1] ^ key[0],
+                product1 as u32,
+                (product0 >> 32) as u32 ^ counter[3] ^ key[1],
+                product0 as u32,
+            ];
+            key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+        }
+        counter
+    }
+
+    #[test]
+    fn every_lane_is_a_counter_of_its_own() {
+        for (id, group) in [(0, 0), (-1, 3), (i64::MIN + 77, 1 << 20)] {
+            let key = [5, 0x8000_0001];
+            let words = random_words(id, group, key);
+            for lane in 0..LANES {
+                let block = group * LANES as u32 + lane as u32;
+                let expected = philox4x32([id as u32, (id >> 32) as u32, block, 0], key);
+                assert_eq!([0, 1, 2, 3].map(|word| words[word * LANES + lane]), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn normals_are_the_quantiles_of_their_words() {
+        let words = (0..64u32).map(|j| j.wrapping_mul(0x0404_1041)).chain([
+            0,
+            1 << 8,
+            u32::MAX,
+            1 << 31,
+            (1 << 31) - 1,
+        ]);
+        for word in words {
+            let unit = (f64::from(word as i32 >> 8) + 0.5) / f64::from(1 << 24) + 0.5;
+            let (got, expected) = (f64::from(normals(&[word; WORDS])[7]), normal_quantile(unit));
+            assert!((got - expected).abs() <= 3e-6 * expected.abs().max(0.1), "{word}: {got} {expected}");
+        }
+    }
+
+    #[test]
+    fn the_logarithm_is_right_to_single_precision() {
+        for step in 1..4_000u32 {
+            let x = f32::from_bits(0x3380_0000 + step * 0x0003_3333);
+            let expected = f64::from(x).ln();
+            assert!((f64::from(ln_single(x)) - expected).abs() <= 2e-7 * expected.abs().max(0.5), "{x}");
+        }
+    }
 
     #[test]
     fn philox_gives_the_published_vectors() {

@@ -1,0 +1,55 @@
+"""The cells: what is measured. A cell is one table of the report and one name for `--only`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from benches.cells import (
+    collection,
+    id_map,
+    lookup,
+    many_rows,
+    memory,
+    merge,
+    one_id,
+    optimizers,
+    row_types,
+    step,
+    tables,
+)
+from benches.cells.stage import Stage
+from benches.scale import Scale
+
+TITLES = {
+    lookup.CELL: "Lookup",
+    step.CELL: "Full step: lookup, backward, AdaGrad",
+    optimizers.CELL: "Full step of other optimizers",
+    many_rows.CELL: "Full step of SGD in 50 million rows",
+    collection.CELL: "Collections of 26 tables",
+    row_types.CELL: "Types of rows",
+    one_id.CELL: "A single id",
+    merge.CELL: "Gradients of duplicate ids",
+    memory.CELL: "Memory",
+    id_map.CELL: "The id map alone",
+}
+"""The title of each cell's table, in the order of the report."""
+
+SLOW_TO_PREPARE = (id_map.CELL,)
+"""Cells that a quick run leaves out unless they are asked for: they compile a program first."""
+
+_STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
+    one_id.stages,
+    merge.stages,
+    tables.stages,
+    optimizers.stages,
+    row_types.stages,
+    collection.stages,
+    many_rows.stages,
+    memory.stages,
+    id_map.stages,
+)
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """All stages of the chosen cells, in the order in which they run."""
+    return [stage for make in _STAGES for stage in make(scale, chosen)]

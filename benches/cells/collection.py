@@ -1,0 +1,167 @@
+"""Collections of 26 tables with sum pooling: forward, and a full step.
+
+Shape suffixes: F features, B examples, N ids of all features, D dim, U distinct rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from benches import ids
+from benches.cells.one_table import OURS, YARDSTICK
+from benches.cells.stage import Stage
+from benches.cells.step import gradients
+from benches.competitors import fbgemm
+from benches.competitors.fbgemm import FbgemmTables
+from benches.competitors.recstore import ADAGRAD, fill, new_name
+from benches.ids import turn_of
+from benches.measured import Axis, Case, Competitor
+from benches.scale import Scale
+from benches.yardstick import Yardstick
+from recstore_ops import KeyedJaggedTensor, RecStoreClient, RecStoreEmbeddingBagCollection, SparseOptimizer
+
+CELL = "collection"
+FORWARD, STEP = "forward", "step"
+
+TABLES, _ROWS, _EXAMPLES, _BATCHES = 26, 200_000, 4_096, 8
+SHAPES = ((128, 1), (16, 1), (16, 20))
+"""Dim, and ids a bag."""
+
+
+@dataclass(frozen=True)
+class _Batch:
+    """One batch, for each competitor.
+
+    Attributes:
+        features: for the collection: ids.
+        index: int64, `[N]`, feature by feature: row numbers within each table, for FBGEMM.
+        records: int64, `[N]`: row numbers in one table of all rows, for the yardstick.
+        distinct: int64, `[U]`: the distinct ones among them.
+    """
+
+    features: KeyedJaggedTensor
+    index: Tensor
+    records: Tensor
+    distinct: Tensor
+
+
+@dataclass(frozen=True)
+class _Collections:
+    """The tables of each competitor, with as many rows each; `fbgemm` is None where it is not installed."""
+
+    yardstick: Yardstick
+    bags: RecStoreEmbeddingBagCollection
+    optimizer: SparseOptimizer
+    fbgemm: FbgemmTables | None
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """One stage a shape."""
+    if CELL not in chosen:
+        return []
+    rounds = 2 * scale.steps.rounds
+    return [
+        Stage(CELL, f"{TABLES} tables of dim {dim}, {bag} ids a bag", rounds, partial(_cases, scale, dim, bag))
+        for dim, bag in SHAPES
+    ]
+
+
+def _cases(scale: Scale, dim: int, bag: int) -> Iterator[Case]:
+    rows, examples = scale.of(_ROWS), scale.of(_EXAMPLES)
+    with _open(rows, dim) as tables:
+        keys = tables.bags.feature_keys
+        batches = [_batch(keys, rows, examples, bag, seed) for seed in range(_BATCHES)]
+        yield _case(FORWARD, dim, bag, list(_forwards(tables, batches)), scale)
+        grad_BFD = gradients(examples * TABLES, dim).view(examples, TABLES, dim)
+        distinct = max(len(batch.distinct) for batch in batches)
+        yield _case(STEP, dim, bag, list(_steps(tables, batches, grad_BFD, gradients(distinct, dim))), scale, grad_BFD)
+
+
+def _case(work: str, dim: int, bag: int, competitors: list[Competitor], scale: Scale, *grads: Tensor) -> Case:
+    axes: dict[str, Axis] = {
+        "work": work,
+        "tables": TABLES,
+        "rows a table": _ROWS,
+        "dim": dim,
+        "examples": _EXAMPLES,
+        "ids a bag": bag,
+        "threads": 2,
+    }
+    return Case(CELL, axes, competitors, scale.steps, read_first=grads, absent=fbgemm.absent())
+
+
+@contextmanager
+def _open(rows: int, dim: int) -> Iterator[_Collections]:
+    names = [new_name() for _ in range(TABLES)]
+    configs = [
+        {"name": name, "num_embeddings": None, "embedding_dim": dim, "feature_names": [name], "pooling": "sum"}
+        for name in names
+    ]
+    bags = RecStoreEmbeddingBagCollection(configs, optimizer=ADAGRAD)
+    try:
+        for module in bags.embedding_bags.values():
+            fill(module.table.handle, dim, ids.all_ids(rows, rows))
+        theirs = FbgemmTables(TABLES, rows, dim) if fbgemm.is_installed() else None
+        yield _Collections(Yardstick(TABLES * rows, dim), bags, SparseOptimizer(modules=[bags]), theirs)
+    finally:
+        for name in names:
+            RecStoreClient().drop(name)
+
+
+def _batch(keys: list[str], rows: int, examples: int, bag: int, seed: int) -> _Batch:
+    index = ids.draw(rows, TABLES * examples * bag, "uniform", seed)
+    records = index + torch.arange(TABLES).repeat_interleave(examples * bag) * rows
+    lengths = torch.full((TABLES * examples,), bag)
+    features = KeyedJaggedTensor(keys, ids.ids_of(index), lengths=lengths)
+    return _Batch(features, index, records, ids.in_order_of_arrival(records))
+
+
+def _output(batches: list[_Batch], dim: int) -> tuple[tuple[int, ...], torch.dtype]:
+    return (batches[0].features.stride(), TABLES, dim), torch.float32
+
+
+def _pooled(yardstick: Yardstick, batch: _Batch) -> Tensor:
+    """y1 of bags: `[F * B, D]`, feature by feature."""
+    pooled = torch.empty(TABLES * batch.features.stride(), yardstick.dim)
+    yardstick.pool(batch.records, pooled)
+    return pooled
+
+
+def _forwards(tables: _Collections, batches: list[_Batch]) -> Iterator[Competitor]:
+    batch, output = turn_of(batches), _output(batches, tables.yardstick.dim)
+    theirs, offsets = tables.fbgemm, batches[0].features.offsets()
+
+    def forward(turn: int) -> Tensor:
+        with torch.no_grad():
+            return tables.bags(batch(turn).features)
+
+    yield Competitor(YARDSTICK, lambda turn: _pooled(tables.yardstick, batch(turn)), output=output)
+    yield Competitor(OURS, forward, YARDSTICK, output)
+    if theirs is not None:
+        yield Competitor(fbgemm.NAME, lambda turn: theirs.lookup(batch(turn).index, offsets), OURS, output)
+
+
+def _steps(tables: _Collections, batches: list[_Batch], grad_BFD: Tensor, grad_UD: Tensor) -> Iterator[Competitor]:
+    batch, output = turn_of(batches), _output(batches, tables.yardstick.dim)
+    theirs, offsets = tables.fbgemm, batches[0].features.offsets()
+    grad_BD = grad_BFD.view(len(grad_BFD), -1)
+
+    def gather_and_update(turn: int) -> Tensor:
+        pooled = _pooled(tables.yardstick, batch(turn))
+        tables.yardstick.update(batch(turn).distinct, grad_UD)
+        return pooled
+
+    def step(turn: int) -> None:
+        tables.bags(batch(turn).features).backward(grad_BFD)
+        tables.optimizer.step()
+
+    yield Competitor(YARDSTICK, gather_and_update, output=output)
+    yield Competitor(OURS, step, YARDSTICK, output)
+    if theirs is not None:
+        yield Competitor(fbgemm.NAME, lambda turn: theirs.step(batch(turn).index, offsets, grad_BD), OURS, output)

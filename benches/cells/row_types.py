@@ -1,0 +1,102 @@
+"""Lookups and steps in tables of bfloat16 and float16 beside float32."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from benches import ids
+from benches.cells.setting import MILLION, Setting
+from benches.cells.stage import Stage
+from benches.cells.step import gradients, step_of
+from benches.competitors.recstore import RecStoreTable
+from benches.ids import Batch, turn_of
+from benches.measured import Axis, Case, Competitor
+from benches.scale import Scale
+from benches.yardstick import Yardstick
+
+CELL = "row_types"
+YARDSTICK, FLOAT32 = "yardstick, float32", "float32"
+TYPES = {FLOAT32: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+_ROWS = (MILLION, 8 * MILLION)
+
+
+@dataclass(frozen=True)
+class _Tables:
+    """Equally many rows in a table of each type, and the batches that they are read with."""
+
+    yardstick: Yardstick
+    ours: dict[str, RecStoreTable]
+    batches: list[Batch]
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.batches[0].ids)
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """One stage a number of rows."""
+    if CELL not in chosen:
+        return []
+    rounds = scale.lookups.rounds + scale.steps.rounds
+    return [
+        Stage(CELL, f"{rows:,} rows of each type", rounds, partial(_cases, scale, Setting(rows=rows))) for rows in _ROWS
+    ]
+
+
+def _cases(scale: Scale, setting: Setting) -> Iterator[Case]:
+    rows, dim = scale.of(setting.rows), setting.dim
+    with ExitStack() as opened:
+        ours = {name: opened.enter_context(RecStoreTable(rows, dim, dtype=dtype)) for name, dtype in TYPES.items()}
+        batches = ids.batches(rows, scale.of(setting.batch), setting.ids)
+        tables = _Tables(Yardstick(rows, dim), ours, batches)
+        yield Case(CELL, _axes("lookup", setting), list(_lookups(tables)), scale.lookups)
+        yield _step_case(tables, setting, scale)
+
+
+def _axes(work: str, setting: Setting) -> dict[str, Axis]:
+    return {"work": work, **setting.axes()}
+
+
+def _lookups(tables: _Tables) -> Iterator[Competitor]:
+    batch, limit = turn_of(tables.batches), tables.yardstick
+    shape = (tables.batch_size, limit.dim)
+    yield Competitor(YARDSTICK, lambda turn: limit.lookup(batch(turn).index), output=(shape, torch.float32))
+    for name, table in tables.ours.items():
+        output = (shape, table.output_type)
+        yield Competitor(name, partial(_lookup, table, tables.batches), _base(name), output)
+
+
+def _step_case(tables: _Tables, setting: Setting, scale: Scale) -> Case:
+    grad_ND = gradients(tables.batch_size, setting.dim)
+    types = {table.output_type for table in tables.ours.values()}
+    grads = {dtype: grad_ND.to(dtype) for dtype in types | {torch.float32}}
+    competitors = list(_steps(tables, grads))
+    return Case(CELL, _axes("step", setting), competitors, scale.steps, read_first=list(grads.values()))
+
+
+def _steps(tables: _Tables, grads: dict[torch.dtype, torch.Tensor]) -> Iterator[Competitor]:
+    batch, limit, grad_ND = turn_of(tables.batches), tables.yardstick, grads[torch.float32]
+    shape = tuple(grad_ND.shape)
+    yield Competitor(YARDSTICK, lambda turn: step_of(limit, batch(turn), grad_ND), output=(shape, torch.float32))
+    for name, table in tables.ours.items():
+        output = (shape, table.output_type)
+        call = partial(_step, table, tables.batches, grads[table.output_type])
+        yield Competitor(name, call, _base(name), output)
+
+
+def _base(name: str) -> str:
+    return YARDSTICK if name == FLOAT32 else FLOAT32
+
+
+def _lookup(table: RecStoreTable, batches: list[Batch], turn: int) -> torch.Tensor:
+    return table.lookup(batches[turn % len(batches)].ids)
+
+
+def _step(table: RecStoreTable, batches: list[Batch], grad_ND: torch.Tensor, turn: int) -> None:
+    table.step(batches[turn % len(batches)].ids, grad_ND)

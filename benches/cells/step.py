@@ -1,0 +1,63 @@
+"""Full steps: lookup, backward, optimizer step. One table, one id a bag.
+
+Shape suffixes: N ids, D dim, U distinct ids, B bags.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from benches import ids
+from benches.cells.one_table import OURS, YARDSTICK, OneTable, present
+from benches.cells.setting import Setting
+from benches.competitors import fbgemm
+from benches.ids import Batch, turn_of
+from benches.measured import Case, Competitor
+from benches.scale import Scale
+from benches.yardstick import Yardstick
+
+CELL = "step"
+EMBEDDING_BAG = "nn.EmbeddingBag"
+
+
+def step_case(table: OneTable, setting: Setting, scale: Scale, cell: str = CELL) -> Case:
+    """y1 on the batch and y2 on its distinct rows, our module and optimizer, FBGEMM's fused step, torch's."""
+    batches = ids.batches(table.rows, scale.of(setting.batch), setting.ids)
+    grad_ND = gradients(len(batches[0].index), table.dim)
+    return Case(
+        cell,
+        setting.axes(),
+        _competitors(table, batches, grad_ND),
+        scale.steps,
+        setting.output,
+        setting.threads,
+        setting.calls,
+        read_first=[grad_ND],
+        absent=fbgemm.absent(),
+    )
+
+
+def gradients(count: int, dim: int) -> Tensor:
+    """Returns gradients `[count, dim]`, ready and contiguous."""
+    return torch.randn(count, dim, generator=torch.Generator().manual_seed(0)) * 0.01
+
+
+def step_of(yardstick: Yardstick, batch: Batch, grad_ND: Tensor) -> Tensor:
+    """The yardstick's step on a batch."""
+    return yardstick.step(batch.index, batch.distinct, grad_ND)
+
+
+def _competitors(table: OneTable, batches: list[Batch], grad_ND: Tensor) -> list[Competitor]:
+    offsets_B = torch.arange(len(grad_ND))
+    bag_ends_B = torch.arange(len(grad_ND) + 1)
+    output = table.output(len(grad_ND))
+    theirs = table.fbgemm
+    batch = turn_of(batches)
+    return present(
+        Competitor(YARDSTICK, lambda turn: step_of(table.yardstick, batch(turn), grad_ND), output=output),
+        Competitor(OURS, lambda turn: table.ours.step(batch(turn).ids, grad_ND), YARDSTICK, output),
+        theirs
+        and Competitor(fbgemm.NAME, lambda turn: theirs.step(batch(turn).index, bag_ends_B, grad_ND), OURS, output),
+        Competitor(EMBEDDING_BAG, lambda turn: table.torch.step(batch(turn).index, offsets_B, grad_ND), OURS, output),
+    )

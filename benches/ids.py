@@ -1,0 +1,101 @@
+"""Batches of ids, made before anything is timed.
+
+An index is a row number in `[0, rows)`, what tables of a fixed size take. Its id, what the store takes, is any int64:
+the two stand for the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+Distribution = Literal["uniform", "zipf"]
+
+ZIPF_EXPONENT = 1.05
+_IDS_IN_ALL, _FEWEST_BATCHES, _MOST_BATCHES = 1_048_576, 4, 1024
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch.
+
+    Attributes:
+        index: int64, `[N]`: row numbers.
+        ids: int64, `[N]`: their ids.
+        distinct: int64, `[U]`: the distinct row numbers, in the order in which they first come.
+    """
+
+    index: Tensor
+    ids: Tensor
+    distinct: Tensor
+
+    @classmethod
+    def of(cls, index: Tensor) -> Batch:
+        """Completes row numbers to a batch."""
+        return cls(index, ids_of(index), in_order_of_arrival(index))
+
+
+def ids_of(index: Tensor) -> Tensor:
+    """Returns the id of each row number: distinct for distinct numbers, spread over all 64 bits.
+
+    It is the finalizer of splitmix64, a bijection. Steele, Lea, Flood, OOPSLA 2014.
+    """
+    z = index.numpy().astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return torch.from_numpy((z ^ (z >> np.uint64(31))).view(np.int64))
+
+
+def in_order_of_arrival(index: Tensor) -> Tensor:
+    """Returns the distinct row numbers as they first come, so that reading them is no sequential pass."""
+    distinct, firsts = np.unique(index.numpy(), return_index=True)
+    return torch.from_numpy(distinct[np.argsort(firsts)])
+
+
+def batches(rows: int, size: int, distribution: Distribution, seed: int = 0) -> list[Batch]:
+    """Returns different batches of `size` ids each, enough of them that no cache remembers the last turn."""
+    count = max(_FEWEST_BATCHES, min(_MOST_BATCHES, _IDS_IN_ALL // size))
+    return [Batch.of(index) for index in draw(rows, size * count, distribution, seed).split(size)]
+
+
+def turn_of(batches: Sequence[T]) -> Callable[[int], T]:
+    """Returns what gives each turn its batch, in rotation."""
+    return lambda turn: batches[turn % len(batches)]
+
+
+def draw(rows: int, count: int, distribution: Distribution, seed: int) -> Tensor:
+    """Draws row numbers, int64 `[count]`."""
+    generator = np.random.default_rng(seed)
+    if distribution == "uniform":
+        return torch.from_numpy(generator.integers(rows, size=count))
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+    ranks = np.searchsorted(np.cumsum(weights), generator.random(count) * weights.sum())
+    places = generator.permutation(rows)  # Frequent rows do not lie side by side.
+    return torch.from_numpy(places[np.minimum(ranks, rows - 1)])
+
+
+def missing(rows: int, size: int, seed: int = 1) -> list[Tensor]:
+    """Returns ids without a row, int64 `[size]` each."""
+    return [ids_of(batch.index + rows) for batch in batches(rows, size, "uniform", seed)]
+
+
+def all_ids(rows: int, chunk: int) -> Iterator[Tensor]:
+    """Gives the ids of all rows once, int64 `[chunk]` and a last shorter part."""
+    for start in range(0, rows, chunk):
+        yield ids_of(torch.arange(start, min(start + chunk, rows)))
+
+
+def with_duplicates(count: int, share: float, seed: int = 0) -> Tensor:
+    """Returns ids `[count]` in random order of which that share repeats another one."""
+    generator = np.random.default_rng(seed)
+    distinct = round(count * (1 - share))
+    repeated = generator.integers(distinct, size=count - distinct)
+    index = np.concatenate([np.arange(distinct), repeated])
+    return ids_of(torch.from_numpy(generator.permutation(index)))

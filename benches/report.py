@@ -1,0 +1,153 @@
+"""The figures of a run as tables of Markdown, and their place in README.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from benches.cells import TITLES
+from benches.derived import derive
+from benches.measured import Figure, Outcome, Timed
+from benches.targets import Target, targets
+from benches.wording import ABSENT, axis, described, differing, ratio, significant, time_with_spread
+
+README = Path(__file__).with_name("README.md")
+START, END = "<!-- cells -->", "<!-- /cells -->"
+
+
+def write(outcomes: Sequence[Outcome], machine: Mapping[str, str], path: Path = README) -> None:
+    """Puts the tables between the two marks of a file, instead of those there.
+
+    Raises:
+        ValueError: the file has not both marks.
+    """
+    text = path.read_text(encoding="utf-8")
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        raise ValueError(f"{path} must have the marks {START} and {END}")
+    path.write_text(f"{before}{START}\n\n{tables(outcomes, machine)}\n\n{END}{after}", encoding="utf-8")
+
+
+def tables(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:
+    """All tables: what was measured on, targets, derived figures, then one table a cell."""
+    sections = [
+        _table(("", ""), machine.items()),
+        "### Targets\n\n" + target_table(outcomes),
+        *(_cell(cell, title, outcomes) for cell, title in TITLES.items()),
+        "### Derived\n\n" + _derived_table(outcomes),
+    ]
+    return "\n\n".join(sections)
+
+
+def target_table(outcomes: Sequence[Outcome]) -> str:
+    """Each target, the worst figure seen, where, and whether it holds."""
+    return _table(("target", "limit", "seen at worst", "in", "holds"), map(_target_row, targets(outcomes)))
+
+
+def _target_row(target: Target) -> Sequence[str]:
+    limit = f"{'>=' if target.is_least else '<='} {target.limit:g}"
+    worst = target.worst
+    if worst is None:
+        return target.text, limit, ABSENT, "", "not measured"
+    return target.text, limit, significant(worst.value), worst.where, "yes" if target.holds else "**no**"
+
+
+def _derived_table(outcomes: Sequence[Outcome]) -> str:
+    figures = derive([outcome for outcome in outcomes if isinstance(outcome, Timed)])
+    return _table(
+        ("figure", "cell", "case", "value"),
+        (
+            (figure.name, figure.cell, described(figure.axes, figure.axes), significant(figure.value))
+            for figure in figures
+        ),
+    )
+
+
+def _cell(cell: str, title: str, outcomes: Sequence[Outcome]) -> str:
+    """One cell's section: what all its cases share, and a row a case."""
+    timed = [outcome for outcome in outcomes if isinstance(outcome, Timed) and outcome.cell == cell]
+    figures = [outcome for outcome in outcomes if isinstance(outcome, Figure) and outcome.cell == cell]
+    parts = [f"### {title}"]
+    if timed:
+        parts += [part for part in (_shared_axes(timed), _timed_table(timed)) if part]
+    if figures:
+        parts.append(_table(("figure", "value", "unit", "limit"), map(_figure_row, figures)))
+    if not timed and not figures:
+        parts.append("Not measured in this run.")
+    return "\n\n".join(parts)
+
+
+def _shared_axes(timed: Sequence[Timed]) -> str:
+    """A sentence with the axes that are the same in all rows."""
+    rows = [case.axes for case in timed if case.nanoseconds]
+    if not rows:
+        return ""
+    shared = [name for name in rows[0] if name not in differing(rows)]
+    return f"All with {described(rows[0], shared)}." if shared else ""
+
+
+def _timed_table(timed: Sequence[Timed]) -> str:
+    measured = [case for case in timed if case.nanoseconds]
+    axes = differing(case.axes for case in measured)
+    columns = _columns(measured)
+    heads = [*axes, *(head for name, base in columns for head in _heads(name, base))]
+    rows = [_timed_row(case, axes, columns) for case in timed]
+    return _table(heads or ["case"], rows)
+
+
+def _columns(timed: Iterable[Timed]) -> list[tuple[str, str | None]]:
+    """Each competitor, and whose time its own is divided by, in the order in which they come."""
+    columns: dict[str, str | None] = {}
+    for case in timed:
+        for name in case.nanoseconds:
+            columns[name] = columns.get(name) or case.against.get(name)
+    return list(columns.items())
+
+
+def _heads(name: str, base: str | None) -> Iterator[str]:
+    yield name
+    if base is not None:
+        yield f"x {base}"
+
+
+def _timed_row(case: Timed, axes: Sequence[str], columns: Sequence[tuple[str, str | None]]) -> list[str]:
+    if case.error:
+        where = described(case.axes, case.axes)
+        return [f"{where}: {_on_one_line(case.error)}"]
+    cells = [axis(case.axes.get(name, ABSENT)) for name in axes]
+    for name, base in columns:
+        cells.append(time_with_spread(case.spread(name)))
+        if base is not None:
+            cells.append(ratio(case.ratio(name, base)))
+    return cells
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _figure_row(figure: Figure) -> Sequence[str]:
+    return figure.name, significant(figure.value), figure.unit, figure.limit
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join([*cells, *[''] * (len(heads) - len(cells))])} |" for cells in lines)
+
+
+def line(outcome: Outcome) -> str:
+    """An outcome in a few words, for the terminal."""
+    if isinstance(outcome, Figure):
+        return f"{outcome.cell}: {outcome.name}: {significant(outcome.value)} {outcome.unit}"
+    head = f"{outcome.cell}: {described(outcome.axes, outcome.axes)}"
+    if outcome.error:
+        return f"{head}\n    failed: {outcome.error}"
+    return "\n".join([head, *(f"    {text}" for text in _competitor_lines(outcome))])
+
+
+def _competitor_lines(timed: Timed) -> Iterator[str]:
+    for name in timed.nanoseconds:
+        base = timed.against.get(name)
+        compared = f"{ratio(timed.ratio(name, base))} x {base}" if base and timed.nanoseconds[name] else ""
+        yield f"{name:<22} {time_with_spread(timed.spread(name)):<32} {compared}".rstrip()

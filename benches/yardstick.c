@@ -1,0 +1,248 @@
+/* The physical limit of lookups and steps: loops over records whose addresses are known, with nothing else in them.
+ *
+ * A record is a row's weights followed by its optimizer's state, `stride` floats in all. `index` holds record numbers,
+ * 64 bits each. All loops cut their batch into contiguous chunks, one a thread.
+ */
+#include <math.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { LINE_BYTES = 64, GATHER_AHEAD = 16, UPDATE_AHEAD = 8, MAX_THREADS = 256 };
+
+/* Below that many rows a thread, waking another one costs more than it brings. */
+enum { LEAST_ROWS_A_THREAD = 1024 };
+
+/* ---- Threads: a pool that parks between calls. It serves one caller at a time. ---- */
+
+typedef void (*chunk_fn)(const void *job, size_t start, size_t end);
+
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t wake, done;
+    chunk_fn run;
+    const void *job;
+    size_t rows;
+    int chunks, running, started;
+    uint64_t round;
+} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
+
+static size_t chunk_start(size_t rows, int chunks, int chunk) { return rows * (size_t)chunk / (size_t)chunks; }
+
+static void run_chunk(int chunk) {
+    pool.run(pool.job, chunk_start(pool.rows, pool.chunks, chunk), chunk_start(pool.rows, pool.chunks, chunk + 1));
+}
+
+static void *work(void *argument) {
+    int chunk = (int)(intptr_t)argument;
+    uint64_t seen = 0;
+    pthread_mutex_lock(&pool.lock);
+    for (;;) {
+        while (pool.round == seen || chunk >= pool.chunks) {
+            seen = pool.round;
+            pthread_cond_wait(&pool.wake, &pool.lock);
+        }
+        seen = pool.round;
+        pthread_mutex_unlock(&pool.lock);
+        run_chunk(chunk);
+        pthread_mutex_lock(&pool.lock);
+        if (--pool.running == 0) pthread_cond_signal(&pool.done);
+    }
+    return NULL;
+}
+
+/* Returns how many threads there are to run chunks, the caller among them; at least 1. */
+static int start_threads(int wanted) {
+    while (pool.started < wanted - 1) {
+        pthread_t thread;
+        if (pthread_create(&thread, NULL, work, (void *)(intptr_t)(pool.started + 1)) != 0) break;
+        pthread_detach(thread);
+        pool.started++;
+    }
+    return wanted < pool.started + 1 ? wanted : pool.started + 1;
+}
+
+static int threads_worth_it(size_t rows, int threads) {
+    size_t worth = rows / LEAST_ROWS_A_THREAD;
+    if (threads > MAX_THREADS) threads = MAX_THREADS;
+    if ((size_t)threads > worth) threads = (int)worth;
+    return threads < 1 ? 1 : threads;
+}
+
+static void over_threads(chunk_fn run, const void *job, size_t rows, int threads) {
+    threads = threads_worth_it(rows, threads);
+    if (threads > 1) threads = start_threads(threads);
+    if (threads == 1) {
+        run(job, 0, rows);
+        return;
+    }
+    pthread_mutex_lock(&pool.lock);
+    pool.run = run, pool.job = job, pool.rows = rows, pool.chunks = threads, pool.running = threads - 1;
+    pool.round++;
+    pthread_cond_broadcast(&pool.wake);
+    pthread_mutex_unlock(&pool.lock);
+    run_chunk(0);
+    pthread_mutex_lock(&pool.lock);
+    while (pool.running > 0) pthread_cond_wait(&pool.done, &pool.lock);
+    pthread_mutex_unlock(&pool.lock);
+}
+
+/* ---- Loops ---- */
+
+#define INLINE static inline __attribute__((always_inline))
+
+/* Calls `loop` with a dim that the compiler knows, where it is one of the benches'. */
+#define WITH_DIM(loop, dim, ...)                                                                                       \
+    switch (dim) {                                                                                                     \
+        case 8: loop(__VA_ARGS__, 8); break;                                                                           \
+        case 16: loop(__VA_ARGS__, 16); break;                                                                         \
+        case 64: loop(__VA_ARGS__, 64); break;                                                                         \
+        case 128: loop(__VA_ARGS__, 128); break;                                                                       \
+        default: loop(__VA_ARGS__, dim);                                                                               \
+    }
+
+INLINE void prefetch_floats(const float *floats, size_t count) {
+    for (size_t at = 0; at < count; at += LINE_BYTES / sizeof(float)) __builtin_prefetch(floats + at);
+}
+
+struct gather {
+    const float *records;
+    size_t stride, dim, bag;
+    const int64_t *index;
+    size_t indices;
+    float *out;
+};
+
+INLINE void prefetch_row(const struct gather *job, size_t at, size_t dim) {
+    if (at < job->indices) prefetch_floats(job->records + (size_t)job->index[at] * job->stride, dim);
+}
+
+INLINE void gather_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
+    for (size_t at = start; at < end; at++) {
+        prefetch_row(job, at + GATHER_AHEAD, dim);
+        memcpy(job->out + at * dim, job->records + (size_t)job->index[at] * job->stride, dim * sizeof(float));
+    }
+}
+
+static void gather_chunk(const void *argument, size_t start, size_t end) {
+    const struct gather *job = argument;
+    WITH_DIM(gather_loop, job->dim, job, start, end)
+}
+
+/* y1: out[i, :] = weights of record index[i]. */
+void yardstick_gather(const float *records, size_t stride, size_t dim, const int64_t *index, size_t count, float *out,
+                      int threads) {
+    struct gather job = {records, stride, dim, 1, index, count, out};
+    over_threads(gather_chunk, &job, count, threads);
+}
+
+INLINE void pool_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
+    for (size_t bag = start; bag < end; bag++) {
+        float *restrict sum = job->out + bag * dim;
+        for (size_t at = bag * job->bag; at < (bag + 1) * job->bag; at++) {
+            prefetch_row(job, at + GATHER_AHEAD, dim);
+            const float *restrict row = job->records + (size_t)job->index[at] * job->stride;
+            int is_first = at == bag * job->bag;
+            for (size_t column = 0; column < dim; column++) sum[column] = (is_first ? 0.0f : sum[column]) + row[column];
+        }
+    }
+}
+
+static void pool_chunk(const void *argument, size_t start, size_t end) {
+    const struct gather *job = argument;
+    WITH_DIM(pool_loop, job->dim, job, start, end)
+}
+
+/* y1 of bags: out[b, :] = sum of the weights of the records index[b * bag .. (b + 1) * bag]. */
+void yardstick_pool(const float *records, size_t stride, size_t dim, const int64_t *index, size_t bags, size_t bag,
+                    float *out, int threads) {
+    struct gather job = {records, stride, dim, bag, index, bags * bag, out};
+    over_threads(pool_chunk, &job, bags, threads);
+}
+
+struct update {
+    float *records;
+    size_t stride, dim;
+    const int64_t *index;
+    size_t count;
+    const float *grads;
+    float lr, eps;
+};
+
+INLINE void prefetch_record(const struct update *job, size_t at) {
+    if (at < job->count) prefetch_floats(job->records + (size_t)job->index[at] * job->stride, job->stride);
+}
+
+INLINE void adagrad_loop(const struct update *job, size_t start, size_t end, size_t dim) {
+    const float lr = job->lr, eps = job->eps;
+    for (size_t at = start; at < end; at++) {
+        prefetch_record(job, at + UPDATE_AHEAD);
+        float *restrict weights = job->records + (size_t)job->index[at] * job->stride;
+        float *restrict sums = weights + dim;
+        const float *restrict grad = job->grads + at * dim;
+        for (size_t column = 0; column < dim; column++) {
+            const float g = grad[column], sum = sums[column] + g * g;
+            sums[column] = sum;
+            weights[column] -= lr * g / sqrtf(sum + eps);
+        }
+    }
+}
+
+static void adagrad_chunk(const void *argument, size_t start, size_t end) {
+    const struct update *job = argument;
+    WITH_DIM(adagrad_loop, job->dim, job, start, end)
+}
+
+/* y2: AdaGrad in place on the records index[i], which are distinct, from the gradient rows grads[i, :]. */
+void yardstick_adagrad(float *records, size_t stride, size_t dim, const int64_t *index, size_t count,
+                       const float *grads, float lr, float eps, int threads) {
+    struct update job = {records, stride, dim, index, count, grads, lr, eps};
+    over_threads(adagrad_chunk, &job, count, threads);
+}
+
+INLINE void sgd_loop(const struct update *job, size_t start, size_t end, size_t dim) {
+    const float lr = job->lr;
+    for (size_t at = start; at < end; at++) {
+        prefetch_record(job, at + UPDATE_AHEAD);
+        float *restrict weights = job->records + (size_t)job->index[at] * job->stride;
+        const float *restrict grad = job->grads + at * dim;
+        for (size_t column = 0; column < dim; column++) weights[column] -= lr * grad[column];
+    }
+}
+
+static void sgd_chunk(const void *argument, size_t start, size_t end) {
+    const struct update *job = argument;
+    WITH_DIM(sgd_loop, job->dim, job, start, end)
+}
+
+/* y2 without state: SGD in place on the records index[i], which are distinct. */
+void yardstick_sgd(float *records, size_t stride, size_t dim, const int64_t *index, size_t count, const float *grads,
+                   float lr, int threads) {
+    struct update job = {records, stride, dim, index, count, grads, lr, 0.0f};
+    over_threads(sgd_chunk, &job, count, threads);
+}
+
+/* ---- The state of the caches ---- */
+
+/* Puts memory out of all caches. Returns 0 where the machine has no instruction for it. */
+int yardstick_flush(const void *memory, size_t bytes) {
+#if defined(__x86_64__)
+    for (size_t at = 0; at < bytes; at += LINE_BYTES) {
+#if defined(__CLFLUSHOPT__)
+        _mm_clflushopt((void *)((const char *)memory + at));
+#else
+        _mm_clflush((const char *)memory + at);
+#endif
+    }
+    _mm_mfence();
+    return 1;
+#else
+    (void)memory, (void)bytes;
+    return 0;
+#endif
+}

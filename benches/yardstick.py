@@ -1,0 +1,123 @@
+"""The yardstick: a table whose ids are record numbers, read and trained by plain C loops.
+
+It does what a lookup and a step must do at least, and nothing else: no hash map, no duplicates, no checks. It uses as
+many threads as torch, of its own: a second OpenMP runtime would spin against torch's.
+
+Shape suffixes: R records, S floats a record, D dim, N ids, B bags, U distinct records.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import mmap
+
+import torch
+from torch import Tensor
+
+from benches import compiled
+
+LR, EPS = 0.01, 1e-10
+INITIAL_WEIGHT = 0.01
+
+# Without errno square roots are one instruction, and exact as before.
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-lm")
+
+_FLOAT_BYTES = 4
+_POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
+
+_RECORDS = (_POINTER, _SIZE, _SIZE, _POINTER, _SIZE)
+"""Records, stride, dim, index, and the number of indices (of bags for `pool`)."""
+
+_SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
+    "yardstick_gather": ((*_RECORDS, _POINTER, _INT), None),
+    "yardstick_pool": ((*_RECORDS, _SIZE, _POINTER, _INT), None),
+    "yardstick_adagrad": ((*_RECORDS, _POINTER, _FLOAT, _FLOAT, _INT), None),
+    "yardstick_sgd": ((*_RECORDS, _POINTER, _FLOAT, _INT), None),
+    "yardstick_flush": ((_POINTER, _SIZE), _INT),
+}
+
+
+class Yardstick:
+    """Records of a row's weights followed by as many floats of AdaGrad state, or by nothing for SGD.
+
+    Args:
+        rows: the number of records.
+        dim: elements a row.
+        optimizer: `adagrad` or `sgd`.
+
+    Attributes:
+        records: float32, `[R, S]`: the memory itself.
+
+    Raises:
+        ValueError: another optimizer.
+        RuntimeError: the loops cannot be compiled.
+    """
+
+    def __init__(self, rows: int, dim: int, optimizer: str = "adagrad") -> None:
+        if optimizer not in ("adagrad", "sgd"):
+            raise ValueError(f'the yardstick has "adagrad" and "sgd", got {optimizer!r}')
+        self._loops = _load()
+        self.dim, self.optimizer = dim, optimizer
+        stride = dim if optimizer == "sgd" else 2 * dim
+        self.records = huge_pages(rows * stride).view(rows, stride)
+        self.records[:, :dim] = INITIAL_WEIGHT
+
+    def gather(self, index_N: Tensor, out_ND: Tensor) -> None:
+        """y1: copies the weights of each record into `out_ND`."""
+        self._loops.yardstick_gather(*self._arguments(index_N), out_ND.data_ptr(), torch.get_num_threads())
+
+    def lookup(self, index_N: Tensor) -> Tensor:
+        """y1 into memory of torch's allocator, where all others take their outputs from: `[N, D]`."""
+        out_ND = torch.empty(index_N.shape[0], self.dim)
+        self.gather(index_N, out_ND)
+        return out_ND
+
+    def step(self, index_N: Tensor, distinct_U: Tensor, grad_ND: Tensor) -> Tensor:
+        """y1 on all ids of a batch, then y2 on its distinct rows, whose gradients count as summed already."""
+        out_ND = self.lookup(index_N)
+        self.update(distinct_U, grad_ND)
+        return out_ND
+
+    def pool(self, index_N: Tensor, out_BD: Tensor) -> None:
+        """y1 of bags of equal length: sums the weights of each bag's records into `out_BD`."""
+        records, stride, dim, index, count = self._arguments(index_N)
+        bags = out_BD.shape[0]
+        self._loops.yardstick_pool(
+            records, stride, dim, index, bags, count // bags, out_BD.data_ptr(), torch.get_num_threads()
+        )
+
+    def update(self, index_U: Tensor, grad_UD: Tensor) -> None:
+        """y2: takes one step on each of the records, which must be distinct.
+
+        AdaGrad is `s += g^2; w -= lr*g/sqrt(s+eps)`, with an exact square root and division.
+        """
+        arguments = (*self._arguments(index_U), grad_UD.data_ptr(), LR)
+        if self.optimizer == "sgd":
+            self._loops.yardstick_sgd(*arguments, torch.get_num_threads())
+        else:
+            self._loops.yardstick_adagrad(*arguments, EPS, torch.get_num_threads())
+
+    def _arguments(self, index: Tensor) -> tuple[int, int, int, int, int]:
+        return self.records.data_ptr(), self.records.shape[1], self.dim, index.data_ptr(), index.numel()
+
+
+def huge_pages(floats: int) -> Tensor:
+    """Returns zeros `[floats]` in memory of its own, in huge pages where the system gives them, aligned to a page."""
+    memory = mmap.mmap(-1, floats * _FLOAT_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.float32)
+
+
+def flush(tensor: Tensor) -> bool:
+    """Puts a tensor out of all caches; False where the machine has no instruction for it."""
+    return bool(_load().yardstick_flush(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
+
+@functools.cache
+def _load() -> ctypes.CDLL:
+    library = compiled.load("yardstick.c", FLAGS)
+    for name, (arguments, result) in _SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes, function.restype = arguments, result
+    return library

@@ -1,0 +1,247 @@
+//! Zeroed memory for large arrays, in huge pages where the system has them.
+//!
+//! A table is read at random: with pages of 4 KiB every row costs a miss of the address cache besides those of the
+//! data. Pages are supplied by the system when they are first touched, so what is reserved and not used costs nothing.
+
+#![expect(unsafe_code, reason = "memory comes from the system as a pointer")]
+
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+
+use bytemuck::Pod;
+
+/// The alignment of every array: that of a cache line.
+const LINE_BYTES: usize = 64;
+
+/// The size of a huge page, and the alignment of arrays at least that large.
+const HUGE_PAGE_BYTES: usize = 2 << 20;
+
+/// Arrays from this size on come from the system itself, so that freeing them gives their pages back.
+const SYSTEM_BYTES: usize = 256 << 10;
+
+/// A zeroed array of fixed length, aligned to a cache line.
+#[derive(Debug)]
+pub(crate) struct Pages<T: Pod> {
+    start: NonNull<T>,
+    len: usize,
+}
+
+// SAFETY: 1. the array is owned by this value alone, as a boxed slice owns its elements.
+unsafe impl<T: Pod + Send> Send for Pages<T> {}
+// SAFETY: 1. as for `Send`: shared access gives shared references to the elements only.
+unsafe impl<T: Pod + Sync> Sync for Pages<T> {}
+
+impl<T: Pod> Pages<T> {
+    /// Returns `len` zeroed elements; `huge` asks for huge pages, which are supplied whole.
+    pub(crate) fn zeroed(len: usize, huge: bool) -> Self {
+        let bytes = len * size_of::<T>();
+        let start = match bytes {
+            0 => NonNull::dangling(),
+            _ if from_system(bytes) => system::map(bytes, huge && bytes >= HUGE_PAGE_BYTES).cast(),
+            _ => heap::allocate(bytes).cast(),
+        };
+        Self { start, len }
+    }
+}
+
+impl<T: Pod> Pages<T> {
+    /// Makes the array longer, by zeroed elements, and asks for huge pages.
+    pub(crate) fn grow(&mut self, len: usize) {
+        let (bytes, old_bytes) = (len * size_of::<T>(), size_of_val(&**self));
+        assert!(bytes >= old_bytes, "an array of {old_bytes} bytes cannot shrink to {bytes}");
+        if old_bytes > 0 && from_system(old_bytes) {
+            self.start = system::grow(self.start.cast(), old_bytes, bytes).cast();
+            self.len = len;
+            return;
+        }
+        let mut longer = Self::zeroed(len, true);
+        longer[..self.len].copy_from_slice(self);
+        *self = longer;
+    }
+}
+
+impl<T: Pod> Default for Pages<T> {
+    fn default() -> Self {
+        Self::zeroed(0, false)
+    }
+}
+
+impl<T: Pod> Deref for Pages<T> {
+    type Target = [T];
+
+    #[inline(always)]
+    fn deref(&self) -> &[T] {
+        // SAFETY:
+        // 1. `start` is aligned and points to `len` elements that live as long as this value; it dangles for none.
+        // 2. They were zeroed, which is a value of any `Pod`, or written since.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Pod> DerefMut for Pages<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut [T] {
+        // SAFETY: 1. and 2. as in `deref`; 3. `&mut self` makes this the only reference.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl<T: Pod> Drop for Pages<T> {
+    fn drop(&mut self) {
+        let bytes = self.len * size_of::<T>();
+        match bytes {
+            0 => {}
+            _ if from_system(bytes) => system::unmap(self.start.cast(), bytes),
+            _ => heap::free(self.start.cast(), bytes),
+        }
+    }
+}
+
+fn from_system(bytes: usize) -> bool {
+    cfg!(all(target_os = "linux", not(miri))) && bytes >= SYSTEM_BYTES
+}
+
+/// Arrays from Rust's allocator.
+mod heap {
+    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::ptr::NonNull;
+
+    pub(super) fn allocate(bytes: usize) -> NonNull<u8> {
+        let layout = layout(bytes);
+        // SAFETY: 1. the layout has a size above zero: `Pages::zeroed` asks for nothing else.
+        let start = unsafe { alloc_zeroed(layout) };
+        NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+    }
+
+    pub(super) fn free(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: 1. `start` came from `allocate` with the same size, and nothing refers to it any more.
+        unsafe { dealloc(start.as_ptr(), layout(bytes)) }
+    }
+
+    pub(super) fn layout(bytes: usize) -> Layout {
+        Layout::from_size_align(bytes, super::LINE_BYTES)
+            .unwrap_or_else(|_| panic!("an array of {bytes} bytes is larger than the address space"))
+    }
+}
+
+/// Arrays from the system.
+#[cfg(all(target_os = "linux", not(miri)))]
+mod system {
+    use std::alloc::handle_alloc_error;
+    use std::ptr::{NonNull, null_mut};
+
+    use super::HUGE_PAGE_BYTES;
+
+    /// What the system maps is a multiple of this.
+    const PAGE_BYTES: usize = 4096;
+
+    /// Maps zero pages, aligned to huge pages if they are asked for.
+    pub(super) fn map(bytes: usize, huge: bool) -> NonNull<u8> {
+        let spare = if huge { HUGE_PAGE_BYTES } else { 0 };
+        let whole = map_anywhere(bytes + spare);
+        if !huge {
+            return whole;
+        }
+        let head = whole.as_ptr().align_offset(HUGE_PAGE_BYTES);
+        // SAFETY: 1. `head` is less than a huge page, by which the mapping is longer than `bytes`.
+        let start = unsafe { whole.add(head) };
+        // SAFETY: 1. as above: what lies behind the array is the rest of the spare huge page.
+        let end = unsafe { start.add(bytes.next_multiple_of(PAGE_BYTES)) };
+        trim(whole, head);
+        trim(end, spare - head);
+        advise_huge(start, bytes);
+        start
+    }
+
+    /// Makes a mapping longer: its pages move to another address, their content stays where it is.
+    pub(super) fn grow(start: NonNull<u8>, old_bytes: usize, bytes: usize) -> NonNull<u8> {
+        let target = map(bytes, bytes >= HUGE_PAGE_BYTES);
+        let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+        // SAFETY:
+        // 1. Both ranges are mappings of ours; the caller gives up `start`, and nothing refers to `target` yet, whose
+        //    pages are replaced by those of `start` and zero pages behind them.
+        let moved = unsafe {
+            libc::mremap(start.as_ptr().cast(), old_bytes, bytes, how, target.as_ptr().cast::<libc::c_void>())
+        };
+        if moved == libc::MAP_FAILED {
+            handle_alloc_error(super::heap::layout(bytes));
+        }
+        if bytes >= HUGE_PAGE_BYTES {
+            advise_huge(target, bytes);
+        }
+        target
+    }
+
+    fn advise_huge(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: 1. the range is a mapping of ours; the advice changes no content. A refusal is harmless.
+        unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
+    }
+
+    fn map_anywhere(bytes: usize) -> NonNull<u8> {
+        let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: 1. a private anonymous mapping at an address of the system's choice touches no memory in use.
+        let start = unsafe { libc::mmap(null_mut(), bytes, access, kind, -1, 0) };
+        match NonNull::new(start.cast::<u8>()) {
+            Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => start,
+            _ => handle_alloc_error(super::heap::layout(bytes)),
+        }
+    }
+
+    fn trim(start: NonNull<u8>, bytes: usize) {
+        if bytes > 0 {
+            unmap(start, bytes);
+        }
+    }
+
+    pub(super) fn unmap(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: 1. the range was mapped by `map` and nothing refers to it. A refusal leaves it mapped.
+        unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
+    }
+}
+
+#[cfg(not(all(target_os = "linux", not(miri))))]
+mod system {
+    pub(super) use super::heap::free as unmap;
+
+    use std::ptr::NonNull;
+
+    pub(super) fn map(bytes: usize, _huge: bool) -> NonNull<u8> {
+        super::heap::allocate(bytes)
+    }
+
+    pub(super) fn grow(_: NonNull<u8>, _: usize, _: usize) -> NonNull<u8> {
+        unreachable!("no array comes from the system here")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_growing_array_keeps_its_content_and_is_zero_behind() {
+        let mut pages = Pages::<f32>::default();
+        let mut written = 0;
+        for len in [0, 10, 10, 60_000, 70_000, 600_000, 2_000_000] {
+            pages.grow(len);
+            assert!((0..written).all(|place| pages[place] == place as f32), "{len}");
+            assert!(pages[written..].iter().all(|&value| value == 0.0), "{len}");
+            written = len;
+            (0..len).for_each(|place| pages[place] = place as f32);
+        }
+    }
+
+    #[test]
+    fn arrays_of_every_size_are_zero_aligned_and_writable() {
+        for len in [0, 1, 63, 1000, SYSTEM_BYTES / 4, SYSTEM_BYTES / 4 + 1, (5 << 20) / 4 + 3] {
+            for huge in [false, true] {
+                let mut pages = Pages::<f32>::zeroed(len, huge);
+                assert_eq!(pages.len(), len);
+                assert!(pages.iter().all(|&value| value == 0.0));
+                assert!(len == 0 || pages.as_ptr().addr().is_multiple_of(LINE_BYTES));
+                pages.fill(1.5);
+                assert_eq!(pages.iter().filter(|&&value| value == 1.5).count(), len);
+            }
+        }
+    }
+}

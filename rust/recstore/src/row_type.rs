@@ -1,0 +1,300 @@
+//! The types in which rows are kept: float32, bfloat16 and float16.
+//!
+//! Arithmetic is in float32 always. A 16-bit row is widened, changed and rounded back: by an optimizer's step
+//! *stochastically*, up or down with the probability that makes the expected value exact, since a small update would
+//! else be rounded away again and again; by a write, and for initial values, to the nearest.
+//!
+//! Source: Gupta et al. 2015, "Deep learning with limited numerical precision", section 3.
+
+use bytemuck::{cast_slice, cast_slice_mut};
+
+/// How the weights of a row are kept in the words of a record.
+pub(crate) trait RowType: Copy + Send + Sync + 'static {
+    /// Whether weights are kept as they are, in single precision.
+    fn is_float32(self) -> bool {
+        false
+    }
+
+    /// Returns the four-byte words that `dim` weights take.
+    fn words(self, dim: usize) -> usize;
+
+    /// Writes the weights in `words` to `row`.
+    fn widen(self, words: &[f32], row: &mut [f32]);
+
+    /// Writes `row` to `words`, rounded to the nearest, ties to even.
+    fn round(self, row: &[f32], words: &mut [f32]);
+
+    /// Writes `row` to `words`, rounded up or down as `noise` says.
+    fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise);
+}
+
+/// Random bits for the columns of one row at one step: a pure function of what it was made from.
+///
+/// Source of the mixing: Chris Wellons, "Prospecting for hash functions" (2018), `lowbias32`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Noise(u32);
+
+impl Noise {
+    /// Returns the noise of a row; `hash` mixes the table's seed, the id and the step.
+    pub(crate) fn new(hash: u64) -> Self {
+        Self((hash ^ (hash >> 32)) as u32)
+    }
+
+    /// Returns 16 random bits.
+    #[inline(always)]
+    fn bits(self, column: usize) -> u32 {
+        let mut x = self.0 ^ (column as u32).wrapping_mul(0x9E37_79B9);
+        x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
+        x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
+        x >> 16
+    }
+}
+
+/// IEEE 754 single precision.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Float32;
+
+/// The upper half of a float32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Bfloat16;
+
+/// IEEE 754 half precision.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Float16;
+
+impl RowType for Float32 {
+    #[inline(always)]
+    fn is_float32(self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn words(self, dim: usize) -> usize {
+        dim
+    }
+
+    #[inline(always)]
+    fn widen(self, words: &[f32], row: &mut [f32]) {
+        row.copy_from_slice(words);
+    }
+
+    #[inline(always)]
+    fn round(self, row: &[f32], words: &mut [f32]) {
+        words.copy_from_slice(row);
+    }
+
+    #[inline(always)]
+    fn round_stochastically(self, row: &[f32], words: &mut [f32], _noise: Noise) {
+        words.copy_from_slice(row);
+    }
+}
+
+impl RowType for Bfloat16 {
+    #[inline(always)]
+    fn words(self, dim: usize) -> usize {
+        dim.div_ceil(2)
+    }
+
+    #[inline(always)]
+    fn widen(self, words: &[f32], row: &mut [f32]) {
+        for (value, half) in row.iter_mut().zip(cast_slice::<f32, u16>(words)) {
+            *value = f32::from_bits(u32::from(*half) << 16);
+        }
+    }
+
+    #[inline(always)]
+    fn round(self, row: &[f32], words: &mut [f32]) {
+        for (half, value) in cast_slice_mut::<f32, u16>(words).iter_mut().zip(row) {
+            let bits = value.to_bits();
+            let odd = bits >> 16 & 1;
+            *half = upper_half(bits, 0x7FFF + odd);
+        }
+    }
+
+    #[inline(always)]
+    fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
+        for (column, (half, value)) in cast_slice_mut::<f32, u16>(words).iter_mut().zip(row).enumerate() {
+            *half = upper_half(value.to_bits(), noise.bits(column));
+        }
+    }
+}
+
+/// Returns the upper half of a float's bits after adding `increment`, which moves a finite value to infinity at most;
+/// infinity and NaN stay what they are.
+#[inline(always)]
+fn upper_half(bits: u32, increment: u32) -> u16 {
+    const INFINITE: u32 = 0x7F80_0000;
+    const QUIET: u32 = 0x0040_0000;
+    let magnitude = bits & 0x7FFF_FFFF;
+    let rounded = if magnitude < INFINITE { bits.wrapping_add(increment) } else { bits };
+    let kept = if magnitude > INFINITE { rounded | QUIET } else { rounded };
+    (kept >> 16) as u16
+}
+
+impl RowType for Float16 {
+    #[inline(always)]
+    fn words(self, dim: usize) -> usize {
+        dim.div_ceil(2)
+    }
+
+    #[inline(always)]
+    fn widen(self, words: &[f32], row: &mut [f32]) {
+        for (value, half) in row.iter_mut().zip(cast_slice::<f32, u16>(words)) {
+            *value = widen_half(*half);
+        }
+    }
+
+    #[inline(always)]
+    fn round(self, row: &[f32], words: &mut [f32]) {
+        for (half, value) in cast_slice_mut::<f32, u16>(words).iter_mut().zip(row) {
+            *half = nearest_half(*value);
+        }
+    }
+
+    #[inline(always)]
+    fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
+        for (column, (half, value)) in cast_slice_mut::<f32, u16>(words).iter_mut().zip(row).enumerate() {
+            *half = stochastic_half(*value, noise.bits(column));
+        }
+    }
+}
+
+/// Returns a half as a float32, exactly.
+#[inline(always)]
+fn widen_half(half: u16) -> f32 {
+    // Exponent and mantissa go to the right place; multiplying sets the exponent's bias right, below normal too.
+    const TO_BIAS: f32 = f32::from_bits((254 - 15) << 23);
+    const FIRST_INFINITE: u32 = 0x7C00 << 13;
+    let magnitude = u32::from(half & 0x7FFF) << 13;
+    let bits = (f32::from_bits(magnitude) * TO_BIAS).to_bits();
+    let special = if magnitude >= FIRST_INFINITE { 0x7F80_0000 } else { 0 };
+    f32::from_bits(bits | special | u32::from(half & 0x8000) << 16)
+}
+
+/// Below this the distance between halves is fixed: 2^-24.
+const LEAST_NORMAL_HALF: f32 = 1.0 / 16_384.0;
+
+/// Returns the half nearest to `value`, of two equally near ones the even one.
+#[inline(always)]
+fn nearest_half(value: f32) -> u16 {
+    // At 2^23 floats are one apart: adding it rounds to a whole number of the distance between small halves.
+    const ONE_APART: f32 = 8_388_608.0;
+    let biased = half_bias(value);
+    let odd = biased >> 13 & 1;
+    let small = value.abs().min(LEAST_NORMAL_HALF) * (1u32 << 24) as f32 + ONE_APART;
+    select_half(value, biased.wrapping_add(0xFFF + odd) >> 13, small.to_bits() & 0x7F_FFFF)
+}
+
+/// Returns one of the two halves around `value`; `noise` are 16 random bits.
+#[inline(always)]
+fn stochastic_half(value: f32, noise: u32) -> u16 {
+    let small = value.abs().min(LEAST_NORMAL_HALF) * (1u64 << 40) as f32;
+    select_half(value, half_bias(value).wrapping_add(noise >> 3) >> 13, (small as u32 + noise) >> 16)
+}
+
+/// Returns the magnitude's bits with the exponent counted as in a half: a half's bits and 13 more behind them.
+#[inline(always)]
+fn half_bias(value: f32) -> u32 {
+    value.abs().to_bits().wrapping_sub((127 - 15) << 23)
+}
+
+/// Chooses between the halves found for a normal and for a small magnitude, and gives it the sign of `value`. The
+/// greatest finite half is never passed; infinity and NaN stay what they are.
+#[inline(always)]
+fn select_half(value: f32, normal: u32, small: u32) -> u16 {
+    const GREATEST: u32 = 0x7BFF;
+    let magnitude = value.abs();
+    let finite = if magnitude < LEAST_NORMAL_HALF { small } else { normal.min(GREATEST) };
+    let half = if magnitude == f32::INFINITY { 0x7C00 } else { finite };
+    let half = if magnitude.is_nan() { 0x7E00 } else { half };
+    (value.to_bits() >> 16 & 0x8000 | half) as u16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+    use proptest::prelude::*;
+
+    fn rounded(row_type: impl RowType, value: f32) -> f32 {
+        let (mut words, mut back) = ([0.0], [0.0]);
+        row_type.round(&[value], &mut words);
+        row_type.widen(&words, &mut back);
+        back[0]
+    }
+
+    fn same(got: f32, expected: f32) -> bool {
+        got.to_bits() == expected.to_bits() || got.is_nan() && expected.is_nan()
+    }
+
+    proptest! {
+        #[test]
+        fn rounding_to_the_nearest_agrees_with_the_crate_half(bits in any::<u32>()) {
+            let value = f32::from_bits(bits);
+            let expected = bf16::from_f32(value).to_f32();
+            prop_assert!(same(rounded(Bfloat16, value), expected), "{value} {expected}");
+            let exact = f16::from_f32(value).to_f32();
+            let expected = if exact.is_infinite() && value.is_finite() { exact.signum() * 65_504.0 } else { exact };
+            prop_assert!(same(rounded(Float16, value), expected), "{value} {expected}");
+        }
+
+        #[test]
+        fn every_16_bit_pattern_is_widened_exactly(half in any::<u16>()) {
+            prop_assert!(same(widen_half(half), f16::from_bits(half).to_f32()));
+        }
+
+        #[test]
+        fn stochastic_rounding_gives_a_neighbour_and_keeps_what_fits(value in -70_000f32..70_000.0, scale in 0..40i32, hash in any::<u64>()) {
+            let value = value * 2f32.powi(-scale);
+            prop_assert!(stays_near(Bfloat16, value, hash, 2f32.powi(-133)));
+            prop_assert!(stays_near(Float16, value.clamp(-65_504.0, 65_504.0), hash, 2f32.powi(-24)));
+        }
+    }
+
+    fn stochastic(row_type: impl RowType, value: f32, hash: u64) -> f32 {
+        let (mut words, mut back) = ([0.0], [0.0]);
+        row_type.round_stochastically(&[value], &mut words, Noise::new(hash));
+        row_type.widen(&words, &mut back);
+        back[0]
+    }
+
+    /// How far apart two numbers of a type are at most, relative to them.
+    fn distance(row_type: impl RowType) -> f32 {
+        let mut words = [0.0];
+        row_type.round(&[1.0 + 1.0 / 256.0], &mut words);
+        let mut back = [0.0];
+        row_type.widen(&words, &mut back);
+        if back[0] == 1.0 { 1.0 / 128.0 } else { 1.0 / 1024.0 }
+    }
+
+    fn stays_near(row_type: impl RowType, value: f32, hash: u64, finest: f32) -> bool {
+        let kept = rounded(row_type, value);
+        let moved = (stochastic(row_type, value, hash) - value).abs();
+        moved <= (value.abs() * distance(row_type)).max(finest) && stochastic(row_type, kept, hash) == kept
+    }
+
+    #[test]
+    fn stochastic_rounding_is_right_on_average() {
+        fn mean(row_type: impl RowType, value: f32) -> f64 {
+            let count = 20_000;
+            let hash = crate::table::mix;
+            (0..count).map(|n| f64::from(stochastic(row_type, value, hash(n)))).sum::<f64>() / count as f64
+        }
+        fn check(row_type: impl RowType, value: f32) {
+            let step = (value.abs() * distance(row_type)).max(2f32.powi(-24));
+            let error = mean(row_type, value) - f64::from(value);
+            assert!(error.abs() <= 0.02 * f64::from(step), "{value}: {error}");
+        }
+        for value in [0.1f32, -3.3, 1e-6, 2e-8, 1234.5] {
+            check(Bfloat16, value);
+            check(Float16, value);
+        }
+    }
+
+    #[test]
+    fn columns_have_noise_of_their_own() {
+        let noise = Noise::new(7);
+        let bits: std::collections::HashSet<u32> = (0..64).map(|column| noise.bits(column)).collect();
+        assert!(bits.len() > 60);
+    }
+}

@@ -1,0 +1,191 @@
+//! Lookup and pooling in one pass, over one table or several.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::lookup::RowSource;
+use super::{Engine, Locks, NO_INDEX, Table, places, with_row_type};
+use crate::Result;
+use crate::parallel::{FLOATS_A_THREAD, for_each_mut};
+use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
+use crate::row_type::RowType;
+use crate::simd::{Kernel, Lanes};
+
+/// Pools the bags of all `tables`, the first bags of each into the first row of `pooled`, a table's columns behind
+/// those of the one before. `places` is empty, or gets each table's places and their tag, one table after another.
+pub(crate) fn pool(
+    engine: Engine<'_>,
+    tables: &[Arc<Table>],
+    input: BagInput<'_>,
+    pooled: &mut [f32],
+    max_positions: &mut [i64],
+    places: &mut [u32],
+) -> Result<()> {
+    input.validate(tables.len())?;
+    let bags = input.bags_a_table(tables.len());
+    let stride: usize = tables.iter().map(|table| table.config.dim).sum();
+    check_outputs(tables, &input, bags * stride, pooled, max_positions, places)?;
+    let locks = Locks::shared(tables);
+    let pieces = pieces(engine, bags, input.ids.len() * stride / tables.len() + bags * stride);
+    let size = bags.div_ceil(pieces).max(1);
+    let mut places_of_pieces = cut_places(&input, tables.len(), size, places).into_iter();
+    let mut positions = max_positions.chunks_mut(size * stride);
+    let pieces = pooled.chunks_mut(size * stride).enumerate().map(|(piece, pooled)| Piece {
+        bags: piece * size..bags.min((piece + 1) * size),
+        pooled,
+        max_positions: positions.next().unwrap_or_default(),
+        places: places_of_pieces.next().unwrap_or_default(),
+    });
+    for_each_mut(engine.executor, pieces, |piece| pool_piece(engine, tables, &locks, input, stride, piece));
+    seal_places(tables, &locks, &input, places);
+    Ok(())
+}
+
+fn check_outputs(
+    tables: &[Arc<Table>],
+    input: &BagInput<'_>,
+    elements: usize,
+    pooled: &[f32],
+    max_positions: &[i64],
+    places: &[u32],
+) -> Result<()> {
+    let bags = input.bags_a_table(tables.len());
+    for (number, table) in tables.iter().enumerate() {
+        let first = input.offsets[number * bags] as usize;
+        let ids = input.ids_of(number * bags..(number + 1) * bags);
+        table.check_ids("emb_bag", ids).map_err(|error| error.shifted(first))?;
+    }
+    let [table, ..] = tables else { return Ok(()) };
+    if tables.len() == 1 {
+        table.check_width("emb_bag", "pooled rows", bags, pooled.len())?;
+    }
+    table.check_length("emb_bag", "pooled values", elements, pooled.len())?;
+    let positions = if input.mode == PoolingMode::Max { elements } else { 0 };
+    table.check_length("emb_bag", "positions of maxima", positions, max_positions.len())?;
+    let expected = if places.is_empty() { 0 } else { input.ids.len() + tables.len() * places::TAG_WORDS };
+    table.check_length("emb_bag", "places", expected, places.len())
+}
+
+/// Into how many pieces the bags are cut.
+fn pieces(engine: Engine<'_>, bags: usize, floats: usize) -> usize {
+    const PIECES_A_THREAD: usize = 2;
+    if floats < FLOATS_A_THREAD {
+        return 1;
+    }
+    (engine.executor.num_threads() * PIECES_A_THREAD).clamp(1, bags.max(1))
+}
+
+/// Some bags of every table, and where what is found of them goes.
+struct Piece<'a> {
+    bags: Range<usize>,
+    pooled: &'a mut [f32],
+    max_positions: &'a mut [i64],
+    /// One slice a table; none where nobody asked.
+    places: Vec<&'a mut [u32]>,
+}
+
+/// Returns for each piece of `size` bags the places of its ids, one slice a table.
+fn cut_places<'a>(
+    input: &BagInput<'_>,
+    tables: usize,
+    size: usize,
+    places: &'a mut [u32],
+) -> Vec<Vec<&'a mut [u32]>> {
+    let bags = input.bags_a_table(tables);
+    let mut pieces: Vec<Vec<&mut [u32]>> = (0..bags.div_ceil(size)).map(|_| Vec::new()).collect();
+    if places.is_empty() {
+        return pieces;
+    }
+    let mut rest = places;
+    for table in 0..tables {
+        for (number, piece) in pieces.iter_mut().enumerate() {
+            let range = table * bags + number * size..table * bags + bags.min((number + 1) * size);
+            let (own, behind) = rest.split_at_mut(input.ids_of(range).len());
+            piece.push(own);
+            rest = behind;
+        }
+        rest = &mut rest[places::TAG_WORDS..];
+    }
+    pieces
+}
+
+fn seal_places(tables: &[Arc<Table>], locks: &Locks<'_>, input: &BagInput<'_>, mut places: &mut [u32]) {
+    let bags = input.bags_a_table(tables.len());
+    for (number, table) in tables.iter().enumerate() {
+        if places.is_empty() {
+            return;
+        }
+        let ids = input.ids_of(number * bags..(number + 1) * bags);
+        let (own, behind) = places.split_at_mut(ids.len() + places::TAG_WORDS);
+        places::seal(own, locks.of(table).epoch, ids);
+        places = behind;
+    }
+}
+
+fn pool_piece(
+    engine: Engine<'_>,
+    tables: &[Arc<Table>],
+    locks: &Locks<'_>,
+    input: BagInput<'_>,
+    stride: usize,
+    piece: Piece<'_>,
+) {
+    let (bags, mut first) = (input.bags_a_table(tables.len()), 0);
+    let mut places = piece.places.into_iter();
+    for (number, table) in tables.iter().enumerate() {
+        let dim = table.config.dim;
+        let columns = PooledColumns {
+            pooled: &mut *piece.pooled,
+            max_positions: &mut *piece.max_positions,
+            stride,
+            first,
+            dim,
+        };
+        let range = number * bags + piece.bags.start..number * bags + piece.bags.end;
+        let kernel = PoolRows {
+            source: locks.of(table).source(table),
+            ids: input.ids_of(range.clone()),
+            first_position: input.offsets[range.start] as usize,
+            pooling: Pooling::new(input, range, columns),
+            places: places.next().unwrap_or_default(),
+            dim,
+        };
+        with_row_type!(table.config.dtype, row_type => engine.simd.run(TypedPoolRows { kernel, row_type }));
+        first += dim;
+    }
+}
+
+/// Pools the bags of one table in one piece.
+struct PoolRows<'a> {
+    source: RowSource<'a>,
+    ids: &'a [i64],
+    first_position: usize,
+    pooling: Pooling<'a>,
+    places: &'a mut [u32],
+    dim: usize,
+}
+
+struct TypedPoolRows<'a, T> {
+    kernel: PoolRows<'a>,
+    row_type: T,
+}
+
+impl<T: RowType> Kernel for TypedPoolRows<'_, T> {
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        let Self { kernel, row_type } = self;
+        let PoolRows { source, ids, first_position, mut pooling, places, dim } = kernel;
+        let mut widened = vec![0.0; dim];
+        source.walk(lanes, ids, |position, index, words| {
+            if let Some(place) = places.get_mut(position) {
+                *place = index;
+            }
+            if row_type.is_float32() && index != NO_INDEX {
+                return pooling.take(first_position + position, words);
+            }
+            source.widen(row_type, ids[position], index, words, &mut widened);
+            pooling.take(first_position + position, &widened);
+        });
+        pooling.finish();
+    }
+}

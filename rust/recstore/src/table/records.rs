@@ -1,0 +1,63 @@
+//! The records of a table while several threads change them, each other ones.
+
+#![expect(unsafe_code, reason = "the compiler cannot see that threads change different records")]
+
+use std::marker::PhantomData;
+use std::ptr::NonNull;
+
+use super::RowIndex;
+use super::slot_group::BlockSize;
+use crate::pages::Pages;
+
+/// All records of a table, borrowed exclusively.
+pub(super) struct SharedRecords<'a> {
+    blocks: Vec<NonNull<f32>>,
+    block_size: BlockSize,
+    stride: usize,
+    borrow: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: 1. it stands for a mutable borrow of floats, which may go to another thread.
+unsafe impl Send for SharedRecords<'_> {}
+// SAFETY: 1. records are floats, which may go to other threads; 2. `record_mut` asks its caller to keep threads apart.
+unsafe impl Sync for SharedRecords<'_> {}
+
+impl<'a> SharedRecords<'a> {
+    pub(super) fn new(blocks: &'a mut [Pages<f32>], block_size: BlockSize, stride: usize) -> Self {
+        let blocks = blocks.iter_mut().map(|block| NonNull::from(&mut **block).cast()).collect();
+        Self { blocks, block_size, stride, borrow: PhantomData }
+    }
+
+    /// Returns where the record of `index` begins.
+    #[inline(always)]
+    fn start(&self, index: RowIndex) -> NonNull<f32> {
+        let (block, record) = self.block_size.locate(index);
+        // SAFETY:
+        // 1. `locate` gives a record below the block's size, and every block has that many of `stride` floats.
+        // 2. The blocks are borrowed as long as `self` lives, so they are neither freed nor moved.
+        unsafe { self.blocks[block].add(record * self.stride) }
+    }
+
+    /// Asks for the cache lines of a record.
+    #[inline(always)]
+    pub(super) fn prefetch(&self, index: RowIndex) {
+        let start = self.start(index).as_ptr().cast_const();
+        crate::cache::prefetch_at(start, self.stride);
+    }
+
+    /// Returns the record of `index`: its weights and its slots.
+    ///
+    /// # Panics
+    /// If no block holds the index.
+    ///
+    /// # Safety
+    /// 1. While the record returned is used, no other one of this index is.
+    #[inline(always)]
+    #[expect(clippy::mut_from_ref, reason = "threads share the table and change different records")]
+    pub(super) unsafe fn record_mut(&self, index: RowIndex) -> &mut [f32] {
+        // SAFETY:
+        // 1. `start` gives the first of `stride` floats within a block that lives as long as `self`.
+        // 2. The table is borrowed exclusively by `self`, and the caller keeps apart those who share it.
+        unsafe { std::slice::from_raw_parts_mut(self.start(index).as_ptr(), self.stride) }
+    }
+}

@@ -1,0 +1,490 @@
+//! One optimizer step of one or several tables, duplicates summed on the way.
+//!
+//! Everything is checked before anything changes. Then every table is locked; the rows of all ids are found, or taken
+//! from the places that a lookup kept; ids without a row get one; and each thread walks the rows of its part: it sums
+//! the gradients of a row in a buffer of a row's size and takes the step, the next rows already on their way. There is
+//! no matrix of merged gradients.
+
+#![expect(unsafe_code, reason = "threads change different rows of one table")]
+
+use std::cell::RefCell;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::lookup::{FindRows, round_trip};
+use super::records::SharedRecords;
+use super::{Engine, NO_INDEX, RowIndex, Rows, Table, lock_order, places, with_row_type};
+use crate::config::NanPolicy;
+use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients, parts_for};
+use crate::grouping::{Groups, Key};
+use crate::optimizer::{PreparedRule, RowRule, WithRule};
+use crate::parallel::for_each_mut;
+use crate::row_type::{Noise, RowType};
+use crate::simd::{Kernel, Lanes, Simd};
+use crate::store::Step;
+use crate::{Error, Result};
+
+const OPERATION: &str = "emb_update";
+
+/// The positions worth waking a thread for to look them up, or to check their gradients.
+const POSITIONS_A_THREAD: usize = 4_096;
+
+/// The index of an id whose gradients do not count.
+const PADDING: u32 = u32::MAX - 1;
+
+/// How many rows are under way to the cache.
+const ROWS_AHEAD: usize = 8;
+
+/// One step of one table, as the caller gave it.
+pub(crate) struct StepRequest<'a> {
+    pub(crate) table: Arc<Table>,
+    pub(crate) gradients: Gradients<'a>,
+    pub(crate) step: Step,
+}
+
+impl<'a> StepRequest<'a> {
+    /// Checks everything but the gradients' values.
+    pub(crate) fn new(table: Arc<Table>, chunks: &[GradientChunk<'a>], step: Step) -> Result<Self> {
+        if step == Step::At(0) {
+            return Err(Error::InvalidStep { table: table.name.clone() });
+        }
+        let gradients = Gradients::new(table.config.dim, chunks);
+        let starts = gradients.starts.iter();
+        for (part, start) in gradients.parts.iter().zip(starts) {
+            table.check_ids(OPERATION, part.ids).map_err(|error| error.shifted(*start))?;
+            if part.row_of.is_empty() && part.stride == table.config.dim {
+                table.check_width(OPERATION, "gradient rows", part.ids.len(), part.gradients.len())?;
+            }
+        }
+        gradients.validate(OPERATION, || format!("table \"{}\"", table.name))?;
+        table.check_writable(OPERATION, gradients.len())?;
+        Ok(Self { table, gradients, step })
+    }
+}
+
+/// A step whose gradients are known to be finite, or merged without those that are not.
+pub(crate) struct CheckedStep<'a> {
+    table: &'a Table,
+    gradients: &'a Gradients<'a>,
+    /// What takes the place of `gradients`.
+    merged: Option<MergedGradients>,
+    step: Step,
+    skipped: usize,
+}
+
+/// Checks the values of all gradients.
+pub(crate) fn check<'a>(engine: Engine<'_>, requests: &'a [StepRequest<'a>]) -> Result<Vec<CheckedStep<'a>>> {
+    let greatest = greatest_sums(engine, requests);
+    requests.iter().zip(greatest).map(|(request, greatest)| request.check(engine, greatest)).collect()
+}
+
+impl<'a> StepRequest<'a> {
+    /// `greatest` bounds the magnitude of every sum of gradients.
+    fn check(&'a self, engine: Engine<'_>, greatest: f64) -> Result<CheckedStep<'a>> {
+        let mut checked = CheckedStep {
+            table: &self.table,
+            gradients: &self.gradients,
+            merged: None,
+            step: self.step,
+            skipped: 0,
+        };
+        if self.table.config.nan_policy == NanPolicy::Allow || greatest < f64::from(f32::MAX) {
+            return Ok(checked);
+        }
+        // Rare: something is not finite, or so large that a sum may not be.
+        if self.table.config.nan_policy == NanPolicy::Error {
+            self.check_each_gradient()?;
+        }
+        // A gradient that is not finite leaves its id without a finite sum: under `skip` the id takes no step, whether
+        // its gradients come one by one or merged.
+        let merged = self.gradients.merged(engine.executor, engine.simd);
+        let refused = self.table.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
+        let refused = refused.map_err(|error| {
+            error.at_first_of_its_id((0..self.gradients.len()).map(|p| self.gradients.id(p)))
+        })?;
+        checked.skipped = refused.len();
+        checked.merged = Some(merged.without(&refused, self.gradients.dim));
+        Ok(checked)
+    }
+
+    fn check_each_gradient(&self) -> Result<()> {
+        for position in 0..self.gradients.len() {
+            let id = [self.gradients.id(position)];
+            let checked = self.table.check_finite(OPERATION, "gradient", &id, self.gradients.row(position));
+            checked.map_err(|error| error.shifted(position))?;
+        }
+        Ok(())
+    }
+}
+
+/// Returns for each request a bound of the magnitude of every sum of its gradients; infinite where one is not finite.
+fn greatest_sums(engine: Engine<'_>, requests: &[StepRequest<'_>]) -> Vec<f64> {
+    let greatest: Vec<AtomicU32> = requests.iter().map(|_| AtomicU32::new(0)).collect();
+    let checked = requests.iter().zip(&greatest);
+    let checked = checked.filter(|(request, _)| request.table.config.nan_policy != NanPolicy::Allow);
+    let pieces = checked.flat_map(|(request, greatest)| {
+        let dim = request.gradients.dim;
+        request.gradients.parts.iter().flat_map(move |part| {
+            part.gradients
+                .chunks((POSITIONS_A_THREAD * part.stride).max(1))
+                .map(move |rows| (rows, part, dim, greatest))
+        })
+    });
+    for_each_mut(engine.executor, pieces, |(rows, part, dim, greatest)| {
+        engine.simd.run(GreatestMagnitude { rows, part, dim, greatest });
+    });
+    let bounds = requests.iter().zip(greatest).map(|(request, greatest)| {
+        let greatest = f32::from_bits(greatest.into_inner());
+        let weights = request.gradients.parts.iter().flat_map(|part| part.weights);
+        let weight =
+            weights.fold(
+                1.0f32,
+                |most, weight| if weight.is_nan() { f32::INFINITY } else { most.max(weight.abs()) },
+            );
+        // A NaN's bits are greater than those of any number, and it compares with nothing.
+        let greatest = if greatest.is_finite() { f64::from(greatest) } else { f64::INFINITY };
+        greatest * f64::from(weight) * request.gradients.len().max(1) as f64
+    });
+    bounds.collect()
+}
+
+/// Finds the greatest magnitude in the columns that a part uses, as bits, which are ordered as the magnitudes are.
+struct GreatestMagnitude<'a> {
+    rows: &'a [f32],
+    part: &'a GradientPart<'a>,
+    dim: usize,
+    greatest: &'a AtomicU32,
+}
+
+impl Kernel for GreatestMagnitude<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let mut greatest = 0;
+        if self.part.stride == self.dim {
+            greatest = greatest_bits(self.rows);
+        } else {
+            for row in self.rows.chunks_exact(self.part.stride) {
+                greatest = greatest.max(greatest_bits(&row[self.part.first_column..][..self.dim]));
+            }
+        }
+        self.greatest.fetch_max(greatest, Ordering::Relaxed);
+    }
+}
+
+#[inline(always)]
+fn greatest_bits(values: &[f32]) -> u32 {
+    const LANES: usize = 16;
+    let magnitude = |value: &f32| value.to_bits() & 0x7FFF_FFFF;
+    let (runs, rest) = values.as_chunks::<LANES>();
+    let mut lanes = [0; LANES];
+    for run in runs {
+        for (lane, value) in lanes.iter_mut().zip(run) {
+            *lane = (*lane).max(magnitude(value));
+        }
+    }
+    lanes.into_iter().chain(rest.iter().map(magnitude)).max().unwrap_or(0)
+}
+
+/// Takes the steps, of different tables; this cannot fail.
+pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) {
+    steps.sort_by_key(|step| lock_order(step.table));
+    let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
+    let merged: Vec<_> = merged
+        .iter()
+        .zip(&steps)
+        .map(|(merged, step)| merged.as_ref().map(|merged| merged.as_gradients(step.table.config.dim)))
+        .collect();
+    let mut guards: Vec<_> = steps.iter().map(|step| step.table.exclusive()).collect();
+    let locked = steps.iter().zip(&merged).zip(&mut guards);
+    let mut locked: Vec<_> =
+        locked.map(|((step, merged), rows)| Locked::new(step, merged.as_ref(), rows)).collect();
+    take_kept_places(engine, &mut locked);
+    find_rows(engine, &mut locked);
+    for_each_mut(engine.executor, locked.iter_mut().filter(|locked| locked.misses()), Locked::insert_missing);
+    step_rows(engine, &mut locked);
+    locked.into_iter().for_each(Locked::finish);
+}
+
+/// A table under way.
+struct Locked<'a> {
+    table: &'a Table,
+    gradients: &'a Gradients<'a>,
+    rows: &'a mut Rows,
+    rule: PreparedRule,
+    /// The row of each position.
+    indices: Vec<u32>,
+    /// Whether a position's row was made by this step; empty where none was.
+    is_new: Vec<bool>,
+    /// For each part, whether its places are good.
+    kept: Vec<bool>,
+    stepped: AtomicU64,
+}
+
+impl<'a> Locked<'a> {
+    fn new(checked: &CheckedStep<'a>, merged: Option<&'a Gradients<'a>>, rows: &'a mut Rows) -> Self {
+        let table = checked.table;
+        table.refusals.fetch_add(checked.skipped as u64, Ordering::Relaxed);
+        rows.step = match checked.step {
+            Step::Next => rows.step.saturating_add(1),
+            Step::At(step) => step,
+        };
+        let gradients = merged.unwrap_or(checked.gradients);
+        let mut indices = std::mem::take(&mut rows.indices);
+        indices.resize(gradients.len(), NO_INDEX);
+        let kept = vec![false; gradients.parts.len()];
+        let rule = table.prepare_rule(rows);
+        Self { table, gradients, rows, rule, indices, is_new: Vec::new(), kept, stepped: AtomicU64::new(0) }
+    }
+
+    fn misses(&self) -> bool {
+        self.indices.contains(&NO_INDEX)
+    }
+
+    /// Gives every id without a row one, in ascending order of the ids.
+    fn insert_missing(&mut self) {
+        let missing = |index: &u32| *index == NO_INDEX;
+        let positions: Vec<usize> =
+            (0..self.indices.len()).filter(|&position| missing(&self.indices[position])).collect();
+        let mut ids: Vec<i64> = positions.iter().map(|&position| self.gradients.id(position)).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        self.rows.allocate_each(&ids);
+        self.is_new.clear();
+        self.is_new.resize(self.indices.len(), false);
+        for position in positions {
+            let index = self.rows.ids.find(self.gradients.id(position));
+            self.indices[position] = index.map_or(PADDING, |index| index.0);
+            self.is_new[position] = true;
+        }
+    }
+
+    fn finish(self) {
+        self.rows.updates += self.stepped.into_inner();
+        self.rows.indices = self.indices;
+    }
+}
+
+/// Uses the places that lookups kept, where they are still good.
+fn take_kept_places(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
+    let parts = locked.iter_mut().flat_map(|locked| {
+        let epoch = locked.rows.epoch;
+        let limit = locked.rows.allocator.high_water() as u32;
+        let starts = &locked.gradients.starts;
+        let mut rest = &mut locked.indices[..];
+        let parts = locked.gradients.parts.iter().zip(&mut locked.kept).enumerate();
+        parts.map(move |(number, (part, kept))| {
+            let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
+            rest = behind;
+            (part, own, kept, epoch, limit)
+        })
+    });
+    let with_places = parts.filter(|(part, ..)| !part.places.is_empty());
+    for_each_mut(engine.executor, with_places, |(part, indices, kept, epoch, limit)| {
+        if let Some(places) = places::unseal(part.places, epoch, part.ids) {
+            engine.simd.run(TakePlaces { part, places, indices, limit });
+            *kept = true;
+        }
+    });
+}
+
+/// Copies places; one that no row can have counts as none.
+struct TakePlaces<'a> {
+    part: &'a GradientPart<'a>,
+    places: &'a [u32],
+    indices: &'a mut [u32],
+    limit: u32,
+}
+
+impl Kernel for TakePlaces<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        for (index, &place) in self.indices.iter_mut().zip(self.places) {
+            *index = if place < self.limit { place } else { NO_INDEX };
+        }
+        exclude_padding(self.part, 0, self.indices);
+    }
+}
+
+#[inline(always)]
+fn exclude_padding(part: &GradientPart<'_>, first: usize, indices: &mut [u32]) {
+    if let Some(padding) = part.padding_idx {
+        for (index, &id) in indices.iter_mut().zip(&part.ids[first..]) {
+            *index = if id == padding { PADDING } else { *index };
+        }
+    }
+}
+
+/// Finds the rows of all ids whose places are not known, or were not there at the lookup.
+fn find_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
+    let pieces = locked.iter_mut().flat_map(|locked| {
+        let (map, starts, kept) = (&locked.rows.ids, &locked.gradients.starts, &locked.kept);
+        let mut rest = &mut locked.indices[..];
+        locked.gradients.parts.iter().enumerate().flat_map(move |(number, part)| {
+            let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
+            rest = behind;
+            let chunks = own.chunks_mut(POSITIONS_A_THREAD).enumerate();
+            chunks.map(move |(chunk, indices)| (map, part, chunk * POSITIONS_A_THREAD, indices, kept[number]))
+        })
+    });
+    for_each_mut(engine.executor, pieces, |(ids, part, first, indices, is_kept)| {
+        let of = &part.ids[first..first + indices.len()];
+        if is_kept {
+            let missing = indices.iter_mut().zip(of).filter(|(index, _)| **index == NO_INDEX);
+            missing.for_each(|(index, id)| *index = ids.find(*id).map_or(NO_INDEX, |index| index.0));
+        } else {
+            engine.simd.run(FindRows { ids, of, indices });
+            exclude_padding(part, first, indices);
+        }
+    });
+}
+
+/// A row's index.
+impl Key for u32 {
+    #[inline(always)]
+    fn is_excluded(self) -> bool {
+        self == PADDING
+    }
+
+    #[inline(always)]
+    fn hash(self) -> u64 {
+        // Multiplying by 2^64 / golden ratio spreads neighbours over the upper bits, folding brings them into the
+        // lower half. Source: Knuth, The Art of Computer Programming, volume 3, section 6.4.
+        let hash = u64::from(self).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        hash ^ (hash >> 29)
+    }
+}
+
+/// Groups positions by their row and takes the steps, every part of every table on a thread of its own.
+fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
+    let tables = locked.len().max(1);
+    let work = locked.iter_mut().flat_map(|locked| {
+        let floats = locked.indices.len() * locked.gradients.dim;
+        let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
+        let Rows { storage, step, .. } = &mut *locked.rows;
+        let rows = Arc::new(SteppedRows {
+            table: locked.table,
+            gradients: locked.gradients,
+            records: storage.shared(),
+            indices: &locked.indices,
+            is_new: &locked.is_new,
+            rule: &locked.rule,
+            noise: locked.table.noise(*step),
+            stepped: &locked.stepped,
+        });
+        (0..parts).map(move |part| (Arc::clone(&rows), part, parts))
+    });
+    thread_local! {
+        // Kept for the next step: it takes as much memory again each time.
+        static GROUPS: RefCell<Groups> = RefCell::default();
+    }
+    for_each_mut(engine.executor, work, |(rows, part, parts)| {
+        GROUPS.with_borrow_mut(|groups| {
+            groups.fill(rows.indices, part, parts);
+            rows.stepped.fetch_add(groups.len() as u64, Ordering::Relaxed);
+            rows.rule.run(StepGroups { rows: &rows, groups, simd: engine.simd });
+        });
+    });
+}
+
+/// What the threads of one table's step share.
+struct SteppedRows<'a> {
+    table: &'a Table,
+    gradients: &'a Gradients<'a>,
+    records: SharedRecords<'a>,
+    indices: &'a [u32],
+    is_new: &'a [bool],
+    rule: &'a PreparedRule,
+    noise: u64,
+    stepped: &'a AtomicU64,
+}
+
+/// One part's steps, before the types of rule and rows are known.
+struct StepGroups<'a> {
+    rows: &'a SteppedRows<'a>,
+    groups: &'a Groups,
+    simd: Simd,
+}
+
+impl WithRule for StepGroups<'_> {
+    fn run(self, rule: &impl RowRule) {
+        let Self { rows, groups, simd } = self;
+        with_row_type!(rows.table.config.dtype, row_type => simd.run(TypedSteps { rows, groups, rule, row_type }));
+    }
+}
+
+struct TypedSteps<'a, R, T> {
+    rows: &'a SteppedRows<'a>,
+    groups: &'a Groups,
+    rule: &'a R,
+    row_type: T,
+}
+
+impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let Self { rows, groups, rule, row_type } = self;
+        let dim = rows.gradients.dim;
+        let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
+        for group in 0..ROWS_AHEAD.min(groups.len()) {
+            rows.prefetch(groups.first(group));
+        }
+        for group in 0..groups.len() {
+            if group + ROWS_AHEAD < groups.len() {
+                rows.prefetch(groups.first(group + ROWS_AHEAD));
+            }
+            let first = groups.first(group);
+            rows.gradients.sum(groups.positions(group), &mut sum, &mut chunk_sum);
+            // SAFETY:
+            // 1. A row's index is a key of one group in one part, and every part is walked by one thread, which lets
+            //    go of the record before it takes the next.
+            let record = unsafe { rows.records.record_mut(RowIndex(rows.indices[first])) };
+            rows.step((rule, row_type), first, record, &sum, &mut widened);
+        }
+    }
+}
+
+impl SteppedRows<'_> {
+    /// Asks for the record and the gradient of a position.
+    #[inline(always)]
+    fn prefetch(&self, position: usize) {
+        self.records.prefetch(RowIndex(self.indices[position]));
+        crate::cache::prefetch(self.gradients.row(position));
+    }
+
+    /// Takes the step of one record. Its first gradient came at position `first`.
+    #[inline(always)]
+    fn step(
+        &self,
+        (rule, row_type): (&impl RowRule, impl RowType),
+        first: usize,
+        record: &mut [f32],
+        sum: &[f32],
+        widened: &mut [f32],
+    ) {
+        let (words, state) = record.split_at_mut(row_type.words(sum.len()));
+        let is_new = self.is_new.get(first).copied().unwrap_or(false);
+        if row_type.is_float32() {
+            if is_new {
+                self.start_row(row_type, first, words, state);
+            }
+            return rule.step(words, state, sum);
+        }
+        if is_new {
+            self.start_row(row_type, first, widened, state);
+        } else {
+            row_type.widen(words, widened);
+        }
+        rule.step(widened, state, sum);
+        let noise = Noise::new(super::id_map::mix(self.gradients.id(first)) ^ self.noise);
+        row_type.round_stochastically(widened, words, noise);
+    }
+
+    /// Writes the values that a row starts with.
+    #[inline(always)]
+    fn start_row(&self, row_type: impl RowType, position: usize, weights: &mut [f32], state: &mut [f32]) {
+        self.table.initializer.fill(self.gradients.id(position), weights);
+        round_trip(row_type, weights);
+        state.fill(0.0);
+        self.rule.adopt_weights(weights, state);
+    }
+}

@@ -1,0 +1,343 @@
+"""The benches: the yardstick computes what it says, statistics and reports are right, and every cell runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from benches import derived, ids, report, spread, stage_run, targets, wording  # noqa: E402
+from benches.cells import TITLES, id_map, lookup, merge, row_types  # noqa: E402
+from benches.cells.setting import LOOKUPS, Setting, tables_of  # noqa: E402
+from benches.cells.stage import Stage  # noqa: E402
+from benches.competitors import fbgemm  # noqa: E402
+from benches.measured import Case, Competitor, Figure, Plan, Timed  # noqa: E402
+from benches.rounds import measure  # noqa: E402
+from benches.yardstick import EPS, LR, Yardstick, flush  # noqa: E402
+
+DIMS = [8, 16, 64, 128, 20]
+"""Those that the yardstick's compiler knows, and one that it does not."""
+
+ROWS = 5_000
+
+
+@pytest.fixture(params=[1, 2], ids=["1 thread", "2 threads"])
+def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield
+    torch.set_num_threads(before)
+
+
+def filled(dim: int, optimizer: str = "adagrad") -> Yardstick:
+    """A yardstick with random rows, and state that is not zero."""
+    table = Yardstick(ROWS, dim, optimizer)
+    table.records.copy_(torch.rand(table.records.shape, generator=torch.Generator().manual_seed(dim)))
+    return table
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_lookup_is_indexing(dim: int) -> None:
+    table, index = filled(dim), ids.draw(ROWS, 4_099, "uniform", seed=1)
+    assert torch.equal(table.lookup(index), table.records[index, :dim])
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_bags_are_sums(dim: int) -> None:
+    table, index = filled(dim), ids.draw(ROWS, 3 * 4_099, "uniform", seed=1)
+    pooled = torch.empty(4_099, dim)
+    table.pool(index, pooled)
+    rows = table.records[index, :dim].view(4_099, 3, dim)
+    assert torch.equal(pooled, rows[:, 0] + rows[:, 1] + rows[:, 2])
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_update_is_adagrad(dim: int) -> None:
+    table, index = filled(dim), ids.in_order_of_arrival(ids.draw(ROWS, 4_099, "uniform", seed=1))
+    grads = torch.randn(len(index), dim, generator=torch.Generator().manual_seed(2))
+    expected = table.records.clone()
+    sums = expected[index, dim:] + grads * grads
+    expected[index, :dim] -= LR * grads / torch.sqrt(sums + EPS)
+    expected[index, dim:] = sums
+    table.update(index, grads)
+    assert torch.equal(table.records[:, dim:], expected[:, dim:])
+    torch.testing.assert_close(table.records, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_update_without_state_is_sgd(dim: int) -> None:
+    table, index = filled(dim, "sgd"), ids.in_order_of_arrival(ids.draw(ROWS, 4_099, "uniform", seed=1))
+    grads = torch.randn(len(index), dim, generator=torch.Generator().manual_seed(2))
+    expected = table.records.clone()
+    expected[index] -= LR * grads
+    table.update(index, grads)
+    torch.testing.assert_close(table.records, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_flushed_memory_is_still_there() -> None:
+    numbers = torch.arange(10_000)
+    flush(numbers)
+    assert torch.equal(numbers, torch.arange(10_000))
+
+
+def test_a_yardstick_of_another_optimizer_is_refused() -> None:
+    with pytest.raises(ValueError, match='has "adagrad" and "sgd", got \'adam\''):
+        Yardstick(1, 8, "adam")
+
+
+def test_ids_stand_for_row_numbers_one_to_one() -> None:
+    rows = torch.cat(list(ids.all_ids(10_000, 4_096)))
+    assert torch.equal(rows, ids.ids_of(torch.arange(10_000)))
+    assert len(torch.cat([rows, *ids.missing(10_000, 65_536)]).unique()) > 10_000
+    assert not torch.isin(rows, torch.cat(ids.missing(10_000, 65_536))).any()
+    assert len(rows.unique()) == 10_000
+
+
+def test_distinct_rows_are_those_of_the_batch() -> None:
+    batch = ids.batches(100, 1_000, "uniform")[0]
+    assert torch.equal(batch.distinct.sort().values, batch.index.unique())
+    assert batch.distinct[0] == batch.index[0]
+
+
+def test_zipf_draws_few_rows_often() -> None:
+    counts = torch.bincount(ids.draw(1_000, 100_000, "zipf", seed=0), minlength=1_000).sort(descending=True).values
+    assert counts[0] / counts[1] == pytest.approx(2**1.05, rel=0.1)
+    assert counts[0] / counts[9] == pytest.approx(10**1.05, rel=0.1)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.42])
+def test_duplicates_have_their_share(share: float) -> None:
+    batch = ids.with_duplicates(20_000, share)
+    assert len(batch.unique()) == pytest.approx(20_000 * (1 - share))
+
+
+def test_spread_is_median_and_percentiles() -> None:
+    assert spread.Spread.of([float(value) for value in range(100, -1, -1)]) == spread.Spread(50, 10, 90)
+    assert spread.Spread.of([1, 2]) == spread.Spread(1.5, 1.1, 1.9)
+    with pytest.raises(ValueError, match="no values"):
+        spread.Spread.of([])
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios() -> None:
+    timed = Timed("lookup", {}, {"a": [2.0, 4.0, 100.0], "b": [1.0, 8.0, 10.0], "c": []})
+    ratio = timed.ratio("a", "b")
+    assert ratio is not None
+    assert ratio.median == 2
+    assert timed.ratio("a", "c") is None
+    assert timed.spread("c") is None
+
+
+def test_competitors_take_turns_on_one_batch_after_the_other() -> None:
+    calls: list[tuple[str, int, int]] = []
+
+    def competitor(name: str) -> Competitor:
+        return Competitor(name, lambda turn: calls.append((name, turn, torch.get_num_threads())))
+
+    before = torch.get_num_threads()
+    timed = measure(Case("lookup", {}, [competitor("a"), competitor("b")], Plan(2, 60), threads=1, calls=2))
+    assert calls == [(name, 2 * turn + call, 1) for turn in range(3) for name in "ab" for call in range(2)]
+    assert {name: len(rounds) for name, rounds in timed.nanoseconds.items()} == {"a": 2, "b": 2}
+    assert torch.get_num_threads() == before
+
+
+def test_a_case_that_fails_keeps_its_whole_rounds() -> None:
+    def fail_later(turn: int) -> None:
+        if turn == 2:
+            raise RuntimeError("no more")
+
+    timed = measure(Case("lookup", {}, [Competitor("a", lambda turn: None), Competitor("b", fail_later)], Plan(5, 60)))
+    assert timed.error == "RuntimeError: no more"
+    assert [len(rounds) for rounds in timed.nanoseconds.values()] == [1, 1]
+
+
+def test_tables_that_cannot_be_opened_are_an_error_of_their_stage() -> None:
+    def open_none() -> Iterator[Case]:
+        yield Case("lookup", {}, [Competitor("a", lambda turn: None)], Plan(1, 1, 1))
+        raise MemoryError("too large")
+
+    first, second = stage_run.run(Stage("step", "large tables", 1, open_none))
+    assert isinstance(first, Timed)
+    assert first.error is None
+    assert isinstance(second, Timed)
+    assert (second.cell, second.error) == ("step", "MemoryError: too large")
+
+
+def test_every_setting_is_measured_in_a_table_of_its_size() -> None:
+    assert {(setting.rows, setting.dim) for setting in LOOKUPS} == set(tables_of(LOOKUPS))
+    assert len(LOOKUPS) == len(set(LOOKUPS))
+
+
+def lookups(yardstick: float, ours: float, **axes: Any) -> Timed:
+    rounds = {"yardstick": [yardstick] * 3, "recstore": [ours] * 3}
+    return Timed("lookup", {**Setting().axes(), **axes}, rounds, {"recstore": "yardstick"})
+
+
+def test_targets_are_held_against_the_worst_case() -> None:
+    found = targets.targets([lookups(100, 110), lookups(100, 150, threads=1), lookups(1, 9, ids="zipf")])
+    target = next(target for target in found if target.text == "lookup over the yardstick, 1,000,000 rows")
+    assert target.worst == targets.Seen(1.5, "threads 1")
+    assert target.holds is False
+    assert next(target for target in found if "FBGEMM" in target.text).holds is None
+
+
+def test_a_figures_own_limit_is_a_target() -> None:
+    figures = [Figure("id_map", "find", 1.3, "x", "<= 1.2"), Figure("id_map", "insert", 0.6, "x", ">= 0.5")]
+    assert [target.holds for target in targets.targets(figures)[-2:]] == [False, True]
+    with pytest.raises(ValueError, match='"find" must have a limit'):
+        targets.targets([Figure("id_map", "find", 1.3, "x", "fast")])
+
+
+def test_the_gain_of_a_second_thread_is_relative_to_the_yardsticks() -> None:
+    found = derived.derive([lookups(200, 300, threads=1), lookups(100, 200, threads=2)])
+    assert [(figure.name, figure.value) for figure in found] == [(derived.SCALING, 0.75)]
+
+
+def test_large_batches_are_compared_by_time_an_id() -> None:
+    large = {"ids a batch": 1_048_576}
+    found = derived.derive([lookups(1, 100), lookups(1, 3_200, **large)])
+    assert [(figure.name, figure.value) for figure in found] == [(derived.LARGE_BATCHES, 2)]
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "text"),
+    [(812, "812 ns (812..812)"), (12_345, "12.3 us (12.3..12.3)"), (1_620_000, "1.62 ms (1.62..1.62)")],
+)
+def test_times_are_written_in_the_unit_in_which_they_read_best(nanoseconds: float, text: str) -> None:
+    assert wording.time_with_spread(spread.Spread(nanoseconds, nanoseconds, nanoseconds)) == text
+
+
+def test_tables_go_between_the_marks(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("before\n<!-- cells -->\nearlier figures\n<!-- /cells -->\nafter\n", encoding="utf-8")
+    failed = Timed("merge", {"dim": 64}, error="RuntimeError: broken | off")
+    outcomes = [lookups(100, 150), failed, Figure("memory", "growth", 1.2, "x", "<= 1.3")]
+    for _ in range(2):
+        report.write(outcomes, {"torch": "2.13.0"}, path)
+    text = path.read_text(encoding="utf-8")
+    assert text.startswith("before\n<!-- cells -->\n")
+    assert text.endswith("<!-- /cells -->\nafter\n")
+    assert "earlier figures" not in text
+    assert "| 100 ns (100..100) | 150 ns (150..150) | 1.50 |" in text
+    assert r"dim 64: RuntimeError: broken \| off" in text
+    assert "| growth | <= 1.3 | 1.20 |  | yes |" in text
+
+
+def test_a_file_without_marks_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "README.md"
+    path.write_text("nothing", encoding="utf-8")
+    with pytest.raises(ValueError, match="must have the marks"):
+        report.write([], {}, path)
+    assert path.read_text(encoding="utf-8") == "nothing"
+
+
+def test_the_readme_of_the_benches_has_its_marks() -> None:
+    text = report.README.read_text(encoding="utf-8")
+    assert 0 < text.index(report.START) < text.index(report.END)
+
+
+def program_printing(text: str, status: int = 0) -> list[str]:
+    return [sys.executable, "-c", f"import sys; print({text!r}); sys.exit({status})"]
+
+
+def test_figures_of_the_id_map_are_read() -> None:
+    line = '{"cell": "find over gather", "value": 1.1, "unit": "x", "limit": "<= 1.2"}'
+    found = list(id_map.figures(program_printing(f"{line}\n\n{line}"), {}))
+    assert found == [Figure("id_map", "find over gather", 1.1, "x", "<= 1.2")] * 2
+
+
+@pytest.mark.parametrize(
+    ("command", "error", "message"),
+    [
+        (program_printing("", 3), RuntimeError, "failed"),
+        (program_printing("fast"), ValueError, "not a figure of the id map: 'fast'"),
+        (program_printing('{"cell": "find"}'), ValueError, "not a figure"),
+        (program_printing(""), ValueError, "printed no figure"),
+        (["no-such-program"], RuntimeError, "there is no no-such-program"),
+    ],
+    ids=["status", "text", "fields", "nothing", "missing"],
+)
+def test_a_program_of_the_id_map_that_fails_is_an_error(
+    command: list[str], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        list(id_map.figures(command, {}))
+
+
+WHERE_OUTPUTS_LIE = """
+import torch
+from benches import ids, output_state, tensor_memory
+from benches.competitors.recstore import RecStoreTable
+from benches.competitors.torch_modules import TorchTable
+from benches.yardstick import Yardstick
+
+tensor_memory.recycle()
+batch = ids.batches(1_000, 4_096, "uniform")[0]
+theirs, limit = TorchTable(1_000, 64), Yardstick(1_000, 64)
+with RecStoreTable(1_000, 64) as ours:
+    for state in ("hot", "cold"):
+        for read in (
+            lambda: torch.empty(4_096, 64),
+            lambda: limit.lookup(batch.index),
+            lambda: ours.lookup(batch.ids),
+            lambda: theirs.lookup(batch.index),
+        ):
+            output_state.put_into(state, (4_096, 64), torch.float32)
+            print(read().data_ptr())
+tensor_memory.give_back()
+print(torch.ones(4_096, 64).sum().item())
+"""
+
+
+def test_all_outputs_lie_in_the_memory_that_was_prepared() -> None:
+    # A process of its own: torch keeps the allocator.
+    command = [sys.executable, "-c", WHERE_OUTPUTS_LIE]
+    *places, total = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    assert len(places) == 8
+    assert len(set(places)) == 1
+    assert float(total) == 4_096 * 64
+
+
+def run_benches(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benches" / "run.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=500)
+
+
+def test_an_unknown_cell_is_refused() -> None:
+    done = run_benches("--only", "lookup,look")
+    assert done.returncode == 2
+    assert "no cell look; there are lookup, step" in done.stderr
+
+
+def figures_of(line: dict[str, Any]) -> list[float]:
+    if "value" in line:
+        return [line["value"]]
+    return [*line["nanoseconds"].values(), *line["rounds"]]
+
+
+def test_a_quick_run_measures_every_cell(tmp_path: Path) -> None:
+    before = report.README.read_bytes()
+    output = tmp_path / "quick.jsonl"
+    done = run_benches("--quick", "--output", str(output))
+    assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-5_000:]
+    machine, *lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert machine["machine"]["torch"] == torch.__version__
+    assert {line["cell"] for line in lines} == set(TITLES) - {id_map.CELL}
+    assert all(math.isfinite(figure) and figure > 0 for line in lines for figure in figures_of(line))
+    assert report.README.read_bytes() == before
+    timed = {(line["cell"], line["competitor"]) for line in lines if "competitor" in line}
+    assert {(lookup.CELL, lookup.MISSING), (merge.CELL, merge.TORCH), (row_types.CELL, "bfloat16")} <= timed
+    assert ((lookup.CELL, fbgemm.NAME) in timed) == fbgemm.is_installed()
