@@ -230,9 +230,7 @@ class TrainingConfig:
         if self.tables == "store":
             return
         if self.row_type != "float32":
-            raise ValueError(
-                f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}"
-            )
+            raise ValueError(f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}")
         if self.optimizer not in NN_OPTIMIZERS:
             known = ", ".join(NN_OPTIMIZERS)
             raise ValueError(

@@ -1,4 +1,4 @@
-//! Loading cache lines ahead of their use.
+//! Loading cache lines ahead of their use, and copying them.
 
 #![expect(unsafe_code, reason = "the instruction takes a pointer")]
 
@@ -13,10 +13,19 @@ pub(crate) fn prefetch<T>(values: &[T]) {
 /// Asks for every cache line of the `count` values at `start`, which need not be readable.
 #[inline(always)]
 pub(crate) fn prefetch_at<T>(start: *const T, count: usize) {
-    let first = start.addr() & !(LINE_BYTES - 1);
-    let end = start.addr() + count * size_of::<T>();
-    for line in (first..end).step_by(LINE_BYTES) {
-        prefetch_line(start.cast::<i8>().with_addr(line));
+    let within = start.addr() % LINE_BYTES;
+    let lines = (within + count * size_of::<T>()).div_ceil(LINE_BYTES);
+    let first = start.cast::<i8>().wrapping_sub(within);
+    let mut line = 0;
+    while line + 4 <= lines {
+        for step in 0..4 {
+            prefetch_line(first.wrapping_add((line + step) * LINE_BYTES));
+        }
+        line += 4;
+    }
+    while line < lines {
+        prefetch_line(first.wrapping_add(line * LINE_BYTES));
+        line += 1;
     }
 }
 
@@ -41,4 +50,20 @@ fn prefetch_line(address: *const i8) {
     }
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
     let _ = address;
+}
+
+/// Copies a row. The pieces stay vector instructions: a call of the C library's copy costs more than a short row.
+#[inline(always)]
+pub(crate) fn copy_row(from: &[f32], to: &mut [f32]) {
+    const PIECE: usize = 16;
+    let (from_pieces, from_rest) = from.as_chunks::<PIECE>();
+    let (to_pieces, to_rest) = to.as_chunks_mut::<PIECE>();
+    for (from, to) in from_pieces.iter().zip(to_pieces) {
+        *to = *from;
+        // Costs nothing, and keeps the compiler from making that call of the loop.
+        std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
+    }
+    for (from, to) in from_rest.iter().zip(to_rest) {
+        *to = *from;
+    }
 }

@@ -66,8 +66,16 @@ impl<'a> GradientPart<'a> {
     fn add_to(&self, position: usize, sum: &mut [f32]) {
         let row = self.row(position, sum.len());
         match self.weights.get(position) {
-            None => sum.iter_mut().zip(row).for_each(|(sum, g)| *sum += g),
-            Some(weight) => sum.iter_mut().zip(row).for_each(|(sum, g)| *sum += g * weight),
+            None => {
+                for (sum, g) in sum.iter_mut().zip(row) {
+                    *sum += g;
+                }
+            }
+            Some(weight) => {
+                for (sum, g) in sum.iter_mut().zip(row) {
+                    *sum += g * weight;
+                }
+            }
         }
     }
 }
@@ -165,12 +173,21 @@ impl<'a> Gradients<'a> {
         part.row(position, self.dim)
     }
 
+    /// Whether the gradient at a position is its row of the matrix, as it is.
+    #[inline(always)]
+    pub(crate) fn is_plain(&self) -> bool {
+        self.chunk_ends.len() == 1 && self.parts.iter().all(|part| part.weights.is_empty())
+    }
+
     /// Sums the gradients at `positions`, which ascend: each chunk's on their own, from zero, then the chunks' sums.
     #[inline(always)]
     pub(crate) fn sum(&self, positions: impl Iterator<Item = usize>, sum: &mut [f32], chunk_sum: &mut [f32]) {
         sum.fill(0.0);
         if self.chunk_ends.len() == 1 {
-            return positions.for_each(|position| self.add_to(position, sum));
+            for position in positions {
+                self.add_to(position, sum);
+            }
+            return;
         }
         let mut end = 0;
         for position in positions {
@@ -234,7 +251,9 @@ impl MergedGradients {
 #[inline(always)]
 fn add_row(sum: &mut [f32], row: &[f32], counts: bool) {
     if counts {
-        sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value);
+        for (sum, value) in sum.iter_mut().zip(row) {
+            *sum += value;
+        }
     }
 }
 

@@ -105,6 +105,13 @@ impl Groups {
         self.positions[self.ends[group].0 as usize] as usize
     }
 
+    /// Whether a group has one position only.
+    #[inline(always)]
+    pub(crate) fn is_single(&self, group: usize) -> bool {
+        let (first, last) = self.ends[group];
+        first == last
+    }
+
     /// Returns the positions of a group, in input order.
     #[inline(always)]
     pub(crate) fn positions(&self, group: usize) -> Positions<'_> {

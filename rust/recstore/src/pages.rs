@@ -32,12 +32,12 @@ unsafe impl<T: Pod + Send> Send for Pages<T> {}
 unsafe impl<T: Pod + Sync> Sync for Pages<T> {}
 
 impl<T: Pod> Pages<T> {
-    /// Returns `len` zeroed elements; `huge` asks for huge pages, which are supplied whole.
-    pub(crate) fn zeroed(len: usize, huge: bool) -> Self {
+    /// Returns `len` zeroed elements, and asks for huge pages, which are supplied whole, behind the first `small`.
+    pub(crate) fn zeroed(len: usize, small: usize) -> Self {
         let bytes = len * size_of::<T>();
         let start = match bytes {
             0 => NonNull::dangling(),
-            _ if from_system(bytes) => system::map(bytes, huge && bytes >= HUGE_PAGE_BYTES).cast(),
+            _ if from_system(bytes) => system::map(bytes, small * size_of::<T>()).cast(),
             _ => heap::allocate(bytes).cast(),
         };
         Self { start, len }
@@ -54,7 +54,7 @@ impl<T: Pod> Pages<T> {
             self.len = len;
             return;
         }
-        let mut longer = Self::zeroed(len, true);
+        let mut longer = Self::zeroed(len, 0);
         longer[..self.len].copy_from_slice(self);
         *self = longer;
     }
@@ -62,7 +62,7 @@ impl<T: Pod> Pages<T> {
 
 impl<T: Pod> Default for Pages<T> {
     fn default() -> Self {
-        Self::zeroed(0, false)
+        Self::zeroed(0, 0)
     }
 }
 
@@ -135,27 +135,33 @@ mod system {
     /// What the system maps is a multiple of this.
     const PAGE_BYTES: usize = 4096;
 
-    /// Maps zero pages, aligned to huge pages if they are asked for.
-    pub(super) fn map(bytes: usize, huge: bool) -> NonNull<u8> {
-        let spare = if huge { HUGE_PAGE_BYTES } else { 0 };
-        let whole = map_anywhere(bytes + spare);
-        if !huge {
-            return whole;
+    /// Maps zero pages, huge ones where there is room for them behind the first `small` bytes.
+    pub(super) fn map(bytes: usize, small: usize) -> NonNull<u8> {
+        if bytes < small.saturating_add(HUGE_PAGE_BYTES) {
+            return map_anywhere(bytes);
         }
+        let start = map_aligned(bytes);
+        // SAFETY: 1. `small` is less than `bytes`.
+        advise_huge(unsafe { start.add(small.next_multiple_of(PAGE_BYTES)) }, bytes - small);
+        start
+    }
+
+    /// Maps zero pages aligned to huge ones.
+    fn map_aligned(bytes: usize) -> NonNull<u8> {
+        let whole = map_anywhere(bytes + HUGE_PAGE_BYTES);
         let head = whole.as_ptr().align_offset(HUGE_PAGE_BYTES);
         // SAFETY: 1. `head` is less than a huge page, by which the mapping is longer than `bytes`.
         let start = unsafe { whole.add(head) };
         // SAFETY: 1. as above: what lies behind the array is the rest of the spare huge page.
         let end = unsafe { start.add(bytes.next_multiple_of(PAGE_BYTES)) };
         trim(whole, head);
-        trim(end, spare - head);
-        advise_huge(start, bytes);
+        trim(end, HUGE_PAGE_BYTES - head);
         start
     }
 
     /// Makes a mapping longer: its pages move to another address, their content stays where it is.
     pub(super) fn grow(start: NonNull<u8>, old_bytes: usize, bytes: usize) -> NonNull<u8> {
-        let target = map(bytes, bytes >= HUGE_PAGE_BYTES);
+        let target = map(bytes, 0);
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY:
         // 1. Both ranges are mappings of ours; the caller gives up `start`, and nothing refers to `target` yet, whose
@@ -205,7 +211,7 @@ mod system {
 
     use std::ptr::NonNull;
 
-    pub(super) fn map(bytes: usize, _huge: bool) -> NonNull<u8> {
+    pub(super) fn map(bytes: usize, _small: usize) -> NonNull<u8> {
         super::heap::allocate(bytes)
     }
 
@@ -234,8 +240,8 @@ mod tests {
     #[test]
     fn arrays_of_every_size_are_zero_aligned_and_writable() {
         for len in [0, 1, 63, 1000, SYSTEM_BYTES / 4, SYSTEM_BYTES / 4 + 1, (5 << 20) / 4 + 3] {
-            for huge in [false, true] {
-                let mut pages = Pages::<f32>::zeroed(len, huge);
+            for small in [0, 1_000_000, usize::MAX / 8] {
+                let mut pages = Pages::<f32>::zeroed(len, small);
                 assert_eq!(pages.len(), len);
                 assert!(pages.iter().all(|&value| value == 0.0));
                 assert!(len == 0 || pages.as_ptr().addr().is_multiple_of(LINE_BYTES));

@@ -68,6 +68,15 @@ fn rayon_pool() -> Option<&'static rayon::ThreadPool> {
     POOL.get_or_init(|| start().ok()).as_ref()
 }
 
+/// Returns how many of `count` items of `floats` floats each go into one piece of a loop: two pieces a thread, or all
+/// together where waking a thread is not worth it.
+pub(crate) fn piece_size(executor: &dyn Executor, count: usize, floats: usize) -> usize {
+    const PIECES_A_THREAD: usize = 2;
+    let threads = executor.num_threads();
+    let is_small = threads < 2 || count * floats < FLOATS_A_THREAD;
+    if is_small { count.max(1) } else { count.div_ceil(threads * PIECES_A_THREAD).max(1) }
+}
+
 /// Calls `body` once with each item, which it may change.
 pub(crate) fn for_each_mut<T: Send>(
     executor: &dyn Executor,

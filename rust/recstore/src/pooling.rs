@@ -156,16 +156,9 @@ impl<'a> Pooling<'a> {
             let (maximum, positions) = self.columns.rows(self.bag);
             return take_maximum(maximum, positions, row, position, is_first);
         }
-        let sum = self.columns.row(self.bag);
-        match (self.input.per_sample_weights, is_first) {
-            (None, true) => sum.iter_mut().zip(row).for_each(|(sum, value)| *sum = 0.0 + value),
-            (None, false) => sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += value),
-            (Some(weights), true) => {
-                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum = 0.0 + weights[position] * value);
-            }
-            (Some(weights), false) => {
-                sum.iter_mut().zip(row).for_each(|(sum, value)| *sum += weights[position] * value);
-            }
+        let weight = self.input.per_sample_weights.map_or(1.0, |weights| weights[position]);
+        for (sum, value) in self.columns.row(self.bag).iter_mut().zip(row) {
+            *sum = if is_first { 0.0 } else { *sum } + weight * value;
         }
     }
 
@@ -178,7 +171,9 @@ impl<'a> Pooling<'a> {
             row.fill(0.0);
             positions.fill(-1);
         } else if self.input.mode == PoolingMode::Mean {
-            row.iter_mut().for_each(|value| *value /= taken as f32);
+            for value in row {
+                *value /= taken as f32;
+            }
         }
         self.bag += 1;
         let next = self.bags.start + self.bag + 1;

@@ -75,7 +75,7 @@ impl RowType for Float32 {
 
     #[inline(always)]
     fn widen(self, words: &[f32], row: &mut [f32]) {
-        row.copy_from_slice(words);
+        crate::cache::copy_row(words, row);
     }
 
     #[inline(always)]

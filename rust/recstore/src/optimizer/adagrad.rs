@@ -38,7 +38,7 @@ impl RowRule for AdaGrad {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         for ((w, s), g) in weights.iter_mut().zip(state).zip(gradient) {
-            let g = g + self.weight_decay * *w;
+            let g = 0.0 + g + self.weight_decay * *w;
             *s += g * g;
             *w -= self.lr * g / ((*s + self.eps_within).sqrt() + self.eps_beside);
         }

@@ -96,7 +96,7 @@ impl RowRule for Adam {
         let (m, v, row_step) = split_state(state, gradient.len());
         let scale = self.table_scale.unwrap_or_else(|| self.scale(row_step.unwrap_or(1)));
         for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(gradient) {
-            self.moments.update(m, v, g + self.weight_decay * *w);
+            self.moments.update(m, v, 0.0 + g + self.weight_decay * *w);
             *w -= scale * *m / (v.sqrt() + self.eps);
         }
     }

@@ -51,7 +51,7 @@ impl RowRule for AdamW {
         let (m, v, row_step) = split_state(state, gradient.len());
         let (scale, root) = self.table_scales.unwrap_or_else(|| self.scales(row_step.unwrap_or(1)));
         for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(gradient) {
-            self.moments.update(m, v, *g);
+            self.moments.update(m, v, 0.0 + g);
             *w = *w * self.keep - scale * *m / (v.sqrt() / root + self.eps);
         }
     }

@@ -86,7 +86,7 @@ impl RowRule for Ftrl {
             self.follow_alpha(n, z, alpha);
         }
         for (((w, n), z), g) in weights.iter_mut().zip(n).zip(z).zip(gradient) {
-            let old_root = n.sqrt();
+            let (g, old_root) = (0.0 + g, n.sqrt());
             *n += g * g;
             let root = n.sqrt();
             *z += g - (root - old_root) * self.inverse_alpha * *w;

@@ -31,6 +31,8 @@ pub(crate) struct Slot {
 /// One optimizer step of one row, its scalars already computed.
 pub(crate) trait RowRule: Sync {
     /// Updates `weights` and `state` from `gradient`; `weights` and `gradient` have the table's dim.
+    ///
+    /// A gradient counts as a sum that began at zero, so that -0.0 is 0.0: rules add it to zero first.
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]);
 }
 

@@ -38,12 +38,12 @@ impl RowWiseAdaGrad {
 impl RowRule for RowWiseAdaGrad {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let squares = sum_of_squares(gradient.len(), |j| gradient[j] + self.weight_decay * weights[j]);
+        let squares = sum_of_squares(gradient.len(), |j| 0.0 + gradient[j] + self.weight_decay * weights[j]);
         let divisor = if self.averages { gradient.len() as f32 } else { 1.0 };
         state[0] += squares / divisor;
         let root = (state[0] + self.eps_within).sqrt() + self.eps_beside;
         for (w, g) in weights.iter_mut().zip(gradient) {
-            *w -= self.lr * (g + self.weight_decay * *w) / root;
+            *w -= self.lr * (0.0 + g + self.weight_decay * *w) / root;
         }
     }
 }

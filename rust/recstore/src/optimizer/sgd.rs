@@ -21,7 +21,7 @@ impl RowRule for Sgd {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], _state: &mut [f32], gradient: &[f32]) {
         for (w, g) in weights.iter_mut().zip(gradient) {
-            *w -= self.lr * (g + self.weight_decay * *w);
+            *w -= self.lr * (0.0 + g + self.weight_decay * *w);
         }
     }
 }

@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::lookup::RowSource;
+use super::lookup::{RowSource, TakeRows};
 use super::{Engine, Locks, NO_INDEX, Table, places, with_row_type};
 use crate::Result;
-use crate::parallel::{FLOATS_A_THREAD, for_each_mut};
+use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
-use crate::row_type::RowType;
+use crate::row_type::{Float32, RowType};
 use crate::simd::{Kernel, Lanes};
 
 /// Pools the bags of all `tables`, the first bags of each into the first row of `pooled`, a table's columns behind
@@ -26,8 +26,8 @@ pub(crate) fn pool(
     let stride: usize = tables.iter().map(|table| table.config.dim).sum();
     check_outputs(tables, &input, bags * stride, pooled, max_positions, places)?;
     let locks = Locks::shared(tables);
-    let pieces = pieces(engine, bags, input.ids.len() * stride / tables.len() + bags * stride);
-    let size = bags.div_ceil(pieces).max(1);
+    let floats_read = input.ids.len() * stride / tables.len();
+    let size = piece_size(engine.executor, bags, stride + floats_read / bags.max(1));
     let mut places_of_pieces = cut_places(&input, tables.len(), size, places).into_iter();
     let mut positions = max_positions.chunks_mut(size * stride);
     let pieces = pooled.chunks_mut(size * stride).enumerate().map(|(piece, pooled)| Piece {
@@ -64,15 +64,6 @@ fn check_outputs(
     table.check_length("emb_bag", "positions of maxima", positions, max_positions.len())?;
     let expected = if places.is_empty() { 0 } else { input.ids.len() + tables.len() * places::TAG_WORDS };
     table.check_length("emb_bag", "places", expected, places.len())
-}
-
-/// Into how many pieces the bags are cut.
-fn pieces(engine: Engine<'_>, bags: usize, floats: usize) -> usize {
-    const PIECES_A_THREAD: usize = 2;
-    if floats < FLOATS_A_THREAD {
-        return 1;
-    }
-    (engine.executor.num_threads() * PIECES_A_THREAD).clamp(1, bags.max(1))
 }
 
 /// Some bags of every table, and where what is found of them goes.
@@ -148,44 +139,51 @@ fn pool_piece(
             first_position: input.offsets[range.start] as usize,
             pooling: Pooling::new(input, range, columns),
             places: places.next().unwrap_or_default(),
-            dim,
+            widened: vec![0.0; dim],
+            row_type: Float32,
         };
-        with_row_type!(table.config.dtype, row_type => engine.simd.run(TypedPoolRows { kernel, row_type }));
+        with_row_type!(table.config.dtype, row_type => engine.simd.run(kernel.typed(row_type)));
         first += dim;
     }
 }
 
 /// Pools the bags of one table in one piece.
-struct PoolRows<'a> {
+struct PoolRows<'a, T> {
     source: RowSource<'a>,
     ids: &'a [i64],
     first_position: usize,
     pooling: Pooling<'a>,
     places: &'a mut [u32],
-    dim: usize,
-}
-
-struct TypedPoolRows<'a, T> {
-    kernel: PoolRows<'a>,
+    /// A row of the table's dim, for those that do not lie in the table as they are read.
+    widened: Vec<f32>,
     row_type: T,
 }
 
-impl<T: RowType> Kernel for TypedPoolRows<'_, T> {
+impl<'a> PoolRows<'a, Float32> {
+    fn typed<T: RowType>(self, row_type: T) -> PoolRows<'a, T> {
+        let Self { source, ids, first_position, pooling, places, widened, .. } = self;
+        PoolRows { source, ids, first_position, pooling, places, widened, row_type }
+    }
+}
+
+impl<T: RowType> Kernel for PoolRows<'_, T> {
     #[inline(always)]
-    fn run(self, lanes: impl Lanes) {
-        let Self { kernel, row_type } = self;
-        let PoolRows { source, ids, first_position, mut pooling, places, dim } = kernel;
-        let mut widened = vec![0.0; dim];
-        source.walk(lanes, ids, |position, index, words| {
-            if let Some(place) = places.get_mut(position) {
-                *place = index;
-            }
-            if row_type.is_float32() && index != NO_INDEX {
-                return pooling.take(first_position + position, words);
-            }
-            source.widen(row_type, ids[position], index, words, &mut widened);
-            pooling.take(first_position + position, &widened);
-        });
-        pooling.finish();
+    fn run(mut self, lanes: impl Lanes) {
+        self.source.walk(lanes, self.ids, &mut self);
+        self.pooling.finish();
+    }
+}
+
+impl<T: RowType> TakeRows for PoolRows<'_, T> {
+    #[inline(always)]
+    fn take(&mut self, position: usize, index: u32, words: &[f32]) {
+        if let Some(place) = self.places.get_mut(position) {
+            *place = index;
+        }
+        if self.row_type.is_float32() && index != NO_INDEX {
+            return self.pooling.take(self.first_position + position, words);
+        }
+        self.source.widen(self.row_type, self.ids[position], index, words, &mut self.widened);
+        self.pooling.take(self.first_position + position, &self.widened);
     }
 }

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::RowIndex;
+use super::{NO_INDEX, RowIndex};
 use crate::cache::prefetch_one;
 use crate::pages::Pages;
 use crate::simd::{Lanes, ScalarLanes};
@@ -107,10 +107,11 @@ pub(crate) fn mix(id: i64) -> u64 {
     hash ^ (hash >> 31)
 }
 
-/// Maps a hash to a number below `count`, keeping the order of the hashes.
+/// Maps the upper half of a hash to a number below `count`, keeping the order of the hashes. Products of 32 bits are
+/// what vector instructions have; there are never more than 2^32 lines.
 #[inline(always)]
 fn scale(hash: u64, count: usize) -> usize {
-    ((u128::from(hash) * count as u128) >> 64) as usize
+    (((hash >> 32) * (count as u64 & u64::from(u32::MAX))) >> 32) as usize
 }
 
 impl Line {
@@ -151,20 +152,12 @@ impl Line {
     }
 }
 
-/// What a line says of an id.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Search {
-    /// It is there.
-    Found(RowIndex),
-    /// It is not in the map.
-    Absent,
-    /// It may lie in the lines behind.
-    Behind,
-}
+/// What the search of a line gives for an id that may lie in the lines behind.
+pub(crate) const BEHIND: u32 = u32::MAX - 1;
 
 /// Where the search for an id begins.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Home(usize);
+pub(crate) struct Home(u32);
 
 impl Default for IdMap {
     fn default() -> Self {
@@ -178,39 +171,39 @@ impl IdMap {
     /// Returns where the search for `id` begins, for [`IdMap::prefetch`] and [`IdMap::find_from`].
     #[inline(always)]
     pub(crate) fn home(&self, id: i64) -> Home {
-        Home(self.homes.of(id))
+        Home(self.homes.of(id) as u32)
     }
 
     /// Asks for the line where a search begins.
     #[inline(always)]
     pub(crate) fn prefetch(&self, home: Home) {
-        if let Some(line) = self.lines.get(home.0) {
+        if let Some(line) = self.lines.get(home.0 as usize) {
             prefetch_one(line);
         }
     }
 
-    /// Searches the line where a search begins.
+    /// Searches the line where a search begins: returns an index, [`NO_INDEX`], or [`BEHIND`].
     #[inline(always)]
-    pub(crate) fn search(&self, lanes: impl Lanes, home: Home, id: i64) -> Search {
-        let Some(line) = self.lines.get(home.0) else {
-            return Search::Absent;
+    pub(crate) fn search(&self, lanes: impl Lanes, home: Home, id: i64) -> u32 {
+        let Some(line) = self.lines.get(home.0 as usize) else {
+            return NO_INDEX;
         };
         match line.find(lanes, id) {
-            Some(place) => Search::Found(RowIndex(line.indices[place])),
-            None if line.passed == 0 => Search::Absent,
-            None => Search::Behind,
+            Some(place) => line.indices[place],
+            None if line.passed == 0 => NO_INDEX,
+            None => BEHIND,
         }
     }
 
     /// Asks for the line behind the one where a search began.
     #[inline(always)]
     pub(crate) fn prefetch_behind(&self, home: Home) {
-        self.prefetch(Home(home.0 + 1));
+        self.prefetch(Home(home.0.saturating_add(1)));
     }
 
     /// Searches the lines behind the one where a search began.
     pub(crate) fn search_behind(&self, home: Home, id: i64) -> Option<RowIndex> {
-        let (line, place) = self.place_of(home.0, id)?;
+        let (line, place) = self.place_of(home.0 as usize, id)?;
         Some(RowIndex(self.lines[line].indices[place]))
     }
 
@@ -291,14 +284,14 @@ impl IdMap {
         let start = end.saturating_sub(count);
         let mut moving = std::mem::take(&mut self.moving);
         for home in start..end {
-            self.prefetch(Home(home + LINES_AHEAD));
+            self.prefetch(Home((home + LINES_AHEAD) as u32));
             self.take_from(home, start, &mut moving);
         }
         self.take_behind(start, end, &mut moving);
         self.homes.moved_from = start;
         for &(hash, id, index) in &moving {
             let home = scale(hash, self.homes.count);
-            self.prefetch(Home(home + LINES_AHEAD));
+            self.prefetch(Home((home + LINES_AHEAD) as u32));
             while !self.put_from(scale(hash, self.homes.count), id, index) {
                 self.make_room();
             }

@@ -37,33 +37,12 @@ impl Initializer {
     /// Writes the initial value of the row of `id`.
     #[inline(always)]
     pub(crate) fn fill(&self, id: i64, row: &mut [f32]) {
-        match self.distribution {
-            Distribution::Constant(value) => row.fill(value),
-            Distribution::Uniform { low, width } => self.fill_random(id, row, |words, columns| {
-                for (column, word) in columns.iter_mut().zip(words) {
-                    *column = (low + width * unit(*word)) as f32;
-                }
-            }),
-            Distribution::Normal { mean, std } => self.fill_random(id, row, |words, columns| {
-                for (column, normal) in columns.iter_mut().zip(normals(words)) {
-                    *column = mean + std * normal;
-                }
-            }),
-            Distribution::TruncatedNormal { mean, std, low, high, p_low, p_width } => {
-                self.fill_random(id, row, |words, columns| {
-                    for (column, word) in columns.iter_mut().zip(words) {
-                        let normal = normal_quantile(p_low + p_width * unit(*word));
-                        *column = (mean + std * normal).clamp(low, high) as f32;
-                    }
-                });
-            }
+        if let Distribution::Constant(value) = self.distribution {
+            return row.fill(value);
         }
-    }
-
-    #[inline(always)]
-    fn fill_random(&self, id: i64, row: &mut [f32], fill: impl Fn(&[u32; WORDS], &mut [f32])) {
         for (group, columns) in row.chunks_mut(WORDS).enumerate() {
-            fill(&random_words(id, group as u32, self.key), columns);
+            let words = random_words(id, group as u32, self.key);
+            self.distribution.fill(&words, columns);
         }
     }
 }
@@ -85,6 +64,33 @@ impl Distribution {
                 let fans = config.num_embeddings.unwrap_or(0) as f64 + config.dim as f64;
                 let bound = gain * (6.0 / fans).sqrt();
                 Self::Uniform { low: -bound, width: 2.0 * bound }
+            }
+        }
+    }
+}
+
+impl Distribution {
+    /// Writes the value of each random word. Loops, not closures: those would be compiled without a kernel's
+    /// instructions.
+    #[inline(always)]
+    fn fill(&self, words: &[u32; WORDS], columns: &mut [f32]) {
+        match *self {
+            Self::Constant(value) => columns.fill(value),
+            Self::Uniform { low, width } => {
+                for (column, word) in columns.iter_mut().zip(words) {
+                    *column = (low + width * unit(*word)) as f32;
+                }
+            }
+            Self::Normal { mean, std } => {
+                for (column, normal) in columns.iter_mut().zip(normals(words)) {
+                    *column = mean + std * normal;
+                }
+            }
+            Self::TruncatedNormal { mean, std, low, high, p_low, p_width } => {
+                for (column, word) in columns.iter_mut().zip(words) {
+                    let normal = normal_quantile(p_low + p_width * unit(*word));
+                    *column = (mean + std * normal).clamp(low, high) as f32;
+                }
             }
         }
     }

@@ -1,74 +1,100 @@
-//! Finding the rows of a batch: one rolling pass, in input order.
+//! Finding and using the rows of a batch, in input order.
 //!
-//! A row at random costs two trips to memory, one for the line of the id map and one for the row. The pass keeps
-//! those of many ids under way: it asks for the line of the newest id, searches the line of one asked for before, asks
-//! for its row, and uses the row of one that was found before. The few ids that lie in a line behind their home have
-//! a stage between, so that nobody waits for that line either.
+//! A row at random costs two trips to memory, one for the line of the id map and one for the row, and each may cost a
+//! walk through page tables besides. So a run of ids is first found, then its rows are used, each pass with the next
+//! trips under way. Doing both in one pass was slower: what a processor can have under way is shared by the stores.
+//!
+//! Finding goes through blocks: while the lines of one are asked for, those of the one before are searched, and the
+//! few ids that lie in lines behind are found for the one before that. A stage is a short loop, so that much of what
+//! a processor looks ahead at are loads.
 
-use super::id_map::{Home, IdMap, Search};
+use super::id_map::{BEHIND, Home, IdMap};
 use super::initializer::Initializer;
 use super::slot_group::SlotGroup;
 use super::{NO_INDEX, RowIndex};
+use crate::cache::prefetch;
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
 
-/// How many ids are in each stage: between asking for a line and searching it, between that and searching the lines
-/// behind, and between that and using the row.
-const STAGE: usize = 32;
+/// The ids of a block.
+const BLOCK: usize = 32;
 
-/// The ids that are under way, and where they are found: rings, by the ids' positions.
-struct Pipeline {
-    homes: [Home; 2 * STAGE],
-    searched: [Search; 2 * STAGE],
-}
+/// The ids of a run: what is known of them fits the first cache.
+const RUN: usize = 1024;
 
-impl Pipeline {
-    fn new() -> Self {
-        Self { homes: [Home::default(); 2 * STAGE], searched: [Search::Absent; 2 * STAGE] }
-    }
-
-    /// Asks for the line of the id at `position`.
-    #[inline(always)]
-    fn ask(&mut self, map: &IdMap, ids: &[i64], position: usize) {
-        if let Some(&id) = ids.get(position) {
-            let home = map.home(id);
-            map.prefetch(home);
-            self.homes[position % (2 * STAGE)] = home;
-        }
-    }
-
-    /// Searches the line of the id that was asked for `STAGE` ids before `position`, and asks for the line behind if
-    /// it may be there.
-    #[inline(always)]
-    fn search(&mut self, map: &IdMap, lanes: impl Lanes, ids: &[i64], position: usize) {
-        let position = position.wrapping_sub(STAGE);
-        let Some(&id) = ids.get(position) else {
-            return;
-        };
-        let home = self.homes[position % (2 * STAGE)];
-        let searched = map.search(lanes, home, id);
-        if searched == Search::Behind {
-            map.prefetch_behind(home);
-        }
-        self.searched[position % (2 * STAGE)] = searched;
-    }
-
-    /// Returns the index of the id at `position - 2 * STAGE`, and its position.
-    #[inline(always)]
-    fn found(&self, map: &IdMap, ids: &[i64], position: usize) -> Option<(usize, Option<RowIndex>)> {
-        let position = position.checked_sub(2 * STAGE)?;
-        let id = *ids.get(position)?;
-        let index = match self.searched[position % (2 * STAGE)] {
-            Search::Found(index) => Some(index),
-            Search::Absent => None,
-            Search::Behind => map.search_behind(self.homes[position % (2 * STAGE)], id),
-        };
-        Some((position, index))
-    }
-}
+/// How many rows are asked for ahead of their use.
+const ROWS_AHEAD: usize = 16;
 
 /// Ids so few that there is nothing to overlap.
 const FEW_IDS: usize = 4;
+
+/// Returns the ids of a block; none behind the last.
+#[inline(always)]
+fn block_of(ids: &[i64], block: usize) -> &[i64] {
+    let start = (block * BLOCK).min(ids.len());
+    &ids[start..ids.len().min(start + BLOCK)]
+}
+
+/// The blocks under way up to the indices of their ids.
+struct Search<'a> {
+    map: &'a IdMap,
+    ids: &'a [i64],
+    homes: [[Home; BLOCK]; 4],
+    indices: [[u32; BLOCK]; 4],
+}
+
+impl<'a> Search<'a> {
+    fn new(map: &'a IdMap, ids: &'a [i64]) -> Self {
+        Self { map, ids, homes: [[Home::default(); BLOCK]; 4], indices: [[NO_INDEX; BLOCK]; 4] }
+    }
+
+    fn num_blocks(&self) -> usize {
+        self.ids.len().div_ceil(BLOCK)
+    }
+
+    /// Asks for the lines of a block.
+    #[inline(always)]
+    fn ask(&mut self, block: usize) {
+        let homes = &mut self.homes[block % 4];
+        for (home, id) in homes.iter_mut().zip(block_of(self.ids, block)) {
+            *home = self.map.home(*id);
+        }
+        for home in &homes[..] {
+            self.map.prefetch(*home);
+        }
+    }
+
+    /// Searches the lines of the block before.
+    #[inline(always)]
+    fn search(&mut self, lanes: impl Lanes, block: usize) {
+        let Some(block) = block.checked_sub(1) else { return };
+        let homes = &self.homes[block % 4];
+        for ((index, home), id) in
+            self.indices[block % 4].iter_mut().zip(homes).zip(block_of(self.ids, block))
+        {
+            *index = self.map.search(lanes, *home, *id);
+            if *index == BEHIND {
+                self.map.prefetch_behind(*home);
+            }
+        }
+    }
+
+    /// Searches the lines behind, for those ids of the block before that one whose home passed them, and returns its
+    /// ids and their indices.
+    #[inline(always)]
+    fn finish(&mut self, block: usize) -> (usize, &[u32]) {
+        let Some(block) = block.checked_sub(2) else { return (0, &[]) };
+        let ids = block_of(self.ids, block);
+        let indices = &mut self.indices[block % 4][..ids.len()];
+        for place in 0..ids.len() {
+            if indices[place] == BEHIND {
+                let found = self.map.search_behind(self.homes[block % 4][place], ids[place]);
+                indices[place] = found.map_or(NO_INDEX, |index| index.0);
+            }
+        }
+        (block, indices)
+    }
+}
 
 /// What a lookup reads: the ids' rows, or their initial values.
 #[derive(Clone, Copy)]
@@ -78,39 +104,38 @@ pub(super) struct RowSource<'a> {
     pub(super) initializer: &'a Initializer,
 }
 
+/// Takes the rows of a batch. A trait, since a closure would be compiled without the kernel's instructions.
+pub(super) trait TakeRows {
+    /// Takes the row of the id at `position`: its index ([`NO_INDEX`] without a row) and the words of its weights.
+    /// Must be `#[inline(always)]`.
+    fn take(&mut self, position: usize, index: u32, words: &[f32]);
+}
+
 impl<'a> RowSource<'a> {
-    /// Calls `visit` with each id's position, index ([`NO_INDEX`] without a row) and the words of its weights.
+    /// Hands `rows` the row of each id, in input order.
     #[inline(always)]
-    pub(super) fn walk(self, lanes: impl Lanes, ids: &[i64], mut visit: impl FnMut(usize, u32, &'a [f32])) {
-        if ids.len() <= FEW_IDS {
-            for (position, id) in ids.iter().enumerate() {
-                let (index, words) = self.words(self.ids.find(*id));
-                visit(position, index, words);
+    pub(super) fn walk(self, lanes: impl Lanes, ids: &[i64], rows: &mut impl TakeRows) {
+        let mut indices = [NO_INDEX; RUN];
+        let mut found: [&[f32]; RUN] = [&[]; RUN];
+        for (run, ids) in ids.chunks(RUN).enumerate() {
+            let indices = &mut indices[..ids.len()];
+            FindRows { ids: self.ids, of: ids, indices }.run(lanes);
+            for (words, index) in found.iter_mut().zip(&*indices) {
+                *words = self.words(*index);
             }
-            return;
-        }
-        let mut pipeline = Pipeline::new();
-        let mut rows: [(u32, &[f32]); STAGE] = [(NO_INDEX, &[]); STAGE];
-        for step in 0..ids.len() + 3 * STAGE {
-            if let Some(used) = step.checked_sub(3 * STAGE) {
-                let (index, words) = rows[used % STAGE];
-                visit(used, index, words);
+            for (place, index) in indices.iter().enumerate() {
+                // Behind the run lie rows of the run before, if any: asking for them does no harm.
+                prefetch(found[(place + ROWS_AHEAD) % RUN]);
+                rows.take(run * RUN + place, *index, found[place]);
             }
-            if let Some((position, index)) = pipeline.found(self.ids, ids, step) {
-                let row = self.words(index);
-                crate::cache::prefetch(row.1);
-                rows[position % STAGE] = row;
-            }
-            pipeline.search(self.ids, lanes, ids, step);
-            pipeline.ask(self.ids, ids, step);
         }
     }
 
     #[inline(always)]
-    fn words(self, index: Option<RowIndex>) -> (u32, &'a [f32]) {
+    fn words(self, index: u32) -> &'a [f32] {
         match index {
-            Some(index) => (index.0, self.storage.weights(index)),
-            None => (NO_INDEX, &[]),
+            NO_INDEX => &[],
+            index => self.storage.weights(RowIndex(index)),
         }
     }
 
@@ -153,15 +178,19 @@ pub(super) struct ReadRows<'a, T> {
 
 impl<T: RowType> Kernel for ReadRows<'_, T> {
     #[inline(always)]
-    fn run(self, lanes: impl Lanes) {
-        let Self { source, ids, out, places, dim, row_type } = self;
-        source.walk(lanes, ids, |position, index, words| {
-            let row = &mut out[position * dim..][..dim];
-            source.widen(row_type, ids[position], index, words, row);
-            if let Some(place) = places.get_mut(position) {
-                *place = index;
-            }
-        });
+    fn run(mut self, lanes: impl Lanes) {
+        self.source.walk(lanes, self.ids, &mut self);
+    }
+}
+
+impl<T: RowType> TakeRows for ReadRows<'_, T> {
+    #[inline(always)]
+    fn take(&mut self, position: usize, index: u32, words: &[f32]) {
+        let row = &mut self.out[position * self.dim..][..self.dim];
+        self.source.widen(self.row_type, self.ids[position], index, words, row);
+        if let Some(place) = self.places.get_mut(position) {
+            *place = index;
+        }
     }
 }
 
@@ -176,13 +205,18 @@ impl Kernel for FindRows<'_> {
     #[inline(always)]
     fn run(self, lanes: impl Lanes) {
         let Self { ids, of, indices } = self;
-        let mut pipeline = Pipeline::new();
-        for step in 0..of.len() + 2 * STAGE {
-            if let Some((position, index)) = pipeline.found(ids, of, step) {
-                indices[position] = index.map_or(NO_INDEX, |index| index.0);
+        if of.len() <= FEW_IDS {
+            for (index, id) in indices.iter_mut().zip(of) {
+                *index = ids.find(*id).map_or(NO_INDEX, |index| index.0);
             }
-            pipeline.search(ids, lanes, of, step);
-            pipeline.ask(ids, of, step);
+            return;
+        }
+        let mut search = Search::new(ids, of);
+        for block in 0..search.num_blocks() + 2 {
+            search.ask(block);
+            search.search(lanes, block);
+            let (found, of_block) = search.finish(block);
+            indices[found * BLOCK..][..of_block.len()].copy_from_slice(of_block);
         }
     }
 }

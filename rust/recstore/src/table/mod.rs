@@ -19,7 +19,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
 use crate::optimizer::{self, PreparedRule, Slot};
-use crate::parallel::{Executor, FLOATS_A_THREAD, for_each_mut};
+use crate::parallel::{Executor, for_each_mut, piece_size};
 use crate::row_type::RowType;
 use crate::simd::Simd;
 use crate::store::TableStatistics;
@@ -189,7 +189,8 @@ impl Table {
     }
 
     fn read_locked(&self, rows: &Rows, engine: Engine<'_>, ids: &[i64], out: &mut [f32], places: &mut [u32]) {
-        let (dim, chunk) = (self.config.dim, self.rows_a_thread());
+        let dim = self.config.dim;
+        let chunk = piece_size(engine.executor, ids.len(), dim);
         let mut of_chunks = places.chunks_mut(chunk);
         let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
         let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default()));
@@ -380,10 +381,6 @@ impl Table {
             learning_rate: rows.learning_rate,
             learning_rate_was_set: rows.learning_rate_was_set,
         }
-    }
-
-    fn rows_a_thread(&self) -> usize {
-        FLOATS_A_THREAD.div_ceil(self.config.dim)
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, Rows> {

@@ -2,6 +2,8 @@
 //!
 //! Only integer arithmetic and `+ - * / sqrt` in double precision are used, so that every machine gives the same bits.
 
+use std::f32::consts::SQRT_2;
+
 const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -54,16 +56,23 @@ pub(super) fn random_words(id: i64, group: u32, mut key: [u32; 2]) -> [u32; WORD
 #[inline(always)]
 pub(super) fn normals(words: &[u32; WORDS]) -> [f32; WORDS] {
     const CENTRE_ENDS: f32 = 5.0;
-    let x = words.map(|word| ((word as i32 >> 8) as f32 + 0.5) * (1.0 / 8_388_608.0));
-    let w = x.map(|x| -ln_single((1.0 - x) * (1.0 + x)));
-    let mut normals = std::array::from_fn(|j| x[j] * polynomial_single(&CENTRE, w[j] - 2.5));
-    if w.iter().any(|&w| w >= CENTRE_ENDS) {
-        for (j, normal) in normals.iter_mut().enumerate() {
-            let tail = x[j] * polynomial_single(&TAIL, w[j].sqrt() - 3.0);
-            *normal = if w[j] >= CENTRE_ENDS { tail } else { *normal };
+    let (mut x, mut w, mut normals) = ([0.0; WORDS], [0.0; WORDS], [0.0; WORDS]);
+    for j in 0..WORDS {
+        x[j] = ((words[j] as i32 >> 8) as f32 + 0.5) * (1.0 / 8_388_608.0);
+        w[j] = -ln_single((1.0 - x[j]) * (1.0 + x[j]));
+        normals[j] = SQRT_2 * (x[j] * polynomial_single(&CENTRE, w[j] - 2.5));
+    }
+    let mut greatest: f32 = 0.0;
+    for w in w {
+        greatest = if w > greatest { w } else { greatest };
+    }
+    if greatest >= CENTRE_ENDS {
+        for j in 0..WORDS {
+            let tail = SQRT_2 * (x[j] * polynomial_single(&TAIL, w[j].sqrt() - 3.0));
+            normals[j] = if w[j] >= CENTRE_ENDS { tail } else { normals[j] };
         }
     }
-    normals.map(|normal| std::f32::consts::SQRT_2 * normal)
+    normals
 }
 
 /// Evaluates a polynomial whose highest coefficient comes first.

@@ -6,13 +6,13 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::RowIndex;
-use super::slot_group::BlockSize;
+use super::slot_group::SlabSize;
 use crate::pages::Pages;
 
 /// All records of a table, borrowed exclusively.
 pub(super) struct SharedRecords<'a> {
-    blocks: Vec<NonNull<f32>>,
-    block_size: BlockSize,
+    slabs: Vec<NonNull<f32>>,
+    slab_size: SlabSize,
     stride: usize,
     borrow: PhantomData<&'a mut [f32]>,
 }
@@ -23,19 +23,19 @@ unsafe impl Send for SharedRecords<'_> {}
 unsafe impl Sync for SharedRecords<'_> {}
 
 impl<'a> SharedRecords<'a> {
-    pub(super) fn new(blocks: &'a mut [Pages<f32>], block_size: BlockSize, stride: usize) -> Self {
-        let blocks = blocks.iter_mut().map(|block| NonNull::from(&mut **block).cast()).collect();
-        Self { blocks, block_size, stride, borrow: PhantomData }
+    pub(super) fn new(slabs: &'a mut [Pages<f32>], slab_size: SlabSize, stride: usize) -> Self {
+        let slabs = slabs.iter_mut().map(|slab| NonNull::from(&mut **slab).cast()).collect();
+        Self { slabs, slab_size, stride, borrow: PhantomData }
     }
 
     /// Returns where the record of `index` begins.
     #[inline(always)]
     fn start(&self, index: RowIndex) -> NonNull<f32> {
-        let (block, record) = self.block_size.locate(index);
+        let (slab, record) = self.slab_size.locate(index);
         // SAFETY:
-        // 1. `locate` gives a record below the block's size, and every block has that many of `stride` floats.
-        // 2. The blocks are borrowed as long as `self` lives, so they are neither freed nor moved.
-        unsafe { self.blocks[block].add(record * self.stride) }
+        // 1. `locate` gives a record below the slab's size, and every slab has that many of `stride` floats.
+        // 2. The slabs are borrowed as long as `self` lives, so they are neither freed nor moved.
+        unsafe { self.slabs[slab].add(record * self.stride) }
     }
 
     /// Asks for the cache lines of a record.
@@ -48,7 +48,7 @@ impl<'a> SharedRecords<'a> {
     /// Returns the record of `index`: its weights and its slots.
     ///
     /// # Panics
-    /// If no block holds the index.
+    /// If no slab holds the index.
     ///
     /// # Safety
     /// 1. While the record returned is used, no other one of this index is.
@@ -56,7 +56,7 @@ impl<'a> SharedRecords<'a> {
     #[expect(clippy::mut_from_ref, reason = "threads share the table and change different records")]
     pub(super) unsafe fn record_mut(&self, index: RowIndex) -> &mut [f32] {
         // SAFETY:
-        // 1. `start` gives the first of `stride` floats within a block that lives as long as `self`.
+        // 1. `start` gives the first of `stride` floats within a slab that lives as long as `self`.
         // 2. The table is borrowed exclusively by `self`, and the caller keeps apart those who share it.
         unsafe { std::slice::from_raw_parts_mut(self.start(index).as_ptr(), self.stride) }
     }

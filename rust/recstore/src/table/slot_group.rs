@@ -1,4 +1,7 @@
 //! Row storage: fixed-size blocks of records, each a row and its optimizer slots, that never move.
+//!
+//! Blocks lie one after another in *slabs* of many huge pages: reading rows at random from ordinary pages would cost
+//! a walk through page tables each.
 
 use super::RowIndex;
 use super::records::SharedRecords;
@@ -8,42 +11,48 @@ use crate::pages::Pages;
 /// The four-byte words of a cache line.
 const WORDS_A_LINE: usize = 16;
 
+/// The bytes of a slab: sixteen huge pages, or one block that is larger.
+const SLAB_BYTES: usize = 32 << 20;
+
 /// Records of a row's weights followed by the optimizer's slots, `block_size` records a block.
 #[derive(Debug)]
 pub(super) struct SlotGroup {
     weight_words: usize,
     stride: usize,
-    block_size: BlockSize,
+    block_size: usize,
+    slab_size: SlabSize,
     slots: Vec<Slot>,
-    blocks: Vec<Pages<f32>>,
+    slabs: Vec<Pages<f32>>,
+    /// The blocks in use.
+    blocks: usize,
 }
 
-/// The records of a block, by which indices are divided all the time.
+/// The records of a slab, by which indices are divided all the time.
 ///
 /// Source: Lemire, Kaser and Kurz 2019, "Faster remainder by direct computation", section 3.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct BlockSize {
+pub(super) struct SlabSize {
     size: u32,
     /// 2^64 / size, rounded up; 0 for a size of 1.
     inverse: u64,
 }
 
-impl BlockSize {
+impl SlabSize {
     pub(super) fn new(size: usize) -> Self {
-        // A block has at most 1 GiB, so its records fit into 32 bits.
+        // A slab has at most 1 GiB, so its records fit into 32 bits.
         let size = size as u32;
         Self { size, inverse: (u64::MAX / u64::from(size)).wrapping_add(1) }
     }
 
-    /// Returns the block of an index and its record there.
+    /// Returns the slab of an index and its record there.
     #[inline(always)]
     pub(super) fn locate(self, index: RowIndex) -> (usize, usize) {
         let index = index.0;
-        let block = match self.inverse {
+        let slab = match self.inverse {
             0 => index,
             inverse => ((u128::from(inverse) * u128::from(index)) >> 64) as u32,
         };
-        (block as usize, (index - block * self.size) as usize)
+        (slab as usize, (index - slab * self.size) as usize)
     }
 }
 
@@ -54,16 +63,19 @@ impl SlotGroup {
         let whole_lines = words.next_multiple_of(WORDS_A_LINE);
         // A record that begins with a line touches fewer of them; a little more memory is worth that.
         let stride = if (whole_lines - words) * 8 <= words { whole_lines } else { words };
-        Self { weight_words, stride, block_size: BlockSize::new(block_size), slots, blocks: Vec::new() }
+        let blocks_a_slab = (SLAB_BYTES / (block_size * stride * size_of::<f32>())).max(1);
+        let slab_size = SlabSize::new(block_size * blocks_a_slab);
+        Self { weight_words, stride, block_size, slab_size, slots, slabs: Vec::new(), blocks: 0 }
     }
 
     /// Makes room for the records of all indices below `rows`. Pages are touched when a record is first written.
     pub(super) fn reserve(&mut self, rows: usize) {
-        let size = self.block_size.size as usize;
-        while self.blocks.len() < rows.div_ceil(size) {
+        self.blocks = self.blocks.max(rows.div_ceil(self.block_size));
+        let slab_size = self.slab_size.size as usize;
+        while self.slabs.len() * slab_size < rows {
             // Of a small table's only block most is never used, and huge pages would be supplied whole.
-            let huge = !self.blocks.is_empty();
-            self.blocks.push(Pages::zeroed(size * self.stride, huge));
+            let small = if self.slabs.is_empty() { self.block_size * self.stride } else { 0 };
+            self.slabs.push(Pages::zeroed(slab_size * self.stride, small));
         }
     }
 
@@ -75,19 +87,19 @@ impl SlotGroup {
 
     #[inline(always)]
     pub(super) fn record(&self, index: RowIndex) -> &[f32] {
-        let (block, record) = self.block_size.locate(index);
-        &self.blocks[block][record * self.stride..][..self.stride]
+        let (slab, record) = self.slab_size.locate(index);
+        &self.slabs[slab][record * self.stride..][..self.stride]
     }
 
     /// Returns the weights and the state of a row.
     pub(super) fn record_mut(&mut self, index: RowIndex) -> (&mut [f32], &mut [f32]) {
-        let (block, record) = self.block_size.locate(index);
-        self.blocks[block][record * self.stride..][..self.stride].split_at_mut(self.weight_words)
+        let (slab, record) = self.slab_size.locate(index);
+        self.slabs[slab][record * self.stride..][..self.stride].split_at_mut(self.weight_words)
     }
 
     /// Returns the records for several threads to change, each other ones.
     pub(super) fn shared(&mut self) -> SharedRecords<'_> {
-        SharedRecords::new(&mut self.blocks, self.block_size, self.stride)
+        SharedRecords::new(&mut self.slabs, self.slab_size, self.stride)
     }
 
     /// Returns the values of the slot called `name` of a row.
@@ -103,9 +115,9 @@ impl SlotGroup {
         None
     }
 
-    /// Returns the bytes of all blocks.
+    /// Returns the bytes of all blocks in use; of the rest of a slab the system has supplied nothing.
     pub(super) fn bytes(&self) -> usize {
-        self.blocks.iter().map(|block| size_of_val(&**block)).sum()
+        self.blocks * self.block_size * self.stride * size_of::<f32>()
     }
 }
 
@@ -119,7 +131,7 @@ mod tests {
         fn locating_divides(size in 1..=u32::MAX, index in any::<u32>()) {
             for index in [index, 0, u32::MAX, index / size * size] {
                 let expected = ((index / size) as usize, (index % size) as usize);
-                prop_assert_eq!(BlockSize::new(size as usize).locate(RowIndex(index)), expected);
+                prop_assert_eq!(SlabSize::new(size as usize).locate(RowIndex(index)), expected);
             }
         }
     }

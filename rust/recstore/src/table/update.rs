@@ -32,8 +32,8 @@ const POSITIONS_A_THREAD: usize = 4_096;
 /// The index of an id whose gradients do not count.
 const PADDING: u32 = u32::MAX - 1;
 
-/// How many rows are under way to the cache.
-const ROWS_AHEAD: usize = 8;
+/// How many records are asked for together, before those of the group before are used.
+const ROWS_TOGETHER: usize = 8;
 
 /// One step of one table, as the caller gave it.
 pub(crate) struct StepRequest<'a> {
@@ -52,7 +52,7 @@ impl<'a> StepRequest<'a> {
         let starts = gradients.starts.iter();
         for (part, start) in gradients.parts.iter().zip(starts) {
             table.check_ids(OPERATION, part.ids).map_err(|error| error.shifted(*start))?;
-            if part.row_of.is_empty() && part.stride == table.config.dim {
+            if part.row_of.is_empty() && part.stride == table.config.dim && !part.ids.is_empty() {
                 table.check_width(OPERATION, "gradient rows", part.ids.len(), part.gradients.len())?;
             }
         }
@@ -425,30 +425,35 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let Self { rows, groups, rule, row_type } = self;
         let dim = rows.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
-        for group in 0..ROWS_AHEAD.min(groups.len()) {
-            rows.prefetch(groups.first(group));
-        }
+        let is_plain = rows.gradients.is_plain();
+        rows.prefetch_each(groups, 0);
         for group in 0..groups.len() {
-            if group + ROWS_AHEAD < groups.len() {
-                rows.prefetch(groups.first(group + ROWS_AHEAD));
+            if group % ROWS_TOGETHER == 0 {
+                rows.prefetch_each(groups, group + ROWS_TOGETHER);
             }
             let first = groups.first(group);
-            rows.gradients.sum(groups.positions(group), &mut sum, &mut chunk_sum);
+            let gradient = if is_plain && groups.is_single(group) {
+                rows.gradients.row(first)
+            } else {
+                rows.gradients.sum(groups.positions(group), &mut sum, &mut chunk_sum);
+                &sum
+            };
             // SAFETY:
             // 1. A row's index is a key of one group in one part, and every part is walked by one thread, which lets
             //    go of the record before it takes the next.
             let record = unsafe { rows.records.record_mut(RowIndex(rows.indices[first])) };
-            rows.step((rule, row_type), first, record, &sum, &mut widened);
+            rows.step((rule, row_type), first, record, gradient, &mut widened);
         }
     }
 }
 
 impl SteppedRows<'_> {
-    /// Asks for the record and the gradient of a position.
+    /// Asks for the records of some groups from `group` on.
     #[inline(always)]
-    fn prefetch(&self, position: usize) {
-        self.records.prefetch(RowIndex(self.indices[position]));
-        crate::cache::prefetch(self.gradients.row(position));
+    fn prefetch_each(&self, groups: &Groups, group: usize) {
+        for group in group..groups.len().min(group + ROWS_TOGETHER) {
+            self.records.prefetch(RowIndex(self.indices[groups.first(group)]));
+        }
     }
 
     /// Takes the step of one record. Its first gradient came at position `first`.
@@ -458,23 +463,23 @@ impl SteppedRows<'_> {
         (rule, row_type): (&impl RowRule, impl RowType),
         first: usize,
         record: &mut [f32],
-        sum: &[f32],
+        gradient: &[f32],
         widened: &mut [f32],
     ) {
-        let (words, state) = record.split_at_mut(row_type.words(sum.len()));
+        let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
         let is_new = self.is_new.get(first).copied().unwrap_or(false);
         if row_type.is_float32() {
             if is_new {
                 self.start_row(row_type, first, words, state);
             }
-            return rule.step(words, state, sum);
+            return rule.step(words, state, gradient);
         }
         if is_new {
             self.start_row(row_type, first, widened, state);
         } else {
             row_type.widen(words, widened);
         }
-        rule.step(widened, state, sum);
+        rule.step(widened, state, gradient);
         let noise = Noise::new(super::id_map::mix(self.gradients.id(first)) ^ self.noise);
         row_type.round_stochastically(widened, words, noise);
     }
