@@ -18,7 +18,7 @@ TORCH_READY := $(STAMPS)/torch-$(TORCH)
 TOOLS_READY := $(STAMPS)/tools
 PACKAGE_READY := $(STAMPS)/package
 
-RUST_SOURCES := $(shell find rust cxx_bridge -type f -not -path '*/tests/*' -not -path '*/benches/*')
+RUST_SOURCES := $(shell find rust cxx_bridge -type f -not -path '*/tests/*' -not -path '*/benches/*' -not -path '*/examples/*')
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
 PACKAGE_SOURCES := Cargo.toml Cargo.lock pyproject.toml setup_torch.py $(RUST_SOURCES) $(PYTHON_SOURCES)
 
@@ -151,6 +151,23 @@ $(PEERS_READY):
 	$(PEERS_PIP) install --quiet torch==2.13.0 numpy pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath typer rich matplotlib pyarrow tensorboardX
 	$(PEERS_PIP) install --quiet --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
 	touch $@
+
+.PHONY: bench
+ifneq ($(wildcard $(PEERS_READY)),)
+bench: bench-peers ## measures everything beside torch, and FBGEMM where its environment is there; ARGS="..." for options
+else
+bench: build
+	$(BIN)/python benches/run.py $(ARGS)
+endif
+
+.PHONY: bench-peers
+bench-peers: wheel $(PEERS_READY) ## makes the environment with FBGEMM and measures there
+	$(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
+	$(PEERS)/bin/python benches/run.py $(ARGS)
+
+.PHONY: bench-quick
+bench-quick: build ## every bench once with tiny tables: shows that they run
+	$(BIN)/python benches/run.py --quick $(ARGS)
 
 .PHONY: clean
 clean: ## removes all that was built; keeps .venv

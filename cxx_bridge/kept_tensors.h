@@ -26,20 +26,29 @@ inline std::optional<int64_t> version_of(const Tensor& tensor) {
 // A tensor that must not change while it is kept: the tensor itself, or a copy where nobody would notice a change.
 class KeptTensor {
  public:
-  KeptTensor(const Tensor& tensor, bool keep) : version_(keep ? version_of(tensor) : std::nullopt),
-      tensor_(version_ ? tensor : torch::stable::clone(tensor)) {}
+  KeptTensor(const Tensor& tensor, bool keep)
+      : version_(keep ? version_of(tensor) : std::nullopt),
+        tensor_(version_ ? tensor : torch::stable::clone(tensor)),
+        start_(tensor_.const_data_ptr()),
+        count_(tensor_.numel()),
+        dtype_(dtype_of(tensor_)) {}
 
   const Tensor& get() const {
     return tensor_;
   }
 
+  // Whether its values were changed in place, or its memory, dtype or shape replaced, which torch does not count.
   bool was_changed() const {
-    return version_ && version_of(tensor_) != version_;
+    return tensor_.const_data_ptr() != start_ || tensor_.numel() != count_ || dtype_of(tensor_) != dtype_ ||
+        !tensor_.is_contiguous() || (version_ && version_of(tensor_) != version_);
   }
 
  private:
   std::optional<int64_t> version_;
   Tensor tensor_;
+  const void* start_;
+  int64_t count_;
+  int32_t dtype_;
 };
 
 class KeptTensors {
@@ -73,14 +82,14 @@ class KeptTensors {
   }
 
   rust::Slice<const uint32_t> places() const {
-    if (!places_) {
+    if (!places_ || places_->was_changed()) {
       return {};
     }
     const Tensor& places = places_->get();
     return {static_cast<const uint32_t*>(places.const_data_ptr()), static_cast<std::size_t>(places.numel())};
   }
 
-  // Changed places are noticed by their tag.
+  // Changed places count as none.
   bool were_changed() const {
     return ids_.was_changed() || gradients_.was_changed() || (weights_ && weights_->was_changed());
   }

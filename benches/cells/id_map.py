@@ -16,7 +16,7 @@ from benches.scale import Scale
 CELL = "id_map"
 
 _ROOT = Path(__file__).resolve().parents[2]
-COMMAND = ("cargo", "run", "--quiet", "--release", "-p", "recstore", "--example", "id_map", "--features", "internals")
+COMMAND = ("cargo", "bench", "--quiet", "-p", "recstore", "--bench", "id_map", "--features", "internals")
 ENVIRONMENT = {
     "RUSTFLAGS": "-C target-cpu=native",
     "CARGO_TARGET_DIR": str(_ROOT / "build" / "bench-target"),

@@ -207,7 +207,8 @@ def _max_gradients(grad_BD: Tensor, max_positions_BD: Tensor, num_ids: int) -> T
     if num_ids == 0:
         return grad_ND
     held_BD = max_positions_BD >= 0
-    return grad_ND.scatter_add_(0, max_positions_BD.clamp(min=0), grad_BD * held_BD)
+    held_grad_BD = torch.where(held_BD, grad_BD, 0.0)
+    return grad_ND.scatter_add_(0, max_positions_BD.clamp(min=0), held_grad_BD)
 
 
 class HashTableLookupFunction(Function):

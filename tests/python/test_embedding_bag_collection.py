@@ -316,7 +316,7 @@ def test_either_merge_gives_the_same_trace(kind: Any, table_name: Callable[[], s
         for batch in batches(CASES["a shared table"], 3):
             bags(batch).square().sum().backward()
     finally:
-        set_merge("python")
+        set_merge("native")
     for actual, other in zip(bags._trace, expected, strict=True):
         assert actual[0] == other[0]
         assert torch.equal(actual[1], other[1])

@@ -534,7 +534,7 @@ def test_a_double_that_overflows_single_precision_is_refused(table: Table) -> No
 
 def test_a_collected_gradient_that_is_not_finite_is_refused_by_the_step(table: Table) -> None:
     embedding(longs(1, 7, 5), table).backward(bad_rows(NAN))
-    with refused(table.name, RuntimeError, 'gradient of id 5 at position 1 of table "{name}" holds NaN'):
+    with refused(table.name, RuntimeError, 'gradient of id 5 at position 2 of table "{name}" holds NaN'):
         SparseOptimizer(modules=[table]).step()
 
 

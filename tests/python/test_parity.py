@@ -126,9 +126,8 @@ NUMPY_LAZY = {
 TORCH_DENSE = {
     "sgd_decay": torch_rival("sgd", torch.optim.SGD, lr=0.1, weight_decay=0.05),
     "adagrad_decay": torch_rival("adagrad", torch.optim.Adagrad, TORCH_CONVENTION, lr=0.1, eps=1e-3, weight_decay=0.05),
-    # torch's dense Adam adds eps after the correction of bias, ours and SparseAdam before: with the default eps
-    # of 1e-8 beside roots of order 0.1 that is a difference of 1e-7 in a step of 0.02.
-    "adam_decay": torch_rival("adam", torch.optim.Adam, lr=0.02, weight_decay=0.05),
+    # torch's dense Adam adds eps after the correction of bias, ours and SparseAdam before: it must have no weight.
+    "adam_decay": torch_rival("adam", torch.optim.Adam, lr=0.02, weight_decay=0.05, eps=1e-12),
     "adamw": torch_rival("adamw", torch.optim.AdamW, lr=0.02, weight_decay=0.1),
 }
 

@@ -14,18 +14,6 @@ const AHEAD: usize = 32;
 const FLOATS_A_LINE: usize = 16;
 
 fn main() {
-    if std::env::args().any(|a| a == "--profile") {
-        for keys in [8_000_000, 10_000_000] {
-            let ids: Vec<i64> = (0..keys).map(id).collect();
-            let mut map = IdMap::default();
-            println!(
-                "insert {:.1} ns",
-                1e9 / keys as f64 * seconds(|| ids.chunks(BATCH).for_each(|b| map.insert(b)))
-            );
-            println!("find {:.3}", find(&map, keys));
-        }
-        return;
-    }
     let is_quick = std::env::args().any(|argument| argument == "--quick");
     let scale = if is_quick { 50 } else { 1 };
     let sizes = [6, 8, 10, 12].map(|millions| millions * 1_000_000 / scale);
@@ -81,14 +69,6 @@ fn measure(keys: usize) -> Sizes {
     });
     let insert = median(inserts.collect());
     drop(slots);
-    eprintln!(
-        "{keys} keys: insert {:.1} ns",
-        seconds(|| {
-            let mut m = IdMap::default();
-            ids.chunks(BATCH).for_each(|b| m.insert(b));
-        }) * 1e9
-            / keys as f64
-    );
     Sizes { find: find(&map, keys), insert, bytes_a_key: map.bytes() as f64 / keys as f64 }
 }
 
@@ -117,13 +97,6 @@ fn find(map: &IdMap, keys: usize) -> f64 {
             black_box(gather(&memory, &at));
         });
         let ours = seconds(|| map.find(&ids, &mut indices));
-        if round == 100 {
-            eprintln!(
-                "gather {:.1} ns, find {:.1} ns",
-                gather * 1e9 / BATCH as f64,
-                ours * 1e9 / BATCH as f64
-            );
-        }
         assert!(!indices.contains(&u32::MAX), "an id was not found");
         ours / gather
     });

@@ -166,6 +166,12 @@ impl<'a> Gradients<'a> {
         part.ids[position]
     }
 
+    #[inline(always)]
+    pub(crate) fn is_padding(&self, position: usize) -> bool {
+        let (part, position) = self.locate(position);
+        part.padding_idx == Some(part.ids[position])
+    }
+
     /// Returns the gradient at a position, before any weight.
     #[inline(always)]
     pub(crate) fn row(&self, position: usize) -> &'a [f32] {

@@ -10,12 +10,13 @@ use super::id_map::mix;
 pub const TAG_WORDS: usize = 2;
 
 /// Returns the tag of the places of `ids`; `epoch` tells a table and its deletions apart from all others.
-fn tag(epoch: u64, ids: &[i64]) -> u64 {
-    // Odd factors: exchanging two ids, or changing one, changes the sum.
+fn tag(epoch: u64, ids: &[i64], places: &[u32]) -> u64 {
+    // Odd factors: exchanging two ids or places, or changing one, changes the sum.
     let mut factor = 1u64;
     let mut sum = 0u64;
-    for &id in ids {
-        sum = sum.wrapping_add((id as u64).wrapping_mul(factor));
+    for (&id, &place) in ids.iter().zip(places) {
+        let both = id as u64 ^ u64::from(place).rotate_left(32);
+        sum = sum.wrapping_add(both.wrapping_mul(factor));
         factor = factor.wrapping_add(0x9E37_79B9_7F4A_7C16);
     }
     mix((sum ^ mix(epoch as i64)) as i64) ^ ids.len() as u64
@@ -23,8 +24,8 @@ fn tag(epoch: u64, ids: &[i64]) -> u64 {
 
 /// Writes the tag behind the places of `ids`.
 pub(super) fn seal(places: &mut [u32], epoch: u64, ids: &[i64]) {
-    if let Some(words) = places.get_mut(ids.len()..) {
-        let tag = tag(epoch, ids);
+    if let Some((places, words)) = places.split_at_mut_checked(ids.len()) {
+        let tag = tag(epoch, ids, places);
         for (word, value) in words.iter_mut().zip([tag as u32, (tag >> 32) as u32]) {
             *word = value;
         }
@@ -34,7 +35,7 @@ pub(super) fn seal(places: &mut [u32], epoch: u64, ids: &[i64]) {
 /// Returns the places of `ids`, if they are of this epoch.
 pub(super) fn unseal<'a>(places: &'a [u32], epoch: u64, ids: &[i64]) -> Option<&'a [u32]> {
     let (places, words) = places.split_at_checked(ids.len())?;
-    let tag = tag(epoch, ids);
+    let tag = tag(epoch, ids, places);
     (words == [tag as u32, (tag >> 32) as u32]).then_some(places)
 }
 
@@ -52,6 +53,7 @@ mod tests {
         assert_eq!(unseal(&places, 7, &[-3, 5, 5, i64::MIN]), None);
         assert_eq!(unseal(&places, 7, &ids[..3]), None);
         assert_eq!(unseal(&places[..5], 7, &ids), None);
+        assert_eq!(unseal(&[1, 2, 2, 9, places[4], places[5]], 7, &ids), None);
         assert_eq!(unseal(&[], 7, &ids), None);
         seal(&mut [], 7, &ids);
     }

@@ -108,7 +108,7 @@ impl<'a> StepRequest<'a> {
     }
 
     fn check_each_gradient(&self) -> Result<()> {
-        for position in 0..self.gradients.len() {
+        for position in (0..self.gradients.len()).filter(|&p| !self.gradients.is_padding(p)) {
             let id = [self.gradients.id(position)];
             let checked = self.table.check_finite(OPERATION, "gradient", &id, self.gradients.row(position));
             checked.map_err(|error| error.shifted(position))?;
