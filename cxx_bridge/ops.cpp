@@ -565,17 +565,24 @@ std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
   return {to_device_of(ids, copied_ids(distinct->ids())), to_device_of(ids, inverse)};
 }
 
+Tensor first_rows(const Tensor& rows, std::size_t count) {
+  Tensor whole = rows;
+  return torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(count));
+}
+
 std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& grads) {
   check_flat("merge_gradients", "ids", ids);
   const auto name = [] { return "the merge"; };
   const std::size_t dim = checked_dim("merge_gradients", row_dim("merge_gradients", "gradients", name, ids, grads));
   const Tensor host = host_ids("merge_gradients", ids);
   const Tensor values = host_floats("merge_gradients", "gradients", grads);
-  const rust::Box<Merged> merged = call([&] {
-    return merge_gradients(ids_slice(host), float_slice(values), dim);
+  // Room for every id: what is not used of it is never touched.
+  const Tensor distinct = new_ids({host.numel()});
+  const Tensor sums = new_floats({host.numel(), static_cast<int64_t>(dim)});
+  const std::size_t count = call([&] {
+    return merge_gradients(ids_slice(host), float_slice(values), dim, ids_slice_mut(distinct), float_slice_mut(sums));
   });
-  const auto [distinct, sums] = merged_tensors(*merged);
-  return {to_device_of(ids, distinct), to_device_of(ids, sums)};
+  return {to_device_of(ids, first_rows(distinct, count)), to_device_of(ids, first_rows(sums, count))};
 }
 
 // libtorch's own macro for this runs from a static initializer, where an error ends the interpreter.

@@ -4,11 +4,16 @@
 //   emb_update: table "user" has dim 64, got gradient rows of 32
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <sstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/ops.h>
@@ -106,6 +111,20 @@ inline rust::Slice<float> float_slice_mut(const Tensor& values) {
   return {static_cast<float*>(values.mutable_data_ptr()), static_cast<size_t>(values.numel())};
 }
 
+// Asks for huge pages where a large result will lie: supplied page by page, its memory would cost more than its values.
+// A refusal is harmless, and so is advice for memory that had pages before.
+inline void advise_huge_pages(void* start, std::size_t bytes) {
+#ifdef __linux__
+  constexpr std::size_t kLarge = 4 << 20;
+  constexpr std::size_t kPage = 4096;
+  if (bytes >= kLarge) {
+    const std::size_t within = reinterpret_cast<std::uintptr_t>(start) % kPage;
+    const std::size_t skipped = within == 0 ? 0 : kPage - within;
+    madvise(static_cast<char*>(start) + skipped, bytes - skipped, MADV_HUGEPAGE);
+  }
+#endif
+}
+
 // A new contiguous tensor on the host, not initialized. torch::stable::empty goes through the dispatcher, which costs
 // as much as reading a row.
 inline Tensor new_tensor(const std::vector<int64_t>& sizes, int32_t dtype) {
@@ -124,7 +143,10 @@ inline Tensor new_tensor(const std::vector<int64_t>& sizes, int32_t dtype) {
       aoti_torch_device_type_cpu(),
       0,
       &handle));
-  return Tensor(handle);
+  const Tensor made(handle);
+  // All dtypes here have four bytes or eight.
+  advise_huge_pages(made.mutable_data_ptr(), static_cast<std::size_t>(stride) * sizeof(float));
+  return made;
 }
 
 inline Tensor new_floats(const std::vector<int64_t>& sizes) {

@@ -372,20 +372,20 @@ pub(crate) fn collected_grads(collector: i64, table: i64) -> Outcome<Box<Merged>
 }
 
 pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
-    guard(|| {
-        let (distinct, places) = recstore::unique(&TorchThreads, ids);
-        for (inverse, place) in inverse.iter_mut().zip(places) {
-            *inverse = place as i64;
-        }
-        Ok(Box::new(Ids(distinct)))
-    })
+    guard(|| Ok(Box::new(Ids(recstore::unique(&TorchThreads, ids, inverse)))))
 }
 
-pub(crate) fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Outcome<Box<Merged>> {
+/// Returns the number of distinct ids; `merged_ids` and `sums` have room for all.
+pub(crate) fn merge_gradients(
+    ids: &[i64],
+    gradients: &[f32],
+    dim: usize,
+    merged_ids: &mut [i64],
+    sums: &mut [f32],
+) -> Outcome<usize> {
     guard(|| {
         let chunk = GradientChunk::new(ids, gradients, dim);
-        let gradients = recstore::merge_gradients(&TorchThreads, dim, &[chunk])?;
-        Ok(Box::new(Merged { gradients, dim }))
+        Ok(recstore::merge_gradients_into(&TorchThreads, dim, chunk, merged_ids, sums)?)
     })
 }
 

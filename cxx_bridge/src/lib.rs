@@ -115,7 +115,13 @@ mod ffi {
         fn collected_grads(collector: i64, table: i64) -> Result<Box<Merged>>;
 
         fn unique(ids: &[i64], inverse: &mut [i64]) -> Result<Box<Ids>>;
-        fn merge_gradients(ids: &[i64], gradients: &[f32], dim: usize) -> Result<Box<Merged>>;
+        fn merge_gradients(
+            ids: &[i64],
+            gradients: &[f32],
+            dim: usize,
+            merged_ids: &mut [i64],
+            sums: &mut [f32],
+        ) -> Result<usize>;
         fn panic_with(message: &str) -> Result<()>;
 
         type Ids;

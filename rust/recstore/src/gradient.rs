@@ -222,17 +222,44 @@ impl<'a> Gradients<'a> {
         self.parts.iter().flat_map(of_part).collect()
     }
 
-    /// Returns distinct ids in ascending order and their sums.
-    pub(crate) fn merged(&self, executor: &dyn Executor, simd: Simd) -> MergedGradients {
-        let keys = self.keys();
-        let groups = group(executor, &keys, parts_for(executor, keys.len() * self.dim));
-        let order = in_order(&groups, &keys);
-        let mut sums = vec![0.0; order.len() * self.dim];
+    /// Groups the positions by id.
+    fn grouped(&self, executor: &dyn Executor) -> GroupedIds {
+        GroupedIds::new(executor, &self.keys(), self.dim)
+    }
+
+    /// Writes the sums of all groups to `sums`.
+    fn write_sums(&self, executor: &dyn Executor, simd: Simd, grouped: &GroupedIds, sums: &mut [f32]) {
+        let GroupedIds { groups, order } = grouped;
         let chunks = order.chunks(ROWS_A_THREAD).zip(sums.chunks_mut(ROWS_A_THREAD * self.dim));
         for_each_mut(executor, chunks, |(order, sums)| {
-            simd.run(SumGroups { gradients: self, groups: &groups, order, sums });
+            simd.run(SumGroups { gradients: self, groups, order, sums });
         });
-        MergedGradients { ids: order.iter().map(|group| group.id).collect(), sums }
+    }
+
+    /// Returns distinct ids in ascending order and their sums.
+    pub(crate) fn merged(&self, executor: &dyn Executor, simd: Simd) -> MergedGradients {
+        let grouped = self.grouped(executor);
+        let mut sums = vec![0.0; grouped.order.len() * self.dim];
+        self.write_sums(executor, simd, &grouped, &mut sums);
+        MergedGradients { ids: grouped.ids().collect(), sums }
+    }
+}
+
+/// The positions of equal ids, the ids in ascending order.
+struct GroupedIds {
+    groups: Vec<Groups>,
+    order: Vec<DistinctId>,
+}
+
+impl GroupedIds {
+    fn new(executor: &dyn Executor, keys: &[Option<i64>], dim: usize) -> Self {
+        let groups = group(executor, keys, parts_for(executor, keys.len() * dim));
+        let order = in_order(&groups, keys);
+        Self { groups, order }
+    }
+
+    fn ids(&self) -> impl Iterator<Item = i64> {
+        self.order.iter().map(|group| group.id)
     }
 }
 
@@ -285,8 +312,38 @@ fn in_order(groups: &[Groups], keys: &[Option<i64>]) -> Vec<DistinctId> {
             order.push(DistinctId { id, part: part as u32, group: group as u32 });
         }
     }
-    order.sort_unstable_by_key(|group| group.id);
+    sort_by_id(&mut order);
     order
+}
+
+/// Sorts by id: digit by digit, the lowest first, leaving out those in which no two ids differ.
+///
+/// Source: Knuth, The Art of Computer Programming, volume 3, section 5.2.5, algorithm R.
+fn sort_by_id(order: &mut Vec<DistinctId>) {
+    const DIGIT_BITS: u32 = 11;
+    const FEW: usize = 1 << DIGIT_BITS;
+    if order.len() < FEW {
+        return order.sort_unstable_by_key(|group| group.id);
+    }
+    // The sign bit turned around, so that negative ids come first.
+    let key = |group: &DistinctId| group.id as u64 ^ 1 << 63;
+    let first = key(&order[0]);
+    let differing = order.iter().fold(0, |bits, group| bits | (key(group) ^ first));
+    let mut sorted = order.clone();
+    for shift in (0..u64::BITS).step_by(DIGIT_BITS as usize) {
+        let digit = |group: &DistinctId| (key(group) >> shift) as usize % FEW;
+        if ((differing >> shift) as usize).is_multiple_of(FEW) {
+            continue;
+        }
+        let mut starts = [0; FEW + 1];
+        order.iter().for_each(|group| starts[digit(group) + 1] += 1);
+        (0..FEW).for_each(|digit| starts[digit + 1] += starts[digit]);
+        for group in &*order {
+            sorted[starts[digit(group)]] = *group;
+            starts[digit(group)] += 1;
+        }
+        std::mem::swap(order, &mut sorted);
+    }
 }
 
 /// Writes the sums of some groups one after another.
@@ -314,18 +371,20 @@ impl Kernel for SumGroups<'_, '_> {
     }
 }
 
-/// Returns the distinct ids in ascending order, and for every input its place among them.
-pub fn unique(executor: &dyn Executor, ids: &[i64]) -> (Vec<i64>, Vec<usize>) {
+/// Returns the distinct ids in ascending order, and writes for every input its place among them.
+///
+/// # Panics
+/// If `inverse` is not as long as `ids`.
+pub fn unique(executor: &dyn Executor, ids: &[i64], inverse: &mut [i64]) -> Vec<i64> {
+    assert_eq!(ids.len(), inverse.len(), "unique: one place an id");
     let keys: Vec<Option<i64>> = ids.iter().copied().map(Some).collect();
-    let groups = group(executor, &keys, parts_for(executor, ids.len()));
-    let order = in_order(&groups, &keys);
-    let mut inverse = vec![0; ids.len()];
-    for (place, group) in order.iter().enumerate() {
-        for position in groups[group.part as usize].positions(group.group as usize) {
-            inverse[position] = place;
+    let grouped = GroupedIds::new(executor, &keys, 1);
+    for (place, group) in grouped.order.iter().enumerate() {
+        for position in grouped.groups[group.part as usize].positions(group.group as usize) {
+            inverse[position] = place as i64;
         }
     }
-    (order.iter().map(|group| group.id).collect(), inverse)
+    grouped.ids().collect()
 }
 
 /// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements, and ids ascend.
@@ -342,6 +401,34 @@ pub fn merge_gradients(
     let gradients = Gradients::new(dim, chunks);
     gradients.validate("merge_gradients", || "the merge".to_owned())?;
     Ok(gradients.merged(executor, Simd::detect()))
+}
+
+/// Merges one chunk as [`merge_gradients`], into memory of the caller's that has room for every id of the chunk, and
+/// returns the number of distinct ids.
+///
+/// # Errors
+/// [`Error::LengthMismatch`] if the chunk does not hold `dim` values an id, or there is less room.
+pub fn merge_gradients_into(
+    executor: &dyn Executor,
+    dim: usize,
+    chunk: GradientChunk<'_>,
+    ids: &mut [i64],
+    sums: &mut [f32],
+) -> Result<usize> {
+    const OPERATION: &str = "merge_gradients";
+    let gradients = Gradients::new(dim, &[chunk]);
+    gradients.validate(OPERATION, || "the merge".to_owned())?;
+    let grouped = gradients.grouped(executor);
+    let count = grouped.order.len();
+    if ids.len() < count || sums.len() < count * dim {
+        let (what, actual) = ("rows of room for the sums".to_owned(), ids.len().min(sums.len() / dim));
+        return Err(Error::LengthMismatch { operation: OPERATION, what, expected: count, actual });
+    }
+    for (to, id) in ids.iter_mut().zip(grouped.ids()) {
+        *to = id;
+    }
+    gradients.write_sums(executor, Simd::detect(), &grouped, &mut sums[..count * dim]);
+    Ok(count)
 }
 
 #[cfg(test)]
@@ -403,6 +490,24 @@ mod tests {
         assert_eq!(merged, MergedGradients { ids: vec![7, 8], sums: vec![6.0, 12.0, 3.0, 6.0] });
     }
 
+    #[test]
+    fn too_little_room_is_refused() {
+        let chunk = GradientChunk::new(&[5, 6], &[1.0; 4], 2);
+        let refused = merge_gradients_into(&Serial, 2, chunk, &mut [0; 2], &mut [0.0; 2]);
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains("expected 2 rows of room for the sums, got 1"), "{message}");
+    }
+
+    #[test]
+    fn many_ids_are_sorted_as_few() {
+        let ids: Vec<i64> = (0..20_000).map(crate::table::mix).map(|id| id as i64 >> (id % 50)).collect();
+        let distinct = unique(&Serial, &ids, &mut vec![0; ids.len()]);
+        let mut expected = ids;
+        expected.sort_unstable();
+        expected.dedup();
+        assert_eq!(distinct, expected);
+    }
+
     proptest! {
         #[test]
         fn merging_agrees_with_a_map(ids in prop::collection::vec(prop_oneof![-3..3i64, Just(i64::MIN), Just(i64::MAX)], 0..40)) {
@@ -416,8 +521,14 @@ mod tests {
             let merged = merge_gradients(&Serial, 2, &[GradientChunk::new(&ids, &gradients, 2)]).unwrap();
             prop_assert_eq!(&merged.ids, &model.keys().copied().collect::<Vec<_>>());
             prop_assert_eq!(&merged.sums, &model.values().flatten().copied().collect::<Vec<_>>());
-            let (distinct, inverse) = unique(&Serial, &ids);
-            prop_assert_eq!(inverse.iter().map(|&row| distinct[row]).collect::<Vec<_>>(), ids);
+            let (mut distinct, mut sums) = (vec![0; ids.len()], vec![0.0; ids.len() * 2]);
+            let chunk = GradientChunk::new(&ids, &gradients, 2);
+            let count = merge_gradients_into(&Serial, 2, chunk, &mut distinct, &mut sums).unwrap();
+            prop_assert_eq!(&distinct[..count], &merged.ids);
+            prop_assert_eq!(&sums[..2 * count], &merged.sums);
+            let mut inverse = vec![0; ids.len()];
+            let distinct = unique(&Serial, &ids, &mut inverse);
+            prop_assert_eq!(inverse.iter().map(|&row| distinct[row as usize]).collect::<Vec<_>>(), ids);
             prop_assert_eq!(distinct, merged.ids);
         }
     }

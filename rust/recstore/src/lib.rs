@@ -47,7 +47,9 @@ pub use config::{
     BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
-pub use gradient::{GradientChunk, GradientPart, MergedGradients, merge_gradients, unique};
+pub use gradient::{
+    GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into, unique,
+};
 pub use handle::TableHandle;
 #[cfg(feature = "rayon")]
 pub use parallel::Rayon;

@@ -44,7 +44,7 @@ fn pool(
         per_sample_weights: weighted.then_some(&bags.weights),
         padding_idx: bags.padding_idx,
     };
-    let mut pooled = vec![f32::NAN; input.num_bags() * DIM];
+    let mut pooled = vec![f32::NAN; (input.offsets.len() - 1) * DIM];
     let mut positions = vec![-2; if mode == PoolingMode::Max { pooled.len() } else { 0 }];
     let handle = table.handle();
     handle
