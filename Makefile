@@ -72,12 +72,20 @@ train: build ## trains on planted data, or on DATA=path; ARGS="..." for options
 test: test-rust test-python check ## all tests and checks
 
 .PHONY: test-rust
-test-rust: test-core test-torch
+test-rust: test-core test-sanitized test-torch
 
 .PHONY: test-core
 test-core: ## the store's tests: needs Rust only
 	@echo "== Rust tests of the store"
 	cargo test --quiet
+
+# The switch is for nightly compilers; the stable one has it too, but wants to be told that this is meant.
+.PHONY: test-sanitized
+test-sanitized: ## the store's tests with every access to memory checked by AddressSanitizer
+	@echo "== Rust tests of the store with AddressSanitizer"
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address PROPTEST_CASES=16 cargo test --quiet --package recstore \
+	  --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/sanitized \
+	  --lib --test determinism --test growth --test concurrency --test errors
 
 .PHONY: test-torch
 test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch
