@@ -4,7 +4,7 @@
 //! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
 
 use crate::grouping::{Groups, group};
-use crate::parallel::{Executor, for_each_mut};
+use crate::parallel::{Executor, for_each_mut, parts_for};
 use crate::simd::{Kernel, Lanes, Simd};
 use crate::{Error, Result};
 
@@ -288,11 +288,6 @@ fn add_row(sum: &mut [f32], row: &[f32], counts: bool) {
             *sum += value;
         }
     }
-}
-
-/// Into how many parts a batch of `floats` is cut: one a thread, or one for what is small.
-pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
-    if floats < crate::parallel::FLOATS_A_THREAD { 1 } else { executor.num_threads().max(1) }
 }
 
 /// A distinct id, and where its group is.

@@ -16,7 +16,7 @@ pub trait Executor: Send + Sync {
 }
 
 /// The floats worth waking a thread for. Less runs on the calling thread.
-pub(crate) const FLOATS_A_THREAD: usize = 32_768;
+const FLOATS_A_THREAD: usize = 32_768;
 
 /// Runs every body on the calling thread.
 #[derive(Debug, Clone, Copy, Default)]
@@ -66,6 +66,11 @@ fn rayon_pool() -> Option<&'static rayon::ThreadPool> {
     }
     let start = || rayon::ThreadPoolBuilder::new().thread_name(|index| format!("recstore-{index}")).build();
     POOL.get_or_init(|| start().ok()).as_ref()
+}
+
+/// Into how many parts a batch of `floats` is cut: one a thread, or one for what is small.
+pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
+    if floats < FLOATS_A_THREAD { 1 } else { executor.num_threads().max(1) }
 }
 
 /// Returns how many of `count` items of `floats` floats each go into one piece of a loop: two pieces a thread, or all

@@ -15,10 +15,10 @@ use super::lookup::{FindRows, round_trip};
 use super::records::SharedRecords;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Table, lock_order, places, with_row_type};
 use crate::config::NanPolicy;
-use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients, parts_for};
+use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
 use crate::grouping::{Groups, Key};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
-use crate::parallel::for_each_mut;
+use crate::parallel::{for_each_mut, parts_for};
 use crate::row_type::{Noise, RowType};
 use crate::simd::{Kernel, Lanes, Simd};
 use crate::store::Step;
@@ -359,6 +359,7 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     let tables = locked.len().max(1);
     let work = locked.iter_mut().flat_map(|locked| {
         let floats = locked.indices.len() * locked.gradients.dim;
+        // Every part goes through all positions once: several tables keep the threads busy with fewer parts each.
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
         let Rows { storage, step, .. } = &mut *locked.rows;
         let rows = Arc::new(SteppedRows {
