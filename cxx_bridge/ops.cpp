@@ -558,16 +558,19 @@ std::tuple<Tensor, Tensor> collected_grads_op(const Tensor& collector, const Ten
   return merged_tensors(*merged);
 }
 
-std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
-  const Tensor host = host_ids("unique", ids);
-  const Tensor inverse = new_ids(shape_of(ids));
-  const rust::Box<Ids> distinct = call([&] { return unique(ids_slice(host), ids_slice_mut(inverse)); });
-  return {to_device_of(ids, copied_ids(distinct->ids())), to_device_of(ids, inverse)};
-}
-
 Tensor first_rows(const Tensor& rows, std::size_t count) {
   Tensor whole = rows;
   return torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(count));
+}
+
+std::tuple<Tensor, Tensor> unique_op(const Tensor& ids) {
+  const Tensor host = host_ids("unique", ids);
+  const Tensor inverse = new_ids(shape_of(ids));
+  // Room for every id: what is not used of it is never touched.
+  const Tensor distinct = new_ids({host.numel()});
+  const std::size_t count =
+      call([&] { return unique(ids_slice(host), ids_slice_mut(distinct), ids_slice_mut(inverse)); });
+  return {to_device_of(ids, first_rows(distinct, count)), to_device_of(ids, inverse)};
 }
 
 std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& grads) {
@@ -576,7 +579,6 @@ std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& g
   const std::size_t dim = checked_dim("merge_gradients", row_dim("merge_gradients", "gradients", name, ids, grads));
   const Tensor host = host_ids("merge_gradients", ids);
   const Tensor values = host_floats("merge_gradients", "gradients", grads);
-  // Room for every id: what is not used of it is never touched.
   const Tensor distinct = new_ids({host.numel()});
   const Tensor sums = new_floats({host.numel(), static_cast<int64_t>(dim)});
   const std::size_t count = call([&] {

@@ -371,8 +371,9 @@ pub(crate) fn collected_grads(collector: i64, table: i64) -> Outcome<Box<Merged>
     })
 }
 
-pub(crate) fn unique(ids: &[i64], inverse: &mut [i64]) -> Outcome<Box<Ids>> {
-    guard(|| Ok(Box::new(Ids(recstore::unique(&TorchThreads, ids, inverse)))))
+/// Returns the number of distinct ids; `distinct` has room for all.
+pub(crate) fn unique(ids: &[i64], distinct: &mut [i64], inverse: &mut [i64]) -> Outcome<usize> {
+    guard(|| Ok(recstore::unique(&TorchThreads, ids, distinct, inverse)))
 }
 
 /// Returns the number of distinct ids; `merged_ids` and `sums` have room for all.

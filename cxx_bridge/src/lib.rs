@@ -114,7 +114,7 @@ mod ffi {
         fn collected_tables(collector: i64) -> Result<Box<Ids>>;
         fn collected_grads(collector: i64, table: i64) -> Result<Box<Merged>>;
 
-        fn unique(ids: &[i64], inverse: &mut [i64]) -> Result<Box<Ids>>;
+        fn unique(ids: &[i64], distinct: &mut [i64], inverse: &mut [i64]) -> Result<usize>;
         fn merge_gradients(
             ids: &[i64],
             gradients: &[f32],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -121,10 +122,13 @@ def test_two_runs_give_equal_bits_and_another_seed_others(dtype: torch.dtype, op
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_rows_go_where_they_go_with_float32(dtype: torch.dtype, optimizer: str, name: str) -> None:
     config = {"kind": optimizer, "lr": 0.05}
-    difference = train(name, dtype, config, steps=300) - train(name, torch.float32, config, steps=300)
-    eps = torch.finfo(dtype).eps
-    assert difference.abs().max() < 10 * eps
-    assert abs(difference.mean().item()) < eps
+    steps = 300
+    exact = train(name, torch.float32, config, steps)
+    difference = train(name, dtype, config, steps) - exact
+    # A rounding moves an element by half a distance between values, on average; nothing need bring it back.
+    walk = 0.5 * math.sqrt(steps) * torch.finfo(dtype).eps * exact.abs().max()
+    assert difference.abs().max() < 4 * walk
+    assert difference.mean().abs() < 4 * walk / math.sqrt(difference.numel())
 
 
 # What modules give.

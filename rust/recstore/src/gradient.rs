@@ -3,9 +3,10 @@
 //! The counterparts of `torch.unique(sorted=True, return_inverse=True)` and of `index_add_` into zeros: distinct ids
 //! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
 
-use crate::grouping::{Groups, group};
+use crate::elements::{AddScaled, add_row, for_each_element};
 use crate::parallel::{Executor, for_each_mut, parts_for};
 use crate::simd::{Kernel, Lanes, Simd};
+use crate::sorting::{CountedKeys, SortedIds, SortedPart};
 use crate::{Error, Result};
 
 /// The rows of gradients worth waking a thread for.
@@ -66,16 +67,8 @@ impl<'a> GradientPart<'a> {
     fn add_to(&self, position: usize, sum: &mut [f32]) {
         let row = self.row(position, sum.len());
         match self.weights.get(position) {
-            None => {
-                for (sum, g) in sum.iter_mut().zip(row) {
-                    *sum += g;
-                }
-            }
-            Some(weight) => {
-                for (sum, g) in sum.iter_mut().zip(row) {
-                    *sum += g * weight;
-                }
-            }
+            None => add_row(sum, row),
+            Some(weight) => for_each_element(&AddScaled(*weight), sum, [], row),
         }
     }
 }
@@ -198,13 +191,17 @@ impl<'a> Gradients<'a> {
         let mut end = 0;
         for position in positions {
             if position >= end {
-                add_row(sum, chunk_sum, end > 0);
+                if end > 0 {
+                    add_row(sum, chunk_sum);
+                }
                 chunk_sum.fill(0.0);
                 end = self.chunk_ends[self.chunk_ends.partition_point(|&end| end <= position)];
             }
             self.add_to(position, chunk_sum);
         }
-        add_row(sum, chunk_sum, end > 0);
+        if end > 0 {
+            add_row(sum, chunk_sum);
+        }
     }
 
     #[inline(always)]
@@ -213,53 +210,34 @@ impl<'a> Gradients<'a> {
         part.add_to(position, sum);
     }
 
-    /// Returns the id at each position, none where it is padding.
-    fn keys(&self) -> Vec<Option<i64>> {
-        let of_part = |part: &GradientPart<'a>| {
-            let padding = part.padding_idx;
-            part.ids.iter().map(move |&id| (Some(id) != padding).then_some(id))
-        };
-        self.parts.iter().flat_map(of_part).collect()
+    /// Calls `body` with the ids sorted.
+    fn sorted<R>(&self, executor: &dyn Executor, body: impl FnOnce(&SortedIds) -> R) -> R {
+        let ids: Vec<_> =
+            self.parts.iter().map(|part| CountedKeys { keys: part.ids, padding: part.padding_idx }).collect();
+        SortedIds::with(executor, &ids, parts_for(executor, self.len() * self.dim), body)
     }
 
-    /// Groups the positions by id.
-    fn grouped(&self, executor: &dyn Executor) -> GroupedIds {
-        GroupedIds::new(executor, &self.keys(), self.dim)
-    }
-
-    /// Writes the sums of all groups to `sums`.
-    fn write_sums(&self, executor: &dyn Executor, simd: Simd, grouped: &GroupedIds, sums: &mut [f32]) {
-        let GroupedIds { groups, order } = grouped;
-        let chunks = order.chunks(ROWS_A_THREAD).zip(sums.chunks_mut(ROWS_A_THREAD * self.dim));
-        for_each_mut(executor, chunks, |(order, sums)| {
-            simd.run(SumGroups { gradients: self, groups, order, sums });
+    /// Writes the sums of all distinct ids to `sums`.
+    fn write_sums(&self, executor: &dyn Executor, simd: Simd, sorted: &SortedIds, mut sums: &mut [f32]) {
+        let pieces = sorted.parts.iter().flat_map(|part| {
+            let (own, behind) = std::mem::take(&mut sums).split_at_mut(part.len() * self.dim);
+            sums = behind;
+            own.chunks_mut(ROWS_A_THREAD * self.dim).enumerate().map(move |(piece, sums)| (part, piece, sums))
+        });
+        for_each_mut(executor, pieces, |(part, piece, sums)| {
+            simd.run(SumGradients { gradients: self, part, first: piece * ROWS_A_THREAD, sums });
         });
     }
 
     /// Returns distinct ids in ascending order and their sums.
     pub(crate) fn merged(&self, executor: &dyn Executor, simd: Simd) -> MergedGradients {
-        let grouped = self.grouped(executor);
-        let mut sums = vec![0.0; grouped.order.len() * self.dim];
-        self.write_sums(executor, simd, &grouped, &mut sums);
-        MergedGradients { ids: grouped.ids().collect(), sums }
-    }
-}
-
-/// The positions of equal ids, the ids in ascending order.
-struct GroupedIds {
-    groups: Vec<Groups>,
-    order: Vec<DistinctId>,
-}
-
-impl GroupedIds {
-    fn new(executor: &dyn Executor, keys: &[Option<i64>], dim: usize) -> Self {
-        let groups = group(executor, keys, parts_for(executor, keys.len() * dim));
-        let order = in_order(&groups, keys);
-        Self { groups, order }
-    }
-
-    fn ids(&self) -> impl Iterator<Item = i64> {
-        self.order.iter().map(|group| group.id)
+        self.sorted(executor, |sorted| {
+            let mut merged =
+                MergedGradients { ids: vec![0; sorted.len()], sums: vec![0.0; sorted.len() * self.dim] };
+            sorted.write_ids(&mut merged.ids);
+            self.write_sums(executor, simd, sorted, &mut merged.sums);
+            merged
+        })
     }
 }
 
@@ -281,105 +259,48 @@ impl MergedGradients {
     }
 }
 
-#[inline(always)]
-fn add_row(sum: &mut [f32], row: &[f32], counts: bool) {
-    if counts {
-        for (sum, value) in sum.iter_mut().zip(row) {
-            *sum += value;
-        }
-    }
-}
-
-/// A distinct id, and where its group is.
-#[derive(Clone, Copy)]
-struct DistinctId {
-    id: i64,
-    part: u32,
-    group: u32,
-}
-
-/// Returns the groups of all parts in ascending order of their ids.
-fn in_order(groups: &[Groups], keys: &[Option<i64>]) -> Vec<DistinctId> {
-    let mut order = Vec::with_capacity(groups.iter().map(Groups::len).sum());
-    for (part, groups) in groups.iter().enumerate() {
-        for group in 0..groups.len() {
-            let id = keys[groups.first(group)].unwrap_or_default();
-            order.push(DistinctId { id, part: part as u32, group: group as u32 });
-        }
-    }
-    sort_by_id(&mut order);
-    order
-}
-
-/// Sorts by id: digit by digit, the lowest first, leaving out those in which no two ids differ.
-///
-/// Source: Knuth, The Art of Computer Programming, volume 3, section 5.2.5, algorithm R.
-fn sort_by_id(order: &mut Vec<DistinctId>) {
-    const DIGIT_BITS: u32 = 11;
-    const FEW: usize = 1 << DIGIT_BITS;
-    if order.len() < FEW {
-        return order.sort_unstable_by_key(|group| group.id);
-    }
-    // The sign bit turned around, so that negative ids come first.
-    let key = |group: &DistinctId| group.id as u64 ^ 1 << 63;
-    let first = key(&order[0]);
-    let differing = order.iter().fold(0, |bits, group| bits | (key(group) ^ first));
-    let mut sorted = order.clone();
-    for shift in (0..u64::BITS).step_by(DIGIT_BITS as usize) {
-        let digit = |group: &DistinctId| (key(group) >> shift) as usize % FEW;
-        if ((differing >> shift) as usize).is_multiple_of(FEW) {
-            continue;
-        }
-        let mut starts = [0; FEW + 1];
-        order.iter().for_each(|group| starts[digit(group) + 1] += 1);
-        (0..FEW).for_each(|digit| starts[digit + 1] += starts[digit]);
-        for group in &*order {
-            sorted[starts[digit(group)]] = *group;
-            starts[digit(group)] += 1;
-        }
-        std::mem::swap(order, &mut sorted);
-    }
-}
-
-/// Writes the sums of some groups one after another.
-struct SumGroups<'a, 'g> {
+/// Writes the sums of the distinct ids of a part from `first` on, one after another.
+struct SumGradients<'a, 'g> {
     gradients: &'a Gradients<'g>,
-    groups: &'a [Groups],
-    order: &'a [DistinctId],
+    part: &'a SortedPart<u64>,
+    first: usize,
     sums: &'a mut [f32],
 }
 
-impl Kernel for SumGroups<'_, '_> {
+impl Kernel for SumGradients<'_, '_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        const ROWS_AHEAD: usize = 8;
-        let dim = self.gradients.dim;
-        let mut chunk_sum = vec![0.0; dim];
-        for (place, (group, sum)) in self.order.iter().zip(self.sums.chunks_exact_mut(dim)).enumerate() {
-            if let Some(ahead) = self.order.get(place + ROWS_AHEAD) {
-                let first = self.groups[ahead.part as usize].first(ahead.group as usize);
-                crate::cache::prefetch(self.gradients.row(first));
-            }
-            let positions = self.groups[group.part as usize].positions(group.group as usize);
-            self.gradients.sum(positions, sum, &mut chunk_sum);
+        const ROWS_AHEAD: usize = 16;
+        let Self { gradients, part, first, sums } = self;
+        let mut chunk_sum = vec![0.0; gradients.dim];
+        for (number, sum) in (first..).zip(sums.chunks_exact_mut(gradients.dim)) {
+            part.positions_behind(number, ROWS_AHEAD)
+                .for_each(|position| crate::cache::prefetch(gradients.row(position)));
+            gradients.sum(part.positions(number), sum, &mut chunk_sum);
         }
     }
 }
 
-/// Returns the distinct ids in ascending order, and writes for every input its place among them.
+/// Writes the distinct ids in ascending order to `distinct`, and for every input its place among them to `inverse`;
+/// returns how many distinct ids there are.
 ///
 /// # Panics
-/// If `inverse` is not as long as `ids`.
-pub fn unique(executor: &dyn Executor, ids: &[i64], inverse: &mut [i64]) -> Vec<i64> {
+/// If `distinct` or `inverse` is not as long as `ids`.
+pub fn unique(executor: &dyn Executor, ids: &[i64], distinct: &mut [i64], inverse: &mut [i64]) -> usize {
+    assert_eq!(ids.len(), distinct.len(), "unique: room for every id");
     assert_eq!(ids.len(), inverse.len(), "unique: one place an id");
-    let keys: Vec<Option<i64>> = ids.iter().copied().map(Some).collect();
-    let grouped = GroupedIds::new(executor, &keys, 1);
-    for (place, group) in grouped.order.iter().enumerate() {
-        for position in grouped.groups[group.part as usize].positions(group.group as usize) {
-            inverse[position] = place as i64;
+    let counted = [CountedKeys { keys: ids, padding: None }];
+    SortedIds::with(executor, &counted, parts_for(executor, ids.len()), |sorted| {
+        sorted.write_ids(distinct);
+        let mut place = 0;
+        for part in &sorted.parts {
+            for number in 0..part.len() {
+                part.positions(number).for_each(|position| inverse[position] = place);
+                place += 1;
+            }
         }
-    }
-    grouped.ids().collect()
+        sorted.len()
+    })
 }
 
 /// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements, and ids ascend.
@@ -413,17 +334,16 @@ pub fn merge_gradients_into(
     const OPERATION: &str = "merge_gradients";
     let gradients = Gradients::new(dim, &[chunk]);
     gradients.validate(OPERATION, || "the merge".to_owned())?;
-    let grouped = gradients.grouped(executor);
-    let count = grouped.order.len();
-    if ids.len() < count || sums.len() < count * dim {
-        let (what, actual) = ("rows of room for the sums".to_owned(), ids.len().min(sums.len() / dim));
-        return Err(Error::LengthMismatch { operation: OPERATION, what, expected: count, actual });
-    }
-    for (to, id) in ids.iter_mut().zip(grouped.ids()) {
-        *to = id;
-    }
-    gradients.write_sums(executor, Simd::detect(), &grouped, &mut sums[..count * dim]);
-    Ok(count)
+    gradients.sorted(executor, |sorted| {
+        let count = sorted.len();
+        if ids.len() < count || sums.len() < count * dim {
+            let (what, actual) = ("rows of room for the sums".to_owned(), ids.len().min(sums.len() / dim));
+            return Err(Error::LengthMismatch { operation: OPERATION, what, expected: count, actual });
+        }
+        sorted.write_ids(ids);
+        gradients.write_sums(executor, Simd::detect(), sorted, &mut sums[..count * dim]);
+        Ok(count)
+    })
 }
 
 #[cfg(test)]
@@ -496,11 +416,12 @@ mod tests {
     #[test]
     fn many_ids_are_sorted_as_few() {
         let ids: Vec<i64> = (0..20_000).map(crate::table::mix).map(|id| id as i64 >> (id % 50)).collect();
-        let distinct = unique(&Serial, &ids, &mut vec![0; ids.len()]);
+        let (mut distinct, mut inverse) = (vec![0; ids.len()], vec![0; ids.len()]);
+        let count = unique(&Serial, &ids, &mut distinct, &mut inverse);
         let mut expected = ids;
         expected.sort_unstable();
         expected.dedup();
-        assert_eq!(distinct, expected);
+        assert_eq!(distinct[..count], expected);
     }
 
     proptest! {
@@ -522,7 +443,9 @@ mod tests {
             prop_assert_eq!(&distinct[..count], &merged.ids);
             prop_assert_eq!(&sums[..2 * count], &merged.sums);
             let mut inverse = vec![0; ids.len()];
-            let distinct = unique(&Serial, &ids, &mut inverse);
+            let mut distinct = vec![0; ids.len()];
+            let count = unique(&Serial, &ids, &mut distinct, &mut inverse);
+            distinct.truncate(count);
             prop_assert_eq!(inverse.iter().map(|&row| distinct[row as usize]).collect::<Vec<_>>(), ids);
             prop_assert_eq!(distinct, merged.ids);
         }

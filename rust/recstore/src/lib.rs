@@ -24,10 +24,10 @@
 mod cache;
 mod collector;
 mod config;
+mod elements;
 mod error;
 pub mod fork;
 mod gradient;
-mod grouping;
 mod handle;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
@@ -39,6 +39,7 @@ mod pooling;
 mod prefetch;
 mod row_type;
 mod simd;
+mod sorting;
 mod store;
 mod table;
 

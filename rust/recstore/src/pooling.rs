@@ -2,6 +2,7 @@
 
 use std::str::FromStr;
 
+use crate::elements::{AddScaled, ElementRule, for_each_element};
 use crate::{Error, Result};
 
 /// How the rows of a bag become one row.
@@ -120,6 +121,16 @@ impl PooledColumns<'_> {
     }
 }
 
+/// Begins a sum with a row times a weight.
+struct StartScaled(f32);
+
+impl ElementRule<0> for StartScaled {
+    #[inline(always)]
+    fn step(&self, _: f32, _: [f32; 0], input: f32) -> (f32, [f32; 0]) {
+        (0.0 + self.0 * input, [])
+    }
+}
+
 /// Takes the rows of consecutive bags in the order of their ids and pools them.
 pub(crate) struct Pooling<'a> {
     input: BagInput<'a>,
@@ -157,8 +168,11 @@ impl<'a> Pooling<'a> {
             return take_maximum(maximum, positions, row, position, is_first);
         }
         let weight = self.input.per_sample_weights.map_or(1.0, |weights| weights[position]);
-        for (sum, value) in self.columns.row(self.bag).iter_mut().zip(row) {
-            *sum = if is_first { 0.0 } else { *sum } + weight * value;
+        let sum = self.columns.row(self.bag);
+        if is_first {
+            for_each_element(&StartScaled(weight), sum, [], row);
+        } else {
+            for_each_element(&AddScaled(weight), sum, [], row);
         }
     }
 

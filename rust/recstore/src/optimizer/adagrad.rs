@@ -2,6 +2,7 @@
 
 use super::{RowRule, Slot};
 use crate::config::Convention;
+use crate::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; s += g^2`, then `w -= lr * g / sqrt(s + eps)` in the `recstore` convention and
 /// `w -= lr * g / (sqrt(s) + eps)` in the `torch` convention.
@@ -37,10 +38,15 @@ impl AdaGrad {
 impl RowRule for AdaGrad {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        for ((w, s), g) in weights.iter_mut().zip(state).zip(gradient) {
-            let g = 0.0 + g + self.weight_decay * *w;
-            *s += g * g;
-            *w -= self.lr * g / ((*s + self.eps_within).sqrt() + self.eps_beside);
-        }
+        for_each_element(self, weights, [state], gradient);
+    }
+}
+
+impl ElementRule<1> for AdaGrad {
+    #[inline(always)]
+    fn step(&self, w: f32, [s]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
+        let g = 0.0 + g + self.weight_decay * w;
+        let s = s + g * g;
+        (w - self.lr * g / ((s + self.eps_within).sqrt() + self.eps_beside), [s])
     }
 }

@@ -2,6 +2,7 @@
 
 use super::{RowRule, Slot, power};
 use crate::config::BiasCorrection;
+use crate::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
 /// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's.
@@ -42,11 +43,10 @@ impl Moments {
         (first, second.sqrt())
     }
 
-    /// Moves the moments `m` and `v` of one element towards `g` and its square.
+    /// Returns the moments of one element moved towards `g` and its square.
     #[inline(always)]
-    pub(super) fn update(&self, m: &mut f32, v: &mut f32, g: f32) {
-        *m += self.weights[0] * (g - *m);
-        *v += self.weights[1] * (g * g - *v);
+    pub(super) fn moved(&self, [m, v]: [f32; 2], g: f32) -> [f32; 2] {
+        [m + self.weights[0] * (g - m), v + self.weights[1] * (g * g - v)]
     }
 }
 
@@ -95,9 +95,20 @@ impl RowRule for Adam {
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         let (m, v, row_step) = split_state(state, gradient.len());
         let scale = self.table_scale.unwrap_or_else(|| self.scale(row_step.unwrap_or(1)));
-        for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(gradient) {
-            self.moments.update(m, v, 0.0 + g + self.weight_decay * *w);
-            *w -= scale * *m / (v.sqrt() + self.eps);
-        }
+        for_each_element(&RowStep { rule: self, scale }, weights, [m, v], gradient);
+    }
+}
+
+/// The step of a row whose scale is known.
+struct RowStep<'a> {
+    rule: &'a Adam,
+    scale: f32,
+}
+
+impl ElementRule<2> for RowStep<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, moments: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let [m, v] = self.rule.moments.moved(moments, 0.0 + g + self.rule.weight_decay * w);
+        (w - self.scale * m / (v.sqrt() + self.rule.eps), [m, v])
     }
 }

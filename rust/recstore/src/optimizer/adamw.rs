@@ -3,6 +3,7 @@
 use super::RowRule;
 use super::adam::{Moments, split_state};
 use crate::config::BiasCorrection;
+use crate::elements::{ElementRule, for_each_element};
 
 /// `w *= 1 - lr * weight_decay; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
 /// `w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)`, t being the table's step or the row's.
@@ -50,9 +51,21 @@ impl RowRule for AdamW {
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         let (m, v, row_step) = split_state(state, gradient.len());
         let (scale, root) = self.table_scales.unwrap_or_else(|| self.scales(row_step.unwrap_or(1)));
-        for (((w, m), v), g) in weights.iter_mut().zip(m).zip(v).zip(gradient) {
-            self.moments.update(m, v, 0.0 + g);
-            *w = *w * self.keep - scale * *m / (v.sqrt() / root + self.eps);
-        }
+        for_each_element(&RowStep { rule: self, scale, root }, weights, [m, v], gradient);
+    }
+}
+
+/// The step of a row whose scales are known.
+struct RowStep<'a> {
+    rule: &'a AdamW,
+    scale: f32,
+    root: f32,
+}
+
+impl ElementRule<2> for RowStep<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, moments: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let [m, v] = self.rule.moments.moved(moments, 0.0 + g);
+        (w * self.rule.keep - self.scale * m / (v.sqrt() / self.root + self.rule.eps), [m, v])
     }
 }

@@ -1,6 +1,7 @@
 //! FTRL-proximal: AdaGrad's learning rates with an L1 term that makes weights exactly zero.
 
 use super::{RowRule, Slot};
+use crate::elements::{ElementRule, for_each_element};
 
 /// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else
 /// `w = (sign(z) * l1 - z) / ((beta + sqrt(n')) / alpha + l2)`.
@@ -85,13 +86,18 @@ impl RowRule for Ftrl {
         if *alpha != self.alpha {
             self.follow_alpha(n, z, alpha);
         }
-        for (((w, n), z), g) in weights.iter_mut().zip(n).zip(z).zip(gradient) {
-            let (g, old_root) = (0.0 + g, n.sqrt());
-            *n += g * g;
-            let root = n.sqrt();
-            *z += g - (root - old_root) * self.inverse_alpha * *w;
-            let solved = (self.l1.copysign(*z) - *z) / self.curvature(root, self.inverse_alpha);
-            *w = if z.abs() <= self.l1 { 0.0 } else { solved };
-        }
+        for_each_element(self, weights, [n, z], gradient);
+    }
+}
+
+impl ElementRule<2> for Ftrl {
+    #[inline(always)]
+    fn step(&self, w: f32, [old_n, old_z]: [f32; 2], g: f32) -> (f32, [f32; 2]) {
+        let g = 0.0 + g;
+        let n = old_n + g * g;
+        let root = n.sqrt();
+        let z = old_z + (g - (root - old_n.sqrt()) * self.inverse_alpha * w);
+        let solved = (self.l1.copysign(z) - z) / self.curvature(root, self.inverse_alpha);
+        (if z.abs() <= self.l1 { 0.0 } else { solved }, [n, z])
     }
 }

@@ -3,6 +3,7 @@
 use super::adagrad::place_eps;
 use super::{RowRule, Slot};
 use crate::config::Convention;
+use crate::elements::{ElementRule, for_each_element};
 use crate::simd::sum_of_squares;
 
 /// `g += weight_decay * w`; in the `recstore` convention `s += sum_j g_j^2; w -= lr * g / sqrt(s + eps)`, in the
@@ -42,8 +43,19 @@ impl RowRule for RowWiseAdaGrad {
         let divisor = if self.averages { gradient.len() as f32 } else { 1.0 };
         state[0] += squares / divisor;
         let root = (state[0] + self.eps_within).sqrt() + self.eps_beside;
-        for (w, g) in weights.iter_mut().zip(gradient) {
-            *w -= self.lr * (0.0 + g + self.weight_decay * *w) / root;
-        }
+        for_each_element(&RowStep { rule: self, root }, weights, [], gradient);
+    }
+}
+
+/// The step of a row whose root is known.
+struct RowStep<'a> {
+    rule: &'a RowWiseAdaGrad,
+    root: f32,
+}
+
+impl ElementRule<0> for RowStep<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, _: [f32; 0], g: f32) -> (f32, [f32; 0]) {
+        (w - self.rule.lr * (0.0 + g + self.rule.weight_decay * w) / self.root, [])
     }
 }

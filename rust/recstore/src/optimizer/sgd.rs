@@ -1,6 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::RowRule;
+use crate::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; w -= lr * g`.
 ///
@@ -20,8 +21,13 @@ impl Sgd {
 impl RowRule for Sgd {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], _state: &mut [f32], gradient: &[f32]) {
-        for (w, g) in weights.iter_mut().zip(gradient) {
-            *w -= self.lr * (0.0 + g + self.weight_decay * *w);
-        }
+        for_each_element(self, weights, [], gradient);
+    }
+}
+
+impl ElementRule<0> for Sgd {
+    #[inline(always)]
+    fn step(&self, w: f32, _: [f32; 0], g: f32) -> (f32, [f32; 0]) {
+        (w - self.lr * (0.0 + g + self.weight_decay * w), [])
     }
 }

@@ -14,13 +14,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::lookup::{FindRows, round_trip};
 use super::records::SharedRecords;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Table, lock_order, places, with_row_type};
+use crate::cache::prefetch;
 use crate::config::NanPolicy;
 use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
-use crate::grouping::{Groups, Key};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::parallel::{for_each_mut, parts_for};
 use crate::row_type::{Noise, RowType};
 use crate::simd::{Kernel, Lanes, Simd};
+use crate::sorting::{CountedKeys, SortedPart, ranges};
 use crate::store::Step;
 use crate::{Error, Result};
 
@@ -338,23 +339,7 @@ fn find_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     });
 }
 
-/// A row's index.
-impl Key for u32 {
-    #[inline(always)]
-    fn is_excluded(self) -> bool {
-        self == PADDING
-    }
-
-    #[inline(always)]
-    fn hash(self) -> u64 {
-        // Multiplying by 2^64 / golden ratio spreads neighbours over the upper bits, folding brings them into the
-        // lower half. Source: Knuth, The Art of Computer Programming, volume 3, section 6.4.
-        let hash = u64::from(self).wrapping_mul(0x9E37_79B9_7F4A_7C15);
-        hash ^ (hash >> 29)
-    }
-}
-
-/// Groups positions by their row and takes the steps, every part of every table on a thread of its own.
+/// Sorts positions by their row and takes the steps, every part of every table on a thread of its own.
 fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     let tables = locked.len().max(1);
     let work = locked.iter_mut().flat_map(|locked| {
@@ -366,23 +351,23 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             table: locked.table,
             gradients: locked.gradients,
             records: storage.shared(),
-            indices: &locked.indices,
+            indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING) }],
             is_new: &locked.is_new,
             rule: &locked.rule,
             noise: locked.table.noise(*step),
             stepped: &locked.stepped,
         });
-        (0..parts).map(move |part| (Arc::clone(&rows), part, parts))
+        ranges(&rows.indices, parts).into_iter().map(move |range| (Arc::clone(&rows), range))
     });
     thread_local! {
         // Kept for the next step: it takes as much memory again each time.
-        static GROUPS: RefCell<Groups> = RefCell::default();
+        static SORTED: RefCell<SortedPart<u32>> = RefCell::default();
     }
-    for_each_mut(engine.executor, work, |(rows, part, parts)| {
-        GROUPS.with_borrow_mut(|groups| {
-            groups.fill(rows.indices, part, parts);
-            rows.stepped.fetch_add(groups.len() as u64, Ordering::Relaxed);
-            rows.rule.run(StepGroups { rows: &rows, groups, simd: engine.simd });
+    for_each_mut(engine.executor, work, |(rows, range)| {
+        SORTED.with_borrow_mut(|sorted| {
+            sorted.fill(&rows.indices, range);
+            rows.stepped.fetch_add(sorted.len() as u64, Ordering::Relaxed);
+            rows.rule.run(StepRows { rows: &rows, sorted, simd: engine.simd });
         });
     });
 }
@@ -392,7 +377,7 @@ struct SteppedRows<'a> {
     table: &'a Table,
     gradients: &'a Gradients<'a>,
     records: SharedRecords<'a>,
-    indices: &'a [u32],
+    indices: [CountedKeys<'a, u32>; 1],
     is_new: &'a [bool],
     rule: &'a PreparedRule,
     noise: u64,
@@ -400,22 +385,22 @@ struct SteppedRows<'a> {
 }
 
 /// One part's steps, before the types of rule and rows are known.
-struct StepGroups<'a> {
+struct StepRows<'a> {
     rows: &'a SteppedRows<'a>,
-    groups: &'a Groups,
+    sorted: &'a SortedPart<u32>,
     simd: Simd,
 }
 
-impl WithRule for StepGroups<'_> {
+impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
-        let Self { rows, groups, simd } = self;
-        with_row_type!(rows.table.config.dtype, row_type => simd.run(TypedSteps { rows, groups, rule, row_type }));
+        let Self { rows, sorted, simd } = self;
+        with_row_type!(rows.table.config.dtype, row_type => simd.run(TypedSteps { rows, sorted, rule, row_type }));
     }
 }
 
 struct TypedSteps<'a, R, T> {
     rows: &'a SteppedRows<'a>,
-    groups: &'a Groups,
+    sorted: &'a SortedPart<u32>,
     rule: &'a R,
     row_type: T,
 }
@@ -423,37 +408,40 @@ struct TypedSteps<'a, R, T> {
 impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, groups, rule, row_type } = self;
+        let Self { rows, sorted, rule, row_type } = self;
         let dim = rows.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
         let is_plain = rows.gradients.is_plain();
-        rows.prefetch_each(groups, 0);
-        for group in 0..groups.len() {
-            if group % ROWS_TOGETHER == 0 {
-                rows.prefetch_each(groups, group + ROWS_TOGETHER);
+        rows.prefetch_each(sorted, 0);
+        for number in 0..sorted.len() {
+            if number % ROWS_TOGETHER == 0 {
+                rows.prefetch_each(sorted, number + ROWS_TOGETHER);
             }
-            let first = groups.first(group);
-            let gradient = if is_plain && groups.is_single(group) {
+            let first = sorted.first(number);
+            let gradient = if is_plain && sorted.is_single(number) {
                 rows.gradients.row(first)
             } else {
-                rows.gradients.sum(groups.positions(group), &mut sum, &mut chunk_sum);
+                rows.gradients.sum(sorted.positions(number), &mut sum, &mut chunk_sum);
                 &sum
             };
             // SAFETY:
-            // 1. A row's index is a key of one group in one part, and every part is walked by one thread, which lets
-            //    go of the record before it takes the next.
-            let record = unsafe { rows.records.record_mut(RowIndex(rows.indices[first])) };
+            // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
+            //    record before it takes the next.
+            let record = unsafe { rows.records.record_mut(RowIndex(sorted.rank(number))) };
             rows.step((rule, row_type), first, record, gradient, &mut widened);
         }
     }
 }
 
 impl SteppedRows<'_> {
-    /// Asks for the records of some groups from `group` on.
+    /// Asks for some records from that of `number` on, and for their gradients.
     #[inline(always)]
-    fn prefetch_each(&self, groups: &Groups, group: usize) {
-        for group in group..groups.len().min(group + ROWS_TOGETHER) {
-            self.records.prefetch(RowIndex(self.indices[groups.first(group)]));
+    fn prefetch_each(&self, sorted: &SortedPart<u32>, number: usize) {
+        for number in number..sorted.len().min(number + ROWS_TOGETHER) {
+            self.records.prefetch(RowIndex(sorted.rank(number)));
+            // Of many gradients of one row the last would drive out the first.
+            let positions = sorted.positions(number).take(ROWS_TOGETHER);
+            positions.for_each(|position| prefetch(self.gradients.row(position)));
         }
     }
 
