@@ -55,15 +55,22 @@ fn prefetch_line(address: *const i8) {
 /// Copies a row. The pieces stay vector instructions: a call of the C library's copy costs more than a short row.
 #[inline(always)]
 pub(crate) fn copy_row(from: &[f32], to: &mut [f32]) {
-    const PIECE: usize = 16;
-    let (from_pieces, from_rest) = from.as_chunks::<PIECE>();
-    let (to_pieces, to_rest) = to.as_chunks_mut::<PIECE>();
+    let (from, to) = copy_pieces::<16>(from, to);
+    let (from, to) = copy_pieces::<4>(from, to);
+    for (from, to) in from.iter().zip(to) {
+        *to = *from;
+    }
+}
+
+/// Copies pieces of `LEN` and returns what is left.
+#[inline(always)]
+fn copy_pieces<'a, 'b, const LEN: usize>(from: &'a [f32], to: &'b mut [f32]) -> (&'a [f32], &'b mut [f32]) {
+    let (from_pieces, from_rest) = from.as_chunks::<LEN>();
+    let (to_pieces, to_rest) = to.as_chunks_mut::<LEN>();
     for (from, to) in from_pieces.iter().zip(to_pieces) {
         *to = *from;
         // Costs nothing, and keeps the compiler from making that call of the loop.
         std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     }
-    for (from, to) in from_rest.iter().zip(to_rest) {
-        *to = *from;
-    }
+    (from_rest, to_rest)
 }

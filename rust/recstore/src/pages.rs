@@ -49,7 +49,8 @@ impl<T: Pod> Pages<T> {
     pub(crate) fn grow(&mut self, len: usize) {
         let (bytes, old_bytes) = (len * size_of::<T>(), size_of_val(&**self));
         assert!(bytes >= old_bytes, "an array of {old_bytes} bytes cannot shrink to {bytes}");
-        if old_bytes > 0 && from_system(old_bytes) {
+        // What is smaller than a huge page has ordinary ones, and would keep them.
+        if old_bytes >= HUGE_PAGE_BYTES && from_system(old_bytes) {
             self.start = system::grow(self.start.cast(), old_bytes, bytes).cast();
             self.len = len;
             return;
@@ -91,7 +92,7 @@ impl<T: Pod> Drop for Pages<T> {
         let bytes = self.len * size_of::<T>();
         match bytes {
             0 => {}
-            _ if from_system(bytes) => system::unmap(self.start.cast(), bytes),
+            _ if from_system(bytes) => system::free(self.start.cast(), bytes),
             _ => heap::free(self.start.cast(), bytes),
         }
     }
@@ -137,6 +138,7 @@ mod system {
 
     /// Maps zero pages, huge ones where there is room for them behind the first `small` bytes.
     pub(super) fn map(bytes: usize, small: usize) -> NonNull<u8> {
+        let bytes = mapped(bytes);
         if bytes < small.saturating_add(HUGE_PAGE_BYTES) {
             return map_anywhere(bytes);
         }
@@ -146,6 +148,12 @@ mod system {
         start
     }
 
+    /// Returns what is mapped for an array: whole huge pages, since half of one would be made of ordinary pages and stay so
+    /// when the array grows.
+    fn mapped(bytes: usize) -> usize {
+        bytes.next_multiple_of(if bytes < HUGE_PAGE_BYTES { PAGE_BYTES } else { HUGE_PAGE_BYTES })
+    }
+
     /// Maps zero pages aligned to huge ones.
     fn map_aligned(bytes: usize) -> NonNull<u8> {
         let whole = map_anywhere(bytes + HUGE_PAGE_BYTES);
@@ -153,7 +161,7 @@ mod system {
         // SAFETY: 1. `head` is less than a huge page, by which the mapping is longer than `bytes`.
         let start = unsafe { whole.add(head) };
         // SAFETY: 1. as above: what lies behind the array is the rest of the spare huge page.
-        let end = unsafe { start.add(bytes.next_multiple_of(PAGE_BYTES)) };
+        let end = unsafe { start.add(bytes) };
         trim(whole, head);
         trim(end, HUGE_PAGE_BYTES - head);
         start
@@ -162,6 +170,7 @@ mod system {
     /// Makes a mapping longer: its pages move to another address, their content stays where it is.
     pub(super) fn grow(start: NonNull<u8>, old_bytes: usize, bytes: usize) -> NonNull<u8> {
         let target = map(bytes, 0);
+        let (old_bytes, bytes) = (mapped(old_bytes), mapped(bytes));
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY:
         // 1. Both ranges are mappings of ours; the caller gives up `start`, and nothing refers to `target` yet, whose
@@ -172,9 +181,7 @@ mod system {
         if moved == libc::MAP_FAILED {
             handle_alloc_error(super::heap::layout(bytes));
         }
-        if bytes >= HUGE_PAGE_BYTES {
-            advise_huge(target, bytes);
-        }
+        advise_huge(target, bytes);
         target
     }
 
@@ -199,15 +206,20 @@ mod system {
         }
     }
 
-    pub(super) fn unmap(start: NonNull<u8>, bytes: usize) {
-        // SAFETY: 1. the range was mapped by `map` and nothing refers to it. A refusal leaves it mapped.
+    fn unmap(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: 1. the range was mapped by `map_anywhere` and nothing refers to it. A refusal leaves it mapped.
         unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
+    }
+
+    /// Gives back what was mapped for an array.
+    pub(super) fn free(start: NonNull<u8>, bytes: usize) {
+        unmap(start, mapped(bytes));
     }
 }
 
 #[cfg(not(all(target_os = "linux", not(miri))))]
 mod system {
-    pub(super) use super::heap::free as unmap;
+    pub(super) use super::heap::free;
 
     use std::ptr::NonNull;
 
