@@ -165,6 +165,15 @@ pub enum Error {
         table: String,
     },
 
+    /// A checkpoint cannot be written, or is not what it should be.
+    #[error("checkpoint: {path}: {message}")]
+    Checkpoint {
+        /// The file or directory.
+        path: String,
+        /// What is wrong with it.
+        message: String,
+    },
+
     /// A prefetch was never issued, was consumed before, or was dropped for newer ones.
     #[error("prefetch handle {prefetch} is unknown, consumed or dropped")]
     UnknownPrefetch {

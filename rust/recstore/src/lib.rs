@@ -21,7 +21,9 @@
 //! # }
 //! ```
 
+mod bits;
 mod cache;
+mod checkpoint;
 mod collector;
 mod config;
 mod elements;
@@ -43,6 +45,10 @@ mod sorting;
 mod store;
 mod table;
 
+pub use checkpoint::{
+    LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport, Shard, commit as commit_snapshot,
+    compact, new_snapshot_name,
+};
 pub use collector::{GradientCollector, KeptGradients, OwnedGradients};
 pub use config::{
     BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,

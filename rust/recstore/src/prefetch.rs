@@ -5,11 +5,13 @@
 //! read again when the prefetch is consumed. Prefetches that nobody consumes are dropped beyond a bound, oldest first.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
 
+use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
 use crate::pooling::BagInput;
@@ -382,6 +384,28 @@ impl EmbeddingStore for PrefetchingStore {
 
     fn statistics(&self, table: TableId) -> Result<TableStatistics> {
         self.store.statistics(table)
+    }
+
+    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
+        self.store.save(directory, options)
+    }
+
+    fn save_part(
+        &self,
+        directory: &Path,
+        snapshot: &str,
+        shard: Shard,
+        options: &SaveOptions<'_>,
+    ) -> Result<SaveReport> {
+        self.store.save_part(directory, snapshot, shard, options)
+    }
+
+    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
+        let report = self.store.load(directory, options)?;
+        for table in report.tables.iter().filter_map(|(name, _)| self.store.find_table(name)) {
+            self.note(table, None::<std::iter::Empty<i64>>);
+        }
+        Ok(report)
     }
 }
 

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
+use crate::checkpoint::{self, LastSave, LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
 use crate::parallel::Executor;
 use crate::pooling::BagInput;
 use crate::simd::{Simd, SimdLevel};
-use crate::table::{self, Engine, StepRequest, Table};
+use crate::table::{self, CutTables, Engine, StepRequest, Table, TableCut};
 use crate::{Error, Result, fork};
 
 /// The number of a table in its store. It is never given to another table.
@@ -190,6 +192,35 @@ pub trait EmbeddingStore: Send + Sync {
 
     /// Returns what a table holds and what was done to it.
     fn statistics(&self, table: TableId) -> Result<TableStatistics>;
+
+    /// Saves all tables, as they are at one moment, to a directory, while others go on reading and training them.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file; the directory still holds what it held before. [`Error::ForkedChild`].
+    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport>;
+
+    /// Replaces tables by those of the newest snapshot in a directory, and makes those that are not there. Other tables
+    /// stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file and what is wrong with it; [`Error::ConfigMismatch`] a table that is there
+    /// with another configuration. Then nothing has changed.
+    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport>;
+
+    /// Saves all tables as the part that shard `shard` has in `snapshot`, a name from
+    /// [`new_snapshot_name`](crate::new_snapshot_name) that all shards were given. The parts count when
+    /// [`commit_snapshot`](crate::commit_snapshot) was called; after a failure all begin again with a new name. Nobody else
+    /// may save to the directory meanwhile.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::save`].
+    fn save_part(
+        &self,
+        directory: &Path,
+        snapshot: &str,
+        shard: Shard,
+        options: &SaveOptions<'_>,
+    ) -> Result<SaveReport>;
 }
 
 /// The store that keeps its tables in the memory of this process.
@@ -197,6 +228,8 @@ pub struct LocalStore {
     executor: Box<dyn Executor>,
     simd: Simd,
     tables: RwLock<Tables>,
+    /// Saves and loads come one after another.
+    last_save: Mutex<LastSave>,
 }
 
 #[derive(Default)]
@@ -223,7 +256,7 @@ impl fmt::Debug for LocalStore {
 impl LocalStore {
     /// Returns an empty store whose loops run on `executor`, with the widest instructions of this machine.
     pub fn new(executor: Box<dyn Executor>) -> Self {
-        Self { executor, simd: Simd::detect(), tables: RwLock::default() }
+        Self { executor, simd: Simd::detect(), tables: RwLock::default(), last_save: Mutex::default() }
     }
 
     /// Makes the store use the instructions of `level`; the results are the same.
@@ -239,10 +272,39 @@ impl LocalStore {
         Engine { executor: &*self.executor, simd: self.simd }
     }
 
+    /// Cuts all tables, none of which is opened, dropped or replaced meanwhile.
+    fn with_all(&self, cut: &CutTables<'_>) -> Result<Vec<TableCut>> {
+        cut(&self.tables.read().unwrap_or_else(PoisonError::into_inner).all())
+    }
+
+    /// Waits for the save or load under way. In a forked child that of the parent would never end.
+    fn lock_saves(&self, directory: &Path) -> Result<MutexGuard<'_, LastSave>> {
+        match self.last_save.try_lock() {
+            Err(TryLockError::WouldBlock) if fork::is_child() => Err(Error::Checkpoint {
+                path: directory.display().to_string(),
+                message: "the parent of this forked process was saving or loading when it was forked"
+                    .to_owned(),
+            }),
+            Err(TryLockError::WouldBlock) => {
+                Ok(self.last_save.lock().unwrap_or_else(PoisonError::into_inner))
+            }
+            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
+            Ok(last) => Ok(last),
+        }
+    }
+
     fn table(&self, operation: &'static str, id: TableId) -> Result<Arc<Table>> {
+        self.tables.read().unwrap_or_else(PoisonError::into_inner).get(operation, id)
+    }
+
+    /// Returns several tables: all from before a load or all from after it.
+    fn tables_of(
+        &self,
+        operation: &'static str,
+        ids: impl Iterator<Item = TableId>,
+    ) -> Result<Vec<Arc<Table>>> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        let table = tables.by_id.get(&id).cloned();
-        table.ok_or(Error::UnknownHandle { operation, handle: id.0 })
+        ids.map(|id| tables.get(operation, id)).collect()
     }
 }
 
@@ -317,8 +379,7 @@ impl EmbeddingStore for LocalStore {
         places: &mut [u32],
     ) -> Result<()> {
         let _gate = fork::enter();
-        let tables: Vec<_> =
-            tables.iter().map(|&table| self.table("emb_bag", table)).collect::<Result<_>>()?;
+        let tables = self.tables_of("emb_bag", tables.iter().copied())?;
         table::pool(self.engine(), &tables, input, pooled, max_positions, places)
     }
 
@@ -329,11 +390,10 @@ impl EmbeddingStore for LocalStore {
 
     fn update<'a>(&self, updates: &[TableUpdate<'a>]) -> Result<()> {
         let _gate = fork::enter();
-        let request = |update: &TableUpdate<'a>| {
-            let table = self.table("emb_update", update.table)?;
-            StepRequest::new(table, &update.chunks, update.step)
-        };
-        let requests = updates.iter().map(request).collect::<Result<Vec<_>>>()?;
+        let tables = self.tables_of("emb_update", updates.iter().map(|update| update.table))?;
+        let request =
+            |(update, table): (&TableUpdate<'a>, _)| StepRequest::new(table, &update.chunks, update.step);
+        let requests = updates.iter().zip(tables).map(request).collect::<Result<Vec<_>>>()?;
         let checked = table::check(self.engine(), &requests)?;
         for steps in one_a_table(updates, checked) {
             table::apply(self.engine(), steps);
@@ -387,6 +447,34 @@ impl EmbeddingStore for LocalStore {
         let _gate = fork::enter();
         Ok(self.table("statistics", table)?.statistics())
     }
+
+    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
+        let mut last = self.lock_saves(directory)?;
+        checkpoint::save(&|cut| self.with_all(cut), &mut last, directory, options)
+    }
+
+    fn save_part(
+        &self,
+        directory: &Path,
+        snapshot: &str,
+        shard: Shard,
+        options: &SaveOptions<'_>,
+    ) -> Result<SaveReport> {
+        let mut last = self.lock_saves(directory)?;
+        checkpoint::save_part(&|cut| self.with_all(cut), &mut last, directory, (snapshot, shard), options)
+    }
+
+    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
+        let mut last = self.lock_saves(directory)?;
+        let loaded = checkpoint::load(directory, options, |name, saved| {
+            self.tables.read().unwrap_or_else(PoisonError::into_inner).config_for(name, saved)
+        })?;
+        let _gate = fork::enter();
+        let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
+        tables.replace(loaded.tables)?;
+        *last = Some(loaded.save);
+        Ok(loaded.report)
+    }
 }
 
 /// Puts the steps into rounds, in their order: of several steps of one table each comes a round after the one before.
@@ -407,20 +495,60 @@ fn one_a_table<T>(updates: &[TableUpdate<'_>], steps: Vec<T>) -> Vec<Vec<T>> {
 impl Tables {
     fn open(&mut self, name: &str, config: &TableConfig) -> Result<TableId> {
         if let Some(id) = self.by_name.get(name) {
-            return self.check_same(*id, config).map(|()| *id);
+            return self.check_same(*id, config).map(|_| *id);
         }
-        self.last += 1;
-        let id = TableId(self.last);
-        self.by_name.insert(name.to_owned(), id);
+        let id = self.add_name(name);
         self.by_id.insert(id, Arc::new(Table::new(name, config)));
         Ok(id)
     }
 
-    fn check_same(&self, id: TableId, requested: &TableConfig) -> Result<()> {
+    fn get(&self, operation: &'static str, id: TableId) -> Result<Arc<Table>> {
+        self.by_id.get(&id).cloned().ok_or(Error::UnknownHandle { operation, handle: id.0 })
+    }
+
+    /// Returns all tables.
+    fn all(&self) -> Vec<Arc<Table>> {
+        self.by_id.values().cloned().collect()
+    }
+
+    /// Returns the configuration with which a saved table is loaded: that of the table of its name, if there is one.
+    fn config_for(&self, name: &str, saved: &TableConfig) -> Result<TableConfig> {
+        match self.by_name.get(name) {
+            None => Ok(saved.clone()),
+            Some(id) => self.check_same(*id, saved).map(|table| table.config().clone()),
+        }
+    }
+
+    /// Puts tables in the place of those of their names.
+    fn replace(&mut self, tables: Vec<Table>) -> Result<()> {
+        for table in &tables {
+            self.config_for(table.name(), table.config())?;
+            if let Some(existing) = self.by_name.get(table.name()).and_then(|id| self.by_id.get(id)) {
+                existing.check_droppable("load")?;
+            }
+        }
+        for table in tables {
+            let id = match self.by_name.get(table.name()) {
+                Some(id) => *id,
+                None => self.add_name(table.name()),
+            };
+            self.by_id.insert(id, Arc::new(table));
+        }
+        Ok(())
+    }
+
+    /// Gives a new table's name a number.
+    fn add_name(&mut self, name: &str) -> TableId {
+        self.last += 1;
+        self.by_name.insert(name.to_owned(), TableId(self.last));
+        TableId(self.last)
+    }
+
+    fn check_same(&self, id: TableId, requested: &TableConfig) -> Result<&Table> {
         let table =
             self.by_id.get(&id).ok_or(Error::UnknownHandle { operation: "open_table", handle: id.0 })?;
         if table.config().is_same_table(requested) {
-            return Ok(());
+            return Ok(table);
         }
         let shown = |config: &TableConfig| Ok(format!("dim {} {}", config.dim, config.to_json()?));
         Err(Error::ConfigMismatch {
@@ -434,7 +562,7 @@ impl Tables {
         let unknown = || Error::UnknownTable { operation: "drop_table", table: name.to_owned() };
         let id = *self.by_name.get(name).ok_or_else(unknown)?;
         let table = self.by_id.get(&id).ok_or_else(unknown)?;
-        table.check_droppable()?;
+        table.check_droppable("drop_table")?;
         self.by_name.remove(name);
         self.by_id.remove(&id);
         Ok(())

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use recstore::{
-    EmbeddingStore, Error, Executor, GradientChunk, GradientCollector, LocalStore, Result, Serial, Step,
-    TableConfig, TableId, TableUpdate, fork,
+    EmbeddingStore, Error, Executor, GradientChunk, GradientCollector, LoadOptions, LocalStore, Result,
+    SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate, fork,
 };
 
 const DIM: usize = 16;
@@ -217,4 +217,53 @@ fn a_grandchild_may_not_change_its_parents_tables_either() {
         })
     });
     assert_eq!(outcome, Ok(()));
+}
+
+#[test]
+fn a_child_may_save_its_own_store_and_not_its_parents() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = LocalStore::new(Box::new(Serial));
+    store.open_table("t", &config()).unwrap();
+    let options = SaveOptions::default();
+    let save = |store: &LocalStore| store.save(directory.path(), &options).map_err(|error| error.to_string());
+    let outcome = in_forked_child(|| {
+        ensure(
+            save(&store).is_err_and(|error| error.starts_with("save: table \"t\"")),
+            "the save was not refused",
+        )?;
+        let own = LocalStore::new(Box::new(Serial));
+        own.open_table("own", &config()).map_err(|error| error.to_string())?;
+        save(&own).map(drop)
+    });
+    assert_eq!(outcome, Ok(()));
+    assert!(
+        store.load(directory.path(), &LoadOptions::default()).is_ok_and(|loaded| loaded.tables.len() == 1)
+    );
+}
+
+#[test]
+fn a_child_does_not_wait_for_its_parents_save() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = LocalStore::new(Box::new(Serial));
+    let table = store.open_table("t", &config()).unwrap();
+    let ids: Vec<i64> = (0..50_000).collect();
+    store.write(table, &ids, &vec![1.0; ids.len() * DIM]).unwrap();
+    let (options, has_ended) = (SaveOptions::default(), AtomicBool::new(false));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !has_ended.load(Ordering::Relaxed) {
+                store.save(directory.path(), &options).unwrap();
+            }
+        });
+        for _ in 0..20 {
+            let outcome = in_forked_child(|| {
+                let refused = store.save(directory.path(), &options);
+                let is_told =
+                    |error: &Error| matches!(error, Error::Checkpoint { .. } | Error::ForkedChild { .. });
+                ensure(refused.as_ref().is_err_and(is_told), "the save was not refused")
+            });
+            assert_eq!(outcome, Ok(()));
+        }
+        has_ended.store(true, Ordering::Relaxed);
+    });
 }

@@ -4,6 +4,7 @@
 //! has changed nothing. Reads share the lock; a write or an update holds it alone, so each is atomic.
 
 mod bags;
+mod changes;
 mod id_allocator;
 mod id_map;
 mod initializer;
@@ -11,6 +12,8 @@ mod lookup;
 mod philox;
 mod places;
 mod records;
+mod row_ids;
+mod saving;
 mod slot_group;
 mod update;
 
@@ -25,6 +28,8 @@ use crate::simd::Simd;
 use crate::store::TableStatistics;
 use crate::{Error, Result, fork};
 pub(crate) use bags::pool;
+use changes::Changes;
+pub(crate) use changes::{CopiedRows, SaveId};
 use id_allocator::IdAllocator;
 #[cfg(not(feature = "internals"))]
 use id_map::IdMap;
@@ -36,6 +41,8 @@ use initializer::Initializer;
 pub(crate) use lookup::FindRows;
 use lookup::{ReadRows, RowSource};
 pub use places::TAG_WORDS;
+use row_ids::RowIds;
+pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 use slot_group::SlotGroup;
 pub(crate) use update::{StepRequest, apply, check};
 
@@ -92,6 +99,8 @@ pub(crate) struct Table {
 struct Rows {
     ids: IdMap,
     allocator: IdAllocator,
+    row_ids: RowIds,
+    changes: Changes,
     storage: SlotGroup,
     /// Tells this table and its deletions apart from all others: places are good for one epoch.
     epoch: u64,
@@ -150,6 +159,8 @@ impl Table {
             rows: RwLock::new(Rows {
                 ids: IdMap::default(),
                 allocator: IdAllocator::default(),
+                row_ids: RowIds::default(),
+                changes: Changes::default(),
                 storage: new_storage(config, slots),
                 epoch: next_epoch(),
                 indices: Vec::new(),
@@ -219,6 +230,9 @@ impl Table {
                 continue;
             }
             let (index, is_new) = rows.find_or_allocate(*id);
+            if !is_new {
+                rows.changes.before_change(index, || *id, rows.storage.record(index));
+            }
             let (words, state) = rows.storage.record_mut(index);
             if is_new {
                 state.fill(0.0);
@@ -295,6 +309,8 @@ impl Table {
         let before = rows.ids.len();
         for &id in ids {
             if let Some(index) = rows.ids.remove(id) {
+                rows.changes.before_delete(index, id, rows.storage.record(index));
+                rows.row_ids.clear(index);
                 rows.allocator.free(index);
             }
         }
@@ -311,21 +327,25 @@ impl Table {
         self.check_writable("hashtable_clear", 0)?;
         let rows = &mut *self.exclusive();
         rows.deletes += rows.ids.len() as u64;
+        for index in rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32)) {
+            rows.changes.before_delete(index, rows.row_ids.of(index), rows.storage.record(index));
+        }
         rows.ids = IdMap::default();
+        rows.row_ids = RowIds::default();
         rows.allocator = IdAllocator::default();
         rows.storage = new_storage(&self.config, self.slots.clone());
         rows.epoch = next_epoch();
         Ok(())
     }
 
-    /// Checks that this process may drop the table.
-    pub(crate) fn check_droppable(&self) -> Result<()> {
-        self.check_writable("drop_table", 0)
+    /// Checks that this process may drop or replace the table.
+    pub(crate) fn check_droppable(&self, operation: &'static str) -> Result<()> {
+        self.check_writable(operation, 0)
     }
 
     /// Returns the ids that have a row, in the order of their indices.
     pub(crate) fn ids(&self) -> Vec<i64> {
-        self.shared().ids.ids()
+        self.shared().row_ids.all()
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -372,7 +392,7 @@ impl Table {
         let rows = self.shared();
         TableStatistics {
             rows: rows.ids.len(),
-            bytes: rows.storage.bytes() + rows.ids.bytes(),
+            bytes: rows.storage.bytes() + rows.ids.bytes() + rows.row_ids.bytes() + rows.changes.bytes(),
             inserts: rows.inserts,
             updates: rows.updates,
             deletes: rows.deletes,
@@ -389,6 +409,11 @@ impl Table {
 
     fn exclusive(&self) -> RwLockWriteGuard<'_, Rows> {
         self.rows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rows of a table that nobody else has.
+    fn own_rows(&mut self) -> &mut Rows {
+        self.rows.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn prepare_rule(&self, rows: &Rows) -> PreparedRule {
@@ -500,8 +525,10 @@ impl Rows {
             return (index, false);
         }
         let index = self.allocator.allocate();
-        self.storage.reserve(self.allocator.high_water());
+        self.make_room();
         self.ids.insert(id, index);
+        self.row_ids.set(index, id);
+        self.changes.created(index);
         self.inserts += 1;
         (index, true)
     }
@@ -509,9 +536,21 @@ impl Rows {
     /// Gives each of `ids`, which have none and are distinct, a record; it still holds what was there before.
     fn allocate_each(&mut self, ids: &[i64]) {
         let indices: Vec<RowIndex> = ids.iter().map(|_| self.allocator.allocate()).collect();
-        self.storage.reserve(self.allocator.high_water());
+        self.make_room();
+        for (index, id) in indices.iter().zip(ids) {
+            self.row_ids.set(*index, *id);
+            self.changes.created(*index);
+        }
         self.ids.insert_each(ids, indices);
         self.inserts += ids.len() as u64;
+    }
+
+    /// Makes room for every index that was ever handed out.
+    fn make_room(&mut self) {
+        let len = self.allocator.high_water();
+        self.storage.reserve(len);
+        self.row_ids.grow(len);
+        self.changes.grow(len);
     }
 
     /// Returns what lookups read.

@@ -79,6 +79,16 @@ impl SlotGroup {
         }
     }
 
+    /// Returns the words of a record that hold a row's weights.
+    pub(super) fn weight_words(&self) -> usize {
+        self.weight_words
+    }
+
+    /// Returns the words of a record.
+    pub(super) fn stride(&self) -> usize {
+        self.stride
+    }
+
     /// Returns the words that hold a row's weights.
     #[inline(always)]
     pub(super) fn weights(&self, index: RowIndex) -> &[f32] {

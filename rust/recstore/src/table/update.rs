@@ -11,8 +11,10 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use super::changes::Changes;
 use super::lookup::{FindRows, round_trip};
 use super::records::SharedRecords;
+use super::row_ids::RowIds;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Table, lock_order, places, with_row_type};
 use crate::cache::prefetch;
 use crate::config::NanPolicy;
@@ -346,11 +348,13 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let floats = locked.indices.len() * locked.gradients.dim;
         // Every part goes through all positions once: several tables keep the threads busy with fewer parts each.
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
-        let Rows { storage, step, .. } = &mut *locked.rows;
+        let Rows { storage, step, changes, row_ids, .. } = &mut *locked.rows;
         let rows = Arc::new(SteppedRows {
             table: locked.table,
             gradients: locked.gradients,
             records: storage.shared(),
+            changes,
+            row_ids,
             indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING) }],
             is_new: &locked.is_new,
             rule: &locked.rule,
@@ -377,6 +381,8 @@ struct SteppedRows<'a> {
     table: &'a Table,
     gradients: &'a Gradients<'a>,
     records: SharedRecords<'a>,
+    changes: &'a Changes,
+    row_ids: &'a RowIds,
     indices: [CountedKeys<'a, u32>; 1],
     is_new: &'a [bool],
     rule: &'a PreparedRule,
@@ -417,7 +423,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             if number % ROWS_TOGETHER == 0 {
                 rows.prefetch_each(sorted, number + ROWS_TOGETHER);
             }
-            let first = sorted.first(number);
+            let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
             let gradient = if is_plain && sorted.is_single(number) {
                 rows.gradients.row(first)
             } else {
@@ -427,7 +433,8 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             // SAFETY:
             // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
             //    record before it takes the next.
-            let record = unsafe { rows.records.record_mut(RowIndex(sorted.rank(number))) };
+            let record = unsafe { rows.records.record_mut(index) };
+            rows.changes.before_change(index, || rows.row_ids.of(index), record);
             rows.step((rule, row_type), first, record, gradient, &mut widened);
         }
     }

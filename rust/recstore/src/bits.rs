@@ -1,0 +1,99 @@
+//! A bit for each row of a table, which several threads may set and take.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+const BITS_A_WORD: usize = u64::BITS as usize;
+
+/// Bits, as many as were asked for; those behind are not set.
+#[derive(Debug, Default)]
+pub(crate) struct Bits {
+    words: Vec<AtomicU64>,
+}
+
+impl Bits {
+    /// Makes room for `len` bits; new ones are not set.
+    pub(crate) fn grow(&mut self, len: usize) {
+        let words = len.div_ceil(BITS_A_WORD);
+        if words > self.words.len() {
+            self.words.resize_with(words, AtomicU64::default);
+        }
+    }
+
+    /// Sets a bit that there is room for.
+    #[inline(always)]
+    pub(crate) fn set(&self, bit: usize) {
+        let mask = 1 << (bit % BITS_A_WORD);
+        let word = &self.words[bit / BITS_A_WORD];
+        // Most bits are set already; not writing leaves the line with all threads that read it.
+        if word.load(Ordering::Relaxed) & mask == 0 {
+            word.fetch_or(mask, Ordering::Relaxed);
+        }
+    }
+
+    /// Clears a bit and returns whether it was set: to one caller only.
+    #[inline(always)]
+    pub(crate) fn take(&self, bit: usize) -> bool {
+        let mask = 1 << (bit % BITS_A_WORD);
+        let Some(word) = self.words.get(bit / BITS_A_WORD) else {
+            return false;
+        };
+        word.load(Ordering::Relaxed) & mask != 0 && word.fetch_and(!mask, Ordering::Relaxed) & mask != 0
+    }
+
+    /// Returns how many bits are set.
+    pub(crate) fn count(&self) -> usize {
+        self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
+    }
+
+    /// Returns the bits that are set, from `start` on.
+    pub(crate) fn ones_from(&self, start: usize) -> impl Iterator<Item = usize> {
+        let first = start / BITS_A_WORD;
+        let words = self.words.iter().enumerate().skip(first);
+        let bits = words.flat_map(|(place, word)| {
+            let mut rest = word.load(Ordering::Relaxed);
+            std::iter::from_fn(move || {
+                let bit = rest.trailing_zeros() as usize;
+                rest &= rest.checked_sub(1)?;
+                Some(place * BITS_A_WORD + bit)
+            })
+        });
+        bits.skip_while(move |bit| *bit < start)
+    }
+
+    /// Returns the bytes allocated.
+    pub(crate) fn bytes(&self) -> usize {
+        self.words.capacity() * size_of::<u64>()
+    }
+}
+
+impl Clone for Bits {
+    fn clone(&self) -> Self {
+        let words = self.words.iter().map(|word| AtomicU64::new(word.load(Ordering::Relaxed)));
+        Self { words: words.collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    proptest! {
+        #[test]
+        fn bits_agree_with_a_set(changes in prop::collection::vec((any::<bool>(), 0..200usize), 0..100), start in 0..250usize) {
+            let (mut bits, mut model) = (Bits::default(), BTreeSet::new());
+            for (is_set, bit) in changes {
+                if is_set {
+                    bits.grow(bit + 1);
+                    bits.set(bit);
+                    model.insert(bit);
+                } else {
+                    prop_assert_eq!(bits.take(bit), model.remove(&bit));
+                }
+            }
+            prop_assert_eq!(bits.count(), model.len());
+            prop_assert_eq!(bits.clone().ones_from(start).collect::<Vec<_>>(), model.range(start..).copied().collect::<Vec<_>>());
+        }
+    }
+}

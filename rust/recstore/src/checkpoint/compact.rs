@@ -1,0 +1,35 @@
+//! Makes one full snapshot of a chain of deltas.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use super::manifest::Manifest;
+use super::save::{Plan, cleaned, lock, remove_unneeded, write};
+use super::{LoadOptions, Progress, SaveReport, load, refused};
+use crate::Result;
+
+/// Puts a full snapshot of the same name in the place of the newest one and those it follows; deltas can follow it. A
+/// snapshot that follows none stays as it is, and there is no report. It takes as much memory as the tables.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`] names the file; then the directory holds what it held before.
+pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<SaveReport>> {
+    let _lock = lock(directory)?;
+    let Some(mut manifest) = Manifest::read(directory)? else {
+        return Err(refused(directory, "there is no checkpoint here"));
+    };
+    if manifest.snapshots.last().is_none_or(|newest| newest.parent.is_none()) {
+        return Ok(None);
+    }
+    // One that was killed left a file of the same name.
+    remove_unneeded(directory)?;
+    let options = LoadOptions { progress, ..LoadOptions::default() };
+    let loaded = load(directory, &options, |_, saved| Ok(saved.clone()))?;
+    let tables: Vec<_> = loaded.tables.into_iter().map(Arc::new).collect();
+    let plan = Plan { directory, save: loaded.save, base: None, suffix: "-compacted".to_owned() };
+    let report = write(&|cut| cut(&tables), &mut None, &plan, progress, |tables| {
+        manifest.replace_chain(tables);
+        manifest.write(directory)
+    });
+    cleaned(directory, report).map(Some)
+}

@@ -1,0 +1,154 @@
+//! Reads tables from a directory.
+
+use std::path::Path;
+
+use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
+use super::save::save_id;
+use super::table_file::{Layout, Reader};
+use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, refused};
+use crate::Result;
+use crate::bits::Bits;
+use crate::config::TableConfig;
+use crate::table::{CopiedRows, SaveId, Table};
+
+/// What a load gives: the tables, the save they are of, and what the save was given along.
+pub(crate) struct Loaded {
+    pub(crate) tables: Vec<Table>,
+    pub(crate) save: SaveId,
+    pub(crate) report: LoadReport,
+}
+
+/// Reads the newest snapshot of `directory`. `configured` gives the configuration of a table that is there already,
+/// which the saved one must agree with.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`] names the file and what is wrong with it; as `configured`.
+pub(crate) fn load(
+    directory: &Path,
+    options: &LoadOptions<'_>,
+    configured: impl Fn(&str, &TableConfig) -> Result<TableConfig>,
+) -> Result<Loaded> {
+    loop {
+        Progress::restart(options.progress);
+        let manifest = Manifest::read(directory)?;
+        let Some(manifest) = manifest.filter(|manifest| !manifest.snapshots.is_empty()) else {
+            return Err(refused(directory, "there is no checkpoint here"));
+        };
+        match load_newest(directory, &manifest, options, &configured) {
+            // A save may have replaced the snapshot under our hands.
+            Err(error) if is_replaced(directory, &manifest)? => drop(error),
+            loaded => return loaded,
+        }
+    }
+}
+
+fn is_replaced(directory: &Path, manifest: &Manifest) -> Result<bool> {
+    let now = Manifest::read(directory)?;
+    Ok(now.is_some_and(|now| now.snapshots != manifest.snapshots))
+}
+
+fn load_newest(
+    directory: &Path,
+    manifest: &Manifest,
+    options: &LoadOptions<'_>,
+    configured: &impl Fn(&str, &TableConfig) -> Result<TableConfig>,
+) -> Result<Loaded> {
+    let broken = |message: String| refused(directory.join(FILE_NAME), message);
+    let chain = manifest.chain().map_err(broken)?;
+    let Some(newest) = chain.last() else {
+        return Err(broken("there is no snapshot".to_owned()));
+    };
+    let save = save_id(&newest.id).map_err(broken)?;
+    let parts = newest.tables.iter().map(|entry| Ok((entry, parts_of(&chain, entry).map_err(broken)?)));
+    let parts = parts.collect::<Result<Vec<_>>>()?;
+    let bytes =
+        parts.iter().flat_map(|(_, parts)| parts).flat_map(|part| &part.shards).map(|shard| shard.bytes);
+    Progress::expect(options.progress, bytes.fold(0, u64::saturating_add));
+    let mut tables = Vec::new();
+    for (entry, parts) in parts {
+        let saved = entry.config().map_err(|error| broken(format!("table \"{}\": {error}", entry.name)))?;
+        let config = configured(&entry.name, &saved)?;
+        let mut table = Table::new(&entry.name, &config);
+        load_table(&mut table, directory, &parts, options)?;
+        let is_whole = options.keeps.is_none();
+        let progress = if is_whole { entry.progress.clone() } else { entry.progress.of_some_rows() };
+        table.restore(&progress, save).map_err(|error| broken(error.to_string()))?;
+        tables.push(table);
+    }
+    let rows = tables.iter().map(|table| (table.name().to_owned(), table.len())).collect();
+    let report = LoadReport { snapshot: newest.id.clone(), metadata: newest.metadata.clone(), tables: rows };
+    Ok(Loaded { tables, save, report })
+}
+
+/// Returns what makes up a table: all of its rows at some snapshot, and its deltas from there on.
+fn parts_of<'a>(
+    chain: &[&'a Snapshot],
+    newest: &TableEntry,
+) -> std::result::Result<Vec<&'a TableEntry>, String> {
+    let mut parts = Vec::new();
+    for snapshot in chain.iter().rev() {
+        let found = snapshot.tables.iter().find(|entry| entry.name == newest.name);
+        let gap = || format!("the snapshot {} lacks the table \"{}\"", snapshot.id, newest.name);
+        let part = found.ok_or_else(gap)?;
+        parts.push(part);
+        if !part.is_delta {
+            parts.reverse();
+            return Ok(parts);
+        }
+    }
+    Err(format!("there is no full snapshot of the table \"{}\"", newest.name))
+}
+
+fn load_table(
+    table: &mut Table,
+    directory: &Path,
+    parts: &[&TableEntry],
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    let layout = Layout::of(table);
+    for part in parts {
+        Table::check_room(&part.name, part.rows())
+            .map_err(|error| refused(directory.join(FILE_NAME), error))?;
+        let open = |shard: &ShardEntry| {
+            let reader = Reader::open(&directory.join(&shard.file), &layout, shard, part.is_delta)?;
+            // Opening has read all but the rows.
+            Progress::advance(options.progress, shard.bytes - (shard.rows * layout.row_bytes()) as u64);
+            Ok(reader)
+        };
+        // All are opened first: now it is known that there are as many rows as the manifest says.
+        let readers = part.shards.iter().map(open).collect::<Result<Vec<_>>>()?;
+        if options.keeps.is_none() {
+            table.reserve(part.rows());
+        }
+        let mut seen = Bits::default();
+        for reader in readers {
+            load_file(table, &layout, reader, &mut seen, options)?;
+        }
+    }
+    Ok(())
+}
+
+fn load_file(
+    table: &mut Table,
+    layout: &Layout,
+    mut reader: Reader,
+    seen: &mut Bits,
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
+    table.remove_records(&reader.deleted);
+    let mut rows = CopiedRows::default();
+    loop {
+        reader.read(layout, limit, &mut rows)?;
+        if rows.ids.is_empty() {
+            return Ok(());
+        }
+        Progress::advance(options.progress, (rows.ids.len() * layout.row_bytes()) as u64);
+        table.check_loaded(&rows.ids).map_err(|error| refused(reader.path(), error))?;
+        if let Some(keeps) = options.keeps {
+            rows.retain(keeps);
+        }
+        let put = table.put_records(&rows.ids, &rows.records, seen);
+        put.map_err(|id| refused(reader.path(), format!("the id {id} comes twice")))?;
+    }
+}

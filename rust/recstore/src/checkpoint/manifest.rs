@@ -1,0 +1,272 @@
+//! The manifest of a checkpoint directory: which files make up which snapshot.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::{Deserialize, Serialize};
+
+use super::{SaveOptions, at, refused};
+use crate::Result;
+use crate::config::TableConfig;
+use crate::table::TableProgress;
+
+/// The manifest's name in a checkpoint directory.
+pub(super) const FILE_NAME: &str = "manifest.json";
+
+const FORMAT: &str = "recstore-checkpoint";
+const VERSION: u32 = 1;
+
+/// All snapshots of a directory, the oldest first.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Manifest {
+    format: String,
+    version: u32,
+    pub(super) snapshots: Vec<Snapshot>,
+    /// Eight hexadecimal digits: the CRC-32 of the file with zeros in their place.
+    checksum: String,
+}
+
+/// What stands before the checksum; the last of these in the file is meant.
+const BEFORE_CHECKSUM: &[u8] = b"\"checksum\": \"";
+
+const NO_CHECKSUM: &str = "00000000";
+
+/// Returns the checksum that a manifest should have; none if there is no place for one.
+fn checksum_of(mut text: Vec<u8>) -> Option<String> {
+    let before = text.windows(BEFORE_CHECKSUM.len()).rposition(|part| part == BEFORE_CHECKSUM)?;
+    let digits =
+        text.get_mut(before + BEFORE_CHECKSUM.len()..)?.first_chunk_mut::<{ NO_CHECKSUM.len() }>()?;
+    digits.copy_from_slice(NO_CHECKSUM.as_bytes());
+    Some(format!("{:08x}", crc32fast::hash(&text)))
+}
+
+/// The tables of a store at one moment.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Snapshot {
+    /// Sixteen hexadecimal digits, of no other snapshot.
+    pub(super) id: String,
+    /// The snapshot that this one tells the changes since; none for a full one.
+    pub(super) parent: Option<String>,
+    /// Seconds since 1970.
+    pub(super) created: u64,
+    /// What the caller gave along.
+    pub(super) metadata: serde_json::Value,
+    pub(super) tables: Vec<TableEntry>,
+}
+
+impl Snapshot {
+    /// Checks that every table has a name of its own.
+    fn validate(&self) -> std::result::Result<(), String> {
+        let mut names = BTreeSet::from([""]);
+        match self.tables.iter().find(|table| !names.insert(&table.name)) {
+            Some(table) => Err(format!(
+                "the snapshot {} has two tables \"{}\", or one without a name",
+                self.id, table.name
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A table of a snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct TableEntry {
+    pub(super) name: String,
+    pub(super) dim: usize,
+    config: serde_json::Value,
+    pub(super) progress: TableProgress,
+    /// Whether the files hold only what changed since the parent.
+    pub(super) is_delta: bool,
+    pub(super) shards: Vec<ShardEntry>,
+}
+
+/// One file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ShardEntry {
+    pub(super) file: String,
+    pub(super) bytes: u64,
+    pub(super) rows: usize,
+    pub(super) deleted: usize,
+    /// CRC-32 (IEEE 802.3) of the header and of each tensor.
+    pub(super) checksums: BTreeMap<String, u32>,
+}
+
+impl TableEntry {
+    pub(super) fn new(
+        name: &str,
+        config: &TableConfig,
+        progress: TableProgress,
+        is_delta: bool,
+    ) -> Result<Self> {
+        let text = config.to_json()?;
+        let config_value = serde_json::from_str(&text).map_err(|error| refused(FILE_NAME, error))?;
+        Ok(Self {
+            name: name.to_owned(),
+            dim: config.dim,
+            config: config_value,
+            progress,
+            is_delta,
+            shards: vec![],
+        })
+    }
+
+    /// Adds the files of another shard of the same table; fails with its name if it is not the same.
+    pub(super) fn add_shards(&mut self, other: Self) -> std::result::Result<(), String> {
+        let is_same = self.name == other.name
+            && self.dim == other.dim
+            && self.config == other.config
+            && self.is_delta == other.is_delta
+            && self.progress.step == other.progress.step;
+        if !is_same {
+            return Err(other.name);
+        }
+        self.progress.add(&other.progress);
+        self.shards.extend(other.shards);
+        Ok(())
+    }
+
+    /// Returns the configuration of the table.
+    pub(super) fn config(&self) -> Result<TableConfig> {
+        TableConfig::from_json(self.dim, &self.config.to_string())
+    }
+
+    /// Returns the rows in all files.
+    pub(super) fn rows(&self) -> usize {
+        self.shards.iter().map(|shard| shard.rows).fold(0, usize::saturating_add)
+    }
+}
+
+impl Manifest {
+    pub(super) fn empty() -> Self {
+        let checksum = NO_CHECKSUM.to_owned();
+        Self { format: FORMAT.to_owned(), version: VERSION, snapshots: Vec::new(), checksum }
+    }
+
+    /// Reads the manifest of a directory; `None` if there is none.
+    pub(super) fn read(directory: &Path) -> Result<Option<Self>> {
+        let path = directory.join(FILE_NAME);
+        let text = match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            text => text.map_err(at(&path))?,
+        };
+        let manifest: Self = serde_json::from_slice(&text).map_err(at(&path))?;
+        if checksum_of(text).as_ref() != Some(&manifest.checksum) {
+            return Err(refused(&path, "it was changed: its checksum is another"));
+        }
+        manifest.validate().map_err(|message| refused(&path, message))?;
+        Ok(Some(manifest))
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
+        if self.format != FORMAT {
+            return Err(format!("expected the format \"{FORMAT}\", got \"{}\"", self.format));
+        }
+        if self.version != VERSION {
+            return Err(format!("this release reads version {VERSION}, the checkpoint has {}", self.version));
+        }
+        self.snapshots.iter().try_for_each(Snapshot::validate)?;
+        let files =
+            self.snapshots.iter().flat_map(|snapshot| &snapshot.tables).flat_map(|table| &table.shards);
+        let is_plain = |name: &str| !name.contains(['/', '\\']) && name.ends_with(super::FILE_EXTENSION);
+        match files.map(|shard| &shard.file).find(|file| !is_plain(file)) {
+            Some(file) => Err(format!("\"{file}\" is not the name of a file of a checkpoint")),
+            None => Ok(()),
+        }
+    }
+
+    /// Puts this manifest in the place of the directory's: readers see the old one or this one.
+    pub(super) fn write(&self, directory: &Path) -> Result<()> {
+        let path = directory.join(FILE_NAME);
+        let mut signed = self.clone();
+        let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
+        signed.checksum = checksum_of(text).unwrap_or_default();
+        let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
+        // Metadata can be nested deeper than is read: found out now, the old manifest is still there.
+        serde_json::from_slice::<Self>(&text).map_err(at(&path))?;
+        write_beside(&path, &text)?;
+        sync_directory(directory)
+    }
+
+    /// Returns the newest snapshot and those it follows, the full one first.
+    pub(super) fn chain(&self) -> std::result::Result<Vec<&Snapshot>, String> {
+        let mut chain: Vec<&Snapshot> = self.snapshots.last().into_iter().collect();
+        while let Some(parent) = chain.last().and_then(|snapshot| snapshot.parent.as_ref()) {
+            let found = self.snapshots.iter().find(|snapshot| snapshot.id == *parent);
+            let found = found.ok_or_else(|| {
+                format!(
+                    "the snapshot {} follows {parent}, which is missing: the chain has a gap",
+                    chain[chain.len() - 1].id
+                )
+            })?;
+            if chain.contains(&found) {
+                return Err(format!("the snapshot {} follows itself", found.id));
+            }
+            chain.push(found);
+        }
+        chain.reverse();
+        Ok(chain)
+    }
+
+    /// Adds a snapshot and drops those that `options` does not keep.
+    pub(super) fn add(
+        &mut self,
+        id: String,
+        base: Option<String>,
+        tables: Vec<TableEntry>,
+        options: &SaveOptions<'_>,
+    ) {
+        let parent = base.filter(|_| tables.iter().any(|table| table.is_delta));
+        let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+        let metadata = options.metadata.clone();
+        self.snapshots.push(Snapshot { id, parent, created, metadata, tables });
+        self.retain(options.keep.max(1));
+    }
+
+    /// Puts all rows of `tables` in the place of the newest snapshot and those it follows.
+    pub(super) fn replace_chain(&mut self, tables: Vec<TableEntry>) {
+        let Some(newest) = self.snapshots.pop() else { return };
+        let start = self.snapshots.iter().rposition(|snapshot| snapshot.parent.is_none()).unwrap_or(0);
+        self.snapshots.truncate(start);
+        self.snapshots.push(Snapshot { parent: None, tables, ..newest });
+    }
+
+    /// Keeps the newest `keep` full snapshots and what follows them.
+    fn retain(&mut self, keep: usize) {
+        let full: Vec<usize> =
+            (0..self.snapshots.len()).filter(|&place| self.snapshots[place].parent.is_none()).collect();
+        if full.len() > keep {
+            self.snapshots.drain(..full[full.len() - keep]);
+        }
+    }
+
+    /// Whether a snapshot needs a file.
+    pub(super) fn needs(&self, file: &str) -> bool {
+        let tables = self.snapshots.iter().flat_map(|snapshot| &snapshot.tables);
+        tables.flat_map(|table| &table.shards).any(|shard| shard.file == file)
+    }
+}
+
+/// Writes a file beside `path` and then gives it that name: readers see the old file or the new one.
+pub(super) fn write_beside(path: &Path, text: &[u8]) -> Result<()> {
+    let beside = path.with_extension("new");
+    let write = |mut file: fs::File| file.write_all(text).and_then(|()| file.sync_all());
+    if let Err(error) = fs::File::create(&beside).and_then(write) {
+        // What is cut off has no use, and the disk may be full.
+        _ = fs::remove_file(&beside);
+        return Err(refused(&beside, error));
+    }
+    fs::rename(&beside, path).map_err(at(path))
+}
+
+/// Makes the names in a directory survive a crash.
+pub(super) fn sync_directory(directory: &Path) -> Result<()> {
+    let opened = fs::File::open(directory);
+    opened.and_then(|directory| directory.sync_all()).map_err(at(directory))
+}

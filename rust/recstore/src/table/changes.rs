@@ -1,0 +1,198 @@
+//! What a table notes of its changes: for a snapshot the rows as they were at its moment, for the next delta which rows
+//! changed and which ids were deleted.
+//!
+//! A snapshot costs the training next to nothing at its moment: a bit for each row that is to be written. Whoever
+//! changes a row takes its bit first and keeps a copy of the row; whoever writes the snapshot takes the bits of the
+//! others, some at a time.
+
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::RowIndex;
+use crate::bits::Bits;
+
+/// Names a save of a store, so that a delta can tell what it follows.
+pub(crate) type SaveId = u64;
+
+/// Copies of rows: ids, and their records one after another.
+#[derive(Debug, Default)]
+pub(crate) struct CopiedRows {
+    pub(crate) ids: Vec<i64>,
+    pub(crate) records: Vec<f32>,
+}
+
+impl CopiedRows {
+    fn push(&mut self, id: i64, record: &[f32]) {
+        self.ids.push(id);
+        self.records.extend_from_slice(record);
+    }
+
+    pub(crate) fn clear(&mut self) {
+        self.ids.clear();
+        self.records.clear();
+    }
+
+    /// Drops the rows whose id `keeps` is not true of.
+    pub(crate) fn retain(&mut self, keeps: impl Fn(i64) -> bool) {
+        let Some(stride) = self.records.len().checked_div(self.ids.len()) else { return };
+        let mut kept = 0;
+        for place in 0..self.ids.len() {
+            if keeps(self.ids[place]) {
+                self.ids[kept] = self.ids[place];
+                self.records.copy_within(place * stride..(place + 1) * stride, kept * stride);
+                kept += 1;
+            }
+        }
+        self.ids.truncate(kept);
+        self.records.truncate(kept * stride);
+    }
+}
+
+/// Copies of changed rows go to several piles, so that threads seldom wait for each other.
+const PILES: usize = 16;
+
+/// A table at one moment, as far as it was not written yet.
+#[derive(Debug, Default)]
+pub(crate) struct Snapshot {
+    /// The rows that were not copied yet.
+    pending: Bits,
+    /// Copies of rows that changed before they were written.
+    kept: [Mutex<CopiedRows>; PILES],
+}
+
+impl Snapshot {
+    /// Keeps a copy of a row that is about to change, if the snapshot has none yet.
+    #[inline(always)]
+    fn keep(&self, index: RowIndex, id: i64, record: &[f32]) {
+        if self.pending.take(index.0 as usize) {
+            let pile = &self.kept[index.0 as usize % PILES];
+            pile.lock().unwrap_or_else(PoisonError::into_inner).push(id, record);
+        }
+    }
+
+    /// Copies up to `limit` rows from index `start` on that were not copied yet, and returns where to go on; `None` when
+    /// none are left.
+    pub(super) fn copy<'a>(
+        &self,
+        start: usize,
+        limit: usize,
+        row: impl Fn(RowIndex) -> (i64, &'a [f32]),
+        copied: &mut CopiedRows,
+    ) -> Option<usize> {
+        let mut next = None;
+        for index in self.pending.ones_from(start).take(limit) {
+            next = Some(index + 1);
+            if self.pending.take(index) {
+                let (id, record) = row(RowIndex(index as u32));
+                copied.push(id, record);
+            }
+        }
+        next
+    }
+
+    /// Takes the copies of rows that changed.
+    pub(crate) fn take_kept(&self) -> impl Iterator<Item = CopiedRows> {
+        self.kept.iter().map(|pile| std::mem::take(&mut *pile.lock().unwrap_or_else(PoisonError::into_inner)))
+    }
+}
+
+/// What changed since a save.
+#[derive(Debug, Default)]
+struct Since {
+    save: SaveId,
+    rows: Bits,
+    deleted: HashSet<i64>,
+}
+
+/// What is to be told of changes.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    since: Option<Since>,
+    snapshot: Option<Arc<Snapshot>>,
+    /// The indices there is room for.
+    len: usize,
+}
+
+/// What a cut gives: the rows of the snapshot and their number, and for a delta the ids deleted since its base.
+pub(crate) struct Cut {
+    pub(crate) snapshot: Arc<Snapshot>,
+    pub(crate) rows: usize,
+    pub(crate) is_delta: bool,
+    pub(crate) deleted: Vec<i64>,
+}
+
+impl Changes {
+    /// Makes room for the indices below `len`.
+    pub(super) fn grow(&mut self, len: usize) {
+        self.len = self.len.max(len);
+        if let Some(since) = &mut self.since {
+            since.rows.grow(len);
+        }
+    }
+
+    /// Must be called before a row changes.
+    #[inline(always)]
+    pub(super) fn before_change(&self, index: RowIndex, id: impl FnOnce() -> i64, record: &[f32]) {
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.keep(index, id(), record);
+        }
+        self.created(index);
+    }
+
+    /// Must be called when a row was made.
+    #[inline(always)]
+    pub(super) fn created(&self, index: RowIndex) {
+        if let Some(since) = &self.since {
+            since.rows.set(index.0 as usize);
+        }
+    }
+
+    /// Must be called before a row is deleted.
+    pub(super) fn before_delete(&mut self, index: RowIndex, id: i64, record: &[f32]) {
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.keep(index, id, record);
+        }
+        if let Some(since) = &mut self.since {
+            since.rows.take(index.0 as usize);
+            since.deleted.insert(id);
+        }
+    }
+
+    /// Begins the snapshot of save `save`: of the rows changed since `base` if that was this table's last save, else of
+    /// all `used` ones. From here on changes are counted as those since `save`.
+    pub(super) fn cut(&mut self, used: &Bits, base: Option<SaveId>, save: SaveId) -> Cut {
+        let mut now = Since { save, ..Since::default() };
+        now.rows.grow(self.len);
+        let before = self.since.replace(now).filter(|since| Some(since.save) == base);
+        let (pending, deleted, is_delta) = match before {
+            Some(Since { rows, deleted, .. }) => (rows, deleted.into_iter().collect(), true),
+            None => (used.clone(), Vec::new(), false),
+        };
+        let rows = pending.count();
+        let snapshot = Arc::new(Snapshot { pending, ..Snapshot::default() });
+        self.snapshot = Some(Arc::clone(&snapshot));
+        Cut { snapshot, rows, is_delta, deleted }
+    }
+
+    /// Ends the snapshot; after a save that failed there is none that a delta could follow.
+    pub(super) fn end_snapshot(&mut self, was_saved: bool) {
+        self.snapshot = None;
+        if !was_saved {
+            self.since = None;
+        }
+    }
+
+    /// Counts changes from here on as those since `save`, which holds the table as it is.
+    pub(super) fn is_as_saved(&mut self, save: SaveId) {
+        let mut since = Since { save, ..Since::default() };
+        since.rows.grow(self.len);
+        self.since = Some(since);
+    }
+
+    /// Returns the bytes allocated, but for a snapshot's.
+    pub(super) fn bytes(&self) -> usize {
+        self.since
+            .as_ref()
+            .map_or(0, |since| since.rows.bytes() + since.deleted.capacity() * size_of::<i64>())
+    }
+}

@@ -1,0 +1,54 @@
+//! The id of each row: the way back from an index, for whoever goes through all rows of a table.
+
+use super::RowIndex;
+use crate::bits::Bits;
+
+/// The ids of rows by index.
+#[derive(Debug, Default)]
+pub(super) struct RowIds {
+    ids: Vec<i64>,
+    /// Which indices have a row. Every int64 is an id, so none can stand for "no row".
+    used: Bits,
+}
+
+impl RowIds {
+    /// Makes room for the indices below `len`.
+    pub(super) fn grow(&mut self, len: usize) {
+        if len > self.ids.len() {
+            self.ids.resize(len, 0);
+            self.used.grow(len);
+        }
+    }
+
+    /// Notes whose row an index is.
+    pub(super) fn set(&mut self, index: RowIndex, id: i64) {
+        self.ids[index.0 as usize] = id;
+        self.used.set(index.0 as usize);
+    }
+
+    /// Notes that an index has no row any more.
+    pub(super) fn clear(&mut self, index: RowIndex) {
+        self.used.take(index.0 as usize);
+    }
+
+    /// Returns the id at an index that has a row.
+    #[inline(always)]
+    pub(super) fn of(&self, index: RowIndex) -> i64 {
+        self.ids[index.0 as usize]
+    }
+
+    /// Returns which indices have a row.
+    pub(super) fn used(&self) -> &Bits {
+        &self.used
+    }
+
+    /// Returns all ids in the order of their indices.
+    pub(super) fn all(&self) -> Vec<i64> {
+        self.used.ones_from(0).map(|index| self.ids[index]).collect()
+    }
+
+    /// Returns the bytes allocated.
+    pub(super) fn bytes(&self) -> usize {
+        self.ids.capacity() * size_of::<i64>() + self.used.bytes()
+    }
+}

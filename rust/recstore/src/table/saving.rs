@@ -1,0 +1,189 @@
+//! A table on its way to a checkpoint and back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::changes::{CopiedRows, Cut, SaveId};
+use super::id_allocator::IdAllocator;
+use super::{RowIndex, Table, lock_order};
+use crate::bits::Bits;
+use crate::optimizer::Slot;
+use crate::{Error, Result, fork};
+
+/// How far ahead of their use ids are searched for.
+const IDS_AHEAD: usize = 16;
+
+/// A table at the moment of a save.
+pub(crate) struct TableCut {
+    pub(crate) table: Arc<Table>,
+    pub(crate) cut: Cut,
+    pub(crate) progress: TableProgress,
+}
+
+/// Cuts tables.
+pub(crate) type CutTables<'a> = dyn Fn(&[Arc<Table>]) -> Result<Vec<TableCut>> + 'a;
+
+/// What a table knows besides its rows.
+#[derive(Debug, Clone, Default, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct TableProgress {
+    pub(crate) step: u64,
+    pub(crate) learning_rate: f64,
+    pub(crate) learning_rate_was_set: bool,
+    pub(crate) inserts: u64,
+    pub(crate) updates: u64,
+    pub(crate) deletes: u64,
+    pub(crate) refusals: u64,
+}
+
+impl TableProgress {
+    /// Adds the counts of another shard of the table.
+    pub(crate) fn add(&mut self, other: &Self) {
+        self.inserts += other.inserts;
+        self.updates += other.updates;
+        self.deletes += other.deletes;
+        self.refusals += other.refusals;
+    }
+
+    /// Returns what a table knows that has some of the rows only: what was counted cannot be told apart.
+    pub(crate) fn of_some_rows(&self) -> Self {
+        Self { inserts: 0, updates: 0, deletes: 0, refusals: 0, ..self.clone() }
+    }
+}
+
+/// Cuts all `tables` at one moment, for save `save`: what changed since `base` of those that were saved with it, and all
+/// of the others.
+///
+/// # Errors
+/// [`Error::ForkedChild`] in a forked child, whose parent goes on.
+pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> Result<Vec<TableCut>> {
+    let _gate = fork::enter();
+    tables.iter().try_for_each(|table| table.check_writable("save", 0))?;
+    let mut order: Vec<&Arc<Table>> = tables.iter().collect();
+    order.sort_by_key(|table| lock_order(table));
+    let guards: Vec<_> = order.iter().map(|table| (table, table.exclusive())).collect();
+    let cuts = guards.into_iter().map(|(table, mut rows)| {
+        let rows = &mut *rows;
+        TableCut {
+            table: Arc::clone(table),
+            cut: rows.changes.cut(rows.row_ids.used(), base, save),
+            progress: TableProgress {
+                step: rows.step,
+                learning_rate: rows.learning_rate,
+                learning_rate_was_set: rows.learning_rate_was_set,
+                inserts: rows.inserts,
+                updates: rows.updates,
+                deletes: rows.deletes,
+                refusals: table.refusals.load(Ordering::Relaxed),
+            },
+        }
+    });
+    let mut cuts: Vec<_> = cuts.collect();
+    cuts.sort_by(|a, b| a.table.name.cmp(&b.table.name));
+    Ok(cuts)
+}
+
+impl TableCut {
+    /// Copies up to `limit` rows of the snapshot that no change has made it keep, from index `start` on; returns where to
+    /// go on, or `None` when there are none.
+    pub(crate) fn copy(&self, start: usize, limit: usize, copied: &mut CopiedRows) -> Option<usize> {
+        let _gate = fork::enter();
+        let rows = self.table.shared();
+        let row = |index: RowIndex| (rows.row_ids.of(index), rows.storage.record(index));
+        self.cut.snapshot.copy(start, limit, row, copied)
+    }
+
+    /// Ends the snapshot.
+    pub(crate) fn end(&self, was_saved: bool) {
+        let _gate = fork::enter();
+        self.table.exclusive().changes.end_snapshot(was_saved);
+    }
+}
+
+impl Table {
+    /// Returns the words of a record that hold a row's weights, and of a whole record.
+    pub(crate) fn record_words(&self) -> (usize, usize) {
+        let rows = self.shared();
+        (rows.storage.weight_words(), rows.storage.stride())
+    }
+
+    /// Returns the optimizer's slots, in the order in which they lie in a record.
+    pub(crate) fn record_slots(&self) -> &[Slot] {
+        &self.slots
+    }
+
+    /// Makes room for `rows` rows of a table that has none.
+    pub(crate) fn reserve(&mut self, rows: usize) {
+        let own = self.own_rows();
+        own.ids.reserve(rows);
+    }
+
+    /// Gives the rows of `ids` these records. `seen` notes their indices: an id seen before is an error, which says it.
+    pub(crate) fn put_records(
+        &mut self,
+        ids: &[i64],
+        records: &[f32],
+        seen: &mut Bits,
+    ) -> std::result::Result<(), i64> {
+        let stride = self.record_words().1;
+        let rows = self.own_rows();
+        for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
+            if let Some(ahead) = ids.get(position + IDS_AHEAD) {
+                rows.ids.prefetch(rows.ids.home(*ahead));
+            }
+            let (index, _) = rows.find_or_allocate(*id);
+            seen.grow(rows.allocator.high_water());
+            if seen.take(index.0 as usize) {
+                return Err(*id);
+            }
+            seen.set(index.0 as usize);
+            let (weights, state) = rows.storage.record_mut(index);
+            let (own_weights, own_state) = record.split_at(weights.len());
+            weights.copy_from_slice(own_weights);
+            state.copy_from_slice(own_state);
+        }
+        Ok(())
+    }
+
+    /// Deletes the rows of `ids`, before anybody has seen the table.
+    pub(crate) fn remove_records(&mut self, ids: &[i64]) {
+        let rows = self.own_rows();
+        for id in ids {
+            if let Some(index) = rows.ids.remove(*id) {
+                rows.row_ids.clear(index);
+                rows.allocator.free(index);
+            }
+        }
+    }
+
+    /// Sets what the table knows besides its rows. `save` holds just what the table now does.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLearningRate`].
+    pub(crate) fn restore(&mut self, progress: &TableProgress, save: SaveId) -> Result<()> {
+        self.set_learning_rate(progress.learning_rate, progress.learning_rate_was_set)?;
+        *self.refusals.get_mut() = progress.refusals;
+        let rows = self.own_rows();
+        rows.step = progress.step;
+        rows.inserts = progress.inserts;
+        rows.updates = progress.updates;
+        rows.deletes = progress.deletes;
+        rows.changes.is_as_saved(save);
+        Ok(())
+    }
+
+    /// Checks that the table may have rows of these ids.
+    pub(crate) fn check_loaded(&self, ids: &[i64]) -> Result<()> {
+        self.check_ids("load", ids)
+    }
+
+    /// Checks that so many rows fit a table.
+    pub(crate) fn check_room(name: &str, rows: usize) -> Result<()> {
+        let limit = IdAllocator::LIMIT;
+        if rows > limit {
+            let table = name.to_owned();
+            return Err(Error::TableFull { operation: "load", table, rows: 0, requested: rows, limit });
+        }
+        Ok(())
+    }
+}

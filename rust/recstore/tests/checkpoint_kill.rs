@@ -1,0 +1,114 @@
+//! A process killed at any moment leaves a directory that holds the last save it completed, or the one after.
+
+#![cfg(unix)]
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+mod checkpoints;
+
+use std::env;
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use checkpoints::linked::Linked;
+use checkpoints::{loaded, save_keeping, snapshots, state, store, table_files};
+use recstore::{EmbeddingStore, LoadOptions, LocalStore, SaveKind, SaveOptions};
+use serde_json::json;
+
+/// The directory in which a process of the test saves; not set in the test itself.
+const DIRECTORY: &str = "RECSTORE_KILL_DIRECTORY";
+/// How often a process is killed, if not as often as usual.
+const ROUNDS: &str = "RECSTORE_KILL_ROUNDS";
+const USUAL_ROUNDS: u64 = 20;
+const SHARED_ROWS: i64 = 3_000;
+const TRAINER: usize = 0;
+/// Longer than a process takes to start and save some times.
+const LONGEST_LIFE: Duration = Duration::from_millis(300);
+
+/// Trains and saves until it is killed; goes on from what the directory holds.
+fn train_and_save(directory: &Path) {
+    let store = store();
+    let linked = Linked::open(&store, SHARED_ROWS);
+    let (checkpoint, completed) = (directory.join("checkpoint"), directory.join("completed"));
+    // The first process finds nothing.
+    _ = store.load(&checkpoint, &LoadOptions::default());
+    let first = linked.check(&store, 1)[0] + 1;
+    let kinds = [SaveKind::Auto, SaveKind::Delta, SaveKind::Delta, SaveKind::Full, SaveKind::Delta];
+    let mut file = fs::File::create(&completed).unwrap();
+    for (group, kind) in (first..).zip(kinds.iter().cycle()) {
+        linked.train(&store, TRAINER, group);
+        (group - 4..group).for_each(|older| {
+            linked.churn(&store, TRAINER, older.max(1), (group + older) % 2 == 0);
+        });
+        let mut options = SaveOptions::default();
+        options.kind = *kind;
+        options.keep = 1 + group as usize % 3;
+        options.metadata = json!(group);
+        store.save(&checkpoint, &options).unwrap();
+        writeln!(file, "{group}").unwrap();
+    }
+}
+
+fn start(directory: &Path) -> Child {
+    let mut command = Command::new(env::current_exe().unwrap());
+    let test = ["--exact", "a_killed_process_loses_no_completed_save", "--nocapture"];
+    command.args(test).env(DIRECTORY, directory).stdout(Stdio::null());
+    command.spawn().unwrap()
+}
+
+/// Returns the number of the last save that was reported whole.
+fn last_completed(directory: &Path) -> i64 {
+    let text = fs::read_to_string(directory.join("completed")).unwrap_or_default();
+    let (whole, _) = text.rsplit_once('\n').unwrap_or_default();
+    whole.lines().last().map_or(0, |line| line.parse().unwrap())
+}
+
+/// Loads what a killed process left, checks that it is of one moment, and returns its number.
+fn check(directory: &Path) -> i64 {
+    let checkpoint = directory.join("checkpoint");
+    let store = LocalStore::new(Box::new(recstore::Serial));
+    let report = store.load(&checkpoint, &LoadOptions::default()).unwrap();
+    let made = Linked::open(&store, SHARED_ROWS).check(&store, 1)[0];
+    assert_eq!(report.metadata, json!(made));
+    made
+}
+
+#[test]
+fn a_killed_process_loses_no_completed_save() {
+    if let Some(directory) = env::var_os(DIRECTORY) {
+        return train_and_save(Path::new(&directory));
+    }
+    let rounds = env::var(ROUNDS).map_or(USUAL_ROUNDS, |rounds| rounds.parse().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let mut newest = 0;
+    for round in 0..rounds {
+        fs::write(directory.path().join("completed"), "").unwrap();
+        let mut child = start(directory.path());
+        // Lives of all lengths, spread evenly: steps of the golden section.
+        let life = (round as f64 * 0.618_034).fract();
+        thread::sleep(LONGEST_LIFE.mul_f64(life));
+        assert_eq!(child.try_wait().unwrap(), None, "the process ended by itself");
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let completed = last_completed(directory.path()).max(newest);
+        if completed > 0 || directory.path().join("checkpoint/manifest.json").exists() {
+            newest = check(directory.path());
+            assert!(newest >= completed, "the directory holds {newest}, but {completed} was completed");
+        }
+    }
+    println!("{rounds} kills, {newest} saves");
+    assert!(newest as u64 > rounds, "only {newest} saves in {rounds} lives");
+    clean_up_after_the_killed(&directory.path().join("checkpoint"));
+}
+
+/// What killed saves left is gone after the next one.
+fn clean_up_after_the_killed(checkpoint: &Path) {
+    let store = loaded(checkpoint);
+    save_keeping(&store, checkpoint, SaveKind::Full, 1).unwrap();
+    let names: Vec<_> = table_files(checkpoint);
+    assert_eq!((names.len(), snapshots(checkpoint).len()), (2, 1), "{names:?}");
+    assert_eq!(state(&loaded(checkpoint)), state(&store));
+}
