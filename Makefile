@@ -78,6 +78,7 @@ test-rust: test-core test-sanitized test-torch
 test-core: ## the store's tests: needs Rust only
 	@echo "== Rust tests of the store"
 	cargo test --quiet
+	cargo test --quiet --package recstore --bench store > /dev/null
 
 # The switch is for nightly compilers; the stable one has it too, but wants to be told that this is meant.
 .PHONY: test-sanitized
@@ -172,6 +173,10 @@ endif
 bench-peers: wheel $(PEERS_READY) ## makes the environment with FBGEMM and measures there
 	$(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
 	$(PEERS)/bin/python benches/run.py $(ARGS)
+
+.PHONY: bench-rust
+bench-rust: ## measures the store's calls one by one, without torch; ARGS="..." for criterion's options
+	cargo bench --quiet --package recstore --bench store -- $(ARGS)
 
 .PHONY: bench-quick
 bench-quick: build ## every bench once with tiny tables: shows that they run

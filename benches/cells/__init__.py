@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from benches.cells import (
+    checkpoint,
     collection,
     id_map,
     lookup,
@@ -30,6 +31,7 @@ TITLES = {
     one_id.CELL: "A single id",
     merge.CELL: "Gradients of duplicate ids",
     memory.CELL: "Memory",
+    checkpoint.CELL: "Checkpoints",
     id_map.CELL: "The id map alone",
 }
 """The title of each cell's table, in the order of the report."""
@@ -46,6 +48,7 @@ _STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
     collection.stages,
     many_rows.stages,
     memory.stages,
+    checkpoint.stages,
     id_map.stages,
 )
 
