@@ -3,9 +3,11 @@
 from recstore_ops import _require_torch  # noqa: F401  isort: skip
 
 
+from recstore_ops import checkpoint
 from recstore_ops._native import __version__, table_names
 from recstore_ops._table import Table, default_table
 from recstore_ops.autograd import merge_gradients, set_merge
+from recstore_ops.checkpoint_report import inspect_checkpoint
 from recstore_ops.client import (
     EmbeddingTableConfig,
     KVClient,
@@ -50,10 +52,12 @@ __all__ = [
     "TableConfig",
     "__version__",
     "active_config",
+    "checkpoint",
     "default_table",
     "embedding",
     "embedding_bag",
     "get_kv_client",
+    "inspect_checkpoint",
     "inspect_table",
     "load_config_file",
     "merge_gradients",

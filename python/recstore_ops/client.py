@@ -1,14 +1,17 @@
 """`RecStoreClient`: tables by name, for code that calls the store itself."""
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
+from os import PathLike
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from recstore_ops import _native, _ops
+from recstore_ops import _native, _ops, checkpoint
 from recstore_ops._table import Table
+from recstore_ops.checkpoint import LoadReport, SaveKind, SaveReport
 from recstore_ops.config import TableConfig, check_learning_rate
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, global_names, keep
@@ -173,6 +176,28 @@ class RecStoreClient:
         """
         check_learning_rate(lr, name)
         _ops.set_learning_rate(self._table(name).handle, lr)
+
+    def save(
+        self,
+        path: str | PathLike[str],
+        *,
+        kind: SaveKind = "full",
+        keep: int = 1,
+        metadata: Any = None,
+        progress: bool | None = None,
+    ) -> SaveReport:
+        """Saves all tables to a directory; see `recstore_ops.checkpoint.save`."""
+        return checkpoint.save(path, kind=kind, keep=keep, metadata=metadata, progress=progress)
+
+    def save_async(
+        self, path: str | PathLike[str], *, kind: SaveKind = "full", keep: int = 1, metadata: Any = None
+    ) -> "Future[SaveReport]":
+        """Saves all tables to a directory in a thread of its own; see `recstore_ops.checkpoint.save_async`."""
+        return checkpoint.save_async(path, kind=kind, keep=keep, metadata=metadata)
+
+    def load(self, path: str | PathLike[str], *, progress: bool | None = None) -> LoadReport:
+        """Replaces tables by those of a directory's newest snapshot; see `recstore_ops.checkpoint.load`."""
+        return checkpoint.load(path, progress=progress)
 
     def stats(self, name: str | None = None) -> dict[str, Any]:
         """The statistics of one table, or of all by name; see `table_statistics`."""

@@ -1,0 +1,53 @@
+"""What the tests of checkpoints share: an empty store, and all that a table holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops import RecStoreClient, Table, _native, _ops, table_names
+
+Contents = tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]
+
+# Of every rule, convention and way of counting steps.
+OPTIMIZERS: list[dict[str, Any]] = [
+    {"kind": "sgd", "lr": 0.1, "weight_decay": 0.01},
+    {"kind": "adagrad", "lr": 0.1},
+    {"kind": "adagrad", "lr": 0.1, "convention": "torch"},
+    {"kind": "rowwise_adagrad", "lr": 0.1},
+    {"kind": "rowwise_adagrad", "lr": 0.1, "convention": "torch"},
+    {"kind": "adam", "lr": 0.1},
+    {"kind": "adam", "lr": 0.1, "bias_correction": "row"},
+    {"kind": "adamw", "lr": 0.1, "weight_decay": 0.1},
+    {"kind": "ftrl", "alpha": 0.1, "l1": 0.01, "l2": 0.1},
+]
+
+
+def optimizer_name(optimizer: dict[str, Any]) -> str:
+    return "-".join(str(value) for value in optimizer.values() if isinstance(value, str))
+
+
+def drop_all_tables() -> None:
+    """A save is about all tables of the process, those that other tests left included."""
+    for name in table_names():
+        RecStoreClient().drop(name)
+
+
+def contents(name: str) -> Contents:
+    """The ids of a table, rising; their rows and slots; and its counts, but for the memory it takes."""
+    table = Table.open(name)
+    ids = _ops.hashtable_ids(table.handle).sort().values
+    slots = {slot: _ops.hashtable_slot(table.handle, ids, slot) for slot, _ in _native.table_slots(name) or []}
+    statistics = {key: value for key, value in table.statistics().items() if key != "bytes"}
+    return ids, _ops.emb_read(table.handle, ids, table.dim), slots, statistics
+
+
+def assert_same(actual: Contents, expected: Contents) -> None:
+    """Asserts that two tables are equal to the bit."""
+    for one, other in [(actual[0], expected[0]), (actual[1], expected[1])]:
+        assert torch.equal(one, other)
+    assert actual[2].keys() == expected[2].keys()
+    assert all(torch.equal(actual[2][slot], expected[2][slot]) for slot in expected[2])
+    assert actual[3] == expected[3]

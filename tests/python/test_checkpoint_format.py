@@ -1,0 +1,271 @@
+"""A checkpoint is what docs/checkpoint_format.md says: read here by that document, without the package."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from checkpoints import OPTIMIZERS, contents, drop_all_tables, optimizer_name
+
+from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, checkpoint, table_names
+
+DOCUMENT = (Path(__file__).parents[2] / "docs" / "checkpoint_format.md").read_text(encoding="utf-8")
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
+BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2}
+
+Row = tuple[np.ndarray, dict[str, np.ndarray]]
+
+
+@pytest.fixture(autouse=True)
+def _empty_store() -> Iterator[None]:
+    drop_all_tables()
+    yield
+    drop_all_tables()
+
+
+def documented_keys(heading: str) -> set[str]:
+    """The keys of an object: the first column of the table under its heading."""
+    section = re.split(r"\n#+ ", DOCUMENT.split(f"# {heading}\n")[1])[0]
+    return set(re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE))
+
+
+def slots_of(optimizer: dict[str, Any], dim: int) -> list[tuple[str, int]]:
+    """The slots of an optimizer and their widths, as the document's table has them."""
+    (cell,) = re.findall(rf"^\|[^|]*`{optimizer['kind']}`[^|]* \| (.*) \|$", DOCUMENT, flags=re.MULTILINE)
+    always, _, by_row = cell.partition("; with")
+    listed = always if optimizer.get("bias_correction") != "row" else always + by_row
+    return [(name, dim if width == "dim" else 1) for name, width in re.findall(r"`(\w+)` (dim|1)", listed)]
+
+
+def as_numbers(content: bytes, dtype: str) -> np.ndarray:
+    if dtype == "BF16":
+        return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(content, {"I64": "<i8", "F32": "<f4", "F16": "<f2"}[dtype])
+
+
+def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
+    rows, config = file["rows"], table["config"]
+    deleted = {"deleted_ids": ("I64", [file["deleted"]])} if table["is_delta"] else {}
+    slots = {f"slot.{name}": ("F32", [rows, width]) for name, width in slots_of(config["optimizer"], table["dim"])}
+    columns = {**deleted, "ids": ("I64", [rows]), "rows": (DTYPES[config["dtype"]], [rows, table["dim"]]), **slots}
+    return dict(sorted(columns.items(), key=lambda column: -BYTES[column[1][0]]))
+
+
+def read_file(directory: Path, table: dict[str, Any], file: dict[str, Any]) -> dict[str, np.ndarray]:
+    assert set(file) == documented_keys("A file")
+    content = (directory / file["file"]).read_bytes()
+    assert len(content) == file["bytes"]
+    (length,) = struct.unpack("<Q", content[:8])
+    header, tensors = content[8 : 8 + length], content[8 + length :]
+    assert length % 8 == 0
+    assert zlib.crc32(header) == file["checksums"]["header"]
+    described = json.loads(header)
+    expected = expected_tensors(table, file)
+    assert list(described) == list(expected)
+    assert set(file["checksums"]) == {"header", *expected}
+    found, last = {}, 0
+    for name, (dtype, shape) in expected.items():
+        begin, end = described[name].pop("data_offsets")
+        assert described[name] == {"dtype": dtype, "shape": shape}
+        assert (begin, end - begin) == (last, BYTES[dtype] * int(np.prod(shape)))
+        assert zlib.crc32(tensors[begin:end]) == file["checksums"][name]
+        found[name] = as_numbers(tensors[begin:end], dtype).reshape(shape)
+        last = end
+    assert last == len(tensors)
+    return found
+
+
+def checksum_of(manifest: bytes) -> str:
+    """The checksum that a manifest should have."""
+    before, key, behind = manifest.rpartition(b'"checksum": "')
+    return f"{zlib.crc32(before + key + b'00000000' + behind[8:]):08x}"
+
+
+def read_manifest(directory: Path) -> list[dict[str, Any]]:
+    text = (directory / "manifest.json").read_bytes()
+    manifest = json.loads(text)
+    assert checksum_of(text) == manifest["checksum"]
+    assert set(manifest) == documented_keys("The manifest")
+    assert (manifest["format"], manifest["version"]) == ("recstore-checkpoint", 1)
+    for snapshot in manifest["snapshots"]:
+        assert set(snapshot) == documented_keys("A snapshot")
+        names = [table["name"] for table in snapshot["tables"]]
+        assert names == sorted(names)
+        for table in snapshot["tables"]:
+            assert set(table) == documented_keys("A table")
+            assert set(table["progress"]) == documented_keys("The progress of a table")
+    return manifest["snapshots"]
+
+
+def chain_of(snapshots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest snapshot and those it follows, the oldest first."""
+    by_id = {snapshot["id"]: snapshot for snapshot in snapshots}
+    chain = [snapshots[-1]]
+    while chain[0]["parent"] is not None:
+        chain.insert(0, by_id[chain[0]["parent"]])
+    return chain
+
+
+def read_rows(directory: Path, chain: list[dict[str, Any]], name: str) -> dict[int, Row]:
+    parts = [table for snapshot in chain for table in snapshot["tables"] if table["name"] == name]
+    first = max(place for place, table in enumerate(parts) if not table["is_delta"])
+    rows: dict[int, Row] = {}
+    for table in parts[first:]:
+        for file in table["shards"]:
+            tensors = read_file(directory, table, file)
+            for deleted in tensors.get("deleted_ids", np.empty(0)):
+                rows.pop(int(deleted), None)
+            ids = tensors["ids"].tolist()
+            assert len(set(ids)) == len(ids)
+            slots = {slot: column for slot, column in tensors.items() if slot.startswith("slot.")}
+            for place, number in enumerate(ids):
+                rows[number] = tensors["rows"][place], {slot: column[place] for slot, column in slots.items()}
+    return rows
+
+
+def assert_read_as_stored(directory: Path) -> None:
+    """Reads the newest snapshot of a directory, and compares it with all tables of the process."""
+    chain = chain_of(read_manifest(directory))
+    assert [table["name"] for table in chain[-1]["tables"]] == table_names()
+    for saved in chain[-1]["tables"]:
+        ids, rows, slots, statistics = contents(saved["name"])
+        table = Table.open(saved["name"])
+        found = read_rows(directory, chain, saved["name"])
+        assert sorted(found) == ids.tolist()
+        for place, number in enumerate(ids.tolist()):
+            row, own_slots = found[number]
+            assert np.array_equal(row.astype(np.float32), rows[place].numpy())
+            assert own_slots.keys() == {f"slot.{slot}" for slot in slots}
+            assert all(np.array_equal(own_slots[f"slot.{slot}"], slots[slot][place].numpy()) for slot in slots)
+        assert {**saved["progress"], "rows": len(found)} == statistics
+        assert saved["dim"] == table.dim
+        assert saved["config"].keys() == asdict(table.config).keys()
+        for key, value in asdict(table.config).items():
+            assert saved["config"][key] == (value if not isinstance(value, tuple) else list(value))
+
+
+def step(modules: list[DistEmbedding], ids: torch.Tensor) -> None:
+    for module in modules:
+        module(ids).float().square().sum().backward()
+    SparseOptimizer().step(modules)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_checkpoints_read_by_the_document_hold_what_the_tables_do(dtype: torch.dtype, tmp_path: Path) -> None:
+    modules = [
+        DistEmbedding(None, 3, f"{optimizer_name(optimizer)}/é {number}", optimizer=optimizer, dtype=dtype)
+        for number, optimizer in enumerate(OPTIMIZERS)
+    ]
+    step(modules, torch.arange(-10, 11))
+    checkpoint.save(tmp_path, metadata={"epoch": 1})
+    assert_read_as_stored(tmp_path)
+    client = RecStoreClient()
+    for module in modules:
+        client.delete(module.name, torch.tensor([0, 1, 2]))
+    step(modules[1:], torch.tensor([2, 2**62, -(2**63)]))
+    checkpoint.save(tmp_path, kind="delta", metadata=[])
+    assert_read_as_stored(tmp_path)
+    client.drop(modules[0].name)
+    modules[0] = DistEmbedding(None, 5, modules[0].name, optimizer="adam", dtype=dtype)
+    client.drop(modules.pop().name)
+    step([*modules, DistEmbedding(9, 1, "new")], torch.arange(9))
+    client.set_learning_rate("new", 0.1 + 0.2)
+    checkpoint.save(tmp_path, kind="delta")
+    assert_read_as_stored(tmp_path)
+    snapshots = read_manifest(tmp_path)
+    assert [snapshot["parent"] for snapshot in snapshots] == [None, snapshots[0]["id"], snapshots[1]["id"]]
+    assert [snapshot["metadata"] for snapshot in snapshots] == [{"epoch": 1}, [], None]
+
+
+def test_the_document_names_the_files_of_a_directory(tmp_path: Path) -> None:
+    name = "a/é" + "x" * 80
+    DistEmbedding(None, 2, name)
+    report = checkpoint.save(tmp_path)
+    assert re.fullmatch("[0-9a-f]{16}", report.snapshot)
+    file = f"{report.snapshot}-000-a__{'x' * 61}.safetensors"
+    assert {path.name for path in tmp_path.iterdir()} == {"manifest.json", ".lock", file}
+    assert (tmp_path / ".lock").stat().st_size == 0
+
+
+def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
+    DistEmbedding(None, 2, "t")
+    mine = {"model.safetensors", "0123456789abcdef-notes.txt", "0123456789abcde-t.safetensors"}
+    for name in mine | {"0123456789abcdef-000-t.safetensors"}:
+        (tmp_path / name).write_text("")
+    report = checkpoint.save(tmp_path)
+    expected = {*mine, "manifest.json", ".lock", f"{report.snapshot}-000-t.safetensors"}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+
+
+def changed_manifest(directory: Path, change: Any) -> None:
+    path = directory / "manifest.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    text = json.dumps(manifest)
+    path.write_text(text.replace(manifest["checksum"], checksum_of(text.encode())))
+
+
+def test_a_manifest_that_was_changed_is_refused(tmp_path: Path) -> None:
+    DistEmbedding(None, 2, "t")
+    checkpoint.save(tmp_path)
+    path = tmp_path / "manifest.json"
+    path.write_text(path.read_text().replace('"step": 0', '"step": 1'))
+    with pytest.raises(RuntimeError, match=f"{path}: it was changed: its checksum is another"):
+        checkpoint.load(tmp_path)
+
+
+def first_file(manifest: dict[str, Any]) -> dict[str, Any]:
+    return manifest["snapshots"][0]["tables"][0]["shards"][0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda manifest: manifest.update(format="x"), 'expected the format "recstore-checkpoint", got "x"'),
+        (lambda manifest: manifest.update(version=2), "this release reads version 1, the checkpoint has 2"),
+        (lambda manifest: manifest.update(more=1), "unknown field `more`"),
+        (lambda manifest: manifest["snapshots"][0].pop("created"), "missing field `created`"),
+        (lambda manifest: manifest["snapshots"].pop(0), "which is missing: the chain has a gap"),
+        (lambda manifest: manifest["snapshots"][0].update(parent=manifest["snapshots"][1]["id"]), "follows itself"),
+        (lambda manifest: manifest["snapshots"][0]["tables"].clear(), 'lacks the table "t"'),
+        (lambda manifest: manifest["snapshots"][0]["tables"][0].update(is_delta=True), "no full snapshot of the table"),
+        (lambda manifest: first_file(manifest).update(file="../x.safetensors"), "is not the name of a file"),
+        (lambda manifest: first_file(manifest).update(bytes=1), "expected 1 bytes, got"),
+        (lambda manifest: first_file(manifest).update(rows=3), 'expected the tensor "ids" as I64 [3], got I64 [2]'),
+        (lambda manifest: first_file(manifest)["checksums"].update(rows=1), '"rows" was changed: its checksum is'),
+        (lambda manifest: first_file(manifest)["checksums"].pop("ids"), 'the manifest has no checksum of "ids"'),
+        (lambda manifest: manifest["snapshots"].clear(), "there is no checkpoint here"),
+    ],
+)
+def test_what_a_reader_must_check_is_checked(change: Any, message: str, tmp_path: Path) -> None:
+    DistEmbedding(None, 2, "t")
+    RecStoreClient().push("t", torch.tensor([1, 2]), torch.ones(2, 2))
+    checkpoint.save(tmp_path)
+    checkpoint.save(tmp_path, kind="delta")
+    changed_manifest(tmp_path, change)
+    with pytest.raises(RuntimeError, match=re.escape(message)):
+        checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize(("ids", "message"), [([5, 5], "the id 5 comes twice"), ([1, 9], "id 9 at position 1")])
+def test_ids_of_a_file_are_checked(ids: list[int], message: str, tmp_path: Path) -> None:
+    DistEmbedding(9, 2, "t")
+    RecStoreClient().push("t", torch.tensor([1, 2]), torch.ones(2, 2))
+    checkpoint.save(tmp_path)
+    (path,) = tmp_path.glob("*.safetensors")
+    content = path.read_bytes()
+    start = 8 + struct.unpack("<Q", content[:8])[0]
+    column = struct.pack("<2q", *ids)
+    path.write_bytes(content[:start] + column + content[start + len(column) :])
+    changed_manifest(tmp_path, lambda manifest: first_file(manifest)["checksums"].update(ids=zlib.crc32(column)))
+    with pytest.raises(RuntimeError, match=f"{path}: .*{message}"):
+        checkpoint.load(tmp_path)
