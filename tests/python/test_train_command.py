@@ -66,8 +66,9 @@ def test_output_that_is_no_terminal_has_one_line_an_evaluation(
     assert lines[0].split()[:3] == ["epoch", "train", "loss"]
     assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
     assert "lowest validation logloss" in lines[4]
-    assert "results:" in lines[5]
-    assert len(lines) == 6
+    assert lines[5] == "model: runs/plain/best"
+    assert lines[6] == "results: runs/plain"
+    assert len(lines) == 7
 
 
 def test_a_run_can_be_repeated_under_another_name(recstore: Recstore, small_files: Path) -> None:
@@ -263,6 +264,15 @@ def test_a_cut_file_names_file_and_line(
         (("--planted", "pairs", "--dense-option", "momentum"), "dense-option takes name=value, got 'momentum'"),
         (("--planted", "pairs", "--dense-optimizer", "lion"), "dense_optimizer must be one of"),
         (("--planted", "pairs", "--auc-by", "user"), "auc_by must name a field, one of field_0"),
+        (("--planted", "pairs", "--save-every", "0"), "save_every must be at least 1, got 0"),
+        (("--planted", "pairs", "--keep", "0"), "keep must be at least 1, got 0"),
+        (
+            ("--planted", "pairs", "--baseline", "nn", "--resume", "--keep", "2"),
+            "a comparison with a baseline is not saved: it takes no keep and no resume",
+        ),
+        (("--planted", "pairs", "--resume"), "resume needs the name of the run: give run-name"),
+        (("--planted", "pairs", "--resume", "--run-name", "x"), "there is no run 'x' to resume: runs/x has no config"),
+        (("--planted", "pairs", "--resume", "--run-name", "a/b"), "run name 'a/b' is not a plain directory name"),
     ],
 )
 def test_a_user_error_is_a_sentence_and_exit_code_2(

@@ -14,7 +14,9 @@ from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind
 from recstore_ops.training.rows.input_files import find_input_files
 from recstore_ops.training.run import run_comparison, run_training
+from recstore_ops.training.run_checkpoints import SaveOptions
 from recstore_ops.training.schedules import ScheduleName
+from recstore_ops.training.stop_request import RunStopped
 
 _INPUT = "Input"
 _MODEL = "Model"
@@ -313,6 +315,27 @@ def train_command(
         ),
     ] = None,
     runs_dir: Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel=_OUTPUT)] = Path("runs"),
+    save_every: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Steps between saves, beside those at the end of each epoch.",
+            show_default="each epoch",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    keep: Annotated[
+        int | None,
+        typer.Option(help="Full snapshots that stay of a run.", show_default="1", rich_help_panel=_OUTPUT),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with the run of that name from its last save, with the options that it began with.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = False,
 ) -> None:
     """Train a click model on Criteo, Avazu, MovieLens, libsvm, libffm or Parquet files.
 
@@ -320,7 +343,8 @@ def train_command(
 
     Reports logloss, AUC and calibration on rows held out and on test rows.
 
-    RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, and plots.
+    RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, plots, and checkpoints: the last save and the
+    best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.
     """
     train_files, test_files = find_input_files(data or [], test or [])
     config = TrainingConfig(
@@ -372,8 +396,23 @@ def train_command(
         seed=seed,
         log_every=log_every,
     )
-    run = run_training if baseline is None else run_comparison
-    run(config, runs_dir, run_name)
+    if baseline is not None:
+        _refuse_saving(save_every, keep, resume)
+        run_comparison(config, runs_dir, run_name)
+        return
+    saving = SaveOptions(save_every, 1 if keep is None else keep, resume)
+    try:
+        run_training(config, runs_dir, run_name, saving)
+    except RunStopped as stopped:
+        typer.echo(f"recstore: {stopped}", err=True)
+        raise typer.Exit(stopped.exit_code) from None
+
+
+def _refuse_saving(save_every: int | None, keep: int | None, resume: bool) -> None:
+    given = {"save-every": save_every is not None, "keep": keep is not None, "resume": resume}
+    names = [name for name, is_given in given.items() if is_given]
+    if names:
+        raise ValueError(f"a comparison with a baseline is not saved: it takes no {' and no '.join(names)}")
 
 
 def _integers(name: str, text: str | None) -> tuple[int, ...] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 
 class EarlyStopping:
@@ -20,3 +21,11 @@ class EarlyStopping:
         else:
             self._since += 1
         return 0 < self._patience <= self._since
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what evaluations have changed."""
+        return {"lowest": self._lowest, "since": self._since}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        self._lowest, self._since = state["lowest"], state["since"]

@@ -7,29 +7,34 @@ which are held out of the training rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
-from typing import Literal, Protocol
+from dataclasses import asdict
+from itertools import chain, islice
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
+from recstore_ops import SparseOptimizer
 from recstore_ops.training.build import table_bytes, table_rows
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.early_stopping import EarlyStopping
 from recstore_ops.training.optimizers import make_optimizers
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
-from recstore_ops.training.report.records import EvaluationRecord, StepRecord
+from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.batching import regroup, shuffled
 from recstore_ops.training.rows.read_ahead import read_ahead
 from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.run_checkpoints import RunCheckpoints
 from recstore_ops.training.schedules import Schedule
 from recstore_ops.training.stretch import Stretch
-from recstore_ops.training.training_input import TrainingInput
+from recstore_ops.training.training_input import TrainingInput, file_sizes
 
 # Evaluation has no batch size to respect: large batches are faster, and change no result.
 EVALUATION_ROWS = 8192
@@ -56,6 +61,7 @@ def train(
     model: nn.Module,
     rows: TrainingInput,
     observer: Observer | None = None,
+    checkpoints: RunCheckpoints | None = None,
 ) -> list[EvaluationRecord]:
     """Trains a model and returns the record of each evaluation.
 
@@ -65,18 +71,23 @@ def train(
         model: of `build_model`, for example.
         rows: of `open_input`, for example.
         observer: is told of what happens.
+        checkpoints: where the run is saved, and what it goes on from if it was saved before. With them the model is in
+            the end that of the best evaluation, without them that of the last step.
 
     Raises:
         ValueError: bad input, no training or validation rows, or a loss that is not finite.
+        OSError: the run cannot be saved, or what was saved is damaged.
+        RunStopped: the run was asked to end, and was saved.
     """
     if rows.test is not None:
         _read_through(rows.test)
-    run = _Run(config, model, rows, observer)
+    run = _Run(config, model, rows, observer, checkpoints)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # For dropout.
-        for epoch in range(1, config.epochs + 1):
-            if not run.train_epoch(epoch):
-                break
+        run.restore()
+        while not run.finished:
+            run.train_epoch()
+    run.take_best()
     return run.records
 
 
@@ -84,9 +95,16 @@ class _Run:
     """The state of a run between its steps."""
 
     def __init__(
-        self, config: TrainingConfig, model: nn.Module, rows: TrainingInput, observer: Observer | None
+        self,
+        config: TrainingConfig,
+        model: nn.Module,
+        rows: TrainingInput,
+        observer: Observer | None,
+        checkpoints: RunCheckpoints | None,
     ) -> None:
         self.records: list[EvaluationRecord] = []
+        self.finished = False
+        self._checkpoints = checkpoints
         self._config = config
         self._model = model
         self._input = rows
@@ -103,50 +121,95 @@ class _Run:
         self._segment_field = _field_number(config.auc_by, rows.train)
         self._step = 0
         self._rows = 0
+        self._epoch = 1
+        self._epoch_steps = 0
+        self._epoch_rows = 0
+        # Of one epoch. Estimated once and not anew with each block read, which would depend on how far the reader is
+        # ahead of the steps.
+        self._expected_rows: int | None = None
         self._since_log = Stretch()
         self._since_evaluation = Stretch()
 
-    def train_epoch(self, epoch: int) -> bool:
-        """Passes over the training rows once; returns whether to go on."""
-        every = self._config.evaluate_every
-        epoch_rows, evaluated = 0, False
-        with closing(_training_batches(self._config, self._input.train, epoch)) as batches:
-            for batch in batches:
-                self._train_on(batch, self._epochs_done(epoch, epoch_rows))
-                epoch_rows += len(batch)
-                self._report(epoch, epoch_rows)
-                evaluated = every is not None and self._step % every == 0
-                if evaluated and not self._evaluate(epoch, self._epochs_done(epoch, epoch_rows)):
-                    return False
-        if epoch_rows == 0:
-            raise ValueError("no training rows are left beside the validation rows")
-        is_due = every is None or epoch == self._config.epochs
-        return evaluated or not is_due or self._evaluate(epoch, float(epoch))
+    def restore(self) -> None:
+        """Goes on from the last save, if there is one."""
+        state = None if self._checkpoints is None else self._checkpoints.last_state()
+        if self._checkpoints is not None and state is not None:
+            self._checkpoints.load_last_tables()
+            self._load_state_dict(state)
 
-    def _train_on(self, batch: Batch, epochs_done: float) -> None:
-        self._schedule.before_step(self._step + 1, epochs_done)
+    def train_epoch(self) -> None:
+        """Passes over the training rows once, but for those of the epoch that were used before a save."""
+        batches = _training_batches(self._config, self._input.train, self._epoch, self._epoch_steps)
+        with closing(batches):
+            for batch, estimated_rows in batches:
+                self._expected_rows = self._expected_rows or estimated_rows
+                self._train_on(batch)
+                self._report(estimated_rows)
+                if self._after_step():
+                    return
+        if self._epoch_rows == 0:
+            raise ValueError("no training rows are left beside the validation rows")
+        self._end_epoch()
+
+    def take_best(self) -> None:
+        """Gives the model, where the run is saved, the tables and parameters of the best evaluation."""
+        if self._checkpoints is None:
+            return
+        self._checkpoints.settle()
+        if best_record(self.records) is not self.records[-1]:
+            state = self._checkpoints.best_state()
+            assert state is not None, "every best evaluation is saved"
+            self._checkpoints.load_best_tables()
+            _load_parameters(self._model, state["model"])
+
+    def _train_on(self, batch: Batch) -> None:
+        self._schedule.before_step(self._step + 1, self._epochs_done())
         loss_sum = _take_step(self._model, self._optimizers, batch, self._config.reduction)
         self._step += 1
+        self._epoch_steps += 1
         self._rows += len(batch)
+        self._epoch_rows += len(batch)
         self._since_log.add(len(batch), loss_sum)
         self._since_evaluation.add(len(batch), loss_sum)
 
-    def _epochs_done(self, epoch: int, epoch_rows: int) -> float:
-        expected = self._input.train.estimated_rows
-        return epoch - 1 + (min(1.0, epoch_rows / expected) if expected else 0.0)
+    def _after_step(self) -> bool:
+        """Evaluates and saves where that is due; returns whether the run is finished."""
+        every = self._config.evaluate_every
+        is_evaluated = every is not None and self._step % every == 0
+        if is_evaluated:
+            self._evaluate(self._epochs_done())
+        # Without validation rows the best evaluation is the last one, which the end of the epoch saves.
+        is_new_best = is_evaluated and self._is_best() and self._input.validation is not None
+        if self._checkpoints is not None and (is_new_best or self.finished or self._checkpoints.is_due(self._step)):
+            self._save()
+        return self.finished
 
-    def _report(self, epoch: int, epoch_rows: int) -> None:
+    def _end_epoch(self) -> None:
+        is_due = self._config.evaluate_every is None or self._epoch == self._config.epochs
+        if is_due and not self._is_evaluated():
+            self._evaluate(float(self._epoch))
+        self._expected_rows = self._epoch_rows
+        self._epoch += 1
+        self._epoch_steps = self._epoch_rows = 0
+        self.finished = self.finished or self._epoch > self._config.epochs
+        self._save()
+
+    def _epochs_done(self) -> float:
+        expected = self._expected_rows
+        return self._epoch - 1 + (min(1.0, self._epoch_rows / expected) if expected else 0.0)
+
+    def _report(self, estimated_rows: int | None) -> None:
         if self._observer is not None:
-            self._observer.on_batch(epoch, epoch_rows, self._input.train.estimated_rows, self._since_evaluation.loss)
+            self._observer.on_batch(self._epoch, self._epoch_rows, estimated_rows, self._since_evaluation.loss)
         if self._step % self._config.log_every == 0:
-            self._record_steps(epoch)
+            self._record_steps()
 
-    def _record_steps(self, epoch: int) -> None:
+    def _record_steps(self) -> None:
         if self._observer is not None and self._since_log.rows > 0:
             self._observer.on_steps(
                 StepRecord(
                     step=self._step,
-                    epoch=epoch,
+                    epoch=self._epoch,
                     rows=self._rows,
                     loss=self._since_log.loss,
                     rows_per_second=self._since_log.rows / self._since_log.seconds,
@@ -158,9 +221,9 @@ class _Run:
             )
         self._since_log.restart()
 
-    def _evaluate(self, epoch: int, epochs_done: float) -> bool:
-        """Evaluates, records it, and returns whether to go on."""
-        self._record_steps(epoch)
+    def _evaluate(self, epochs_done: float) -> None:
+        """Evaluates, records it, and sees whether the run is finished."""
+        self._record_steps()
         seconds = self._since_evaluation.seconds
         scores = self._scores()
         validation, test = (Evaluation.of(scores[part]) if part in scores else None for part in ("validation", "test"))
@@ -181,10 +244,67 @@ class _Run:
             self._observer.on_evaluation(record, scores)
         self._since_log.restart()
         self._since_evaluation.restart()
-        if validation is None:
-            return True
-        self._schedule.after_evaluation(validation.logloss)
-        return not self._stopping.should_stop(validation.logloss)
+        if validation is not None:
+            self._schedule.after_evaluation(validation.logloss)
+            self.finished = self._stopping.should_stop(validation.logloss)
+
+    def _is_evaluated(self) -> bool:
+        """Whether there was an evaluation since the last step."""
+        return bool(self.records) and self.records[-1].step == self._step
+
+    def _is_best(self) -> bool:
+        """Whether it was the best one."""
+        return self._is_evaluated() and best_record(self.records) is self.records[-1]
+
+    def _save(self) -> None:
+        """Saves the run where it is to be saved, and ends it there if it is asked to."""
+        if self._checkpoints is None:
+            return
+        started = time.perf_counter()
+        self._checkpoints.save(self._state_dict(), is_best=self._is_best())
+        if not self.finished:
+            self._checkpoints.raise_if_stopped(self._step)
+        for stretch in (self._since_log, self._since_evaluation):
+            stretch.leave_out(time.perf_counter() - started)
+
+    def _state_dict(self) -> dict[str, Any]:
+        return {
+            "finished": self.finished,
+            "step": self._step,
+            "rows": self._rows,
+            "epoch": self._epoch,
+            "epoch_steps": self._epoch_steps,
+            "epoch_rows": self._epoch_rows,
+            "expected_rows": self._expected_rows,
+            "records": [asdict(record) for record in self.records],
+            "since_log": self._since_log.state_dict(),
+            "since_evaluation": self._since_evaluation.state_dict(),
+            "schedule": self._schedule.state_dict(),
+            "stopping": self._stopping.state_dict(),
+            "random": torch.get_rng_state(),
+            "model": dict(_parameters(self._model)),
+            "optimizers": [optimizer.state_dict() for optimizer in self._dense_optimizers()],
+            "file_sizes": file_sizes(self._config),
+        }
+
+    def _load_state_dict(self, state: dict[str, Any]) -> None:
+        self.finished = state["finished"]
+        self._step, self._rows = state["step"], state["rows"]
+        self._epoch, self._epoch_steps, self._epoch_rows = state["epoch"], state["epoch_steps"], state["epoch_rows"]
+        self._expected_rows = state["expected_rows"]
+        self.records = [EvaluationRecord.of(fields) for fields in state["records"]]
+        self._since_log.load_state_dict(state["since_log"])
+        self._since_evaluation.load_state_dict(state["since_evaluation"])
+        self._schedule.load_state_dict(state["schedule"])
+        self._stopping.load_state_dict(state["stopping"])
+        torch.set_rng_state(state["random"])
+        _load_parameters(self._model, state["model"])
+        for optimizer, saved in zip(self._dense_optimizers(), state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def _dense_optimizers(self) -> list[torch.optim.Optimizer]:
+        # The store keeps what its optimizers know, and its schedule sets their rates anew before each step.
+        return [optimizer for optimizer in self._optimizers if not isinstance(optimizer, SparseOptimizer)]
 
     def _scores(self) -> dict[str, Scores]:
         parts = {"validation": self._input.validation, "test": self._input.test}
@@ -221,18 +341,39 @@ def _logloss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum"]) 
     return losses.mean() if reduction == "mean" else losses.sum()
 
 
+def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The parameters and buffers of a model by name; not its `state_dict`, which has the rows of the store's tables."""
+    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+        yield name, tensor.detach()
+
+
+def _load_parameters(model: nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, tensor in _parameters(model):
+        tensor.copy_(saved[name])
+
+
 def _read_through(rows: RowSource) -> None:
     # A bad line among the test rows must not surface only after an epoch's work.
     for _ in rows:
         pass
 
 
-def _training_batches(config: TrainingConfig, rows: RowSource, epoch: int) -> Generator[Batch, None, None]:
-    """The batches of an epoch, read ahead of the steps on a thread of their own."""
+def _training_batches(
+    config: TrainingConfig, rows: RowSource, epoch: int, used: int
+) -> Generator[tuple[Batch, int | None], None, None]:
+    """The batches of an epoch but for the first `used`, each with the rows that an epoch is then estimated to have.
+
+    They are read ahead of the steps on a thread of their own.
+    """
     blocks: Iterator[Batch] = iter(rows)
     if config.shuffle:
         blocks = shuffled(blocks, config.shuffle_window, np.random.default_rng([config.seed, epoch]))
-    return read_ahead(regroup(blocks, config.batch_size))
+    return read_ahead(_estimated(islice(regroup(blocks, config.batch_size), used, None), rows))
+
+
+def _estimated(batches: Iterable[Batch], rows: RowSource) -> Iterator[tuple[Batch, int | None]]:
+    for batch in batches:
+        yield batch, rows.estimated_rows
 
 
 def _field_number(name: str | None, rows: RowSource) -> int | None:

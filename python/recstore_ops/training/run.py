@@ -22,32 +22,86 @@ from recstore_ops.training.report.comparison import write_comparison
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory, create_directory
+from recstore_ops.training.run_checkpoints import RunCheckpoints, SaveOptions, State
+from recstore_ops.training.stop_request import StopRequest
 from recstore_ops.training.tables import Vocabulary
-from recstore_ops.training.training_input import TrainingInput, open_input
+from recstore_ops.training.training_input import TrainingInput, check_file_sizes, open_input
 
 
-def run_training(config: TrainingConfig, runs_dir: Path, name: str | None) -> Path:
-    """Trains as configured, writes to the terminal, and returns the run's directory.
+def run_training(config: TrainingConfig, runs_dir: Path, name: str | None, saving: SaveOptions) -> Path:
+    """Trains as configured and saves the run, writes to the terminal, and returns the run's directory.
+
+    The first SIGINT or SIGTERM ends the run after the step that is under way.
 
     Raises:
-        ValueError: bad input, or a name that is taken.
+        ValueError: bad input, a name that is taken, or a run that cannot go on as configured.
+        OSError: the run cannot be saved, or what was saved is damaged.
+        RunStopped: the run was asked to end, and was saved.
     """
     console = Console()
-    rows = open_input(config)
-    with RunDirectory(runs_dir, name, config) as run, Display(console, config.epochs) as display:
-        if rows.note:
-            display.note(rows.note)
-        vocabulary = _take_vocabulary(rows, run, display) if config.tables == "nn" else None
-        if vocabulary is not None:
-            rows = rows.in_places_of(vocabulary)
-        # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-        model = build_model(config, config.model, rows.train, vocabulary)
-        records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary))
-        for part, figures in run.segments().items():
-            display.note(_segments_note(config, part, figures))
+    with (
+        StopRequest() as stop,
+        RunDirectory(runs_dir, name, config, resume=saving.resume) as run,
+        Display(console, config.epochs) as display,
+    ):
+        checkpoints = RunCheckpoints(run, saving, stop)
+        is_new = not (saving.resume and _go_on(config, run, checkpoints, display))
+        records = _train(config, run, display, checkpoints, is_new=is_new)
+        _record_best(run, best_record(records))
     console.print(_summary(records), highlight=False, soft_wrap=True)
+    console.print(f"model: {checkpoints.best_path}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"results: {run.path}", markup=False, highlight=False, soft_wrap=True)
     return run.path
+
+
+def _go_on(config: TrainingConfig, run: RunDirectory, checkpoints: RunCheckpoints, display: Display) -> bool:
+    """Brings a run's directory to where it was last saved; returns whether it was saved at all."""
+    state = checkpoints.last_state()
+    if state is None:
+        display.note("the run ended before it was saved: beginning anew")
+        run.restart()
+        return False
+    check_file_sizes(config, state["file_sizes"])
+    if state["is_best"]:
+        checkpoints.keep_best()
+    best = checkpoints.best_state()
+    evaluations = [EvaluationRecord.of(fields) for fields in state["records"]]
+    run.restore(state["recorded"], evaluations, best["recorded"]["scores"] if best else {}, state["step"])
+    display.note(_going_on(state))
+    return True
+
+
+def _going_on(state: State) -> str:
+    if state["finished"]:
+        return f"the run was finished after step {state['step']:,}"
+    return f"going on after step {state['step']:,}, in epoch {state['epoch']}"
+
+
+def _train(
+    config: TrainingConfig,
+    run: RunDirectory,
+    display: Display,
+    checkpoints: RunCheckpoints | None,
+    *,
+    is_new: bool = True,
+) -> list[EvaluationRecord]:
+    rows = open_input(config)
+    if rows.note:
+        display.note(rows.note)
+    vocabulary = None
+    if config.tables == "nn":
+        vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
+        rows = rows.in_places_of(vocabulary)
+    # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
+    model = build_model(config, config.model, rows.train, vocabulary)
+    records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary), checkpoints)
+    for part, figures in run.segments().items():
+        display.note(_segments_note(config, part, figures))
+    return records
+
+
+def _record_best(run: RunDirectory, best: EvaluationRecord) -> None:
+    run.record_event("best", number=best.number, epoch=best.epoch, step=best.step)
 
 
 def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> Path:
@@ -66,12 +120,20 @@ def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> 
         for tables, side in sides.items():
             console.print(f"== tables: {tables}", markup=False, highlight=False)
             with ProcessPoolExecutor(1, get_context("spawn"), initializer=_end_with_parent) as process:
-                runs[tables] = process.submit(run_training, side, path, tables).result()
+                runs[tables] = process.submit(_run_side, side, path, tables).result()
     finally:
         if not any(path.iterdir()):
             path.rmdir()
     console.print(write_comparison(path, runs["store"], runs["nn"]), markup=False, highlight=False, soft_wrap=True)
     return path
+
+
+def _run_side(config: TrainingConfig, runs_dir: Path, name: str) -> Path:
+    """Trains one side of a comparison; nothing is saved, which would take its time."""
+    with RunDirectory(runs_dir, name, config) as run, Display(Console(), config.epochs) as display:
+        records = _train(config, run, display, None)
+    Console().print(_summary(records), highlight=False, soft_wrap=True)
+    return run.path
 
 
 def _end_with_parent() -> None:
@@ -86,12 +148,13 @@ def _end_with_parent() -> None:
     Thread(target=watch, name="recstore-watch-parent", daemon=True).start()
 
 
-def _take_vocabulary(rows: TrainingInput, run: RunDirectory, display: Display) -> Vocabulary:
+def _take_vocabulary(rows: TrainingInput, run: RunDirectory, display: Display, *, is_new: bool) -> Vocabulary:
     """Passes over all rows for the ids that `nn.Embedding` must know beforehand."""
     started = time.perf_counter()
     vocabulary = rows.vocabulary()
     seconds = time.perf_counter() - started
-    run.record_event("vocabulary", ids=len(vocabulary), seconds=seconds)
+    if is_new:
+        run.record_event("vocabulary", ids=len(vocabulary), seconds=seconds)
     display.note(f"a pass for the vocabulary of nn.Embedding: {len(vocabulary):,} ids in {seconds:.1f} s")
     return vocabulary
 

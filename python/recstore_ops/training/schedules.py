@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -38,8 +38,8 @@ class Schedule:
         warmup_steps: int = 0,
         gamma: float | None = None,
     ) -> None:
-        self._groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-        self._initial = [group["lr"] for group in self._groups]
+        self._optimizers = optimizers
+        self._initial = [group["lr"] for group in self._groups()]
         self._name = name
         self._epochs = epochs
         self._warmup_steps = warmup_steps
@@ -55,7 +55,7 @@ class Schedule:
             epochs_done: passes over the rows before it, with a fraction.
         """
         factor = max(_LEAST_FACTOR, self.factor(step, epochs_done))
-        for group, initial in zip(self._groups, self._initial, strict=True):
+        for group, initial in zip(self._groups(), self._initial, strict=True):
             group["lr"] = initial * factor
 
     def after_evaluation(self, logloss: float) -> None:
@@ -79,3 +79,15 @@ class Schedule:
             case "exponential":
                 return warmup * self._gamma ** math.floor(epochs_done)
         return warmup * self._plateau_factor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what evaluations have changed."""
+        return {"plateau_factor": self._plateau_factor, "lowest": self._lowest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` returned."""
+        self._plateau_factor, self._lowest = state["plateau_factor"], state["lowest"]
+
+    def _groups(self) -> list[dict[str, Any]]:
+        # Asked for anew each time: an optimizer that loads its state has other groups from then on.
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 
 class Stretch:
@@ -23,6 +24,19 @@ class Stretch:
         """Takes a step's rows and the sum of their losses."""
         self.rows += rows
         self.loss_sum += loss_sum
+
+    def leave_out(self, seconds: float) -> None:
+        """Does not count the last `seconds`."""
+        self._started += seconds
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what was summed up so far."""
+        return {"rows": self.rows, "loss_sum": self.loss_sum, "seconds": self.seconds}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from what `state_dict` returned, as if no time had passed since."""
+        self.rows, self.loss_sum = state["rows"], state["loss_sum"]
+        self._started = self._now() - state["seconds"]
 
     @property
     def seconds(self) -> float:

@@ -51,6 +51,18 @@ class TrainingInput:
         return replace(self, train=train, validation=validation, test=test)
 
 
+def file_sizes(config: TrainingConfig) -> dict[str, int]:
+    """Returns the bytes of each file of a configuration."""
+    return {str(path): path.stat().st_size for path in (*config.train, *config.test)}
+
+
+def check_file_sizes(config: TrainingConfig, expected: dict[str, int]) -> None:
+    """Raises ValueError if a file's size is no longer what `file_sizes` returned."""
+    for path, size in file_sizes(config).items():
+        if size != expected[path]:
+            raise ValueError(f"{path} had {expected[path]:,} bytes when the run was saved, now it has {size:,}")
+
+
 def open_input(config: TrainingConfig) -> TrainingInput:
     """Returns the rows that a configuration names; files are read when the rows are asked for."""
     return _file_input(config) if config.planted is None else _planted_input(config)

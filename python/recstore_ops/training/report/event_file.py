@@ -21,10 +21,19 @@ class EventFile:
     Args:
         directory: of the file, whose name TensorBoard looks for.
         config: shown as text.
+        last_step: of a run that goes on, the last that counts of those in its earlier files; None for a new run.
     """
 
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
-        self._writer = SummaryWriter(str(directory), flush_secs=_FLUSH_SECONDS)
+    def __init__(self, directory: Path, config: dict[str, Any], last_step: int | None = None) -> None:
+        self._writer = SummaryWriter(
+            str(directory),
+            flush_secs=_FLUSH_SECONDS,
+            purge_step=None if last_step is None else last_step + 1,
+            # Two files of one second would have one name.
+            filename_suffix="" if last_step is None else f".after-{last_step}",
+        )
+        if last_step is not None:
+            return
         # TensorBoard reads text as Markdown, where an indented block is shown as it is.
         text = "\n".join(f"    {line}" for line in json.dumps(config, indent=2).splitlines())
         self._writer.add_text("configuration", text, 0)
@@ -47,6 +56,10 @@ class EventFile:
             if result is not None:
                 figures = {"logloss": result.logloss, "auc": result.auc, "calibration": result.calibration}
                 self._write(record.step, {f"{part}/{name}": figure for name, figure in figures.items()})
+
+    def flush(self) -> None:
+        """Waits until what was recorded is on its way to the disk, so that it stays if the process is killed."""
+        self._writer.flush()
 
     def close(self) -> None:
         """Writes what is left and closes the file."""

@@ -64,6 +64,12 @@ class EvaluationRecord:
     test: Evaluation | None
     table_rows: int
 
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> EvaluationRecord:
+        """Returns the record that `dataclasses.asdict` made these fields of."""
+        parts = {part: fields[part] and Evaluation(**fields[part]) for part in ("validation", "test")}
+        return cls(**{**fields, **parts})
+
     @property
     def rows_per_second(self) -> float:
         """Training rows a second, evaluation not counted."""

@@ -8,18 +8,21 @@
 - `table_growth.png`: rows and memory of the tables over training rows.
 - `segments.csv`: figures by segment at the best evaluation, where segments were asked for.
 - `events.out.tfevents.*`: the same figures for TensorBoard.
+- `checkpoint`, `best`: directories of checkpoints, where the run is saved; see `run_checkpoints`.
 
-Plots are drawn at the end, also when that is an error or an interrupt. A run that ends before its first record leaves
-no directory, so that its name stays free.
+Plots are drawn at the end, also when that is an error or an interrupt. A run that ends before its first record or
+save leaves no directory, so that its name stays free.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
+import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -53,35 +56,89 @@ class RunDirectory:
 
     Args:
         name: None takes the model's name and the time, with a number behind it if that is taken.
+        resume: takes the directory of a run that goes on; before anything is recorded, `restore` or `restart` is to be
+            called.
 
     Raises:
         ValueError: the directory exists; a run never writes into another run's directory. Or the
-            name is not a plain directory name.
+            name is not a plain directory name. To resume: there is no such run, it was configured otherwise, or
+            another process is writing it.
     """
 
-    def __init__(self, runs_dir: Path, name: str | None, config: RunConfig) -> None:
+    def __init__(self, runs_dir: Path, name: str | None, config: RunConfig, *, resume: bool = False) -> None:
         self._started = time.perf_counter()
-        self.path = create_directory(runs_dir, name, config.model)
+        self._config = config.as_json()
+        self._resume = resume
+        self.path = _find_directory(runs_dir, name) if resume else create_directory(runs_dir, name, config.model)
         self._steps: list[StepRecord] = []
         self._evaluations: list[EvaluationRecord] = []
         self._best_scores: Mapping[str, Scores] = {}
-        text = json.dumps(config.as_json(), indent=2)
-        (self.path / "config.json").write_text(text + "\n", encoding="utf-8")
-        self._event_file = EventFile(self.path, config.as_json())
+        if resume:
+            _check_config(self.path, self._config)
+        else:
+            _write_config(self.path, self._config)
+        self._lock = _lock(self.path)
+        self._event_file = None if resume else EventFile(self.path, self._config)
 
     @property
     def name(self) -> str:
         """The run's name, unique in its runs directory."""
         return self.path.name
 
+    def state_dict(self, *, with_scores: bool) -> dict[str, Any]:
+        """Returns what was recorded so far, for `restore`; the lines of `metrics.jsonl` are made to survive a crash.
+
+        Args:
+            with_scores: whether to return the scores of the best evaluation too.
+        """
+        assert self._event_file is not None, "restore or restart comes first"
+        self._event_file.flush()
+        with open(self.path / "metrics.jsonl", "ab") as file:
+            os.fsync(file.fileno())
+            state = {"metrics_bytes": file.tell(), "seconds": time.perf_counter() - self._started}
+        scores = {part: vars(scores) for part, scores in self._best_scores.items()}
+        return {**state, "scores": scores if with_scores else None}
+
+    def restart(self) -> None:
+        """Forgets what was recorded, to begin anew."""
+        self._cut_metrics(0)
+        self._event_file = EventFile(self.path, self._config, last_step=0)
+
+    def restore(
+        self,
+        state: dict[str, Any],
+        evaluations: Sequence[EvaluationRecord],
+        scores: dict[str, dict[str, Any]],
+        last_step: int,
+    ) -> None:
+        """Goes on from what `state_dict` returned; forgets what was recorded later.
+
+        Args:
+            state: what was returned.
+            evaluations: recorded until then.
+            scores: those returned at the best of them; none without any.
+            last_step: the last step until then.
+
+        Raises:
+            ValueError: lines of `metrics.jsonl` are missing.
+        """
+        self._cut_metrics(state["metrics_bytes"])
+        self._started -= state["seconds"]
+        self._steps = _read_steps(self.path / "metrics.jsonl")
+        self._evaluations = list(evaluations)
+        self._best_scores = {part: Scores(**fields) for part, fields in scores.items()}
+        self._event_file = EventFile(self.path, self._config, last_step=last_step)
+
     def record_steps(self, record: StepRecord) -> None:
         """Records what some steps gave."""
+        assert self._event_file is not None, "restore or restart comes first"
         self._steps.append(record)
         self.record_event(**record.as_json())
         self._event_file.record_steps(record)
 
     def record_evaluation(self, record: EvaluationRecord, scores: Mapping[str, Scores]) -> None:
         """Records an evaluation, and keeps its scores by part, "validation" and "test", if it is the best so far."""
+        assert self._event_file is not None, "restore or restart comes first"
         self._evaluations.append(record)
         if best_record(self._evaluations) is record:
             self._best_scores = dict(scores)
@@ -108,16 +165,29 @@ class RunDirectory:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._event_file.close()
+        if self._event_file is not None:
+            self._event_file.close()
+            self._close(finished=error is None)
+        os.close(self._lock)
+
+    def _close(self, *, finished: bool) -> None:
         if not self._steps and not self._evaluations:
-            shutil.rmtree(self.path)
+            if not self._resume and not (self.path / "checkpoint").exists():
+                shutil.rmtree(self.path)
             return
         seconds = time.perf_counter() - self._started
         self._write_segments()
         self._write_calibration()
         draw_learning_curve(self.path / "learning_curve.png", self.name, self._steps, self._evaluations)
         draw_table_growth(self.path / "table_growth.png", self.name, self._steps, self._evaluations)
-        self.record_event("end", seconds=seconds, finished=error is None)
+        self.record_event("end", seconds=seconds, finished=finished)
+
+    def _cut_metrics(self, size: int) -> None:
+        path = self.path / "metrics.jsonl"
+        path.touch()
+        if path.stat().st_size < size:
+            raise ValueError(f"{path} has lost lines: expected at least {size} bytes, got {path.stat().st_size}")
+        os.truncate(path, size)
 
     def _write_segments(self) -> None:
         segments = self.segments()
@@ -154,9 +224,7 @@ def create_directory(runs_dir: Path, name: str | None, stem: str) -> Path:
     """
     if name is None:
         return _create_unnamed(runs_dir, f"{stem}-{datetime.now():%Y%m%d-%H%M%S}")
-    if not name or Path(name).name != name:
-        raise ValueError(f"run name {name!r} is not a plain directory name")
-    path = runs_dir / name
+    path = runs_dir / _plain(name)
     try:
         path.mkdir(parents=True)
     except FileExistsError:
@@ -174,3 +242,58 @@ def _create_unnamed(runs_dir: Path, stem: str) -> Path:
             path = runs_dir / f"{stem}-{number}"
         else:
             return path
+
+
+def _plain(name: str) -> str:
+    if not name or Path(name).name != name:
+        raise ValueError(f"run name {name!r} is not a plain directory name")
+    return name
+
+
+def _find_directory(runs_dir: Path, name: str | None) -> Path:
+    if name is None:
+        raise ValueError("resume needs the name of the run: give run-name")
+    path = runs_dir / _plain(name)
+    if not (path / "config.json").is_file():
+        raise ValueError(f"there is no run {name!r} to resume: {path} has no config.json")
+    return path
+
+
+def _write_config(path: Path, config: dict[str, Any]) -> None:
+    # In one move, for a run that is killed now and resumed.
+    beside = path / "config.json.new"
+    beside.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    beside.replace(path / "config.json")
+
+
+def _check_config(path: Path, config: dict[str, Any]) -> None:
+    """Raises ValueError naming the first option of a run that differs."""
+    before = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    now = json.loads(json.dumps(config))
+    for name in {**now, **before}:
+        if before.get(name) != now.get(name):
+            raise ValueError(
+                f"run {path.name!r} has {name} {before.get(name)!r}, got {now.get(name)!r}: "
+                "a run is resumed with the options that it began with"
+            )
+
+
+def _lock(path: Path) -> int:
+    """Keeps other processes from resuming the run as long as the file descriptor returned is open."""
+    file = os.open(path / "config.json", os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise ValueError(f"run {path.name!r} is under way in another process") from None
+    except OSError:
+        pass  # A file system without locks.
+    return file
+
+
+def _read_steps(path: Path) -> list[StepRecord]:
+    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+    steps = (
+        {name: value for name, value in line.items() if name != "event"} for line in lines if line["event"] == "steps"
+    )
+    return [StepRecord(**fields) for fields in steps]

@@ -1,0 +1,211 @@
+"""Checkpoints of a training run, from which it goes on.
+
+A run's directory has two directories of checkpoints: `checkpoint`, of the run's last save, and `best`, of its best
+evaluation. Each is one of `recstore_ops.checkpoint`, with a further file a snapshot: what the run knows besides the
+tables. That file is written first, under a new name, which the snapshot's metadata holds: there is never one without
+the other.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import secrets
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from recstore_ops import checkpoint
+from recstore_ops.checkpoint import SaveReport
+from recstore_ops.training.mirrored_directory import MANIFEST, mirror_checkpoint
+from recstore_ops.training.report.run_directory import RunDirectory
+from recstore_ops.training.stop_request import RunStopped, StopRequest
+
+State = dict[str, Any]
+
+_DENSE = "dense-"
+
+
+@dataclass(frozen=True)
+class SaveOptions:
+    """How a run is saved.
+
+    Attributes:
+        every: steps between saves, beside those at the end of each epoch; None saves at these only.
+        keep: how many full snapshots stay, with the deltas that follow them.
+        resume: go on from the last save.
+
+    Raises:
+        ValueError: a number is below 1.
+    """
+
+    every: int | None = None
+    keep: int = 1
+    resume: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value in (("save_every", self.every), ("keep", self.keep)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+class RunCheckpoints:
+    """Saves a run and gives back what was saved.
+
+    Args:
+        run: whose directory is written to, and what it has recorded is saved too.
+        options: how.
+        stop: asks the run to end.
+    """
+
+    def __init__(self, run: RunDirectory, options: SaveOptions, stop: StopRequest) -> None:
+        self.path, self.best_path = run.path / "checkpoint", run.path / "best"
+        self._run = run
+        self._options = options
+        self._stop = stop
+        self._saving: Future[SaveReport] | None = None
+        self._saving_best = False
+        self._full_bytes = self._delta_bytes = 0
+
+    def is_due(self, step: int) -> bool:
+        """Whether to save after a step: by its number, or because the run is asked to end."""
+        every = self._options.every
+        return self._stop.number is not None or (every is not None and step % every == 0)
+
+    def save(self, state: State, *, is_best: bool) -> None:
+        """Saves the tables as they are now, and `state` with them; the tables are written in the background.
+
+        Args:
+            state: plain values and tensors, `step` and `epoch` among them.
+            is_best: whether this is the state of the best evaluation so far, to be kept in `best` too.
+
+        Raises:
+            OSError: this save or the one before could not be written.
+        """
+        self.settle()
+        self.path.mkdir(exist_ok=True)
+        name = f"{_DENSE}{secrets.token_hex(8)}.pt"
+        recorded = self._run.state_dict(with_scores=is_best)
+        _write(self.path / name, {**state, "is_best": is_best, "recorded": recorded})
+        metadata = {"dense": name, "step": state["step"], "epoch": state["epoch"]}
+        # Deltas are written until they weigh as much as the full snapshot that they follow.
+        kind = "full" if self._delta_bytes >= self._full_bytes else "auto"
+        self._saving_best = is_best
+        self._saving = checkpoint.save_async(self.path, kind=kind, keep=self._options.keep, metadata=metadata)
+
+    def settle(self) -> None:
+        """Waits for the save under way.
+
+        Raises:
+            OSError: it could not be written.
+        """
+        if self._saving is None:
+            return
+        saving, self._saving = self._saving, None
+        with _as_os_error("the run could not be saved"):
+            report = saving.result()
+        if report.is_delta:
+            self._delta_bytes += report.bytes
+        else:
+            self._full_bytes, self._delta_bytes = report.bytes, 0
+        self._remove_unneeded()
+        if self._saving_best:
+            mirror_checkpoint(self.path, self.best_path)
+
+    def raise_if_stopped(self, step: int) -> None:
+        """Waits for the save under way and raises RunStopped, if the run is asked to end."""
+        if self._stop.number is not None:
+            self.settle()
+            raise RunStopped(self._stop.number, step)
+
+    def last_state(self) -> State | None:
+        """Returns the state of the last save; None if there is none.
+
+        Raises:
+            OSError: a file is missing or damaged.
+        """
+        return _read_state(self.path)
+
+    def best_state(self) -> State | None:
+        """Returns the state of the best evaluation; None if there is none."""
+        return _read_state(self.best_path)
+
+    def load_last_tables(self) -> None:
+        """Gives the tables the rows of the last save.
+
+        Raises:
+            OSError: a file is missing or damaged.
+        """
+        self._load_tables(self.path)
+
+    def load_best_tables(self) -> None:
+        """Gives the tables the rows of the best evaluation; raises as `load_last_tables`."""
+        self._load_tables(self.best_path)
+
+    def keep_best(self) -> None:
+        """Keeps the last save, which is of the best evaluation, as such, if the run ended before it had."""
+        mirror_checkpoint(self.path, self.best_path)
+
+    def _load_tables(self, path: Path) -> None:
+        with _as_os_error("the run cannot go on"):
+            checkpoint.load(path, progress=False)
+
+    def _remove_unneeded(self) -> None:
+        needed = {snapshot["metadata"]["dense"] for snapshot in _snapshots(self.path)}
+        for file in self.path.glob(f"{_DENSE}*"):
+            if file.name not in needed:
+                file.unlink()
+
+
+def _snapshots(path: Path) -> list[dict[str, Any]]:
+    """The snapshots of a checkpoint directory, the newest last; none where no save has ended yet."""
+    try:
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    try:
+        return json.loads(text)["snapshots"]
+    except (ValueError, KeyError, TypeError):
+        raise OSError(f"{path / MANIFEST} is damaged: it tells no snapshots") from None
+
+
+def _write(path: Path, state: State) -> None:
+    content = io.BytesIO()
+    torch.save(state, content)
+    try:
+        with open(path, "xb") as file:
+            file.write(content.getbuffer())
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise OSError(f"the run could not be saved: {path}: {error.strerror}") from error
+
+
+def _read_state(path: Path) -> State | None:
+    snapshots = _snapshots(path)
+    if not snapshots:
+        return None
+    file = path / str((snapshots[-1]["metadata"] or {}).get("dense"))
+    if not file.is_file():
+        raise OSError(f"{path} is not of a training run, or is damaged: there is no file {file.name}")
+    try:
+        return torch.load(file, weights_only=True)
+    except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
+        raise OSError(f"{file} is damaged: {error}") from error
+
+
+@contextmanager
+def _as_os_error(what: str) -> Iterator[None]:
+    """Says what could not be done as the command line says it, in one sentence."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise OSError(f"{what}: {error}") from error
