@@ -14,6 +14,7 @@ from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.functional import embedding
 from recstore_ops.row_types import ROW_TYPES, check_output_dtype, type_name
+from recstore_ops.state import TableRows, are_tables_left_out, replace_rows, table_rows
 
 DEFAULT_LR = 0.01
 
@@ -117,6 +118,15 @@ class TableModule(nn.Module):
     def reset_trace(self) -> None:
         """Forgets the gradients collected and not yet applied."""
         self.table.clear_collected()
+
+    def get_extra_state(self) -> TableRows | tuple[()]:
+        """The table's rows for `state_dict`, as `(ids, rows)`; see `recstore_ops.state`."""
+        return () if are_tables_left_out() else table_rows(self.table)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Gives the table the rows of a state and no others; raises as `recstore_ops.state.replace_rows`."""
+        if not are_tables_left_out():
+            replace_rows(self.table, state)
 
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings

@@ -14,6 +14,8 @@ from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
 from recstore_ops.collected_gradients import CollectedGradients
 from recstore_ops.config import check_learning_rate
+from recstore_ops.staged_tables import replace_tables
+from recstore_ops.state import optimizer_state, stage_optimizer_state
 
 Tables = nn.Module | Table
 
@@ -161,6 +163,71 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
         for table in self._seen:
             table.clear_collected()
+
+    @eager_only
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimizer keeps: `param_groups` as in torch, and under `state` the slots of each table by its name.
+
+        Without modules at construction these are the tables stepped so far. Gradients collected and not yet applied
+        are not part of it. See `recstore_ops.state` for what is kept of a table. Other threads must not train
+        meanwhile.
+        """
+        packed = super().state_dict()
+        tables = self._tables_kept().items()
+        packed["state"] = {name: optimizer_state(table, self._rates[table.table_id]) for name, table in tables}
+        return packed
+
+    @eager_only
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave, tables found by their names. Load the state of the model first.
+
+        Slots belong to rows, so the tables must have the rows that the state has slots of. On an error nothing has
+        changed.
+
+        Raises:
+            TypeError: a state of another type.
+            ValueError: a state of other tables or of another optimizer, or of other rows than the tables have.
+            IndexError: an id outside a table's `num_embeddings`.
+            OSError: there is no room for a copy of the tables, in memory or among temporary files.
+        """
+        groups = self._in_own_order(state_dict["param_groups"])
+        states = state_dict["state"]
+        tables = self._tables_of_state(list(states))
+        replace_tables([stage_optimizer_state(table, states[name]) for name, table in tables.items()])
+        super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
+        for name, table in tables.items():
+            self._rates[table.table_id] = states[name][2]["group_lr"]
+
+    def _tables_kept(self) -> dict[str, Table]:
+        """The tables whose state is the optimizer's, by name."""
+        if self._modules is not None:
+            return {table.name: table for table in _tables_of(self._modules) if table.table_id in self._rates}
+        return {name: Table.open(name) for name in _native.table_names() if _native.find_table(name) in self._rates}
+
+    def _tables_of_state(self, names: list[str]) -> dict[str, Table]:
+        """The tables whose state is loaded, by name."""
+        if self._modules is None:
+            missing = [name for name in names if _native.find_table(name) is None]
+            if missing:
+                raise ValueError(f"the state is of tables that are not there, {missing}: make the model first")
+            return {name: Table.open(name) for name in names}
+        tables = self._tables_kept()
+        if set(names) != set(tables):
+            raise ValueError(f"the state is of the tables {sorted(names)}, this optimizer steps {sorted(tables)}")
+        return tables
+
+    def _in_own_order(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The parameter groups of a state, each at the place of this optimizer's group of the same table."""
+        by_table = {group.get("table"): group for group in groups if len(group.get("params", [])) == 1}
+        own = [group["table"] for group in self.param_groups]
+        if len(groups) != len(own):
+            raise ValueError(
+                f"the state has a different number of parameter groups, {len(groups)} instead of {len(own)}"
+            )
+        if set(by_table) != set(own):
+            got = [group.get("table") for group in groups]
+            raise ValueError(f"the state has parameter groups of the tables {got}, this optimizer one of each of {own}")
+        return [by_table[table] for table in own]
 
     def _chosen(self, method: str, modules: nn.Module | Table | Sequence[Tables] | None) -> list[Tables]:
         chosen = self._modules if modules is None else _as_list(modules)

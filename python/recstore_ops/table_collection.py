@@ -11,6 +11,7 @@ from recstore_ops.collection_config import EmbeddingConfig
 from recstore_ops.dist_embedding import TableModule
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import own_batch
+from recstore_ops.state import are_tables_left_out, check_rows
 
 _Module = TypeVar("_Module", bound=TableModule)
 
@@ -61,6 +62,39 @@ class TableCollection(nn.Module, Generic[_Module]):
         """Forgets the gradients collected and not yet applied."""
         for module in self._by_name().values():
             module.reset_trace()
+
+    def get_extra_state(self) -> tuple[str, ...]:
+        """The names of the tables for `state_dict`: the rows of each come under its place among them."""
+        return tuple(self._by_name())
+
+    def set_extra_state(self, state: Any) -> None:
+        """Checks that no table of this collection has another place in the state.
+
+        Raises:
+            ValueError: the tables come in another order.
+        """
+        own = list(self._by_name())
+        if any(name in own and own.index(name) != place for place, name in enumerate(state)):
+            raise ValueError(f"the state is of the tables {list(state)}, but this collection has them as {own}")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: Any,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: Any,
+    ) -> None:
+        # Before any table changes: they are loaded one after another.
+        for place, module in enumerate(self._by_name().values()):
+            key = f"{prefix}_modules_of_tables.{place}._extra_state"
+            if key in state_dict and not are_tables_left_out():
+                check_rows(module.table, state_dict[key])
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _by_name(self) -> dict[str, _Module]:
         modules: Any = self._modules_of_tables

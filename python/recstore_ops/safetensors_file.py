@@ -1,0 +1,187 @@
+"""Safetensors files, written piece by piece and read without loading them.
+
+A file is the length of its header (8 bytes, little-endian), the header (JSON: dtype, shape and place of each tensor),
+and the tensors. Neither direction needs the memory of the whole file, nor the `safetensors` package.
+
+Source: https://github.com/huggingface/safetensors, "Format".
+"""
+
+import json
+import math
+import os
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+TYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "U64": torch.uint64,
+    "BOOL": torch.bool,
+}
+"""The types of tensors by their names in a header."""
+
+_NAMES = {dtype: name for name, dtype in TYPES.items()}
+_LENGTH_BYTES = 8
+_HEADER_LIMIT = 100_000_000
+
+
+@dataclass(frozen=True)
+class Column:
+    """A tensor to be written.
+
+    Attributes:
+        name: its name.
+        dtype: its type.
+        shape: its shape.
+        parts: its rows in order, some at a time.
+    """
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    parts: Iterable[Tensor]
+
+    @classmethod
+    def of(cls, name: str, tensor: Tensor) -> "Column":
+        """A column of a tensor that is there as a whole."""
+        return cls(name, tensor.dtype, tuple(tensor.shape), [tensor])
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+def write_safetensors(path: str | PathLike[str], columns: Sequence[Column]) -> dict[str, int]:
+    """Writes a file; it appears under its name when it is complete.
+
+    Args:
+        path: the file; replaced if it is there.
+        columns: the tensors. Those of wide elements come first, so that every tensor is aligned.
+
+    Returns:
+        The CRC-32 (IEEE 802.3) of the header, under `header`, and of each tensor.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the parts of a column do not add up to its shape.
+    """
+    columns = sorted(columns, key=lambda column: -column.dtype.itemsize)
+    header = _header(columns)
+    checksums = {"header": zlib.crc32(header)}
+    beside = Path(f"{os.fspath(path)}.new")
+    try:
+        with beside.open("wb") as file:
+            file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+            for column in columns:
+                checksums[column.name] = _write_column(file, column)
+        beside.replace(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    return checksums
+
+
+def _header(columns: Sequence[Column]) -> bytes:
+    entries, start = {}, 0
+    for column in columns:
+        offsets = [start, start + column.nbytes]
+        entries[column.name] = {"dtype": _NAMES[column.dtype], "shape": column.shape, "data_offsets": offsets}
+        start += column.nbytes
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    return text.ljust(-(-len(text) // 8) * 8)
+
+
+def _write_column(file: Any, column: Column) -> int:
+    checksum = written = 0
+    for part in column.parts:
+        buffer = part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+        checksum = zlib.crc32(buffer, checksum)
+        written += file.write(buffer)
+    if written != column.nbytes:
+        raise ValueError(f'tensor "{column.name}" has {column.nbytes} bytes by its shape, got {written}')
+    return checksum
+
+
+class SafetensorsFile:
+    """A file's tensors, mapped into memory: what is not looked at is not read.
+
+    Args:
+        path: the file.
+
+    Raises:
+        OSError: there is no such file.
+        ValueError: it is no safetensors file; names the file and what is wrong with it.
+    """
+
+    def __init__(self, path: str | PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        size = os.path.getsize(self.path)
+        with open(self.path, "rb") as file:
+            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+            if size < _LENGTH_BYTES or length > min(_HEADER_LIMIT, size - _LENGTH_BYTES):
+                raise self._broken(f"its header cannot have {length} bytes, the file has {size}")
+            header = file.read(length)
+        self._start, self._size = _LENGTH_BYTES + length, size
+        self._entries = {name: self._entry(name, entry) for name, entry in self._parsed(header).items()}
+        self._bytes = torch.from_file(self.path, shared=False, size=size, dtype=torch.uint8)
+
+    def names(self) -> list[str]:
+        """The names of the tensors, sorted."""
+        return sorted(self._entries)
+
+    def tensor(self, name: str) -> Tensor:
+        """A tensor, read as it is looked at.
+
+        Raises:
+            ValueError: there is none of this name, or its type is unknown; names those that there are.
+        """
+        if name not in self._entries:
+            raise ValueError(f'{self.path} has no tensor "{name}", but {self.names()}')
+        type_name, shape, start, end = self._entries[name]
+        if type_name not in TYPES:
+            raise ValueError(f'the tensor "{name}" of {self.path} has the type {type_name}, known are {sorted(TYPES)}')
+        dtype = TYPES[type_name]
+        part = self._bytes[start:end]
+        if start % dtype.itemsize:
+            part = part.clone()  # A file of another writer may be without alignment.
+        return part.view(dtype).reshape(shape)
+
+    def _broken(self, message: str) -> ValueError:
+        return ValueError(f"{self.path} is not a safetensors file: {message}")
+
+    def _parsed(self, header: bytes) -> dict[str, Any]:
+        try:
+            entries = json.loads(header)
+        except (ValueError, RecursionError) as error:
+            raise self._broken(f"its header is not JSON: {error}") from None
+        if not isinstance(entries, dict):
+            raise self._broken("its header is not a JSON object")
+        return {name: entry for name, entry in entries.items() if name != "__metadata__"}
+
+    def _entry(self, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+        try:
+            type_name, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
+            numbers = [*shape, start, end]
+        except (KeyError, TypeError, ValueError):
+            raise self._broken(f'the tensor "{name}" needs dtype, shape and data_offsets, got {entry}') from None
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise self._broken(f'shape and data_offsets of "{name}" must be ints from 0 on, got {entry}')
+        dtype = TYPES.get(type_name)  # A type that is not known harms no other tensor.
+        is_size = dtype is None or end - start == math.prod(shape) * dtype.itemsize
+        if not is_size or not start <= end <= self._size - self._start:
+            raise self._broken(f'the tensor "{name}" of shape {list(shape)} cannot lie at {[start, end]}')
+        return type_name, shape, self._start + start, self._start + end
