@@ -30,8 +30,9 @@ proptest! {
         let (distinct, inverse, sums) = by_libtorch(&Tensor::from_slice(&ids), &gradients, dim);
         let gradients: Vec<f32> = elements(&gradients);
         let merged = merge_gradients(&Serial, dim, &[GradientChunk::new(&ids, &gradients, dim)]).unwrap();
-        let mut places = vec![0; ids.len()];
-        unique(&Serial, &ids, &mut places);
+        let (mut found, mut places) = (vec![0; ids.len()], vec![0; ids.len()]);
+        let count = unique(&Serial, &ids, &mut found, &mut places);
+        prop_assert_eq!(&merged.ids, &found[..count]);
         prop_assert_eq!((merged.ids, bits(&merged.sums), places), (distinct, sums, inverse));
     }
 }
