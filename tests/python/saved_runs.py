@@ -57,6 +57,8 @@ def run_train(
 
 def _train(folder: Path, options: list[str], signals: Signals | None, largest_file: int | None) -> None:
     os.chdir(folder)
+    # Whoever runs the tests in the background ignores it, and what is ignored stays so.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
     for name, number in (("stdout", 1), ("stderr", 2)):

@@ -339,13 +339,17 @@ def test_the_trace_updates_tables_through_the_client(table_name: Callable[[], st
 
 
 INT64 = st.integers(-(2**63), 2**63 - 1) | st.sampled_from([0, 1, 2**30, 2**31, 2**30 + 1, 2**62, -1])
-OPEN = RecStoreEmbeddingBagCollection(
-    [
-        EmbeddingBagConfig("any id/sum", None, 3, ["a", "b"]),
-        EmbeddingBagConfig("any id/mean", None, 2, ["c"], pooling="mean"),
-    ],
-    initializer={"kind": "normal", "std": 1.0},
-)
+
+
+@pytest.fixture(scope="module")
+def open_bags() -> RecStoreEmbeddingBagCollection:
+    return RecStoreEmbeddingBagCollection(
+        [
+            EmbeddingBagConfig("any id/sum", None, 3, ["a", "b"]),
+            EmbeddingBagConfig("any id/mean", None, 2, ["c"], pooling="mean"),
+        ],
+        initializer={"kind": "normal", "std": 1.0},
+    )
 
 
 @st.composite
@@ -360,15 +364,17 @@ def any_batches(draw: st.DrawFn) -> KeyedJaggedTensor:
 
 
 @settings(deadline=None)  # Machines that run tests are busy.
-@given(any_batches())
-def test_any_batch_of_any_int64_is_pooled_as_torch_pools_its_rows(features: KeyedJaggedTensor) -> None:
-    OPEN.reset_trace()
-    pooled = OPEN(features)
+@given(features=any_batches())
+def test_any_batch_of_any_int64_is_pooled_as_torch_pools_its_rows(
+    open_bags: RecStoreEmbeddingBagCollection, features: KeyedJaggedTensor
+) -> None:
+    open_bags.reset_trace()
+    pooled = open_bags(features)
     pooled.values().square().sum().backward()
     gradients: dict[str, dict[int, Tensor]] = {}
     for key, table, mode in (("a", "any id/sum", "sum"), ("b", "any id/sum", "sum"), ("c", "any id/mean", "mean")):
         part = features[key]
-        rows_ND = OPEN.embedding_bags[table].weight[part.values()].requires_grad_()
+        rows_ND = open_bags.embedding_bags[table].weight[part.values()].requires_grad_()
         places_N, offsets = torch.arange(len(rows_ND)), part.offsets().long()
         expected = nn.functional.embedding_bag(places_N, rows_ND, offsets, mode=mode, include_last_offset=True)
         assert_near(pooled[key], expected)
@@ -377,7 +383,7 @@ def test_any_batch_of_any_int64_is_pooled_as_torch_pools_its_rows(features: Keye
         for row, grad in zip(part.values().tolist(), rows_ND.grad, strict=True):
             sums = gradients.setdefault(table, {})
             sums[row] = sums.get(row, torch.zeros_like(grad)) + grad
-    for table, ids, grads in OPEN._trace:
+    for table, ids, grads in open_bags._trace:
         expected = gradients.pop(table, {})
         assert ids.tolist() == sorted(expected)
         for row, grad in zip(ids.tolist(), grads, strict=True):
