@@ -2,9 +2,12 @@
 //!
 //! An unknown key or kind is refused by name, and so is a value out of its range; nothing is ignored.
 
+mod lifecycle;
+
 use serde::{Deserialize, Serialize};
 
 use crate::{Error, Result};
+pub use lifecycle::{AdmissionConfig, EvictionConfig, EvictionPolicy};
 
 /// A table's dim, bound, row type, initial values, optimizer and policy for non-finite values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -27,6 +30,12 @@ pub struct TableConfig {
     pub optimizer: OptimizerConfig,
     /// What happens to NaN and infinity in rows and gradients.
     pub nan_policy: NanPolicy,
+    /// Which ids get a row by training; all of them without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<AdmissionConfig>,
+    /// Which rows leave; none without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<EvictionConfig>,
 }
 
 /// The type in which a table keeps its rows.
@@ -278,6 +287,8 @@ impl Default for TableConfig {
             initializer: InitializerConfig::default(),
             optimizer: OptimizerConfig::default(),
             nan_policy: NanPolicy::default(),
+            admission: None,
+            eviction: None,
         }
     }
 }
@@ -319,8 +330,10 @@ impl TableConfig {
         let object: serde_json::Map<String, serde_json::Value> =
             serde_json::from_str(text).map_err(unreadable)?;
         // serde would also take a list for each of these, its fields by position.
-        for key in ["initializer", "optimizer"] {
-            require(object.get(key).is_none_or(serde_json::Value::is_object), || {
+        for key in ["initializer", "optimizer", "admission", "eviction"] {
+            let is_optional = matches!(key, "admission" | "eviction");
+            let is_given = |value: &&serde_json::Value| !(is_optional && value.is_null());
+            require(object.get(key).filter(is_given).is_none_or(serde_json::Value::is_object), || {
                 format!("{key} must be an object, got {}", object[key])
             })?;
         }
@@ -354,7 +367,9 @@ impl TableConfig {
             format!("num_embeddings must be null or from 1 to {}, got {:?}", i64::MAX, self.num_embeddings)
         })?;
         self.initializer.validate(self.num_embeddings)?;
-        self.optimizer.validate()
+        self.optimizer.validate()?;
+        self.admission.as_ref().map_or(Ok(()), AdmissionConfig::validate)?;
+        self.eviction.as_ref().map_or(Ok(()), EvictionConfig::validate)
     }
 
     /// Whether a table opened as `self` may be opened again as `other`: all but learning rate and weight decay agree.

@@ -174,6 +174,15 @@ pub enum Error {
         message: String,
     },
 
+    /// A table from which no row ever leaves was asked which ones do.
+    #[error("{operation}: table \"{table}\" has no eviction")]
+    NoEviction {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+    },
+
     /// A prefetch was never issued, was consumed before, or was dropped for newer ones.
     #[error("prefetch handle {prefetch} is unknown, consumed or dropped")]
     UnknownPrefetch {

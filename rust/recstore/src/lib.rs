@@ -34,6 +34,7 @@ mod handle;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod lifecycle;
 mod optimizer;
 mod pages;
 mod parallel;
@@ -51,7 +52,8 @@ pub use checkpoint::{
 };
 pub use collector::{GradientCollector, KeptGradients, OwnedGradients};
 pub use config::{
-    BiasCorrection, Convention, Dtype, InitializerConfig, NanPolicy, OptimizerConfig, TableConfig,
+    AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
+    NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
 pub use gradient::{

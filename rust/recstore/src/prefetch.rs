@@ -335,9 +335,14 @@ impl EmbeddingStore for PrefetchingStore {
     }
 
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()> {
+        let evicted = || updates.iter().map(|update| self.store.num_evicted(update.table));
+        let before = evicted().collect::<Result<Vec<_>>>()?;
         self.store.update(updates)?;
-        for update in updates {
+        for ((update, before), after) in updates.iter().zip(before).zip(evicted()) {
             self.note(update.table, Some(update.chunks.iter().flat_map(GradientChunk::ids)));
+            if after? != before {
+                self.note(update.table, None::<std::iter::Empty<i64>>);
+            }
         }
         Ok(())
     }
@@ -358,6 +363,16 @@ impl EmbeddingStore for PrefetchingStore {
         let deleted = self.store.delete(table, ids)?;
         self.note(table, Some(ids.iter().copied()));
         Ok(deleted)
+    }
+
+    fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>> {
+        let evicted = self.store.evict(table, dry_run)?;
+        self.note(table, Some(evicted.iter().copied()));
+        Ok(evicted)
+    }
+
+    fn num_evicted(&self, table: TableId) -> Result<u64> {
+        self.store.num_evicted(table)
     }
 
     fn clear(&self, table: TableId) -> Result<()> {

@@ -62,8 +62,14 @@ pub struct TableStatistics {
     pub inserts: u64,
     /// Row updates: one a distinct id and step.
     pub updates: u64,
-    /// Rows deleted.
+    /// Rows deleted, those that left included.
     pub deletes: u64,
+    /// Ids that a step updated and that were not admitted: one an id and step.
+    pub rejections: u64,
+    /// Rows that left by eviction.
+    pub evictions: u64,
+    /// Ids without a row that admission counts one by one.
+    pub candidates: usize,
     /// Rows and gradients refused or skipped because they were not finite.
     pub refusals: u64,
     /// Optimizer steps taken.
@@ -168,6 +174,16 @@ pub trait EmbeddingStore: Send + Sync {
 
     /// Deletes the rows of `ids` and returns how many there were; an id without a row is no error.
     fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize>;
+
+    /// Takes away the rows that the table's eviction chooses, as the table is now, and returns their ids in ascending
+    /// order. A `dry_run` returns them and changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::NoEviction`]; [`Error::ForkedChild`].
+    fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>>;
+
+    /// Returns how many rows left a table by eviction, as far as this store knows without asking others.
+    fn num_evicted(&self, table: TableId) -> Result<u64>;
 
     /// Deletes every row; configuration, learning rate and step stay.
     fn clear(&self, table: TableId) -> Result<()>;
@@ -416,6 +432,16 @@ impl EmbeddingStore for LocalStore {
     fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize> {
         let _gate = fork::enter();
         self.table("hashtable_delete", table)?.delete(ids)
+    }
+
+    fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>> {
+        let _gate = fork::enter();
+        self.table("evict", table)?.evict(dry_run)
+    }
+
+    fn num_evicted(&self, table: TableId) -> Result<u64> {
+        let _gate = fork::enter();
+        Ok(self.table("num_evicted", table)?.num_evicted())
     }
 
     fn clear(&self, table: TableId) -> Result<()> {

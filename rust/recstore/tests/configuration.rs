@@ -2,8 +2,8 @@
 
 use proptest::prelude::*;
 use recstore::{
-    BiasCorrection, Convention, Dtype, EmbeddingStore, InitializerConfig, LocalStore, NanPolicy,
-    OptimizerConfig, Serial, TableConfig,
+    AdmissionConfig, BiasCorrection, Convention, Dtype, EmbeddingStore, EvictionConfig, EvictionPolicy,
+    InitializerConfig, LocalStore, NanPolicy, OptimizerConfig, Serial, TableConfig,
 };
 
 /// Positive values of every magnitude that single precision has.
@@ -60,15 +60,45 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
     ]
 }
 
+fn admission() -> impl Strategy<Value = AdmissionConfig> {
+    let sketch = (1..=u32::MAX, 1e-3..0.9f64, 1e-9..0.9f64);
+    prop_oneof![
+        (1..=u32::MAX).prop_map(|threshold| AdmissionConfig::Count { threshold }),
+        sketch.prop_map(|(threshold, epsilon, delta)| AdmissionConfig::Sketch { threshold, epsilon, delta }),
+        (0.0..=1.0f64).prop_map(|probability| AdmissionConfig::Probability { probability }),
+    ]
+}
+
+fn eviction() -> impl Strategy<Value = EvictionConfig> {
+    let capacity = prop::option::of((
+        1..=u64::MAX,
+        prop::sample::select(&[EvictionPolicy::Lru, EvictionPolicy::Lfu][..]),
+    ));
+    let steps = (10..=u64::MAX, prop::option::of(1..10u64));
+    (1..=u64::MAX, prop::option::of(positive()), capacity, steps).prop_map(
+        |(ttl, min_norm, capacity, (interval, delay))| {
+            let policy = capacity.map_or_else(EvictionPolicy::default, |(_, policy)| policy);
+            let capacity = capacity.map(|(capacity, _)| capacity);
+            EvictionConfig { ttl: Some(ttl), min_norm, capacity, policy, interval, delay }
+        },
+    )
+}
+
 fn config() -> impl Strategy<Value = TableConfig> {
     let policy = prop::sample::select(&[NanPolicy::Error, NanPolicy::Skip, NanPolicy::Allow][..]);
     let sizes = (1..1000usize, 1..=i64::MAX as u64, any::<u64>(), 1..80_000usize);
-    (sizes, initializer(), optimizer(), policy).prop_map(|(sizes, initializer, optimizer, nan_policy)| {
-        let (dim, bound, seed, block_size) = sizes;
-        let num_embeddings = Some(bound);
-        let dtype = Dtype::Float32;
-        TableConfig { dim, num_embeddings, dtype, seed, block_size, initializer, optimizer, nan_policy }
-    })
+    let life = (prop::option::of(admission()), prop::option::of(eviction()));
+    (sizes, initializer(), optimizer(), policy, life).prop_map(
+        |(sizes, initializer, optimizer, nan_policy, life)| {
+            let (admission, eviction) = life;
+            let (dim, bound, seed, block_size) = sizes;
+            let num_embeddings = Some(bound);
+            let dtype = Dtype::Float32;
+            let config =
+                TableConfig { dim, num_embeddings, dtype, seed, block_size, ..TableConfig::new(dim) };
+            TableConfig { initializer, optimizer, nan_policy, admission, eviction, ..config }
+        },
+    )
 }
 
 proptest! {

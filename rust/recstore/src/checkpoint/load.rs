@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
 use super::save::save_id;
-use super::table_file::{Layout, Reader};
+use super::table_file::{Layout, Reader, TableState};
 use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, refused};
 use crate::Result;
 use crate::bits::Bits;
@@ -69,7 +69,8 @@ fn load_newest(
         let saved = entry.config().map_err(|error| broken(format!("table \"{}\": {error}", entry.name)))?;
         let config = configured(&entry.name, &saved)?;
         let mut table = Table::new(&entry.name, &config);
-        load_table(&mut table, directory, &parts, options)?;
+        let states = load_table(&mut table, directory, &parts, options)?;
+        restore_state(&mut table, entry, states, options).map_err(broken)?;
         let is_whole = options.keeps.is_none();
         let progress = if is_whole { entry.progress.clone() } else { entry.progress.of_some_rows() };
         table.restore(&progress, save).map_err(|error| broken(error.to_string()))?;
@@ -104,8 +105,9 @@ fn load_table(
     directory: &Path,
     parts: &[&TableEntry],
     options: &LoadOptions<'_>,
-) -> Result<()> {
+) -> Result<Vec<TableState>> {
     let layout = Layout::of(table);
+    let mut states = Vec::new();
     for part in parts {
         Table::check_room(&part.name, part.rows())
             .map_err(|error| refused(directory.join(FILE_NAME), error))?;
@@ -121,9 +123,33 @@ fn load_table(
             table.reserve(part.rows());
         }
         let mut seen = Bits::default();
-        for reader in readers {
+        states.clear();
+        for mut reader in readers {
+            states.push(std::mem::take(&mut reader.state));
             load_file(table, &layout, reader, &mut seen, options)?;
         }
+    }
+    Ok(states)
+}
+
+/// Gives a table what the shards of the newest snapshot remembered besides its rows.
+fn restore_state(
+    table: &mut Table,
+    entry: &TableEntry,
+    states: Vec<TableState>,
+    options: &LoadOptions<'_>,
+) -> std::result::Result<(), String> {
+    let keeps = |id: &i64| options.keeps.is_none_or(|keeps| keeps(*id));
+    let mut leaving = Vec::new();
+    for state in states {
+        if let Some(counts) = &state.admission {
+            let added = table.add_admission_counts(counts, |id| keeps(&id));
+            added.map_err(|message| format!("table \"{}\": {message}", entry.name))?;
+        }
+        leaving.extend(state.leaving.into_iter().flatten().filter(keeps));
+    }
+    if let Some(steps) = entry.progress.sweep {
+        table.set_leaving(steps, leaving);
     }
     Ok(())
 }
@@ -148,7 +174,7 @@ fn load_file(
         if let Some(keeps) = options.keeps {
             rows.retain(keeps);
         }
-        let put = table.put_records(&rows.ids, &rows.records, seen);
+        let put = table.put_records(&rows, seen);
         put.map_err(|id| refused(reader.path(), format!("the id {id} comes twice")))?;
     }
 }

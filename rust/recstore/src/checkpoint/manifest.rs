@@ -94,6 +94,9 @@ pub(super) struct ShardEntry {
     pub(super) bytes: u64,
     pub(super) rows: usize,
     pub(super) deleted: usize,
+    /// The elements of each tensor that is about the table and not about its rows; absent if there are none.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(super) state: BTreeMap<String, usize>,
     /// CRC-32 (IEEE 802.3) of the header and of each tensor.
     pub(super) checksums: BTreeMap<String, u32>,
 }
@@ -123,7 +126,8 @@ impl TableEntry {
             && self.dim == other.dim
             && self.config == other.config
             && self.is_delta == other.is_delta
-            && self.progress.step == other.progress.step;
+            && self.progress.step == other.progress.step
+            && self.progress.sweep == other.progress.sweep;
         if !is_same {
             return Err(other.name);
         }

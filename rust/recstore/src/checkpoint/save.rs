@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::manifest::{Manifest, ShardEntry, TableEntry, sync_directory};
-use super::table_file::{Layout, Writer};
+use super::table_file::{Layout, TableState, Writer};
 use super::{BYTES_AT_A_TIME, FILE_EXTENSION, Progress, SaveKind, SaveOptions, SaveReport, at, refused};
 use crate::Result;
 use crate::table::{CopiedRows, CutTables, SaveId, TableCut, cut};
@@ -165,7 +165,8 @@ fn write_table(
     progress: Option<&Progress>,
 ) -> Result<ShardEntry> {
     let deleted = cut.cut.is_delta.then_some(&cut.cut.deleted[..]);
-    let mut writer = Writer::create(path, layout, cut.cut.rows, deleted)?;
+    let state = TableState { admission: cut.admission.clone(), leaving: cut.leaving() };
+    let mut writer = Writer::create(path, layout, cut.cut.rows, deleted, &state)?;
     let mut write = |rows: &CopiedRows| {
         writer.write(layout, rows)?;
         Progress::advance(progress, (rows.ids.len() * layout.row_bytes()) as u64);

@@ -1,7 +1,8 @@
 //! One file of a checkpoint: some rows of a table as safetensors.
 //!
-//! Tensors are columns: `ids`, `rows`, a `slot.<name>` for each optimizer slot, and in a delta `deleted_ids`. All but the
-//! last have a row for each id. A file is written and read some rows at a time, so that neither takes much memory.
+//! Most tensors are columns, with a row for each id: `ids`, `rows`, a `slot.<name>` for each optimizer slot, and what is
+//! known of the rows' usage. Others are about the table: in a delta `deleted_ids`, and what admission and eviction have to
+//! remember. Columns are written and read some rows at a time, so that neither takes much memory.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -17,13 +18,19 @@ use super::manifest::ShardEntry;
 use super::{at, refused};
 use crate::Result;
 use crate::config::Dtype;
-use crate::table::{CopiedRows, Table};
+use crate::lifecycle::Usage;
+use crate::table::{AdmissionCounts, CopiedRows, Table};
 
 const _: () = assert!(cfg!(target_endian = "little"), "tensors are written as they lie in memory");
 
 const IDS: &str = "ids";
 const ROWS: &str = "rows";
+const USAGE_STEP: &str = "usage.step";
+const USAGE_COUNT: &str = "usage.count";
 const DELETED: &str = "deleted_ids";
+const ADMISSION_IDS: &str = "admission.ids";
+const ADMISSION_COUNTS: &str = "admission.counts";
+const LEAVING: &str = "eviction.ids";
 const HEADER: &str = "header";
 
 /// The most bytes of a header: that of a real one takes less than a kilobyte.
@@ -37,15 +44,81 @@ struct Column {
     /// The elements of a row.
     width: usize,
     row_bytes: usize,
-    /// Where it begins in a record, in bytes; ids lie in none.
-    in_record: Option<usize>,
+    source: Source,
 }
 
-/// How the records of a table are cut into columns.
+/// Where the values of a column are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Ids,
+    UsageStep,
+    UsageCount,
+    /// In the record, from this byte on.
+    Record(usize),
+}
+
+/// How a table is cut into tensors.
 #[derive(Debug, Clone)]
 pub(super) struct Layout {
     columns: Vec<Column>,
     stride: usize,
+    has_admission: bool,
+    has_eviction: bool,
+}
+
+/// What a table remembers that is not about its rows.
+#[derive(Debug, Default)]
+pub(super) struct TableState {
+    /// None for a table that admits all ids.
+    pub(super) admission: Option<AdmissionCounts>,
+    /// Ids of rows that will leave; none for a table that no row leaves.
+    pub(super) leaving: Option<Vec<i64>>,
+}
+
+impl TableState {
+    /// Returns the tensors: names, types and values.
+    fn tensors(&self) -> Vec<(&'static str, TensorType, &[u8])> {
+        let mut tensors = Vec::new();
+        if let Some(AdmissionCounts { ids, counts }) = &self.admission {
+            tensors.push((ADMISSION_IDS, TensorType::I64, bytemuck::cast_slice(ids)));
+            tensors.push((ADMISSION_COUNTS, TensorType::U32, bytemuck::cast_slice(counts)));
+        }
+        if let Some(ids) = &self.leaving {
+            tensors.push((LEAVING, TensorType::I64, bytemuck::cast_slice(ids)));
+        }
+        tensors
+    }
+
+    /// Returns the elements of each tensor.
+    fn lengths(&self) -> BTreeMap<String, usize> {
+        let length = |(name, kind, bytes): (&str, TensorType, &[u8])| {
+            (name.to_owned(), bytes.len() * 8 / kind.bitsize())
+        };
+        self.tensors().into_iter().map(length).collect()
+    }
+
+    /// Returns room for what a file has.
+    fn sized(layout: &Layout, lengths: &BTreeMap<String, usize>) -> Self {
+        let length = |name: &str| lengths.get(name).copied().unwrap_or(0);
+        let admission = || AdmissionCounts {
+            ids: vec![0; length(ADMISSION_IDS)],
+            counts: vec![0; length(ADMISSION_COUNTS)],
+        };
+        Self {
+            admission: layout.has_admission.then(admission),
+            leaving: layout.has_eviction.then(|| vec![0; length(LEAVING)]),
+        }
+    }
+
+    fn bytes_of(&mut self, name: &str) -> Option<&mut [u8]> {
+        let Self { admission, leaving } = self;
+        match name {
+            ADMISSION_IDS => admission.as_mut().map(|counts| bytemuck::cast_slice_mut(&mut counts.ids)),
+            ADMISSION_COUNTS => admission.as_mut().map(|counts| bytemuck::cast_slice_mut(&mut counts.counts)),
+            LEAVING => leaving.as_mut().map(|ids| bytemuck::cast_slice_mut(ids)),
+            _ => None,
+        }
+    }
 }
 
 impl Layout {
@@ -62,9 +135,9 @@ impl Layout {
             tensor_type,
             width: dim,
             row_bytes: size * dim,
-            in_record: Some(0),
+            source: Source::Record(0),
         };
-        let mut columns = vec![id_column(IDS), rows];
+        let mut columns = vec![integers(IDS, Source::Ids), rows];
         let mut word = weight_words;
         for slot in table.record_slots() {
             let (name, bytes) = (format!("slot.{}", slot.name), slot.width * size_of::<f32>());
@@ -74,11 +147,26 @@ impl Layout {
                 tensor_type,
                 width: slot.width,
                 row_bytes: bytes,
-                in_record: Some(word * size_of::<f32>()),
+                source: Source::Record(word * size_of::<f32>()),
             });
             word += slot.width;
         }
-        Self { columns, stride }
+        let has_eviction = table.config().eviction.is_some();
+        if has_eviction {
+            columns.push(integers(USAGE_STEP, Source::UsageStep));
+            columns.push(integers(USAGE_COUNT, Source::UsageCount));
+        }
+        Self { columns, stride, has_admission: table.config().admission.is_some(), has_eviction }
+    }
+
+    /// Returns the tensors about the table, of these lengths.
+    fn state_tensors(&self, lengths: &BTreeMap<String, usize>) -> Vec<(String, TensorType, Vec<usize>)> {
+        let admission = [(ADMISSION_IDS, TensorType::I64), (ADMISSION_COUNTS, TensorType::U32)];
+        let admission = admission.into_iter().filter(|_| self.has_admission);
+        let eviction = self.has_eviction.then_some((LEAVING, TensorType::I64));
+        let tensor =
+            |(name, kind): (&str, _)| (name.to_owned(), kind, vec![lengths.get(name).copied().unwrap_or(0)]);
+        admission.chain(eviction).map(tensor).collect()
     }
 
     /// Returns the bytes of a row in a file.
@@ -86,30 +174,38 @@ impl Layout {
         self.columns.iter().map(|column| column.row_bytes).sum()
     }
 
-    fn tensors(&self, rows: usize, deleted: Option<usize>) -> Vec<(String, TensorInfo)> {
-        let mut start = 0;
-        let mut tensor = |column: &Column, rows: usize| {
-            let end = start + rows * column.row_bytes;
-            let shape = match column.in_record {
-                None => vec![rows],
-                Some(_) => vec![rows, column.width],
+    fn tensors(
+        &self,
+        rows: usize,
+        deleted: Option<usize>,
+        state: &BTreeMap<String, usize>,
+    ) -> Vec<(String, TensorInfo)> {
+        let deleted = deleted.map(|deleted| (DELETED.to_owned(), TensorType::I64, vec![deleted]));
+        let columns = self.columns.iter().map(|column| {
+            let shape = match column.source {
+                Source::Record(_) => vec![rows, column.width],
+                Source::Ids | Source::UsageStep | Source::UsageCount => vec![rows],
             };
-            let info = TensorInfo { dtype: column.tensor_type, shape, data_offsets: (start, end) };
-            start = end;
-            (column.name.clone(), info)
-        };
+            (column.name.clone(), column.tensor_type, shape)
+        });
+        let mut tensors: Vec<_> =
+            deleted.into_iter().chain(self.state_tensors(state)).chain(columns).collect();
         // Wide elements first: every tensor is aligned to its elements.
-        let deleted = deleted.map(|deleted| tensor(&id_column(DELETED), deleted));
-        let mut columns: Vec<_> = self.columns.iter().collect();
-        columns.sort_by_key(|column| Reverse(column.tensor_type.bitsize()));
-        let columns: Vec<_> = columns.into_iter().map(|column| tensor(column, rows)).collect();
-        deleted.into_iter().chain(columns).collect()
+        tensors.sort_by_key(|(_, kind, _)| Reverse(kind.bitsize()));
+        let mut start = 0;
+        let placed = tensors.into_iter().map(|(name, dtype, shape)| {
+            let end = start + shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            let info = TensorInfo { dtype, shape, data_offsets: (start, end) };
+            start = end;
+            (name, info)
+        });
+        placed.collect()
     }
 }
 
-fn id_column(name: &str) -> Column {
+fn integers(name: &str, source: Source) -> Column {
     let tensor_type = TensorType::I64;
-    Column { name: name.to_owned(), tensor_type, width: 1, row_bytes: size_of::<i64>(), in_record: None }
+    Column { name: name.to_owned(), tensor_type, width: 1, row_bytes: size_of::<i64>(), source }
 }
 
 /// A column on its way to or from a file.
@@ -129,13 +225,20 @@ pub(super) struct Writer {
     checksums: BTreeMap<String, u32>,
     rows: usize,
     deleted: usize,
+    state: BTreeMap<String, usize>,
     buffer: Vec<u8>,
 }
 
 impl Writer {
     /// Creates a file for `rows` rows; with `deleted` ids for a delta.
-    pub(super) fn create(path: &Path, layout: &Layout, rows: usize, deleted: Option<&[i64]>) -> Result<Self> {
-        let tensors = layout.tensors(rows, deleted.map(<[i64]>::len));
+    pub(super) fn create(
+        path: &Path,
+        layout: &Layout,
+        rows: usize,
+        deleted: Option<&[i64]>,
+        state: &TableState,
+    ) -> Result<Self> {
+        let tensors = layout.tensors(rows, deleted.map(<[i64]>::len), &state.lengths());
         let metadata = Metadata::new(None, tensors.clone()).map_err(at(path))?;
         let mut header = serde_json::to_vec(&metadata).map_err(at(path))?;
         header.resize(header.len().next_multiple_of(8), b' ');
@@ -155,32 +258,32 @@ impl Writer {
         let checksums = BTreeMap::from([(HEADER.to_owned(), crc32fast::hash(&header))]);
         let bytes = data + tensors.iter().map(|(_, info)| info.data_offsets.1 as u64).max().unwrap_or(0);
         let path = path.to_owned();
-        let mut writer = Self { path, file, bytes, streams, checksums, rows, deleted: 0, buffer: Vec::new() };
-        if let Some(ids) = deleted {
-            let ids_bytes = bytemuck::cast_slice(ids);
-            writer.file.write_all_at(ids_bytes, data).map_err(at(&writer.path))?;
-            writer.checksums.insert(DELETED.to_owned(), crc32fast::hash(ids_bytes));
-            writer.deleted = ids.len();
+        let (deleted_bytes, deleted) =
+            deleted.map_or((None, 0), |ids| (Some(bytemuck::cast_slice(ids)), ids.len()));
+        let buffer = Vec::new();
+        let mut writer =
+            Self { path, file, bytes, streams, checksums, rows, deleted, state: state.lengths(), buffer };
+        let whole = state.tensors().into_iter().map(|(name, _, bytes)| (name, bytes));
+        for (name, bytes) in deleted_bytes.map(|bytes| (DELETED, bytes)).into_iter().chain(whole) {
+            if let Some((_, info)) = tensors.iter().find(|(known, _)| known == name) {
+                writer.write_whole(name, bytes, data + info.data_offsets.0 as u64)?;
+            }
         }
         Ok(writer)
+    }
+
+    /// Writes a tensor that has all of its values.
+    fn write_whole(&mut self, name: &str, bytes: &[u8], at_byte: u64) -> Result<()> {
+        self.file.write_all_at(bytes, at_byte).map_err(at(&self.path))?;
+        self.checksums.insert(name.to_owned(), crc32fast::hash(bytes));
+        Ok(())
     }
 
     /// Appends rows.
     pub(super) fn write(&mut self, layout: &Layout, rows: &CopiedRows) -> Result<()> {
         for stream in &mut self.streams {
             let column = &stream.column;
-            let bytes = match column.in_record {
-                None => bytemuck::cast_slice(&rows.ids),
-                Some(start) => {
-                    self.buffer.clear();
-                    for record in
-                        bytemuck::cast_slice::<f32, u8>(&rows.records).chunks_exact(layout.stride * 4)
-                    {
-                        self.buffer.extend_from_slice(&record[start..][..column.row_bytes]);
-                    }
-                    &self.buffer[..]
-                }
-            };
+            let bytes = column.bytes(layout, rows, &mut self.buffer);
             if stream.at + bytes.len() as u64 > stream.end {
                 return Err(refused(&self.path, "more rows than the snapshot has"));
             }
@@ -193,7 +296,7 @@ impl Writer {
 
     /// Makes the file survive a crash.
     pub(super) fn finish(self) -> Result<ShardEntry> {
-        let Self { path, file, bytes, streams, mut checksums, rows, deleted, .. } = self;
+        let Self { path, file, bytes, streams, mut checksums, rows, deleted, state, .. } = self;
         if streams.iter().any(|stream| stream.at != stream.end) {
             return Err(refused(&path, "fewer rows than the snapshot has"));
         }
@@ -202,7 +305,53 @@ impl Writer {
             checksums.insert(stream.column.name, stream.checksum.finalize());
         }
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Ok(ShardEntry { file: name.unwrap_or_default(), bytes, rows, deleted, checksums })
+        Ok(ShardEntry { file: name.unwrap_or_default(), bytes, rows, deleted, state, checksums })
+    }
+}
+
+impl Column {
+    /// Returns the column of `rows`; it may lie in `buffer`.
+    fn bytes<'a>(&self, layout: &Layout, rows: &'a CopiedRows, buffer: &'a mut Vec<u8>) -> &'a [u8] {
+        let of_usage = |buffer: &'a mut Vec<u8>, value: fn(Usage) -> u64| {
+            buffer.extend(rows.usages.iter().flat_map(|usage| value(*usage).to_le_bytes()));
+            &buffer[..]
+        };
+        buffer.clear();
+        match self.source {
+            Source::Ids => bytemuck::cast_slice(&rows.ids),
+            Source::UsageStep => of_usage(buffer, Usage::step),
+            Source::UsageCount => of_usage(buffer, Usage::count),
+            Source::Record(start) => {
+                let records = bytemuck::cast_slice::<f32, u8>(&rows.records);
+                for record in records.chunks_exact(layout.stride * size_of::<f32>()) {
+                    buffer.extend_from_slice(&record[start..][..self.row_bytes]);
+                }
+                &buffer[..]
+            }
+        }
+    }
+
+    /// Puts the column of `rows`, which have their number of rows, where it belongs.
+    fn put(&self, layout: &Layout, bytes: &[u8], rows: &mut CopiedRows) {
+        let values = || bytes.as_chunks().0.iter().map(|value| u64::from_le_bytes(*value));
+        match self.source {
+            Source::Ids => bytemuck::cast_slice_mut(&mut rows.ids).copy_from_slice(bytes),
+            Source::UsageStep => {
+                let usages = rows.usages.iter_mut().zip(values());
+                usages.for_each(|(usage, step)| *usage = Usage::new(step, usage.count()));
+            }
+            Source::UsageCount => {
+                let usages = rows.usages.iter_mut().zip(values());
+                usages.for_each(|(usage, count)| *usage = Usage::new(usage.step(), count));
+            }
+            Source::Record(start) => {
+                let records = bytemuck::cast_slice_mut::<f32, u8>(&mut rows.records);
+                let records = records.chunks_exact_mut(layout.stride * size_of::<f32>());
+                for (record, row) in records.zip(bytes.chunks_exact(self.row_bytes)) {
+                    record[start..][..self.row_bytes].copy_from_slice(row);
+                }
+            }
+        }
     }
 }
 
@@ -221,6 +370,8 @@ pub(super) struct Reader {
     checksums: BTreeMap<String, u32>,
     /// The ids deleted since the base.
     pub(super) deleted: Vec<i64>,
+    /// What the table remembers besides.
+    pub(super) state: TableState,
     rows_left: usize,
     buffer: Vec<u8>,
 }
@@ -247,6 +398,7 @@ impl Reader {
             streams: Vec::new(),
             checksums: entry.checksums.clone(),
             deleted: Vec::new(),
+            state: TableState::default(),
             rows_left: entry.rows,
             buffer: Vec::new(),
         };
@@ -267,10 +419,15 @@ impl Reader {
     ) -> Result<Self> {
         let too_large = || refused(&self.path, format!("it cannot hold {} rows", entry.rows));
         let needed = entry.rows.checked_mul(layout.row_bytes()).ok_or_else(too_large)?;
-        if needed as u64 > bytes || entry.deleted as u64 > bytes / 8 {
+        let is_too_long = |length: usize| length as u64 > bytes / 4;
+        if needed as u64 > bytes
+            || is_too_long(entry.deleted)
+            || entry.state.values().any(|length| is_too_long(*length))
+        {
             return Err(too_large());
         }
-        let tensors = layout.tensors(entry.rows, is_delta.then_some(entry.deleted));
+        self.state = TableState::sized(layout, &entry.state);
+        let tensors = layout.tensors(entry.rows, is_delta.then_some(entry.deleted), &entry.state);
         if let Some(name) =
             metadata.tensors().keys().find(|name| !tensors.iter().any(|(known, _)| known == *name))
         {
@@ -294,14 +451,25 @@ impl Reader {
             if let Some(column) = layout.columns.iter().find(|column| column.name == name) {
                 self.streams.push(Stream::new(column, data, start, stop));
             } else {
-                self.deleted = vec![0; entry.deleted];
-                let buffer = bytemuck::cast_slice_mut(&mut self.deleted);
-                self.file.read_exact_at(buffer, data + start as u64).map_err(at(&self.path))?;
-                let checksum = crc32fast::hash(buffer);
-                self.check(DELETED, checksum)?;
+                self.read_whole(&name, data + start as u64, entry.deleted)?;
             }
         }
         Ok(self)
+    }
+
+    /// Reads a tensor that is about the table.
+    fn read_whole(&mut self, name: &str, at_byte: u64, deleted: usize) -> Result<()> {
+        let mut ids = if name == DELETED { vec![0; deleted] } else { Vec::new() };
+        let bytes = match name {
+            DELETED => bytemuck::cast_slice_mut(&mut ids),
+            _ => self.state.bytes_of(name).unwrap_or_default(),
+        };
+        self.file.read_exact_at(bytes, at_byte).map_err(at(&self.path))?;
+        let checksum = crc32fast::hash(bytes);
+        if name == DELETED {
+            self.deleted = ids;
+        }
+        self.check(name, checksum)
     }
 
     /// Returns the file's path.
@@ -315,24 +483,17 @@ impl Reader {
         self.rows_left -= count;
         rows.ids.clear();
         rows.ids.resize(count, 0);
+        rows.usages.clear();
+        rows.usages.resize(if layout.has_eviction { count } else { 0 }, Usage::default());
         rows.records.clear();
         rows.records.resize(count * layout.stride, 0.0);
         let buffer = &mut self.buffer;
         for stream in &mut self.streams {
-            let Column { row_bytes, in_record, .. } = stream.column;
-            buffer.resize(count * row_bytes, 0);
+            buffer.resize(count * stream.column.row_bytes, 0);
             self.file.read_exact_at(buffer, stream.at).map_err(at(&self.path))?;
             stream.at += buffer.len() as u64;
             stream.checksum.update(buffer);
-            let Some(start) = in_record else {
-                bytemuck::cast_slice_mut(&mut rows.ids).copy_from_slice(buffer);
-                continue;
-            };
-            let records =
-                bytemuck::cast_slice_mut::<f32, u8>(&mut rows.records).chunks_exact_mut(layout.stride * 4);
-            for (record, row) in records.zip(buffer.chunks_exact(row_bytes)) {
-                record[start..][..row_bytes].copy_from_slice(row);
-            }
+            stream.column.put(layout, buffer, rows);
         }
         if count == 0 {
             for stream in &self.streams {
@@ -364,9 +525,10 @@ mod tests {
     fn a_file_gets_as_many_rows_as_it_was_made_for() {
         let directory = tempfile::tempdir().unwrap();
         let layout = Layout::of(&Table::new("t", &TableConfig::new(2)));
-        let two = CopiedRows { ids: vec![7, 8], records: vec![0.5; 2 * layout.stride] };
+        let two = CopiedRows { ids: vec![7, 8], usages: vec![], records: vec![0.5; 2 * layout.stride] };
         let write = |name: &str, rows| {
-            let mut writer = Writer::create(&directory.path().join(name), &layout, rows, None)?;
+            let mut writer =
+                Writer::create(&directory.path().join(name), &layout, rows, None, &TableState::default())?;
             writer.write(&layout, &two)?;
             writer.finish()
         };

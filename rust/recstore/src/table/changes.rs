@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::RowIndex;
 use crate::bits::Bits;
+use crate::lifecycle::Usage;
 
 /// Names a save of a store, so that a delta can tell what it follows.
 pub(crate) type SaveId = u64;
@@ -18,17 +19,29 @@ pub(crate) type SaveId = u64;
 #[derive(Debug, Default)]
 pub(crate) struct CopiedRows {
     pub(crate) ids: Vec<i64>,
+    /// Empty where rows never leave.
+    pub(crate) usages: Vec<Usage>,
     pub(crate) records: Vec<f32>,
 }
 
+/// What belongs to a row besides its record.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RowKey {
+    pub(super) id: i64,
+    /// None where rows never leave.
+    pub(super) usage: Option<Usage>,
+}
+
 impl CopiedRows {
-    fn push(&mut self, id: i64, record: &[f32]) {
-        self.ids.push(id);
+    fn push(&mut self, key: RowKey, record: &[f32]) {
+        self.ids.push(key.id);
+        self.usages.extend(key.usage);
         self.records.extend_from_slice(record);
     }
 
     pub(crate) fn clear(&mut self) {
         self.ids.clear();
+        self.usages.clear();
         self.records.clear();
     }
 
@@ -39,11 +52,15 @@ impl CopiedRows {
         for place in 0..self.ids.len() {
             if keeps(self.ids[place]) {
                 self.ids[kept] = self.ids[place];
+                if let Some(usage) = self.usages.get(place).copied() {
+                    self.usages[kept] = usage;
+                }
                 self.records.copy_within(place * stride..(place + 1) * stride, kept * stride);
                 kept += 1;
             }
         }
         self.ids.truncate(kept);
+        self.usages.truncate(kept);
         self.records.truncate(kept * stride);
     }
 }
@@ -63,10 +80,10 @@ pub(crate) struct Snapshot {
 impl Snapshot {
     /// Keeps a copy of a row that is about to change, if the snapshot has none yet.
     #[inline(always)]
-    fn keep(&self, index: RowIndex, id: i64, record: &[f32]) {
+    fn keep(&self, index: RowIndex, key: impl FnOnce() -> RowKey, record: &[f32]) {
         if self.pending.take(index.0 as usize) {
             let pile = &self.kept[index.0 as usize % PILES];
-            pile.lock().unwrap_or_else(PoisonError::into_inner).push(id, record);
+            pile.lock().unwrap_or_else(PoisonError::into_inner).push(key(), record);
         }
     }
 
@@ -76,15 +93,15 @@ impl Snapshot {
         &self,
         start: usize,
         limit: usize,
-        row: impl Fn(RowIndex) -> (i64, &'a [f32]),
+        row: impl Fn(RowIndex) -> (RowKey, &'a [f32]),
         copied: &mut CopiedRows,
     ) -> Option<usize> {
         let mut next = None;
         for index in self.pending.ones_from(start).take(limit) {
             next = Some(index + 1);
             if self.pending.take(index) {
-                let (id, record) = row(RowIndex(index as u32));
-                copied.push(id, record);
+                let (key, record) = row(RowIndex(index as u32));
+                copied.push(key, record);
             }
         }
         next
@@ -132,9 +149,9 @@ impl Changes {
 
     /// Must be called before a row changes.
     #[inline(always)]
-    pub(super) fn before_change(&self, index: RowIndex, id: impl FnOnce() -> i64, record: &[f32]) {
+    pub(super) fn before_change(&self, index: RowIndex, key: impl FnOnce() -> RowKey, record: &[f32]) {
         if let Some(snapshot) = &self.snapshot {
-            snapshot.keep(index, id(), record);
+            snapshot.keep(index, key, record);
         }
         self.created(index);
     }
@@ -148,13 +165,13 @@ impl Changes {
     }
 
     /// Must be called before a row is deleted.
-    pub(super) fn before_delete(&mut self, index: RowIndex, id: i64, record: &[f32]) {
+    pub(super) fn before_delete(&mut self, index: RowIndex, key: RowKey, record: &[f32]) {
         if let Some(snapshot) = &self.snapshot {
-            snapshot.keep(index, id, record);
+            snapshot.keep(index, || key, record);
         }
         if let Some(since) = &mut self.since {
             since.rows.take(index.0 as usize);
-            since.deleted.insert(id);
+            since.deleted.insert(key.id);
         }
     }
 

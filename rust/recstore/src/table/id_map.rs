@@ -363,6 +363,25 @@ impl IdMap {
         Some(RowIndex(self.lines[line].indices[place]))
     }
 
+    /// Counts an id: its index is how many times that was done.
+    pub(crate) fn count(&mut self, id: i64) -> u32 {
+        let Some((line, place)) = self.place_of(self.homes.of(id), id) else {
+            self.insert(id, RowIndex(1));
+            return 1;
+        };
+        let count = &mut self.lines[line].indices[place];
+        *count = count.saturating_add(1);
+        *count
+    }
+
+    /// Returns all ids and their indices, in no order.
+    pub(crate) fn entries(&self) -> impl Iterator<Item = (i64, u32)> {
+        self.lines.iter().flat_map(|line| {
+            let used = (0..IDS_A_LINE).filter(|place| line.used >> place & 1 == 1);
+            used.map(|place| (line.ids[place], line.indices[place]))
+        })
+    }
+
     /// Makes room for `len` ids in a map that has none.
     pub(crate) fn reserve(&mut self, len: usize) {
         if self.len > 0 || len == 0 {
@@ -420,6 +439,17 @@ mod tests {
                 prop_assert_eq!(map.find(id), Some(index));
             }
         }
+    }
+
+    #[test]
+    fn counting_and_listing_agree_with_a_plain_map() {
+        let (mut map, mut model) = (IdMap::default(), HashMap::new());
+        for number in 0..20_000i64 {
+            let id = number * number % 7_001;
+            *model.entry(id).or_insert(0) += 1;
+            assert_eq!(map.count(id), model[&id]);
+        }
+        assert_eq!(map.entries().collect::<HashMap<_, _>>(), model);
     }
 
     /// How many ids all lines say passed them.

@@ -3,11 +3,13 @@
 //! A call first checks everything it was given, then takes the lock, and from there on cannot fail: a refused call
 //! has changed nothing. Reads share the lock; a write or an update holds it alone, so each is atomic.
 
+mod admission;
 mod bags;
 mod changes;
 mod id_allocator;
 mod id_map;
 mod initializer;
+mod leaving;
 mod lookup;
 mod philox;
 mod places;
@@ -15,20 +17,25 @@ mod records;
 mod row_ids;
 mod saving;
 mod slot_group;
+mod sweep;
 mod update;
+mod usages;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
+use crate::lifecycle::Usage;
 use crate::optimizer::{self, PreparedRule, Slot};
 use crate::parallel::{Executor, for_each_mut, piece_size};
 use crate::row_type::RowType;
 use crate::simd::Simd;
 use crate::store::TableStatistics;
 use crate::{Error, Result, fork};
+use admission::Admission;
+pub(crate) use admission::AdmissionCounts;
 pub(crate) use bags::pool;
-use changes::Changes;
+use changes::{Changes, RowKey};
 pub(crate) use changes::{CopiedRows, SaveId};
 use id_allocator::IdAllocator;
 #[cfg(not(feature = "internals"))]
@@ -44,7 +51,9 @@ pub use places::TAG_WORDS;
 use row_ids::RowIds;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 use slot_group::SlotGroup;
+pub(crate) use sweep::{Sweep, SweepSteps};
 pub(crate) use update::{StepRequest, apply, check};
+use usages::Usages;
 
 /// The place of a row in its table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -102,6 +111,12 @@ struct Rows {
     row_ids: RowIds,
     changes: Changes,
     storage: SlotGroup,
+    /// What decides which ids get a row by training; none: all do.
+    admission: Option<Admission>,
+    /// None where rows never leave.
+    usages: Option<Usages>,
+    /// Rows that will leave.
+    sweep: Option<Arc<Sweep>>,
     /// Tells this table and its deletions apart from all others: places are good for one epoch.
     epoch: u64,
     /// The memory of a step's indices, kept for the next step.
@@ -112,6 +127,8 @@ struct Rows {
     inserts: u64,
     updates: u64,
     deletes: u64,
+    rejections: u64,
+    evictions: u64,
 }
 
 /// Numbers epochs: none is ever given out twice in a process.
@@ -162,6 +179,9 @@ impl Table {
                 row_ids: RowIds::default(),
                 changes: Changes::default(),
                 storage: new_storage(config, slots),
+                admission: config.admission.as_ref().map(Admission::new),
+                usages: config.eviction.as_ref().map(|_| Usages::default()),
+                sweep: None,
                 epoch: next_epoch(),
                 indices: Vec::new(),
                 learning_rate: config.optimizer.learning_rate(),
@@ -170,6 +190,8 @@ impl Table {
                 inserts: 0,
                 updates: 0,
                 deletes: 0,
+                rejections: 0,
+                evictions: 0,
             }),
         }
     }
@@ -231,7 +253,8 @@ impl Table {
             }
             let (index, is_new) = rows.find_or_allocate(*id);
             if !is_new {
-                rows.changes.before_change(index, || *id, rows.storage.record(index));
+                rows.changes.before_change(index, || rows.key(index), rows.storage.record(index));
+                rows.renew(index);
             }
             let (words, state) = rows.storage.record_mut(index);
             if is_new {
@@ -306,20 +329,10 @@ impl Table {
     pub(crate) fn delete(&self, ids: &[i64]) -> Result<usize> {
         self.check_writable("hashtable_delete", 0)?;
         let rows = &mut *self.exclusive();
-        let before = rows.ids.len();
         for &id in ids {
-            if let Some(index) = rows.ids.remove(id) {
-                rows.changes.before_delete(index, id, rows.storage.record(index));
-                rows.row_ids.clear(index);
-                rows.allocator.free(index);
-            }
+            rows.forget(id);
         }
-        let deleted = before - rows.ids.len();
-        rows.deletes += deleted as u64;
-        if deleted > 0 {
-            rows.epoch = next_epoch();
-        }
-        Ok(deleted)
+        Ok(rows.delete(ids.iter().copied()))
     }
 
     /// Deletes every row and gives its memory back; configuration, learning rate and step stay.
@@ -327,9 +340,16 @@ impl Table {
         self.check_writable("hashtable_clear", 0)?;
         let rows = &mut *self.exclusive();
         rows.deletes += rows.ids.len() as u64;
-        for index in rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32)) {
-            rows.changes.before_delete(index, rows.row_ids.of(index), rows.storage.record(index));
+        // A save under way may want to know what the sweep chose.
+        if let Some(sweep) = rows.sweep.take() {
+            sweep.finish(self, rows);
         }
+        for index in rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32)) {
+            let key = rows.key(index);
+            rows.changes.before_delete(index, key, rows.storage.record(index));
+        }
+        rows.admission.iter_mut().for_each(Admission::clear);
+        rows.usages.iter_mut().for_each(|usages| *usages = Usages::default());
         rows.ids = IdMap::default();
         rows.row_ids = RowIds::default();
         rows.allocator = IdAllocator::default();
@@ -392,10 +412,18 @@ impl Table {
         let rows = self.shared();
         TableStatistics {
             rows: rows.ids.len(),
-            bytes: rows.storage.bytes() + rows.ids.bytes() + rows.row_ids.bytes() + rows.changes.bytes(),
+            bytes: rows.storage.bytes()
+                + rows.ids.bytes()
+                + rows.row_ids.bytes()
+                + rows.changes.bytes()
+                + rows.usages.as_ref().map_or(0, Usages::bytes)
+                + rows.admission.as_ref().map_or(0, Admission::bytes),
             inserts: rows.inserts,
             updates: rows.updates,
             deletes: rows.deletes,
+            rejections: rows.rejections,
+            evictions: rows.evictions,
+            candidates: rows.admission.as_ref().map_or(0, Admission::num_candidates),
             refusals: self.refusals.load(Ordering::Relaxed),
             step: rows.step,
             learning_rate: rows.learning_rate,
@@ -527,10 +555,64 @@ impl Rows {
         let index = self.allocator.allocate();
         self.make_room();
         self.ids.insert(id, index);
-        self.row_ids.set(index, id);
-        self.changes.created(index);
+        self.forget(id);
+        self.note_created(index, id, self.stamp(self.step.saturating_add(1)));
         self.inserts += 1;
         (index, true)
+    }
+
+    /// Notes a row that has been given its index. What is no step counts as of the next one.
+    fn note_created(&mut self, index: RowIndex, id: i64, step: u64) {
+        self.row_ids.set(index, id);
+        self.changes.created(index);
+        if let Some(usages) = &self.usages {
+            usages.set(index, Usage::new(step, 0));
+        }
+    }
+
+    /// Forgets how often an id without a row was updated.
+    fn forget(&mut self, id: i64) {
+        if let Some(admission) = &mut self.admission {
+            admission.forget(id);
+        }
+    }
+
+    /// Returns what belongs to a row besides its record.
+    fn key(&self, index: RowIndex) -> RowKey {
+        RowKey { id: self.row_ids.of(index), usage: self.usages.as_ref().map(|usages| usages.of(index)) }
+    }
+
+    /// Notes that a row was written.
+    fn renew(&self, index: RowIndex) {
+        if let Some(usages) = &self.usages {
+            let usage = usages.of(index);
+            if let Some(sweep) = &self.sweep {
+                sweep.keep(index, self.row_ids.of(index), usage);
+            }
+            usages.set(index, Usage::new(self.stamp(self.step.saturating_add(1)), usage.count()));
+        }
+    }
+
+    /// Deletes the rows of `ids` and returns how many there were.
+    fn delete(&mut self, ids: impl Iterator<Item = i64>) -> usize {
+        let before = self.ids.len();
+        for id in ids {
+            if let Some(index) = self.ids.remove(id) {
+                let key = self.key(index);
+                if let (Some(sweep), Some(usage)) = (&self.sweep, key.usage) {
+                    sweep.keep(index, id, usage);
+                }
+                self.changes.before_delete(index, key, self.storage.record(index));
+                self.row_ids.clear(index);
+                self.allocator.free(index);
+            }
+        }
+        let deleted = before - self.ids.len();
+        self.deletes += deleted as u64;
+        if deleted > 0 {
+            self.epoch = next_epoch();
+        }
+        deleted
     }
 
     /// Gives each of `ids`, which have none and are distinct, a record; it still holds what was there before.
@@ -538,8 +620,7 @@ impl Rows {
         let indices: Vec<RowIndex> = ids.iter().map(|_| self.allocator.allocate()).collect();
         self.make_room();
         for (index, id) in indices.iter().zip(ids) {
-            self.row_ids.set(*index, *id);
-            self.changes.created(*index);
+            self.note_created(*index, *id, self.stamp(self.step));
         }
         self.ids.insert_each(ids, indices);
         self.inserts += ids.len() as u64;
@@ -551,6 +632,7 @@ impl Rows {
         self.storage.reserve(len);
         self.row_ids.grow(len);
         self.changes.grow(len);
+        self.usages.iter_mut().for_each(|usages| usages.grow(len));
     }
 
     /// Returns what lookups read.

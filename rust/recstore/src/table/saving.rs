@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::admission::{Admission, AdmissionCounts};
 use super::changes::{CopiedRows, Cut, SaveId};
 use super::id_allocator::IdAllocator;
-use super::{RowIndex, Table, lock_order};
+use super::{RowIndex, Sweep, SweepSteps, Table, lock_order};
 use crate::bits::Bits;
 use crate::optimizer::Slot;
 use crate::{Error, Result, fork};
@@ -17,6 +18,8 @@ const IDS_AHEAD: usize = 16;
 pub(crate) struct TableCut {
     pub(crate) table: Arc<Table>,
     pub(crate) cut: Cut,
+    pub(crate) admission: Option<AdmissionCounts>,
+    sweep: Option<Arc<Sweep>>,
     pub(crate) progress: TableProgress,
 }
 
@@ -34,6 +37,18 @@ pub(crate) struct TableProgress {
     pub(crate) updates: u64,
     pub(crate) deletes: u64,
     pub(crate) refusals: u64,
+    /// Absent where there are none, as are the next two.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) rejections: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) evictions: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sweep: Option<SweepSteps>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
 }
 
 impl TableProgress {
@@ -43,11 +58,14 @@ impl TableProgress {
         self.updates += other.updates;
         self.deletes += other.deletes;
         self.refusals += other.refusals;
+        self.rejections += other.rejections;
+        self.evictions += other.evictions;
     }
 
     /// Returns what a table knows that has some of the rows only: what was counted cannot be told apart.
     pub(crate) fn of_some_rows(&self) -> Self {
-        Self { inserts: 0, updates: 0, deletes: 0, refusals: 0, ..self.clone() }
+        let counts = Self { inserts: 0, updates: 0, deletes: 0, refusals: 0, ..self.clone() };
+        Self { rejections: 0, evictions: 0, ..counts }
     }
 }
 
@@ -67,6 +85,8 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
         TableCut {
             table: Arc::clone(table),
             cut: rows.changes.cut(rows.row_ids.used(), base, save),
+            admission: rows.admission.as_ref().map(Admission::counts),
+            sweep: rows.sweep.clone(),
             progress: TableProgress {
                 step: rows.step,
                 learning_rate: rows.learning_rate,
@@ -75,6 +95,9 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
                 updates: rows.updates,
                 deletes: rows.deletes,
                 refusals: table.refusals.load(Ordering::Relaxed),
+                rejections: rows.rejections,
+                evictions: rows.evictions,
+                sweep: rows.sweep.as_ref().map(|sweep| sweep.steps),
             },
         }
     });
@@ -89,8 +112,15 @@ impl TableCut {
     pub(crate) fn copy(&self, start: usize, limit: usize, copied: &mut CopiedRows) -> Option<usize> {
         let _gate = fork::enter();
         let rows = self.table.shared();
-        let row = |index: RowIndex| (rows.row_ids.of(index), rows.storage.record(index));
+        let row = |index: RowIndex| (rows.key(index), rows.storage.record(index));
         self.cut.snapshot.copy(start, limit, row, copied)
+    }
+
+    /// Returns the ids of the rows that were to leave, for a table from which rows leave.
+    pub(crate) fn leaving(&self) -> Option<Vec<i64>> {
+        let chosen =
+            || self.sweep.as_ref().map_or_else(Vec::new, |sweep| sweep.finish_beside_training(&self.table));
+        self.table.config.eviction.as_ref().map(|_| chosen())
     }
 
     /// Ends the snapshot.
@@ -121,10 +151,10 @@ impl Table {
     /// Gives the rows of `ids` these records. `seen` notes their indices: an id seen before is an error, which says it.
     pub(crate) fn put_records(
         &mut self,
-        ids: &[i64],
-        records: &[f32],
+        copied: &CopiedRows,
         seen: &mut Bits,
     ) -> std::result::Result<(), i64> {
+        let CopiedRows { ids, usages, records } = copied;
         let stride = self.record_words().1;
         let rows = self.own_rows();
         for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
@@ -137,6 +167,9 @@ impl Table {
                 return Err(*id);
             }
             seen.set(index.0 as usize);
+            if let (Some(own), Some(usage)) = (&rows.usages, usages.get(position)) {
+                own.set(index, *usage);
+            }
             let (weights, state) = rows.storage.record_mut(index);
             let (own_weights, own_state) = record.split_at(weights.len());
             weights.copy_from_slice(own_weights);
@@ -168,8 +201,31 @@ impl Table {
         rows.inserts = progress.inserts;
         rows.updates = progress.updates;
         rows.deletes = progress.deletes;
+        rows.rejections = progress.rejections;
+        rows.evictions = progress.evictions;
         rows.changes.is_as_saved(save);
         Ok(())
+    }
+
+    /// Adds what was counted of ids without a row, of those that `keeps` is true of.
+    ///
+    /// # Errors
+    /// Says what does not fit the table's configuration.
+    pub(crate) fn add_admission_counts(
+        &mut self,
+        counts: &AdmissionCounts,
+        keeps: impl Fn(i64) -> bool,
+    ) -> std::result::Result<(), String> {
+        match &mut self.own_rows().admission {
+            Some(admission) => admission.add(counts, keeps),
+            None => Ok(()),
+        }
+    }
+
+    /// Sets which rows will leave, and when.
+    pub(crate) fn set_leaving(&mut self, steps: SweepSteps, ids: Vec<i64>) {
+        let Some(config) = self.config.eviction.clone() else { return };
+        self.own_rows().sweep = Some(Arc::new(Sweep::done(&config, steps, ids)));
     }
 
     /// Checks that the table may have rows of these ids.

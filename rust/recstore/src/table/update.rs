@@ -11,11 +11,12 @@ use std::cell::RefCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use super::changes::Changes;
+use super::changes::{Changes, RowKey};
 use super::lookup::{FindRows, round_trip};
 use super::records::SharedRecords;
 use super::row_ids::RowIds;
-use super::{Engine, NO_INDEX, RowIndex, Rows, Table, lock_order, places, with_row_type};
+use super::usages::Usages;
+use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, mix, places, with_row_type};
 use crate::cache::prefetch;
 use crate::config::NanPolicy;
 use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
@@ -67,7 +68,7 @@ impl<'a> StepRequest<'a> {
 
 /// A step whose gradients are known to be finite, or merged without those that are not.
 pub(crate) struct CheckedStep<'a> {
-    table: &'a Table,
+    table: &'a Arc<Table>,
     gradients: &'a Gradients<'a>,
     /// What takes the place of `gradients`.
     merged: Option<MergedGradients>,
@@ -210,10 +211,12 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) {
 
 /// A table under way.
 struct Locked<'a> {
-    table: &'a Table,
+    table: &'a Arc<Table>,
     gradients: &'a Gradients<'a>,
     rows: &'a mut Rows,
     rule: PreparedRule,
+    /// The step before this one.
+    step_before: u64,
     /// The row of each position.
     indices: Vec<u32>,
     /// Whether a position's row was made by this step; empty where none was.
@@ -227,23 +230,26 @@ impl<'a> Locked<'a> {
     fn new(checked: &CheckedStep<'a>, merged: Option<&'a Gradients<'a>>, rows: &'a mut Rows) -> Self {
         let table = checked.table;
         table.refusals.fetch_add(checked.skipped as u64, Ordering::Relaxed);
+        let step_before = rows.step;
         rows.step = match checked.step {
             Step::Next => rows.step.saturating_add(1),
             Step::At(step) => step,
         };
+        rows.let_leave(table);
         let gradients = merged.unwrap_or(checked.gradients);
         let mut indices = std::mem::take(&mut rows.indices);
         indices.resize(gradients.len(), NO_INDEX);
         let kept = vec![false; gradients.parts.len()];
         let rule = table.prepare_rule(rows);
-        Self { table, gradients, rows, rule, indices, is_new: Vec::new(), kept, stepped: AtomicU64::new(0) }
+        let (is_new, stepped) = (Vec::new(), AtomicU64::new(0));
+        Self { table, gradients, rows, rule, step_before, indices, is_new, kept, stepped }
     }
 
     fn misses(&self) -> bool {
         self.indices.contains(&NO_INDEX)
     }
 
-    /// Gives every id without a row one, in ascending order of the ids.
+    /// Gives every id without a row one that is admitted, in ascending order of the ids.
     fn insert_missing(&mut self) {
         let missing = |index: &u32| *index == NO_INDEX;
         let positions: Vec<usize> =
@@ -251,19 +257,32 @@ impl<'a> Locked<'a> {
         let mut ids: Vec<i64> = positions.iter().map(|&position| self.gradients.id(position)).collect();
         ids.sort_unstable();
         ids.dedup();
+        self.admit(&mut ids);
         self.rows.allocate_each(&ids);
         self.is_new.clear();
         self.is_new.resize(self.indices.len(), false);
         for position in positions {
+            // An id that was not admitted takes no step.
             let index = self.rows.ids.find(self.gradients.id(position));
             self.indices[position] = index.map_or(PADDING, |index| index.0);
-            self.is_new[position] = true;
+            self.is_new[position] = index.is_some();
+        }
+    }
+
+    /// Leaves those of `ids` that are to get a row.
+    fn admit(&mut self, ids: &mut Vec<i64>) {
+        let noise = self.table.noise(self.rows.step);
+        if let Some(admission) = &mut self.rows.admission {
+            let before = ids.len();
+            ids.retain(|id| admission.admits(*id, || mix((mix(*id) ^ noise) as i64)));
+            self.rows.rejections += (before - ids.len()) as u64;
         }
     }
 
     fn finish(self) {
         self.rows.updates += self.stepped.into_inner();
         self.rows.indices = self.indices;
+        self.rows.begin_sweep(self.table, self.step_before);
     }
 }
 
@@ -348,13 +367,16 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let floats = locked.indices.len() * locked.gradients.dim;
         // Every part goes through all positions once: several tables keep the threads busy with fewer parts each.
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
-        let Rows { storage, step, changes, row_ids, .. } = &mut *locked.rows;
+        let stamp = locked.rows.stamp(locked.rows.step);
+        let Rows { storage, step, changes, row_ids, usages, sweep, .. } = &mut *locked.rows;
         let rows = Arc::new(SteppedRows {
             table: locked.table,
             gradients: locked.gradients,
             records: storage.shared(),
             changes,
             row_ids,
+            usages: usages.as_ref().map(|usages| (usages, sweep.as_deref())),
+            stamp,
             indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING) }],
             is_new: &locked.is_new,
             rule: &locked.rule,
@@ -383,6 +405,10 @@ struct SteppedRows<'a> {
     records: SharedRecords<'a>,
     changes: &'a Changes,
     row_ids: &'a RowIds,
+    /// None where rows never leave.
+    usages: Option<(&'a Usages, Option<&'a Sweep>)>,
+    /// The step of rows that are updated now.
+    stamp: u64,
     indices: [CountedKeys<'a, u32>; 1],
     is_new: &'a [bool],
     rule: &'a PreparedRule,
@@ -434,13 +460,30 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
             //    record before it takes the next.
             let record = unsafe { rows.records.record_mut(index) };
-            rows.changes.before_change(index, || rows.row_ids.of(index), record);
+            rows.changes.before_change(index, || rows.key(index), record);
+            rows.use_row(index);
             rows.step((rule, row_type), first, record, gradient, &mut widened);
         }
     }
 }
 
 impl SteppedRows<'_> {
+    fn key(&self, index: RowIndex) -> RowKey {
+        RowKey { id: self.row_ids.of(index), usage: self.usages.map(|(usages, _)| usages.of(index)) }
+    }
+
+    /// Counts the step of a row.
+    #[inline(always)]
+    fn use_row(&self, index: RowIndex) {
+        if let Some((usages, sweep)) = self.usages {
+            let usage = usages.of(index);
+            if let Some(sweep) = sweep {
+                sweep.keep(index, self.row_ids.of(index), usage);
+            }
+            usages.set(index, usage.updated(self.stamp));
+        }
+    }
+
     /// Asks for some records from that of `number` on, and for their gradients.
     #[inline(always)]
     fn prefetch_each(&self, sorted: &SortedPart<u32>, number: usize) {
@@ -476,7 +519,7 @@ impl SteppedRows<'_> {
             row_type.widen(words, widened);
         }
         rule.step(widened, state, gradient);
-        let noise = Noise::new(super::id_map::mix(self.gradients.id(first)) ^ self.noise);
+        let noise = Noise::new(mix(self.gradients.id(first)) ^ self.noise);
         row_type.round_stochastically(widened, words, noise);
     }
 

@@ -1,0 +1,145 @@
+//! When an id gets a row, and when a row leaves.
+
+use serde::{Deserialize, Serialize};
+
+use super::{finite, positive, require};
+use crate::Result;
+
+/// Which ids get a row by training. Until an id is admitted it reads as its initial value, and its gradients are
+/// dropped. A write gives it a row at once.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum AdmissionConfig {
+    /// An id is admitted by the step that updates it for the `threshold`-th time. Each id without a row that was ever
+    /// updated takes about 25 bytes.
+    Count {
+        /// The steps that must update it, that one included.
+        threshold: u32,
+    },
+    /// The same with counts of a sketch of fixed size: an id may be admitted early, never late. With a probability of
+    /// at least `1 - delta` its count is too high by at most `epsilon` times all updates of ids without a row.
+    ///
+    /// Source: Cormode and Muthukrishnan 2005, "An improved data stream summary: the count-min sketch", theorem 1.
+    Sketch {
+        /// As for `count`.
+        threshold: u32,
+        /// The error of a count, as a share of all that was counted. The sketch has `e / epsilon` columns.
+        #[serde(default = "default_epsilon")]
+        epsilon: f64,
+        /// How probable a greater error is. The sketch has `ln(1 / delta)` rows.
+        #[serde(default = "default_delta")]
+        delta: f64,
+    },
+    /// Each step that updates an id admits it with this probability, decided by the table's seed, the id and the step.
+    Probability {
+        /// From 0, which admits none, to 1.
+        probability: f64,
+    },
+}
+
+/// Which rows leave. A sweep after every `interval`-th step chooses them, from the table as it is at that moment; `delay`
+/// steps later they leave, unless they were updated or written meanwhile.
+///
+/// An id that left has its initial value again, and none of its optimizer state.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EvictionConfig {
+    /// Rows that no step has updated for more than so many steps leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ttl: Option<u64>,
+    /// Rows with a smaller L2 norm leave.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub min_norm: Option<f64>,
+    /// Of more rows than this, as many as there are too many leave, the least by `policy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity: Option<u64>,
+    /// Which rows are the least.
+    #[serde(default)]
+    pub policy: EvictionPolicy,
+    /// How many steps lie between two sweeps.
+    #[serde(default = "default_interval")]
+    pub interval: u64,
+    /// How many steps after its sweep a row leaves, from 1 to `interval`; a tenth of that where absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delay: Option<u64>,
+}
+
+/// By what the rows of a table with a capacity are ordered.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EvictionPolicy {
+    /// The least recently updated ones leave; of these those updated in the fewest steps, then the lowest ids.
+    #[default]
+    Lru,
+    /// Those updated in the fewest steps leave; of these the least recently updated ones, then the lowest ids.
+    Lfu,
+}
+
+fn default_epsilon() -> f64 {
+    1e-6
+}
+fn default_delta() -> f64 {
+    0.01
+}
+fn default_interval() -> u64 {
+    1_000
+}
+
+/// Four GiB of counters.
+const MOST_COUNTERS: f64 = (1u64 << 30) as f64;
+
+impl AdmissionConfig {
+    pub(super) fn validate(&self) -> Result<()> {
+        match *self {
+            Self::Count { threshold } => at_least_one("admission.threshold", threshold.into()),
+            Self::Sketch { threshold, epsilon, delta } => {
+                at_least_one("admission.threshold", threshold.into())?;
+                within_one("admission.epsilon", epsilon)?;
+                within_one("admission.delta", delta)?;
+                let counters = (1f64.exp() / epsilon).ceil() * (1.0 / delta).ln().ceil();
+                require(counters <= MOST_COUNTERS, || {
+                    format!("a sketch with admission.epsilon {epsilon} and delta {delta} exceeds 4 GiB")
+                })
+            }
+            Self::Probability { probability } => {
+                finite("admission.probability", probability)?;
+                require((0.0..=1.0).contains(&probability), || {
+                    format!("admission.probability must lie in [0, 1], got {probability}")
+                })
+            }
+        }
+    }
+}
+
+impl EvictionConfig {
+    /// Returns how many steps after its sweep a row leaves.
+    pub(crate) fn delay(&self) -> u64 {
+        self.delay.unwrap_or_else(|| (self.interval / 10).max(1))
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        require(self.ttl.is_some() || self.min_norm.is_some() || self.capacity.is_some(), || {
+            "eviction needs ttl, min_norm or capacity".to_owned()
+        })?;
+        require(self.capacity.is_some() || self.policy == EvictionPolicy::default(), || {
+            "eviction.policy orders the rows of a table with eviction.capacity, which is missing".to_owned()
+        })?;
+        for (key, value) in
+            [("ttl", self.ttl), ("capacity", self.capacity), ("interval", Some(self.interval))]
+        {
+            at_least_one(&format!("eviction.{key}"), value.unwrap_or(1))?;
+        }
+        self.min_norm.map_or(Ok(()), |norm| positive("eviction.min_norm", norm))?;
+        require((1..=self.interval).contains(&self.delay()), || {
+            format!("eviction.delay must lie in [1, interval {}], got {}", self.interval, self.delay())
+        })
+    }
+}
+
+fn at_least_one(key: &str, value: u64) -> Result<()> {
+    require(value > 0, || format!("{key} must be at least 1, got {value}"))
+}
+
+fn within_one(key: &str, value: f64) -> Result<()> {
+    require(value > 0.0 && value < 1.0, || format!("{key} must lie between 0 and 1, got {value}"))
+}

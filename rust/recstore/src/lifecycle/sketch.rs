@@ -1,0 +1,90 @@
+//! Counts of ids in a fixed amount of memory.
+
+use crate::table::mix;
+
+/// A count-min sketch with conservative updates: a count is never too low. With a probability of at least `1 - delta`
+/// it is too high by at most `epsilon` times all that was counted.
+///
+/// Source: Cormode and Muthukrishnan 2005, "An improved data stream summary: the count-min sketch and its
+/// applications", theorem 1, for the bound; Estan and Varghese 2002, "New directions in traffic measurement and
+/// accounting", section 3.3.2, for counting up only the least counters, which keeps the bound.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Sketch {
+    width: usize,
+    depth: usize,
+    /// `depth` rows of `width` counters.
+    counters: Vec<u32>,
+}
+
+impl Sketch {
+    pub(crate) fn new(epsilon: f64, delta: f64) -> Self {
+        let width = (1f64.exp() / epsilon).ceil() as usize;
+        let depth = ((1.0 / delta).ln().ceil() as usize).max(1);
+        Self { width, depth, counters: vec![0; width * depth] }
+    }
+
+    /// Returns the counters of an id, one a row.
+    fn places(&self, id: i64) -> impl Iterator<Item = usize> + use<> {
+        let width = self.width;
+        // Two hashes give as many as are wanted. Source: Kirsch and Mitzenmacher 2006, "Less hashing, same
+        // performance", section 3.
+        let (first, second) = (mix(id), mix(mix(id) as i64) | 1);
+        (0..self.depth).map(move |row| {
+            let hash = first.wrapping_add(second.wrapping_mul(row as u64));
+            row * width + ((u128::from(hash) * width as u128) >> 64) as usize
+        })
+    }
+
+    /// Counts an id once more and returns its count.
+    pub(crate) fn count(&mut self, id: i64) -> u32 {
+        let least = self.places(id).map(|place| self.counters[place]).min().unwrap_or(0);
+        let count = least.saturating_add(1);
+        for place in self.places(id) {
+            self.counters[place] = self.counters[place].max(count);
+        }
+        count
+    }
+
+    /// Adds what another sketch of this size counted.
+    pub(crate) fn add(&mut self, counters: &[u32]) {
+        for (own, other) in self.counters.iter_mut().zip(counters) {
+            *own = own.saturating_add(*other);
+        }
+    }
+
+    pub(crate) fn counters(&self) -> &[u32] {
+        &self.counters
+    }
+
+    /// Forgets everything.
+    pub(crate) fn clear(&mut self) {
+        self.counters.fill(0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+
+    proptest! {
+        #[test]
+        fn no_count_is_too_low_and_two_sketches_add_up(
+            first in prop::collection::vec(-40..40i64, 0..300), second in prop::collection::vec(-40..40i64, 0..300)
+        ) {
+            let (mut sketch, mut other) = (Sketch::new(0.05, 0.1), Sketch::new(0.05, 0.1));
+            let mut exact: HashMap<i64, u32> = HashMap::new();
+            for (sketch, ids) in [(&mut sketch, &first), (&mut other, &second)] {
+                for &id in ids {
+                    sketch.count(id);
+                    *exact.entry(id).or_default() += 1;
+                }
+            }
+            sketch.add(other.counters());
+            for (id, count) in exact {
+                prop_assert!(sketch.count(id) > count);
+            }
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Which ids get a row by training.
+
+use super::id_map::IdMap;
+use crate::config::AdmissionConfig;
+use crate::lifecycle::Sketch;
+
+/// What decides, and what it counted of ids without a row.
+#[derive(Debug)]
+pub(super) enum Admission {
+    Count { threshold: u32, counts: IdMap },
+    Sketch { threshold: u32, sketch: Sketch },
+    Probability(f64),
+}
+
+/// What was counted, for a checkpoint: of each id, or the counters of a sketch.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct AdmissionCounts {
+    /// Empty for a sketch.
+    pub(crate) ids: Vec<i64>,
+    pub(crate) counts: Vec<u32>,
+}
+
+impl Admission {
+    pub(super) fn new(config: &AdmissionConfig) -> Self {
+        match *config {
+            AdmissionConfig::Count { threshold } => Self::Count { threshold, counts: IdMap::default() },
+            AdmissionConfig::Sketch { threshold, epsilon, delta } => {
+                Self::Sketch { threshold, sketch: Sketch::new(epsilon, delta) }
+            }
+            AdmissionConfig::Probability { probability } => Self::Probability(probability),
+        }
+    }
+
+    /// Counts an id that a step updates, and returns whether it gets a row. `noise` is uniform, of this id and step.
+    pub(super) fn admits(&mut self, id: i64, noise: impl FnOnce() -> u64) -> bool {
+        match self {
+            Self::Count { threshold, counts } => {
+                let is_admitted = counts.count(id) >= *threshold;
+                if is_admitted {
+                    counts.remove(id);
+                }
+                is_admitted
+            }
+            Self::Sketch { threshold, sketch } => sketch.count(id) >= *threshold,
+            Self::Probability(probability) => unit(noise()) < *probability,
+        }
+    }
+
+    /// Forgets what was counted of an id, as far as it can be told apart.
+    pub(super) fn forget(&mut self, id: i64) {
+        if let Self::Count { counts, .. } = self {
+            counts.remove(id);
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        match self {
+            Self::Count { counts, .. } => *counts = IdMap::default(),
+            Self::Sketch { sketch, .. } => sketch.clear(),
+            Self::Probability(_) => {}
+        }
+    }
+
+    /// Returns how many ids without a row are counted one by one.
+    pub(super) fn num_candidates(&self) -> usize {
+        match self {
+            Self::Count { counts, .. } => counts.len(),
+            Self::Sketch { .. } | Self::Probability(_) => 0,
+        }
+    }
+
+    pub(super) fn counts(&self) -> AdmissionCounts {
+        match self {
+            Self::Count { counts, .. } => {
+                let (ids, counts) = counts.entries().unzip();
+                AdmissionCounts { ids, counts }
+            }
+            Self::Sketch { sketch, .. } => {
+                AdmissionCounts { ids: Vec::new(), counts: sketch.counters().to_vec() }
+            }
+            Self::Probability(_) => AdmissionCounts::default(),
+        }
+    }
+
+    /// Adds what was counted, of those ids that `keeps` is true of.
+    ///
+    /// # Errors
+    /// Says what does not fit this way of counting.
+    pub(super) fn add(
+        &mut self,
+        saved: &AdmissionCounts,
+        keeps: impl Fn(i64) -> bool,
+    ) -> std::result::Result<(), String> {
+        let (expected_ids, expected_counts) = match self {
+            Self::Count { .. } => (saved.ids.len(), saved.ids.len()),
+            Self::Sketch { sketch, .. } => (0, sketch.counters().len()),
+            Self::Probability(_) => (0, 0),
+        };
+        if saved.ids.len() != expected_ids || saved.counts.len() != expected_counts {
+            return Err(format!(
+                "expected {expected_ids} ids and {expected_counts} counts of ids without a row, got {} and {}",
+                saved.ids.len(),
+                saved.counts.len()
+            ));
+        }
+        match self {
+            Self::Count { counts, .. } => add_counts(counts, saved, keeps),
+            Self::Sketch { sketch, .. } => {
+                sketch.add(&saved.counts);
+                Ok(())
+            }
+            Self::Probability(_) => Ok(()),
+        }
+    }
+
+    /// Returns the bytes allocated.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Count { counts, .. } => counts.bytes(),
+            Self::Sketch { sketch, .. } => size_of_val(sketch.counters()),
+            Self::Probability(_) => 0,
+        }
+    }
+}
+
+fn add_counts(
+    counts: &mut IdMap,
+    saved: &AdmissionCounts,
+    keeps: impl Fn(i64) -> bool,
+) -> std::result::Result<(), String> {
+    for (&id, &count) in saved.ids.iter().zip(&saved.counts).filter(|(id, _)| keeps(**id)) {
+        if counts.find(id).is_some() {
+            return Err(format!("the id {id} without a row is counted twice"));
+        }
+        counts.insert(id, super::RowIndex(count));
+    }
+    Ok(())
+}
+
+/// Returns a number from 0 up to but not 1, of 53 random bits.
+fn unit(bits: u64) -> f64 {
+    const STEPS: f64 = (1u64 << 53) as f64;
+    (bits >> 11) as f64 / STEPS
+}
