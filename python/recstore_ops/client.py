@@ -34,6 +34,8 @@ class EmbeddingTableConfig:
         initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
         learning_rate: the learning rate, where neither `optimizer` nor the configuration file has one.
         dtype: the type rows are kept in; `torch.float32` by default. See `recstore_ops.row_types`.
+        admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
+        eviction: which rows leave; none by default. See `recstore_ops.TableConfig`.
     """
 
     num_embeddings: int | None
@@ -42,6 +44,8 @@ class EmbeddingTableConfig:
     initializer: str | dict[str, Any] | None = None
     learning_rate: float = 0.01
     dtype: torch.dtype | None = None
+    admission: dict[str, Any] | None = None
+    eviction: dict[str, Any] | None = None
 
     def table_config(self, name: str) -> TableConfig:
         """The configuration of the table `name`.
@@ -57,6 +61,8 @@ class EmbeddingTableConfig:
             optimizer=self.optimizer,
             initializer=self.initializer,
             dtype=None if self.dtype is None else type_name(self.dtype),
+            admission=self.admission,
+            eviction=self.eviction,
         )
 
 
@@ -158,6 +164,24 @@ class RecStoreClient:
         """Deletes the rows of ids; an id without a row is no error."""
         _ops.hashtable_delete(self._table(name).handle, check_ids(ids))
 
+    def evict(self, name: str, dry_run: bool = False) -> Tensor:
+        """Takes away the rows that the table's `eviction` chooses from it as it is now.
+
+        Training does so by itself; this is for in between, or to see what would leave.
+
+        Args:
+            name: the table's name.
+            dry_run: whether nothing changes.
+
+        Returns:
+            The ids of the rows that left or would, ascending: int64, `[rows]`.
+
+        Raises:
+            ValueError: no row of the table ever leaves.
+        """
+        self._table(name)
+        return evict(name, dry_run)
+
     def drop(self, name: str) -> None:
         """Deletes a table and its rows."""
         if _native.find_table(name) is None:
@@ -255,13 +279,22 @@ def get_kv_client() -> RecStoreClient:
     return _client
 
 
+def evict(name: str, dry_run: bool) -> Tensor:
+    """Takes away the rows that a table's `eviction` chooses; see `RecStoreClient.evict`."""
+    try:
+        return torch.tensor(_native.evict_rows(name, dry_run), dtype=torch.int64)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
 def table_statistics(name: str) -> dict[str, Any]:
     """What a table holds and what was done to it.
 
     Returns:
         `rows` now in the table, `bytes` allocated, `inserts` and `deletes` of rows, `updates` (one a distinct id
-        and step), `refusals` of values that were not finite, `step`, `learning_rate`, and `learning_rate_was_set`
-        by hand.
+        and step), `evictions` (rows that left, which `deletes` counts too), `rejections` (updates of ids that were
+        not admitted), `candidates` (ids without a row that `admission` counts one by one), `refusals` of values that
+        were not finite, `step`, `learning_rate`, and `learning_rate_was_set` by hand.
 
     Raises:
         KeyError: there is no such table.

@@ -21,6 +21,8 @@ class EmbeddingConfig:
         feature_names: the features that look it up; the table's name where empty.
         optimizer: kind, or kind and hyper-parameters; the collection's where absent.
         initializer: kind, or kind and parameters; the collection's where absent.
+        admission: which ids get a row by training; the collection's where absent. See `recstore_ops.TableConfig`.
+        eviction: which rows leave; the collection's where absent.
 
     Raises:
         ValueError: an empty name, or a feature twice.
@@ -32,6 +34,8 @@ class EmbeddingConfig:
     feature_names: list[str] = field(default_factory=list)
     optimizer: str | dict[str, Any] | None = None
     initializer: str | dict[str, Any] | None = None
+    admission: dict[str, Any] | None = None
+    eviction: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -5,6 +5,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_OPTIONAL = ("admission", "eviction")
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -22,6 +23,13 @@ class TableConfig:
         optimizer: `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "adam" | "adamw" | "ftrl"}` with the
             hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`.
         nan_policy: what happens to NaN and infinity in rows and gradients: `error`, `skip` or `allow`.
+        admission: which ids get a row by training; all of them without it.
+            `{"kind": "count", "threshold": n}`: those updated in n steps.
+            `{"kind": "sketch", "threshold": n, "epsilon": 1e-6, "delta": 0.01}`: the same, counted in fixed memory.
+            `{"kind": "probability", "probability": p}`: each update admits with this probability.
+        eviction: which rows leave; none without it. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
+            `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave), further `interval` (1000) steps between
+            two sweeps, `delay` (a tenth of it) steps until the rows leave, and `keep`, ids that never do.
 
     The values are checked when a table is opened; an unknown key or kind is refused by name.
     """
@@ -33,6 +41,8 @@ class TableConfig:
     initializer: dict[str, Any] = field(default_factory=lambda: {"kind": "normal"})
     optimizer: dict[str, Any] = field(default_factory=lambda: {"kind": "sgd"})
     nan_policy: str = "error"
+    admission: dict[str, Any] | None = None
+    eviction: dict[str, Any] | None = None
 
     def to_json(self) -> str:
         """The configuration as the JSON object that `make_hashtable` takes.
@@ -40,9 +50,10 @@ class TableConfig:
         Raises:
             ValueError: a number that is not finite, which JSON cannot write.
         """
-        config = asdict(self)
-        for part in ("initializer", "optimizer"):
-            for key, value in config[part].items():
+        config = {key: value for key, value in asdict(self).items() if key not in _OPTIONAL or value is not None}
+        for part in ("initializer", "optimizer", *_OPTIONAL):
+            options = config.get(part)
+            for key, value in options.items() if isinstance(options, dict) else ():
                 if isinstance(value, float) and not math.isfinite(value):
                     raise ValueError(f"invalid table configuration: {part}.{key} must be finite, got {value}")
         return json.dumps(config)

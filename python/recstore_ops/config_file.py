@@ -39,6 +39,8 @@ class TableEntry:
         seed: together with the table's name it seeds the initial values.
         block_size: rows in one block of storage.
         nan_policy: what happens to NaN and infinity in rows and gradients.
+        admission: which ids get a row by training.
+        eviction: which rows leave.
     """
 
     num_embeddings: int | None = None
@@ -50,6 +52,8 @@ class TableEntry:
     seed: int | None = None
     block_size: int | None = None
     nan_policy: str | None = None
+    admission: dict[str, Any] | None = None
+    eviction: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -153,6 +157,8 @@ def configure_table(
     seed: int | None = None,
     block_size: int | None = None,
     nan_policy: str | None = None,
+    admission: dict[str, Any] | None = None,
+    eviction: dict[str, Any] | None = None,
 ) -> TableConfig:
     """Returns what a table is opened with: the arguments given, then the configuration file, then the defaults.
 
@@ -160,7 +166,8 @@ def configure_table(
         name: the table's name.
         embedding_dim: elements a row, which the file may only repeat.
         lr: the learning rate, where neither the optimizer nor the file has one.
-        num_embeddings, optimizer, initializer, dtype, seed, block_size, nan_policy: `None` where not given.
+        num_embeddings, optimizer, initializer, dtype, seed, block_size, nan_policy, admission, eviction: `None` where
+            not given.
 
     Raises:
         ValueError: the file says another `embedding_dim`, or is invalid.
@@ -178,6 +185,8 @@ def configure_table(
         "seed": _first(seed, entry.seed),
         "block_size": _first(block_size, entry.block_size),
         "nan_policy": _first(nan_policy, entry.nan_policy),
+        "admission": _first(admission, entry.admission),
+        "eviction": _first(eviction, entry.eviction),
     }
     return TableConfig(
         initializer=with_kind(_first(initializer, entry.initializer), "normal"),

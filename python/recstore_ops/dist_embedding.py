@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -44,6 +45,8 @@ class TableModule(nn.Module):
         seed: together with the name it seeds the initial values; 0 by default.
         block_size: rows in one block of storage; 10,240 by default.
         nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
+        admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
+        eviction: which rows leave; none by default. That of `padding_idx` never does. See `recstore_ops.TableConfig`.
         output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
 
     Raises:
@@ -67,6 +70,8 @@ class TableModule(nn.Module):
         seed: int | None = None,
         block_size: int | None = None,
         nan_policy: str | None = None,
+        admission: dict[str, Any] | None = None,
+        eviction: dict[str, Any] | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -81,11 +86,14 @@ class TableModule(nn.Module):
             seed=seed,
             block_size=block_size,
             nan_policy=nan_policy,
+            admission=admission,
+            eviction=eviction,
         )
         self.num_embeddings = config.num_embeddings
         self.embedding_dim = embedding_dim
         self.name = name
         self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
+        config = _keeping(config, self.padding_idx)
         self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
         with opening:
             self.table = Table(name, embedding_dim, config)
@@ -200,6 +208,14 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
                 "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
                 stacklevel=3,
             )
+
+
+def _keeping(config: TableConfig, padding_idx: int | None) -> TableConfig:
+    """Makes the padding row one that never leaves."""
+    if padding_idx is None or config.eviction is None:
+        return config
+    keep_ids = sorted({*config.eviction.get("keep", ()), padding_idx})
+    return replace(config, eviction={**config.eviction, "keep": keep_ids})
 
 
 def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:

@@ -30,6 +30,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
         seed: together with a table's name it seeds the initial values.
         block_size: rows in one block of storage.
         nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
+        admission: which ids get a row by training, of the tables without an `admission` of their own.
+        eviction: which rows leave, of the tables without an `eviction` of their own.
 
     Raises:
         TypeError: a description of a table of another type.
@@ -50,6 +52,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
         seed: int | None = None,
         block_size: int | None = None,
         nan_policy: str | None = None,
+        admission: dict[str, Any] | None = None,
+        eviction: dict[str, Any] | None = None,
     ) -> None:
         check_no_server(ps_host, ps_port)
         configs = read_configs(embedding_configs, EmbeddingConfig)
@@ -65,6 +69,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
                 seed=seed,
                 block_size=block_size,
                 nan_policy=nan_policy,
+                admission=config.admission or admission,
+                eviction=config.eviction or eviction,
             )
             for config in configs
         ]

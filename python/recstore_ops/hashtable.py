@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recstore_ops import _native, _ops
 from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunction
+from recstore_ops.client import evict
 from recstore_ops.dist_embedding import TableModule
 from recstore_ops.functional import check_ids
 
@@ -100,7 +101,8 @@ class HashTable(TableModule):
         name: the table's name.
         num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary, where every
             int64 is an id.
-        block_size: as in `TableModule`, and so are `dtype`, `initializer`, `optimizer`, `lr`, `seed` and `nan_policy`.
+        block_size: as in `TableModule`, and so are `dtype`, `initializer`, `optimizer`, `lr`, `seed`, `nan_policy`,
+            `admission` and `eviction`.
         insert_on_lookup: whether ids without a row get one when they are looked up in training; otherwise with
             their first update.
         grad_reduce_by: what a row's gradients are divided by once they are summed: `worker`, the number of workers;
@@ -137,6 +139,8 @@ class HashTable(TableModule):
         lr: float = 0.01,
         seed: int | None = None,
         nan_policy: str | None = None,
+        admission: dict[str, Any] | None = None,
+        eviction: dict[str, Any] | None = None,
         insert_on_lookup: bool = False,
         grad_reduce_by: Literal["worker", "id"] = "worker",
         num_workers: int | None = None,
@@ -144,6 +148,8 @@ class HashTable(TableModule):
         shape = _checked_shape(embedding_shape)
         if grad_reduce_by not in ("worker", "id"):
             raise ValueError(f'grad_reduce_by must be "worker" or "id", got {grad_reduce_by!r}')
+        if insert_on_lookup and admission is not None:
+            raise ValueError("insert_on_lookup gives every id a row, and admission does not: give one of them")
         if num_workers is not None and num_workers < 1:
             raise ValueError(f"num_workers must be at least 1, got {num_workers}")
         description = f"HashTable({shape}, {initializer=}, {optimizer=}, {lr=}, {block_size=}, {seed=})"
@@ -159,6 +165,8 @@ class HashTable(TableModule):
             seed=seed,
             block_size=block_size,
             nan_policy=nan_policy,
+            admission=admission,
+            eviction=eviction,
         )
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
         self._claim = HashTableRegister().register(name, description)
@@ -219,6 +227,10 @@ class HashTable(TableModule):
         A deleted id starts again from its initial value. Gradients collected for it are kept; see `clear_grad`.
         """
         _ops.hashtable_delete(self.table.handle, check_ids(ids))
+
+    def evict(self, dry_run: bool = False) -> Tensor:
+        """Takes away the rows that `eviction` chooses from the table as it is now; see `RecStoreClient.evict`."""
+        return evict(self.name, dry_run)
 
     def clear(self) -> None:
         """Deletes all rows; configuration, learning rate, step and collected gradients stay."""

@@ -16,7 +16,7 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        CheckpointProgress, describe_table, find_table, load_tables, save_tables,
+        CheckpointProgress, describe_table, evict_rows, find_table, load_tables, save_tables,
         set_optimizer_learning_rate, simd_levels, table_names, table_slots, table_statistics,
     };
 
@@ -79,11 +79,23 @@ fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'
     statistics.set_item("inserts", found.inserts)?;
     statistics.set_item("updates", found.updates)?;
     statistics.set_item("deletes", found.deletes)?;
+    statistics.set_item("rejections", found.rejections)?;
+    statistics.set_item("evictions", found.evictions)?;
+    statistics.set_item("candidates", found.candidates)?;
     statistics.set_item("refusals", found.refusals)?;
     statistics.set_item("step", found.step)?;
     statistics.set_item("learning_rate", found.learning_rate)?;
     statistics.set_item("learning_rate_was_set", found.learning_rate_was_set)?;
     Ok(Some(statistics))
+}
+
+/// Takes away the rows that the eviction of the table `name` chooses, unless it is a `dry_run`, and returns their ids.
+#[pyfunction]
+fn evict_rows(py: Python<'_>, name: &str, dry_run: bool) -> PyResult<Vec<i64>> {
+    let store = store()?;
+    let unknown = || raise(Error::UnknownTable { operation: "evict", table: name.to_owned() });
+    let table = py.detach(|| store.find_table(name)).ok_or_else(unknown)?;
+    py.detach(|| store.evict(table, dry_run)).map_err(raise)
 }
 
 /// Sets a table's learning rate without marking it as set by hand.

@@ -79,7 +79,7 @@ fn eviction() -> impl Strategy<Value = EvictionConfig> {
         |(ttl, min_norm, capacity, (interval, delay))| {
             let policy = capacity.map_or_else(EvictionPolicy::default, |(_, policy)| policy);
             let capacity = capacity.map(|(capacity, _)| capacity);
-            EvictionConfig { ttl: Some(ttl), min_norm, capacity, policy, interval, delay }
+            EvictionConfig { ttl: Some(ttl), min_norm, capacity, policy, keep: vec![], interval, delay }
         },
     )
 }

@@ -56,6 +56,9 @@ pub struct EvictionConfig {
     /// Which rows are the least.
     #[serde(default)]
     pub policy: EvictionPolicy,
+    /// Ids whose rows never leave.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub keep: Vec<i64>,
     /// How many steps lie between two sweeps.
     #[serde(default = "default_interval")]
     pub interval: u64,

@@ -28,7 +28,7 @@ impl Rows {
     fn evict(&mut self, sweep: &Sweep, chosen: Vec<i64>) -> Vec<i64> {
         let leaves = |id: &i64| {
             let usage = self.usages.as_ref().zip(self.ids.find(*id)).map(|(usages, index)| usages.of(index));
-            usage.is_some_and(|usage| sweep.still_chooses(usage))
+            usage.is_some_and(|usage| sweep.still_chooses(*id, usage))
         };
         let leaving: Vec<i64> = chosen.into_iter().filter(leaves).collect();
         let deleted = self.delete(leaving.iter().copied());
@@ -57,7 +57,8 @@ impl Table {
         let config = self.config.eviction.as_ref().ok_or_else(no_eviction)?;
         if dry_run {
             let rows = self.shared();
-            return Ok(sweep_of_now(config, &rows).finish(self, &rows));
+            let chosen = sweep_of_now(config, &rows).finish(self, &rows);
+            return Ok(chosen.into_iter().filter(|id| !config.keep.contains(id)).collect());
         }
         self.check_writable(OPERATION, 0)?;
         let rows = &mut *self.exclusive();

@@ -160,9 +160,9 @@ impl Sweep {
         }
     }
 
-    /// Whether the row of an id, chosen before, is to go: not if it was updated or written since.
-    pub(super) fn still_chooses(&self, usage: Usage) -> bool {
-        self.is_of_then(usage)
+    /// Whether a row that was chosen is to go: not if it was updated or written since.
+    pub(super) fn still_chooses(&self, id: i64, usage: Usage) -> bool {
+        self.is_of_then(usage) && !self.config.keep.contains(&id)
     }
 }
 
