@@ -115,7 +115,7 @@ docs: build ## the Python API from its docstrings, in docs/api
 
 .PHONY: test-long
 test-long: build ## the tests with many more examples of each property; the last run is in docs/testing.md
-	PROPTEST_CASES=2000 cargo test --quiet --release
+	PROPTEST_CASES=2000 RECSTORE_CHURN=100000000 cargo test --quiet --release
 	RECSTORE_LONG_TESTS=1 $(BIN)/python -m pytest --quiet
 
 .PHONY: check

@@ -87,4 +87,29 @@ mod tests {
             }
         }
     }
+
+    /// Ids of which the n-th most frequent comes about 1/n as often as the first.
+    fn zipf(number: u64, ids: f64) -> i64 {
+        let uniform = (mix(number as i64) >> 11) as f64 / (1u64 << 53) as f64;
+        ids.powf(uniform) as i64
+    }
+
+    #[test]
+    fn on_a_skewed_stream_of_ten_million_ids_the_error_stays_within_its_bound() {
+        const UPDATES: u64 = 10_000_000;
+        const IDS: usize = 5_000_000;
+        let (epsilon, delta) = (1e-5, 0.01);
+        let mut sketch = Sketch::new(epsilon, delta);
+        let mut exact = vec![0u32; IDS + 1];
+        for number in 0..UPDATES {
+            let id = zipf(number, IDS as f64);
+            sketch.count(id);
+            exact[id as usize] += 1;
+        }
+        let bound = (epsilon * UPDATES as f64) as u32;
+        let estimate = |id: i64| sketch.places(id).map(|place| sketch.counters[place]).min().unwrap();
+        let errors = (0..=IDS).map(|id| estimate(id as i64) - exact[id]);
+        let beyond = errors.filter(|error| *error > bound).count();
+        assert!(beyond as f64 <= delta * IDS as f64, "{beyond} counts are off by more than {bound}");
+    }
 }

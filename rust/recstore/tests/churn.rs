@@ -1,0 +1,69 @@
+//! A table that ids come to and leave for ever stays as large and as fast as it was.
+//!
+//! `RECSTORE_CHURN` says how many ids come, by default 2 million. With 20 million and more, times are compared as well.
+
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+use std::time::{Duration, Instant};
+
+use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableUpdate};
+
+const DIM: usize = 8;
+const IDS_A_STEP: usize = 5_000;
+const CAPACITY: usize = 100_000;
+/// Enough steps for a median that one slow moment does not move.
+const STEPS_COMPARED: usize = 1_000;
+
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+fn median(times: &[Duration]) -> Duration {
+    let mut sorted = times.to_vec();
+    sorted.sort_unstable();
+    sorted[sorted.len() / 2]
+}
+
+#[test]
+fn a_table_with_a_capacity_stays_as_it_is_for_ever() {
+    let inserts = std::env::var("RECSTORE_CHURN").map_or(2_000_000, |count| count.parse().unwrap());
+    let store = LocalStore::new(Box::new(Serial));
+    let config = format!(
+        r#"{{"optimizer": {{"kind": "adagrad"}}, "eviction": {{"capacity": {CAPACITY}, "interval": 10, "delay": 5}}}}"#
+    );
+    let table = store.open_table("t", &TableConfig::from_json(DIM, &config).unwrap()).unwrap();
+    let gradients = vec![0.5; IDS_A_STEP * DIM];
+    let steps = inserts / IDS_A_STEP;
+    // From here on as many rows leave as come.
+    let settled = 60.min(steps / 4);
+    let (mut times, mut bytes) = (Vec::new(), Vec::new());
+    for step in 0..steps {
+        let first = (step * IDS_A_STEP) as i64;
+        let ids: Vec<i64> = (first..first + IDS_A_STEP as i64).collect();
+        let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
+        let begun = Instant::now();
+        store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
+        times.push(begun.elapsed());
+        if step >= settled && step % 50 == 0 {
+            bytes.push((store.statistics(table).unwrap().bytes, resident_bytes()));
+        }
+    }
+    let statistics = store.statistics(table).unwrap();
+    assert_eq!(statistics.inserts, (steps * IDS_A_STEP) as u64);
+    assert_eq!(statistics.evictions, statistics.deletes);
+    assert_eq!(statistics.rows as u64, statistics.inserts - statistics.deletes);
+    // A sweep, and what comes until its rows leave.
+    assert!(statistics.rows <= CAPACITY + 15 * IDS_A_STEP, "{statistics:?}");
+    let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
+    assert_eq!(first.0, last.0, "the table grew");
+    assert!(last.1 <= first.1 + first.1 / 10, "the process grew from {} to {} bytes", first.1, last.1);
+    if steps >= settled + 4 * STEPS_COMPARED {
+        let early = median(&times[settled..settled + STEPS_COMPARED]);
+        let late = median(&times[steps - STEPS_COMPARED..]);
+        println!(
+            "{inserts} ids: a step took {early:?} in the beginning and {late:?} in the end; {first:?} {last:?}"
+        );
+        assert!(late <= early.mul_f64(1.2), "a step took {early:?} in the beginning and {late:?} in the end");
+    }
+}
