@@ -208,6 +208,9 @@ def examine_config(path: Path) -> list[Finding]:
     return [*(_examine_table(name, entry) for name, entry in config.embedding_tables.items()), *_without_effect(config)]
 
 
+_PLAIN_KEYS = ("dtype", "seed", "block_size", "nan_policy", "admission", "eviction")
+
+
 def _examine_table(name: str, entry: TableEntry) -> Finding:
     """Opens such a table, for some values are only invalid together."""
     said = {key: value for key, value in vars(entry).items() if value is not None}
@@ -221,7 +224,7 @@ def _examine_table(name: str, entry: TableEntry) -> Finding:
 
 
 def _scratch_config(entry: TableEntry) -> TableConfig:
-    said: dict[str, Any] = {key: getattr(entry, key) for key in ("dtype", "seed", "block_size", "nan_policy")}
+    said: dict[str, Any] = {key: getattr(entry, key) for key in _PLAIN_KEYS}
     return TableConfig(
         # Where the file has none, the program may.
         num_embeddings=entry.num_embeddings or 1,

@@ -51,6 +51,7 @@ class StagedTable:
 
 
 _PROGRESS = ("step", "learning_rate", "learning_rate_was_set", "inserts", "updates", "deletes", "refusals")
+_COUNTS = ("rejections", "evictions")
 
 
 def replace_tables(staged: list[StagedTable]) -> None:
@@ -84,6 +85,7 @@ def _write_table(directory: Path, snapshot: str, place: int, staged: StagedTable
         "bytes": path.stat().st_size,
         "rows": staged.ids.numel(),
         "deleted": 0,
+        "state": {},
         "checksums": checksums,
     }
     statistics = {**staged.table.statistics(), **staged.progress}
@@ -91,7 +93,7 @@ def _write_table(directory: Path, snapshot: str, place: int, staged: StagedTable
         "name": staged.table.name,
         "dim": staged.table.dim,
         "config": json.loads(_config_of(staged.table)),
-        "progress": {key: statistics[key] for key in _PROGRESS},
+        "progress": {**{key: statistics[key] for key in (*_PROGRESS, *_COUNTS)}, "sweep": None},
         "is_delta": False,
         "shards": [shard],
     }

@@ -110,9 +110,14 @@ def _tensors(file: Path) -> dict[str, bytes]:
     tensors = {}
     for name, entry in header.items():
         begin, end = (start + offset for offset in entry["data_offsets"])
-        tensors[name] = np.frombuffer(content[begin:end], np.uint8).reshape(entry["shape"][0], -1)
-    order = np.argsort(tensors["ids"].view(np.int64).ravel())
-    return {name: tensor[order].tobytes() for name, tensor in tensors.items()}
+        tensors[name] = np.frombuffer(content[begin:end], np.uint8)
+    order = np.argsort(tensors["ids"].view(np.int64))
+
+    def in_order(name: str, tensor: np.ndarray) -> bytes:
+        is_about_table = name.startswith(("admission.", "eviction."))
+        return tensor.tobytes() if is_about_table else tensor.reshape(len(order), -1)[order].tobytes()
+
+    return {name: in_order(name, tensor) for name, tensor in tensors.items()}
 
 
 def state_of(path: Path) -> dict[str, Any]:

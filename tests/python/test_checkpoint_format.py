@@ -20,7 +20,7 @@ from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, 
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "checkpoint_format.md").read_text(encoding="utf-8")
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-BYTES = {"I64": 8, "F32": 4, "BF16": 2, "F16": 2}
+BYTES = {"I64": 8, "F32": 4, "U32": 4, "BF16": 2, "F16": 2}
 
 Row = tuple[np.ndarray, dict[str, np.ndarray]]
 
@@ -49,14 +49,30 @@ def slots_of(optimizer: dict[str, Any], dim: int) -> list[tuple[str, int]]:
 def as_numbers(content: bytes, dtype: str) -> np.ndarray:
     if dtype == "BF16":
         return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(content, {"I64": "<i8", "F32": "<f4", "F16": "<f2"}[dtype])
+    return np.frombuffer(content, {"I64": "<i8", "F32": "<f4", "U32": "<u4", "F16": "<f2"}[dtype])
 
 
 def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
     rows, config = file["rows"], table["config"]
     deleted = {"deleted_ids": ("I64", [file["deleted"]])} if table["is_delta"] else {}
     slots = {f"slot.{name}": ("F32", [rows, width]) for name, width in slots_of(config["optimizer"], table["dim"])}
-    columns = {**deleted, "ids": ("I64", [rows]), "rows": (DTYPES[config["dtype"]], [rows, table["dim"]]), **slots}
+    kinds = {"admission": {"ids": "I64", "counts": "U32"}, "eviction": {"ids": "I64"}}
+    state = {
+        f"{part}.{name}": (dtype, [file["state"].pop(f"{part}.{name}")])
+        for part, tensors in kinds.items()
+        if part in config
+        for name, dtype in tensors.items()
+    }
+    assert not file["state"]
+    usage = {f"usage.{name}": ("I64", [rows]) for name in ("step", "count") if "eviction" in config}
+    columns = {
+        **deleted,
+        **state,
+        "ids": ("I64", [rows]),
+        "rows": (DTYPES[config["dtype"]], [rows, table["dim"]]),
+        **slots,
+        **usage,
+    }
     return dict(sorted(columns.items(), key=lambda column: -BYTES[column[1][0]]))
 
 
@@ -146,10 +162,14 @@ def assert_read_as_stored(directory: Path) -> None:
             assert np.array_equal(row.astype(np.float32), rows[place].numpy())
             assert own_slots.keys() == {f"slot.{slot}" for slot in slots}
             assert all(np.array_equal(own_slots[f"slot.{slot}"], slots[slot][place].numpy()) for slot in slots)
+        del saved["progress"]["sweep"], statistics["candidates"]
         assert {**saved["progress"], "rows": len(found)} == statistics
         assert saved["dim"] == table.dim
-        assert saved["config"].keys() == asdict(table.config).keys()
-        for key, value in asdict(table.config).items():
+        config = {
+            key: value for key, value in asdict(table.config).items() if value is not None or key == "num_embeddings"
+        }
+        assert saved["config"].keys() == config.keys()
+        for key, value in config.items():
             assert saved["config"][key] == (value if not isinstance(value, tuple) else list(value))
 
 
@@ -184,6 +204,40 @@ def test_checkpoints_read_by_the_document_hold_what_the_tables_do(dtype: torch.d
     snapshots = read_manifest(tmp_path)
     assert [snapshot["parent"] for snapshot in snapshots] == [None, snapshots[0]["id"], snapshots[1]["id"]]
     assert [snapshot["metadata"] for snapshot in snapshots] == [{"epoch": 1}, [], None]
+
+
+def test_what_admission_and_eviction_remember_is_as_the_document_says(tmp_path: Path) -> None:
+    counted = {"kind": "count", "threshold": 3}
+    modules = [
+        DistEmbedding(None, 2, "counted", admission=counted, eviction={"ttl": 1, "interval": 2, "delay": 2}),
+        DistEmbedding(None, 2, "sketched", admission={"kind": "sketch", "threshold": 2, "epsilon": 0.3, "delta": 0.3}),
+    ]
+    RecStoreClient().push("counted", torch.tensor([90, 91]), torch.ones(2, 2))
+    for ids in ([5, 3], [5], [4, 5, 4], [5]):
+        step(modules, torch.tensor(ids))
+    assert_read_as_stored_after_save(tmp_path)
+    snapshot = read_manifest(tmp_path)[-1]
+    counted_table, sketched_table = snapshot["tables"]
+    # 90 and 91 were written before the first step; the sweep after the fourth sees them unseen for three.
+    assert counted_table["progress"]["sweep"] == {"began": 4, "leaves": 6}
+    tensors = read_file(tmp_path, counted_table, counted_table["shards"][0])
+    usage = zip(*(tensors[name].tolist() for name in ("ids", "usage.step", "usage.count")), strict=True)
+    assert sorted(usage) == [(5, 4, 2), (90, 1, 0), (91, 1, 0)]
+    assert tensors["eviction.ids"].tolist() == [90, 91]
+    assert dict(zip(tensors["admission.ids"].tolist(), tensors["admission.counts"].tolist(), strict=True)) == {
+        3: 1,
+        4: 1,
+    }
+    tensors = read_file(tmp_path, sketched_table, sketched_table["shards"][0])
+    # Two rows of ten counters; 5 was counted until it had a row.
+    assert tensors["admission.counts"].shape == (20,)
+    assert tensors["admission.counts"].max() == 2
+    assert len(tensors["admission.ids"]) == 0
+
+
+def assert_read_as_stored_after_save(directory: Path) -> None:
+    checkpoint.save(directory)
+    assert_read_as_stored(directory)
 
 
 def test_the_document_names_the_files_of_a_directory(tmp_path: Path) -> None:
@@ -239,6 +293,7 @@ def first_file(manifest: dict[str, Any]) -> dict[str, Any]:
         (lambda manifest: manifest["snapshots"][0]["tables"].clear(), 'lacks the table "t"'),
         (lambda manifest: manifest["snapshots"][0]["tables"][0].update(is_delta=True), "no full snapshot of the table"),
         (lambda manifest: first_file(manifest).update(file="../x.safetensors"), "is not the name of a file"),
+        (lambda manifest: first_file(manifest)["state"].update({"eviction.ids": 10**9}), "it cannot hold"),
         (lambda manifest: first_file(manifest).update(bytes=1), "expected 1 bytes, got"),
         (lambda manifest: first_file(manifest).update(rows=3), 'expected the tensor "ids" as I64 [3], got I64 [2]'),
         (lambda manifest: first_file(manifest)["checksums"].update(rows=1), '"rows" was changed: its checksum is'),

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,10 +70,13 @@ def kill_and_resume(folder: Path, options: tuple[object, ...], kills: list[int])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_killed_run_ends_as_one_that_ran_through(small_files: Path, optimizer: str) -> None:
     options = (*OPTIONS, "--optimizer", optimizer, "--save-every", 5, "--schedule", "cosine", "--warmup-steps", 9)
+    options = (*options, "--admit-after", 2, "--ttl", 30, "--capacity", 60, "--eviction-interval", 4)
     assert run_train(small_files, (*options, "--run-name", "whole"))[0] == 0
     draw = random.Random(optimizer)
     kill_and_resume(small_files, options, [draw.randint(2, 20) for _ in range(2)])
     assert_equal_runs(small_files / "runs" / "whole", small_files / "runs" / "killed")
+    tables: Any = newest(small_files / "runs" / "whole" / "checkpoint")["tables"]
+    assert all(table["progress"]["rejections"] > 0 < table["progress"]["evictions"] for table in tables)
 
 
 @pytest.mark.parametrize(

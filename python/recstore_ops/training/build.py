@@ -13,7 +13,7 @@ from recstore_ops.training.config import ModelName, TrainingConfig
 from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer
 from recstore_ops.training.rows.row_source import RowSource
-from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
+from recstore_ops.training.tables import NnTables, StoreTables, Vocabulary
 from recstore_ops.training.training_input import MODELS_BY_FIELD
 
 MODELS: dict[ModelName, type[nn.Module]] = {
@@ -40,11 +40,7 @@ def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: 
     options: dict[str, Any] = {**config.model_options(), "num_dense": len(rows.dense_names)}
     if config.model in MODELS_BY_FIELD:
         options["num_fields"] = len(rows.field_names)
-    tables: Tables = (
-        StoreTables(name, table_optimizer(config), seed=config.seed, dtype=ROW_TYPES[config.row_type])
-        if vocabulary is None
-        else NnTables(vocabulary.ids, name, seed=config.seed)
-    )
+    tables = _store_tables(config, name) if vocabulary is None else NnTables(vocabulary.ids, name, seed=config.seed)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = MODELS[config.model](tables, **options)
@@ -52,6 +48,17 @@ def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: 
     if num_rows > 0:
         raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
     return model
+
+
+def _store_tables(config: TrainingConfig, name: str) -> StoreTables:
+    return StoreTables(
+        name,
+        table_optimizer(config),
+        seed=config.seed,
+        dtype=ROW_TYPES[config.row_type],
+        admission=config.admission(),
+        eviction=config.eviction(),
+    )
 
 
 def table_rows(model: nn.Module) -> int:

@@ -169,6 +169,48 @@ def train_command(
             rich_help_panel=_MODEL,
         ),
     ] = "float32",
+    admit_after: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Give an id a row with its update in that many steps; rarer ids cost no memory.",
+            show_default="1",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    ttl: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS",
+            help="Rows without an update for longer leave.",
+            show_default="never",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    min_norm: Annotated[
+        float | None,
+        typer.Option(help="Rows of a smaller L2 norm leave.", show_default="none", rich_help_panel=_MODEL),
+    ] = None,
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            metavar="ROWS", help="Of more rows in a table some leave.", show_default="none", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    eviction_policy: Annotated[
+        Literal["lru", "lfu"] | None,
+        typer.Option(
+            help="Which rows leave for --capacity: the least recently, or least frequently updated.",
+            show_default="lru",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    eviction_interval: Annotated[
+        int | None,
+        typer.Option(
+            metavar="STEPS", help="Between two sweeps for rows that leave.", show_default="1000", rich_help_panel=_MODEL
+        ),
+    ] = None,
     baseline: Annotated[
         Literal["nn"] | None,
         typer.Option(
@@ -371,6 +413,12 @@ def train_command(
         bias=not no_bias,
         tables=tables,
         row_type=row_type,
+        admit_after=admit_after,
+        ttl=ttl,
+        min_norm=min_norm,
+        capacity=capacity,
+        eviction_policy=eviction_policy,
+        eviction_interval=eviction_interval,
         optimizer=optimizer,
         lr=_learning_rate(optimizer, lr, alpha),
         beta=beta,

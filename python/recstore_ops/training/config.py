@@ -27,6 +27,7 @@ DEFAULT_LR: dict[OptimizerName, float] = {
 }
 # The optimizers that `torch.optim` has for the sparse gradients of `nn.Embedding`.
 NN_OPTIMIZERS = ("sgd", "adagrad", "adam")
+_REASONS = ("ttl", "min_norm", "capacity")
 _FTRL_DEFAULTS = {"beta": 1.0, "l1": 0.0, "l2": 0.0}
 _DECAYING = ("sgd", "adam", "adamw")
 _CONVENTIONAL = ("adagrad", "rowwise_adagrad")
@@ -69,6 +70,11 @@ class TrainingConfig:
         bias: whether the model has one; dlrm always has.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
+        admit_after: an id gets a row with its update in that many steps; None: with the first.
+        ttl, min_norm, capacity: rows that no step updated for more steps leave their table, those of a smaller norm,
+            and of each table as many as it has too many; None: none do.
+        eviction_policy: which rows leave for capacity, "lru" (default) or "lfu".
+        eviction_interval: steps between two sweeps for rows that leave (default 1000).
         optimizer: the rule by which the tables are stepped.
         lr: learning rate, or FTRL's alpha; None takes `DEFAULT_LR`.
         beta, l1, l2: of FTRL; default 1, 0, 0.
@@ -122,6 +128,12 @@ class TrainingConfig:
     bias: bool = True
     tables: TablesName = "store"
     row_type: RowTypeName = "float32"
+    admit_after: int | None = None
+    ttl: int | None = None
+    min_norm: float | None = None
+    capacity: int | None = None
+    eviction_policy: Literal["lru", "lfu"] | None = None
+    eviction_interval: int | None = None
     optimizer: OptimizerName = "adam"
     lr: float | None = None
     beta: float | None = None
@@ -152,6 +164,7 @@ class TrainingConfig:
         self._check_names()
         self._check_input()
         self._fill_model()
+        self._check_eviction()
         self._fill_optimizer()
         self._fill_schedule()
         self._fill_patience()
@@ -167,6 +180,17 @@ class TrainingConfig:
         """Returns the arguments of the model's own that were given or filled in."""
         options = {name: getattr(self, name) for name in MODEL_OPTIONS[self.model]}
         return options if self.model == "dlrm" else {**options, "bias": self.bias}
+
+    def admission(self) -> dict[str, Any] | None:
+        """Returns which ids get a row, as tables take it."""
+        return None if self.admit_after is None else {"kind": "count", "threshold": self.admit_after}
+
+    def eviction(self) -> dict[str, Any] | None:
+        """Returns which rows leave, as tables take it."""
+        reasons = {name: getattr(self, name) for name in _REASONS if getattr(self, name) is not None}
+        options = {"policy": self.eviction_policy, "interval": self.eviction_interval}
+        given = {name: value for name, value in options.items() if value is not None}
+        return {**reasons, **given} if reasons else None
 
     def _check_names(self) -> None:
         _check_choice("model", self.model, get_args(ModelName))
@@ -195,6 +219,14 @@ class TrainingConfig:
         self._fill(own)
         if self.model == "dlrm" and not self.bias:
             raise ValueError("model dlrm always has a bias: its perceptrons have them")
+
+    def _check_eviction(self) -> None:
+        if self.eviction_policy is not None:
+            _check_choice("eviction_policy", self.eviction_policy, ("lru", "lfu"))
+        if self.capacity is None:
+            self._refuse(("eviction_policy",), "a run without capacity")
+        if self.eviction() is None:
+            self._refuse(("eviction_interval",), "a run that no rows leave")
 
     def _fill_optimizer(self) -> None:
         self._fill({"lr": DEFAULT_LR[self.optimizer]})
@@ -229,6 +261,7 @@ class TrainingConfig:
     def _check_tables(self) -> None:
         if self.tables == "store":
             return
+        self._refuse(("admit_after", *_REASONS), "a run with tables nn")
         if self.row_type != "float32":
             raise ValueError(f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}")
         if self.optimizer not in NN_OPTIMIZERS:
@@ -254,6 +287,8 @@ class TrainingConfig:
             raise ValueError(f"{owner} takes no {' and no '.join(given)}")
 
     def _check_ranges(self) -> None:
+        for name in ("admit_after", "ttl", "capacity", "eviction_interval"):
+            _check_number(name, getattr(self, name), least=1)
         at_least_one = ("batch_size", "epochs", "shuffle_window", "dim", "evaluate_every", "log_every", "num_fields")
         for name in (*at_least_one, "planted_train_rows", "planted_test_rows", "hash_buckets"):
             _check_number(name, getattr(self, name), least=1)
@@ -261,7 +296,7 @@ class TrainingConfig:
             _check_number(name, getattr(self, name), least=0)
         for name in ("weight_decay", "validation_fraction"):
             _check_number(name, getattr(self, name), least=0)
-        for name in ("lr", "dense_lr", "gamma"):
+        for name in ("lr", "dense_lr", "gamma", "min_norm"):
             _check_above_zero(name, getattr(self, name))
         for name in ("hidden", "bottom"):
             for size in getattr(self, name) or ():

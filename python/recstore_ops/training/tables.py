@@ -36,6 +36,8 @@ class StoreTables:
         num_embeddings: None for an open vocabulary: any int64 is an id, and prediction gives an unknown one no row.
         seed: of the initial values.
         dtype: the type rows are kept in, as in `DistEmbedding`.
+        admission: which ids get a row, as in `DistEmbedding`.
+        eviction: which rows leave, as in `DistEmbedding`.
     """
 
     def __init__(
@@ -46,12 +48,16 @@ class StoreTables:
         num_embeddings: int | None = None,
         seed: int = 0,
         dtype: torch.dtype = torch.float32,
+        admission: dict[str, Any] | None = None,
+        eviction: dict[str, Any] | None = None,
     ) -> None:
         self._prefix = prefix
         self._optimizer = optimizer
         self._num_embeddings = num_embeddings
         self._seed = seed
         self._dtype = dtype
+        self._admission = admission
+        self._eviction = eviction
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> DistEmbedding:
         return DistEmbedding(
@@ -62,6 +68,8 @@ class StoreTables:
             initializer={"kind": "normal", "std": std} if std > 0 else {"kind": "zeros"},
             seed=self._seed,
             dtype=self._dtype,
+            admission=self._admission,
+            eviction=self._eviction,
         )
 
 

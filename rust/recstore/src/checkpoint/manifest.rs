@@ -94,8 +94,7 @@ pub(super) struct ShardEntry {
     pub(super) bytes: u64,
     pub(super) rows: usize,
     pub(super) deleted: usize,
-    /// The elements of each tensor that is about the table and not about its rows; absent if there are none.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    /// The elements of each tensor of what admission and eviction remember.
     pub(super) state: BTreeMap<String, usize>,
     /// CRC-32 (IEEE 802.3) of the header and of each tensor.
     pub(super) checksums: BTreeMap<String, u32>,

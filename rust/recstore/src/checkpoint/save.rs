@@ -10,7 +10,7 @@ use super::manifest::{Manifest, ShardEntry, TableEntry, sync_directory};
 use super::table_file::{Layout, TableState, Writer};
 use super::{BYTES_AT_A_TIME, FILE_EXTENSION, Progress, SaveKind, SaveOptions, SaveReport, at, refused};
 use crate::Result;
-use crate::table::{CopiedRows, CutTables, SaveId, TableCut, cut};
+use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
 
 const LOCK_NAME: &str = ".lock";
 
@@ -165,7 +165,8 @@ fn write_table(
     progress: Option<&Progress>,
 ) -> Result<ShardEntry> {
     let deleted = cut.cut.is_delta.then_some(&cut.cut.deleted[..]);
-    let state = TableState { admission: cut.admission.clone(), leaving: cut.leaving() };
+    let state =
+        TableState { admission: cut.admission.as_ref().map(AdmissionCounts::sorted), leaving: cut.leaving() };
     let mut writer = Writer::create(path, layout, cut.cut.rows, deleted, &state)?;
     let mut write = |rows: &CopiedRows| {
         writer.write(layout, rows)?;

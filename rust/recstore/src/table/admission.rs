@@ -20,6 +20,19 @@ pub(crate) struct AdmissionCounts {
     pub(crate) counts: Vec<u32>,
 }
 
+impl AdmissionCounts {
+    /// Returns the same with the ids in ascending order: that of a map is another in each process.
+    pub(crate) fn sorted(&self) -> Self {
+        let mut both: Vec<_> = self.ids.iter().copied().zip(self.counts.iter().copied()).collect();
+        if both.is_empty() {
+            return self.clone();
+        }
+        both.sort_unstable();
+        let (ids, counts) = both.into_iter().unzip();
+        Self { ids, counts }
+    }
+}
+
 impl Admission {
     pub(super) fn new(config: &AdmissionConfig) -> Self {
         match *config {

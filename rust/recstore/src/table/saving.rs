@@ -37,18 +37,9 @@ pub(crate) struct TableProgress {
     pub(crate) updates: u64,
     pub(crate) deletes: u64,
     pub(crate) refusals: u64,
-    /// Absent where there are none, as are the next two.
-    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) rejections: u64,
-    #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) evictions: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sweep: Option<SweepSteps>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands over a reference")]
-fn is_zero(count: &u64) -> bool {
-    *count == 0
 }
 
 impl TableProgress {
