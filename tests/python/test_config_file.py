@@ -62,6 +62,8 @@ FULL_ENTRY = {
     "seed": 7,
     "block_size": 128,
     "nan_policy": "skip",
+    "admission": {"kind": "count", "threshold": 1},
+    "eviction": {"ttl": 1000},
 }
 
 
@@ -288,6 +290,10 @@ VALID: list[Any] = [
     tables(optimizer={"kind": "ftrl", "lr": 0.1, "beta": 1, "l1": 0, "l2": 0}),
     tables(initializer={"kind": "constant", "value": -1}),
     tables(initializer={"kind": "truncated_normal", "a": None, "b": 1}),
+    tables(admission={"kind": "count", "threshold": 2**32 - 1}),
+    tables(admission={"kind": "sketch", "threshold": 2, "epsilon": 0.1}),
+    tables(admission={"kind": "probability", "probability": 1}),
+    tables(eviction={"ttl": 5, "min_norm": 0.1, "capacity": 9, "policy": "lfu", "interval": 2, "keep": [-1]}),
 ]
 
 INVALID: list[tuple[Any, str]] = [
@@ -321,6 +327,14 @@ INVALID: list[tuple[Any, str]] = [
     (tables(initializer={"kind": "constant"}), 'embedding_tables.user.initializer: needs "value"'),
     (tables(initializer={"kind": "zeros", "std": 1}), "embedding_tables.user.initializer.std: unknown key"),
     (tables(initializer={"kind": "normal", "std": -1}), "initializer.std: must be at least 0, got -1"),
+    (tables(admission="count"), "embedding_tables.user.admission: must be object"),
+    (tables(admission={"kind": "count"}), 'embedding_tables.user.admission: needs "threshold"'),
+    (tables(admission={"kind": "count", "threshold": 1, "delta": 0.1}), "admission.delta: unknown key"),
+    (tables(admission={"kind": "sketch", "threshold": 1, "delta": 1}), "admission.delta: must be below 1, got 1"),
+    (tables(admission={"kind": "probability", "probability": 2}), "admission.probability: must be at most 1, got 2"),
+    (tables(eviction={"ttl": 0}), "embedding_tables.user.eviction.ttl: must be at least 1, got 0"),
+    (tables(eviction={"tll": 1}), 'embedding_tables.user.eviction.tll: unknown key; did you mean "ttl"?'),
+    (tables(eviction={"capacity": 1, "policy": "fifo"}), "eviction.policy: must be one of"),
 ]
 
 
