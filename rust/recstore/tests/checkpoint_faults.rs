@@ -18,8 +18,17 @@ use tempfile::TempDir;
 
 const USER: &str = r#"{"block_size": 10, "optimizer": {"kind": "adam", "lr": 0.1}}"#;
 const ITEM: &str = r#"{"num_embeddings": 100, "dtype": "bfloat16", "optimizer": {"kind": "ftrl"}}"#;
+const VISITOR: &str = r#"{"optimizer": {"kind": "sgd"}, "admission": {"kind": "count", "threshold": 2},
+    "eviction": {"ttl": 1, "interval": 2, "delay": 2}}"#;
 
 fn train(store: &LocalStore) {
+    // Always two ids that are counted and have no row, and in the end some rows that are to leave.
+    let visitor = open(store, "visitor", 1, VISITOR);
+    let step = store.statistics(visitor).unwrap().step as i64;
+    store.write(visitor, &[90 + step], &[1.0]).unwrap();
+    for ids in [[step, 1000], [1001 + step, 1000]] {
+        update(store, visitor, &ids, &[0.5; 2]);
+    }
     let (user, item) = (open(store, "user", 3, USER), open(store, "item", 5, ITEM));
     update(store, user, &[7, -1, 8, i64::MIN], &[0.5; 12]);
     update(store, item, &[1, 2, 3, 99], &[0.25; 20]);
@@ -412,6 +421,40 @@ fn an_id_that_comes_twice_is_refused() {
 }
 
 #[test]
+fn counts_of_admission_that_do_not_fit_are_refused() {
+    let subject = Subject::new();
+    let file = subject.file(1, "visitor");
+    let ids = offset(&header(&file)["admission.ids"], 0) as usize;
+    subject.assert_sealed_refused(&file, "the id 0 without a row is counted twice", |_, tensors| {
+        let first = tensors[ids..ids + 8].to_vec();
+        tensors[ids + 8..ids + 16].copy_from_slice(&first);
+    });
+    let words = "expected 4 ids and 4 counts of ids without a row, got 4 and 3";
+    subject.assert_refused(&file, words, |bytes| {
+        let mut header = header(&file);
+        let end = offset(&header["admission.counts"], 1);
+        header["admission.counts"]["shape"] = json!([3]);
+        header["admission.counts"]["data_offsets"][1] = json!(end - 4);
+        header["rows"]["data_offsets"][0] = json!(end - 4);
+        header["rows"]["data_offsets"][1] = json!(offset(&header["rows"], 1) - 4);
+        let mut manifest = manifest(subject.path());
+        for_each_shard(&mut manifest, |shard| {
+            if file.ends_with(shard["file"].as_str().unwrap()) {
+                shard["state"]["admission.counts"] = json!(3);
+            }
+        });
+        write_manifest(subject.path(), &manifest);
+        let mut tensors = bytes[8 + header_length(&file)..].to_vec();
+        tensors.drain(end as usize - 4..end as usize);
+        seal(subject.path(), &file, &header, &tensors)
+    });
+}
+
+fn header(file: &Path) -> Value {
+    serde_json::from_slice(&fs::read(file).unwrap()[8..8 + header_length(file)]).unwrap()
+}
+
+#[test]
 fn an_id_out_of_the_bound_of_its_table_is_refused() {
     let subject = Subject::new();
     for (snapshot, id) in [(0, 100i64), (1, -1), (1, i64::MIN)] {
@@ -452,7 +495,7 @@ fn a_store_does_not_save_over_a_manifest_it_cannot_read() {
     let (name, message) = refusal(save(&subject.store, subject.path(), SaveKind::Full));
     assert!(name == "manifest.json" && message.contains("EOF while parsing"), "{message}");
     assert_eq!(fs::read(&path).unwrap(), b"{");
-    assert_eq!(table_files(subject.path()).len(), 4);
+    assert_eq!(table_files(subject.path()).len(), 6);
     fs::write(&path, whole).unwrap();
 }
 

@@ -12,8 +12,12 @@ use recstore::{
 const DIM: usize = 3;
 const IDS: i64 = 500;
 
+/// Ids have a row from their second step on, and leave when three come without them.
+const CONFIG: &str = r#"{"optimizer": {"kind": "adam", "lr": 0.1}, "admission": {"kind": "count", "threshold": 2},
+    "eviction": {"ttl": 3, "interval": 3, "delay": 2}}"#;
+
 fn config() -> TableConfig {
-    TableConfig::from_json(DIM, r#"{"optimizer": {"kind": "adam", "lr": 0.1}}"#).unwrap()
+    TableConfig::from_json(DIM, CONFIG).unwrap()
 }
 
 /// Whose row an id is. Negative ids are ids.
@@ -107,8 +111,10 @@ fn any_number_of_shards_loads_into_any_other() {
         sharded = load(of, directory.path());
         assert_eq!(rows(&sharded), rows(&undisturbed), "{of} shards");
         assert_eq!(steps(&sharded), vec![step; of]);
-        assert!(rows(&sharded).len() > 600);
     }
+    assert!(rows(&sharded).len() > 300);
+    let statistics = undisturbed[0].0.statistics(undisturbed[0].1).unwrap();
+    assert!(statistics.evictions > 100 && statistics.rejections > 600, "{statistics:?}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Reads tables from a directory.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
 use super::save::save_id;
@@ -70,7 +70,7 @@ fn load_newest(
         let config = configured(&entry.name, &saved)?;
         let mut table = Table::new(&entry.name, &config);
         let states = load_table(&mut table, directory, &parts, options)?;
-        restore_state(&mut table, entry, states, options).map_err(broken)?;
+        restore_state(&mut table, entry, states, options)?;
         let is_whole = options.keeps.is_none();
         let progress = if is_whole { entry.progress.clone() } else { entry.progress.of_some_rows() };
         table.restore(&progress, save).map_err(|error| broken(error.to_string()))?;
@@ -105,7 +105,7 @@ fn load_table(
     directory: &Path,
     parts: &[&TableEntry],
     options: &LoadOptions<'_>,
-) -> Result<Vec<TableState>> {
+) -> Result<Vec<(PathBuf, TableState)>> {
     let layout = Layout::of(table);
     let mut states = Vec::new();
     for part in parts {
@@ -125,7 +125,7 @@ fn load_table(
         let mut seen = Bits::default();
         states.clear();
         for mut reader in readers {
-            states.push(std::mem::take(&mut reader.state));
+            states.push((reader.path().to_owned(), std::mem::take(&mut reader.state)));
             load_file(table, &layout, reader, &mut seen, options)?;
         }
     }
@@ -136,15 +136,15 @@ fn load_table(
 fn restore_state(
     table: &mut Table,
     entry: &TableEntry,
-    states: Vec<TableState>,
+    states: Vec<(PathBuf, TableState)>,
     options: &LoadOptions<'_>,
-) -> std::result::Result<(), String> {
+) -> Result<()> {
     let keeps = |id: &i64| options.keeps.is_none_or(|keeps| keeps(*id));
     let mut leaving = Vec::new();
-    for state in states {
+    for (path, state) in states {
         if let Some(counts) = &state.admission {
             let added = table.add_admission_counts(counts, |id| keeps(&id));
-            added.map_err(|message| format!("table \"{}\": {message}", entry.name))?;
+            added.map_err(|message| refused(&path, message))?;
         }
         leaving.extend(state.leaving.into_iter().flatten().filter(keeps));
     }
