@@ -3,65 +3,27 @@
 A directory holds snapshots: full ones, and deltas that tell what changed since the snapshot before. Whatever happens
 during a save, the directory holds the old snapshots or the new ones, never a mixture. `docs/checkpoint_format.md` tells
 the format.
+
+Several processes that share tables, each with rows of its own, save one snapshot together: each calls `save_part`, then
+one `commit`. Any number of processes can `load` it, each its shard.
 """
 
 import json
-import os
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager
-from dataclasses import dataclass
 from os import PathLike
-from threading import Event, Thread
-from typing import Any, Literal, get_args
-
-from tqdm import tqdm
+from threading import Thread
+from typing import Any
 
 from recstore_ops import _native
+from recstore_ops.checkpoint_place import checked_directory, checkpoint_place
+from recstore_ops.checkpoint_progress import shown
+from recstore_ops.save_arguments import Compression, SaveKind, check_shard, save_arguments
+from recstore_ops.save_report import LoadReport, SaveReport
+from recstore_ops.sharded_checkpoint import commit, new_snapshot_name, save_part, shard_of
 
-SaveKind = Literal["full", "delta", "auto"]
-
-_SECONDS_BETWEEN_LOOKS = 0.1
 _SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT = 0.0005
-
-_MOST_NESTED = 100
-"""Of lists and dicts in metadata: a manifest nested more than 128 deep could not be read again."""
-
-
-@dataclass(frozen=True)
-class SaveReport:
-    """What a save wrote.
-
-    Attributes:
-        snapshot: the snapshot's name.
-        is_delta: whether it tells changes only.
-        rows: the rows written.
-        deleted: the ids told to be deleted.
-        bytes: the bytes written.
-    """
-
-    snapshot: str
-    is_delta: bool
-    rows: int
-    deleted: int
-    bytes: int
-
-
-@dataclass(frozen=True)
-class LoadReport:
-    """What a load read.
-
-    Attributes:
-        snapshot: the snapshot's name.
-        metadata: what its save was given along.
-        tables: the rows of each table, by name.
-    """
-
-    snapshot: str
-    metadata: Any
-    tables: dict[str, int]
 
 
 def save(
@@ -70,32 +32,42 @@ def save(
     kind: SaveKind = "full",
     keep: int = 1,
     metadata: Any = None,
+    compression: Compression = None,
+    storage_options: Mapping[str, str] | None = None,
     progress: bool | None = None,
 ) -> SaveReport:
     """Saves all tables, as they are at one moment, to a directory. Other threads go on reading and training them.
 
+    A URL of `s3://` or `file://` names an object store instead. What is saved there is written to a temporary directory
+    first (see `tempfile.gettempdir`) and then uploaded, the manifest last; of two that save at once one is refused.
+
     Gradients that were collected and not applied are no part of it.
 
     Args:
-        path: the directory; made if it is not there.
+        path: the directory, made if it is not there; or a URL.
         kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
             this process saved or loaded; `auto`: a delta where that is possible.
         keep: how many full snapshots stay in the directory, with their deltas.
         metadata: what `load` gives back: what JSON can hold, with ints of 64 bits. Tuples come back as lists.
+        compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
+            plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
+        storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
+            options of the Rust crate `object_store`. What is not given is taken from `AWS_REGION` and the like.
         progress: whether to show a progress bar; by default if the standard error is a terminal.
 
     Returns:
         What was written.
 
     Raises:
-        ValueError: `kind` or `keep` is invalid, or `metadata` has NaN, infinity, an int of more than 64 bits, or more
-            than 100 lists and dicts within each other.
+        ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
+            an int of more than 64 bits, or more than 100 lists and dicts within each other.
         TypeError: JSON cannot hold `metadata`.
         RuntimeError: the directory cannot be written; it holds what it held before. The message names the file.
     """
-    text = _checked(kind, keep, metadata)
-    with _shown("saving", progress) as native:
-        return SaveReport(**_native.save_tables(os.fspath(path), kind, keep, text, native))
+    arguments = save_arguments(kind, keep, metadata, compression)
+    place = checkpoint_place(path, storage_options)
+    with shown("saving", progress) as native:
+        return SaveReport(**_native.save_tables(place, arguments, native))
 
 
 def save_async(
@@ -104,6 +76,8 @@ def save_async(
     kind: SaveKind = "full",
     keep: int = 1,
     metadata: Any = None,
+    compression: Compression = None,
+    storage_options: Mapping[str, str] | None = None,
 ) -> "Future[SaveReport]":
     """Saves as `save` does, in a thread of its own. What is saved are the tables as they are when this returns.
 
@@ -111,7 +85,7 @@ def save_async(
     not in the snapshot. A process does not end before the save has. A save that began cannot be cancelled.
 
     Args:
-        path: as in `save`, and so are `kind`, `keep` and `metadata`.
+        path: as in `save`, and so are `kind`, `keep`, `metadata`, `compression` and `storage_options`.
 
     Returns:
         The report to come; its `result()` raises the `RuntimeError` that `save` would.
@@ -119,14 +93,14 @@ def save_async(
     Raises:
         ValueError, TypeError: as `save`.
     """
-    text, directory = _checked(kind, keep, metadata), os.path.abspath(path)
+    arguments, place = save_arguments(kind, keep, metadata, compression), checkpoint_place(path, storage_options)
     native = _native.CheckpointProgress()
     report: Future[SaveReport] = Future()
     report.set_running_or_notify_cancel()
 
     def run() -> None:
         try:
-            report.set_result(SaveReport(**_native.save_tables(directory, kind, keep, text, native)))
+            report.set_result(SaveReport(**_native.save_tables(place, arguments, native)))
         except BaseException as error:
             report.set_exception(error)
 
@@ -137,7 +111,13 @@ def save_async(
     return report
 
 
-def load(path: str | PathLike[str], *, progress: bool | None = None) -> LoadReport:
+def load(
+    path: str | PathLike[str],
+    *,
+    shard: tuple[int, int] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    progress: bool | None = None,
+) -> LoadReport:
     """Replaces tables by those of a directory's newest snapshot, and makes those that are not there.
 
     Tables that the snapshot does not hold stay as they are. Modules and handles keep on working: they see the loaded
@@ -154,87 +134,63 @@ def load(path: str | PathLike[str], *, progress: bool | None = None) -> LoadRepo
     modules leaves the loaded rate of a table that it has stepped before alone, until its own rate is changed.
 
     Args:
-        path: the directory.
+        path: the directory, or the URL of an object store, from which the files of the newest snapshot are downloaded
+            to a temporary directory.
+        shard: `(number, of)`: only the rows whose ids `shard_of` gives to shard `number` of `of`, however many
+            processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0.
+        storage_options: as in `save`.
         progress: whether to show a progress bar; by default if the standard error is a terminal.
 
     Returns:
         What was read.
 
     Raises:
+        ValueError: `shard` is no shard, or the URL or its options are invalid.
         RuntimeError: the directory holds no checkpoint, or a file is not what it should be, or a table is there with
             another configuration. The message names the file or table; nothing has changed.
     """
-    with _shown("loading", progress) as native:
-        found = _native.load_tables(os.fspath(path), native)
+    checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
+    with shown("loading", progress) as native:
+        found = _native.load_tables(place, checked, native)
     return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
 
 
-def _checked(kind: str, keep: int, metadata: Any) -> str:
-    """Checks what a save was given, and returns the metadata as JSON."""
-    if kind not in get_args(SaveKind):
-        raise ValueError(f"kind must be full, delta or auto, got {kind!r}")
-    if not isinstance(keep, int) or keep < 1:
-        raise ValueError(f"keep must be an int of at least 1, got {keep!r}")
-    return _as_json(metadata)
+def compact(path: str | PathLike[str], *, progress: bool | None = None) -> SaveReport | None:
+    """Puts one full snapshot in the place of a directory's newest one and the deltas that it is made of.
+
+    It keeps its name and its metadata, its files are compressed if they were, and deltas can follow it as before. The
+    tables of this process have no part in it, but it takes as much memory as those of the snapshot. On the command line
+    it is `recstore compact`.
+
+    Args:
+        path: the directory.
+        progress: whether to show a progress bar; by default if the standard error is a terminal.
+
+    Returns:
+        What was written, or `None` if the newest snapshot follows no other: then it stays as it is.
+
+    Raises:
+        ValueError: `path` is a URL.
+        RuntimeError: the directory holds no checkpoint, or a file is not what it should be, or somebody saves to it.
+            The message names the file; the directory holds what it held before.
+    """
+    directory = checked_directory(path, "compact")
+    with shown("compacting", progress) as native:
+        compacted = _native.compact_directory(directory, native)
+    return None if compacted is None else SaveReport(**compacted)
 
 
-def _as_json(metadata: Any) -> str:
-    too_deep = ValueError(f"metadata holds at most {_MOST_NESTED} lists and dicts within each other")
-    try:
-        text = json.dumps(metadata, allow_nan=False)
-        depth = _depth(json.loads(text, parse_int=_checked_int))
-    except RecursionError:
-        raise too_deep from None
-    except (TypeError, ValueError) as error:
-        kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind_of_error(f"metadata must be what JSON can hold: {error}") from None
-    if depth > _MOST_NESTED:
-        raise too_deep
-    return text
-
-
-def _checked_int(digits: str) -> int:
-    value = int(digits)
-    if not -(2**63) <= value < 2**64:
-        raise ValueError(f"ints of up to 64 bits, got {value}")
-    return value
-
-
-def _depth(metadata: Any) -> int:
-    """How many lists and dicts lie within each other."""
-    if not isinstance(metadata, dict | list):
-        return 0
-    items = metadata.values() if isinstance(metadata, dict) else metadata
-    return 1 + max(map(_depth, items), default=0)
-
-
-@contextmanager
-def _shown(what: str, progress: bool | None) -> Iterator[_native.CheckpointProgress]:
-    """Shows how far the work within is, if asked for."""
-    native = _native.CheckpointProgress()
-    if not (sys.stderr.isatty() if progress is None else progress):
-        yield native
-        return
-    ended = Event()
-    bar = tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
-
-    def look() -> None:
-        done, bar.total = native.bytes()
-        bar.update(done - bar.n)
-
-    def watch() -> None:
-        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
-            look()
-
-    watcher = Thread(target=watch, name=f"recstore-{what}-progress", daemon=True)
-    watcher.start()
-    try:
-        yield native
-    finally:
-        ended.set()
-        watcher.join()
-        look()
-        bar.close()
-
-
-__all__ = ["LoadReport", "SaveKind", "SaveReport", "load", "save", "save_async"]
+__all__ = [
+    "Compression",
+    "LoadReport",
+    "SaveKind",
+    "SaveReport",
+    "commit",
+    "compact",
+    "load",
+    "new_snapshot_name",
+    "save",
+    "save_async",
+    "save_part",
+    "shard_of",
+]

@@ -1,6 +1,6 @@
 """`RecStoreClient`: tables by name, for code that calls the store itself."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recstore_ops import _native, _ops, checkpoint
 from recstore_ops._table import Table
-from recstore_ops.checkpoint import LoadReport, SaveKind, SaveReport
+from recstore_ops.checkpoint import Compression, LoadReport, SaveKind, SaveReport
 from recstore_ops.config import TableConfig, check_learning_rate
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, global_names, keep
@@ -208,20 +208,51 @@ class RecStoreClient:
         kind: SaveKind = "full",
         keep: int = 1,
         metadata: Any = None,
+        compression: Compression = None,
+        storage_options: Mapping[str, str] | None = None,
         progress: bool | None = None,
     ) -> SaveReport:
         """Saves all tables to a directory; see `recstore_ops.checkpoint.save`."""
-        return checkpoint.save(path, kind=kind, keep=keep, metadata=metadata, progress=progress)
+        return checkpoint.save(
+            path,
+            kind=kind,
+            keep=keep,
+            metadata=metadata,
+            compression=compression,
+            storage_options=storage_options,
+            progress=progress,
+        )
 
     def save_async(
-        self, path: str | PathLike[str], *, kind: SaveKind = "full", keep: int = 1, metadata: Any = None
+        self,
+        path: str | PathLike[str],
+        *,
+        kind: SaveKind = "full",
+        keep: int = 1,
+        metadata: Any = None,
+        compression: Compression = None,
+        storage_options: Mapping[str, str] | None = None,
     ) -> "Future[SaveReport]":
         """Saves all tables to a directory in a thread of its own; see `recstore_ops.checkpoint.save_async`."""
-        return checkpoint.save_async(path, kind=kind, keep=keep, metadata=metadata)
+        return checkpoint.save_async(
+            path,
+            kind=kind,
+            keep=keep,
+            metadata=metadata,
+            compression=compression,
+            storage_options=storage_options,
+        )
 
-    def load(self, path: str | PathLike[str], *, progress: bool | None = None) -> LoadReport:
+    def load(
+        self,
+        path: str | PathLike[str],
+        *,
+        shard: tuple[int, int] | None = None,
+        storage_options: Mapping[str, str] | None = None,
+        progress: bool | None = None,
+    ) -> LoadReport:
         """Replaces tables by those of a directory's newest snapshot; see `recstore_ops.checkpoint.load`."""
-        return checkpoint.load(path, progress=progress)
+        return checkpoint.load(path, shard=shard, storage_options=storage_options, progress=progress)
 
     def stats(self, name: str | None = None) -> dict[str, Any]:
         """The statistics of one table, or of all by name; see `table_statistics`."""

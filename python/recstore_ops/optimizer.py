@@ -14,8 +14,7 @@ from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
 from recstore_ops.collected_gradients import CollectedGradients
 from recstore_ops.config import check_learning_rate
-from recstore_ops.staged_tables import replace_tables
-from recstore_ops.state import optimizer_state, stage_optimizer_state
+from recstore_ops.state import native_state, optimizer_state
 
 Tables = nn.Module | Table
 
@@ -188,12 +187,12 @@ class SparseOptimizer(torch.optim.Optimizer):
             TypeError: a state of another type.
             ValueError: a state of other tables or of another optimizer, or of other rows than the tables have.
             IndexError: an id outside a table's `num_embeddings`.
-            OSError: there is no room for a copy of the tables, in memory or among temporary files.
+            RuntimeError: a table of a forked child's parent, or rows that came or went meanwhile.
         """
         groups = self._in_own_order(state_dict["param_groups"])
         states = state_dict["state"]
         tables = self._tables_of_state(list(states))
-        replace_tables([stage_optimizer_state(table, states[name]) for name, table in tables.items()])
+        _native.put_optimizer_states([native_state(table, states[name]) for name, table in tables.items()])
         super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
         for name, table in tables.items():
             self._rates[table.table_id] = states[name][2]["group_lr"]

@@ -24,7 +24,6 @@ from recstore_ops import _native, _ops
 from recstore_ops._table import Table
 from recstore_ops.config import check_learning_rate
 from recstore_ops.row_types import ROW_TYPES
-from recstore_ops.staged_tables import StagedTable
 
 TableRows = tuple[Tensor, Tensor]
 OptimizerState = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
@@ -132,8 +131,8 @@ def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
     return ids_N, slots, {**progress, "group_lr": float(group_lr)}
 
 
-def stage_optimizer_state(table: Table, state: Any) -> StagedTable:
-    """Checks that a table's optimizer can take a state, and returns the table as it is to become.
+def native_state(table: Table, state: Any) -> dict[str, Any]:
+    """Checks that a table's optimizer can take a state, and returns it as `_native.put_optimizer_states` takes it.
 
     Raises:
         TypeError: something else than `(ids, slots, progress)`, or tensors of another type.
@@ -150,16 +149,20 @@ def stage_optimizer_state(table: Table, state: Any) -> StagedTable:
     _check_ids(table, ids_N)
     _check_slots(table, ids_N, slots)
     _check_progress(table, progress)
-    own_N, rows_ND = table_rows(table)
-    if slots and not torch.equal(ids_N.sort().values, own_N):
+    own_N = _ops.hashtable_ids(table.handle)
+    if slots and not torch.equal(ids_N.sort().values, own_N.sort().values):
         raise ValueError(
             f"the state of the optimizer is of {ids_N.numel()} ids, which are not those of the {own_N.numel()} rows of "
             f'table "{table.name}": load the state of the model first'
         )
-    order = ids_N.argsort()
-    sorted_slots = {name: slots[name].detach().cpu()[order] for name in slots}
     kept = {key: value for key, value in progress.items() if key != "group_lr"}
-    return StagedTable(table, own_N, rows_ND, sorted_slots, kept)
+    values = [_as_bytes(slots[name]) for name in _slot_widths(table)]
+    ids = _as_bytes(ids_N if slots else ids_N[:0])
+    return {"table": table.table_id, "ids": ids, "slots": values, **kept}
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
 
 
 def _slot_widths(table: Table) -> dict[str, int]:

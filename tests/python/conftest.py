@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from recstore_ops import cli
 from recstore_ops.training import planted_interactions
 from recstore_ops.training.formats.libsvm import write_libsvm
 
@@ -31,6 +33,20 @@ def data_root() -> Path:
 def table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     """Gives another table name, unique in this process, at each call."""
     return lambda: f"{request.node.name}/{next(_table_numbers)}"
+
+
+@pytest.fixture
+def recstore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the command line with these arguments and returns the exit code."""
+
+    def run(*arguments: str | Path) -> int:
+        monkeypatch.setattr(sys, "argv", ["recstore", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code
+
+    return run
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from checkpoints import OPTIMIZERS, contents, drop_all_tables, optimizer_name
@@ -19,6 +20,7 @@ from checkpoints import OPTIMIZERS, contents, drop_all_tables, optimizer_name
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, checkpoint, table_names
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "checkpoint_format.md").read_text(encoding="utf-8")
+COMPRESSED = DOCUMENT.split("### Compressed files")[1].split("\n## ")[0]
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 BYTES = {"I64": 8, "F32": 4, "U32": 4, "BF16": 2, "F16": 2}
 
@@ -76,10 +78,25 @@ def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, t
     return dict(sorted(columns.items(), key=lambda column: -BYTES[column[1][0]]))
 
 
+def decompressed(content: bytes, file: dict[str, Any]) -> bytes:
+    """The plain file, each frame by itself."""
+    compressed = file["compressed"]
+    assert set(compressed) == set(re.findall(r"^\| `(\w+)` \|", COMPRESSED, flags=re.MULTILINE))
+    assert (compressed["kind"], set(compressed["frames"])) == ("zstd", set(file["checksums"]))
+    begins = sorted(compressed["frames"].values())
+    assert begins[0] == compressed["frames"]["header"] == 0
+    frames = [content[begin:end] for begin, end in zip(begins, [*begins[1:], len(content)], strict=True)]
+    plain = b"".join(pa.CompressedInputStream(pa.BufferReader(frame), "zstd").read() for frame in frames)
+    assert len(plain) == compressed["bytes"]
+    return plain
+
+
 def read_file(directory: Path, table: dict[str, Any], file: dict[str, Any]) -> dict[str, np.ndarray]:
-    assert set(file) == documented_keys("A file")
+    assert set(file) - {"compressed"} == documented_keys("A file")
     content = (directory / file["file"]).read_bytes()
     assert len(content) == file["bytes"]
+    if "compressed" in file:
+        content = decompressed(content, file)
     (length,) = struct.unpack("<Q", content[:8])
     header, tensors = content[8 : 8 + length], content[8 + length :]
     assert length % 8 == 0
@@ -192,7 +209,7 @@ def test_checkpoints_read_by_the_document_hold_what_the_tables_do(dtype: torch.d
     for module in modules:
         client.delete(module.name, torch.tensor([0, 1, 2]))
     step(modules[1:], torch.tensor([2, 2**62, -(2**63)]))
-    checkpoint.save(tmp_path, kind="delta", metadata=[])
+    checkpoint.save(tmp_path, kind="delta", metadata=[], compression="zstd")
     assert_read_as_stored(tmp_path)
     client.drop(modules[0].name)
     modules[0] = DistEmbedding(None, 5, modules[0].name, optimizer="adam", dtype=dtype)

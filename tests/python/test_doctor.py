@@ -5,33 +5,22 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from recstore_ops import _native, cli, doctor, table_names
+from recstore_ops import _native, doctor, table_names
 
 Recstore = Callable[..., int]
 REPOSITORY = Path(__file__).parents[2]
 
 
-@pytest.fixture
-def recstore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recstore:
-    """Runs the command line within `tmp_path` and returns the exit code."""
+@pytest.fixture(autouse=True)
+def _in_a_directory_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("RECSTORE_CONFIG", raising=False)
-
-    def run(*arguments: str | Path) -> int:
-        monkeypatch.setattr(sys, "argv", ["recstore", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code
-
-    return run
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from compressors import COMPRESSORS
 from text_lines import CASES, as_rows
 
+from recstore_ops.splitmix64 import splitmix64
 from recstore_ops.training.formats import FormatName, open_rows
 from recstore_ops.training.formats.detection import detect_format
-from recstore_ops.training.rows.splitmix64 import splitmix64
 
 FORMATS = "libsvm, libffm, criteo, avazu, movielens, parquet"
 

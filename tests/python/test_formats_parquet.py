@@ -17,9 +17,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import MISSING, Row, as_rows
 
+from recstore_ops.splitmix64 import splitmix64
 from recstore_ops.training.formats import parquet_rows
 from recstore_ops.training.formats.parquet_rows import ParquetRows
-from recstore_ops.training.rows.splitmix64 import splitmix64
 
 MASK = 2**40 - 1
 

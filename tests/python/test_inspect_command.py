@@ -21,7 +21,6 @@ from recstore_ops import (
     SparseOptimizer,
     checkpoint,
     checkpoint_report,
-    cli,
     inspect_checkpoint,
     table_names,
 )
@@ -35,20 +34,6 @@ def _empty_store() -> Iterator[None]:
     drop_all_tables()
     yield
     drop_all_tables()
-
-
-@pytest.fixture
-def recstore(monkeypatch: pytest.MonkeyPatch) -> Recstore:
-    """Runs the command line and returns the exit code."""
-
-    def run(*arguments: str | Path) -> int:
-        monkeypatch.setattr(sys, "argv", ["recstore", *map(str, arguments)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code
-
-    return run
 
 
 @pytest.fixture

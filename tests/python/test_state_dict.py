@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,12 +26,13 @@ from recstore_ops import (
     RecStoreEmbeddingBagCollection,
     RecStoreEmbeddingCollection,
     SparseOptimizer,
+    _native,
+    checkpoint,
     get_kv_client,
-    staged_tables,
     table_names,
     table_statistics,
 )
-from recstore_ops.state import tables_left_out
+from recstore_ops.state import native_state, tables_left_out
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "state_dict.md"
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
@@ -300,15 +300,18 @@ def test_a_schedule_goes_on_and_a_rate_set_by_hand_stays(table_name: Callable[[]
     assert [table_statistics(module.name)["learning_rate_was_set"] for module in (scheduled, fixed)] == [False, True]
 
 
-def test_a_load_leaves_nothing_among_temporary_files(
-    table_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = DistEmbedding(None, DIM, table_name())
+def test_a_save_after_a_load_of_an_optimizer_is_a_delta(table_name: Callable[[], str], tmp_path: Path) -> None:
+    module = DistEmbedding(None, DIM, table_name(), optimizer=ADAM)
     optimizer = SparseOptimizer(modules=[module])
-    monkeypatch.setattr(staged_tables, "_MEMORY", tmp_path / "absent")
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    optimizer.load_state_dict(optimizer.state_dict())
-    assert list(tmp_path.iterdir()) == []
+    module(IDS).sum().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    checkpoint.save(tmp_path)
+    optimizer.load_state_dict(state)
+    report = checkpoint.save(tmp_path, kind="delta")
+    assert (report.is_delta, report.rows) == (True, IDS.numel())
+    checkpoint.load(tmp_path)
+    assert_equal(optimizer.state_dict(), state)
 
 
 # What is refused
@@ -468,18 +471,17 @@ def test_the_state_of_other_tables_is_refused(table_name: Callable[[], str]) -> 
         SparseOptimizer().load_state_dict({**shared, "state": state["state"]})
 
 
-def test_without_room_for_temporary_files_nothing_changes(
-    table_name: Callable[[], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_store_checks_a_state_by_itself(table_name: Callable[[], str]) -> None:
     module = DistEmbedding(None, DIM, table_name())
-    optimizer = SparseOptimizer(modules=[module])
-    before = optimizer.state_dict()
-    state = through_a_file(before)
-    state["state"][module.name][2]["step"] = 5
-    monkeypatch.setattr(staged_tables, "_place_for", lambda size: tmp_path / "absent")
-    with pytest.raises(OSError, match="absent"):
-        optimizer.load_state_dict(state)
-    assert_equal(optimizer.state_dict(), before)
+    state = native_state(module.table, SparseOptimizer(modules=[module]).state_dict()["state"][module.name])
+    for bad, error, message in [
+        ({**state, "ids": bytes(8)}, RuntimeError, "expected the ids of its 0 rows, got 1"),
+        ({**state, "ids": bytes(7)}, ValueError, "7 bytes are no numbers of 8"),
+        ({**state, "slots": [bytes(4)]}, RuntimeError, "expected 0 slots, got 1"),
+    ]:
+        with pytest.raises(error, match=message):
+            _native.put_optimizer_states([bad])
+    _native.put_optimizer_states([state])
 
 
 # torch.distributed.checkpoint

@@ -2,22 +2,30 @@
 //!
 //! What goes through here is the management plane: names, configurations, statistics. Tensors go through the operators.
 
-use std::path::PathBuf;
+mod checkpoint;
+mod optimizer_state;
 
-use pyo3::exceptions::{PyImportError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::{EmbeddingStore, Error, LoadOptions, Progress, SaveKind, SaveOptions, SimdLevel, TableId};
+use recstore::{EmbeddingStore, Error, SimdLevel, TableId};
 use recstore_bridge::Failure;
 
 /// The native part of recstore_ops. Importing it registers `torch.ops.recstore`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::checkpoint::{
+        CheckpointProgress, commit_parts, compact_directory, load_tables, new_snapshot_name,
+        save_part_of_tables, save_tables,
+    };
+    #[pymodule_export]
+    use super::optimizer_state::put_optimizer_states;
     use super::*;
     #[pymodule_export]
     use super::{
-        CheckpointProgress, describe_table, evict_rows, find_table, load_tables, save_tables,
-        set_optimizer_learning_rate, simd_levels, table_names, table_slots, table_statistics,
+        describe_table, evict_rows, find_table, set_optimizer_learning_rate, simd_levels, table_names,
+        table_slots, table_statistics,
     };
 
     #[pymodule_init]
@@ -113,73 +121,6 @@ fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(&'static str,
         return Ok(None);
     };
     py.detach(|| store.describe(table)).map(|found| Some(found.slots)).map_err(raise)
-}
-
-/// How far a save or a load is, which another thread may ask while it runs.
-#[pyclass(frozen)]
-struct CheckpointProgress(Progress);
-
-#[pymethods]
-impl CheckpointProgress {
-    #[new]
-    fn new() -> Self {
-        Self(Progress::default())
-    }
-
-    /// The bytes done and the bytes in all; 0 of 0 before these are known.
-    fn bytes(&self) -> (u64, u64) {
-        self.0.bytes()
-    }
-}
-
-/// Saves all tables to a directory. `kind` is `full`, `delta` or `auto`; `metadata` is JSON.
-#[pyfunction]
-fn save_tables<'py>(
-    py: Python<'py>,
-    directory: PathBuf,
-    kind: &str,
-    keep: usize,
-    metadata: &str,
-    progress: &Bound<'py, CheckpointProgress>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let store = store()?;
-    let mut options = SaveOptions::default();
-    options.kind = match kind {
-        "full" => SaveKind::Full,
-        "delta" => SaveKind::Delta,
-        "auto" => SaveKind::Auto,
-        _ => return Err(PyValueError::new_err(format!("kind must be full, delta or auto, got \"{kind}\""))),
-    };
-    options.keep = keep;
-    options.metadata =
-        serde_json::from_str(metadata).map_err(|error| PyValueError::new_err(error.to_string()))?;
-    options.progress = Some(&progress.get().0);
-    let saved = py.detach(|| store.save(&directory, &options)).map_err(raise)?;
-    let report = PyDict::new(py);
-    report.set_item("snapshot", saved.snapshot)?;
-    report.set_item("is_delta", saved.is_delta)?;
-    report.set_item("rows", saved.rows)?;
-    report.set_item("deleted", saved.deleted)?;
-    report.set_item("bytes", saved.bytes)?;
-    Ok(report)
-}
-
-/// Loads the newest snapshot of a directory. The report's `metadata` is JSON.
-#[pyfunction]
-fn load_tables<'py>(
-    py: Python<'py>,
-    directory: PathBuf,
-    progress: &Bound<'py, CheckpointProgress>,
-) -> PyResult<Bound<'py, PyDict>> {
-    let store = store()?;
-    let mut options = LoadOptions::default();
-    options.progress = Some(&progress.get().0);
-    let loaded = py.detach(|| store.load(&directory, &options)).map_err(raise)?;
-    let report = PyDict::new(py);
-    report.set_item("snapshot", loaded.snapshot)?;
-    report.set_item("metadata", loaded.metadata.to_string())?;
-    report.set_item("tables", loaded.tables)?;
-    Ok(report)
 }
 
 /// The SIMD levels that this machine can run, lowest first.

@@ -154,6 +154,15 @@ pub enum Error {
         table: String,
     },
 
+    /// What an optimizer is to keep does not fit the table.
+    #[error("put_optimizer_states: table \"{table}\": {message}")]
+    StateMismatch {
+        /// The table's name.
+        table: String,
+        /// What was expected and what was given.
+        message: String,
+    },
+
     /// A forked child tried to change a table of its parent, where the change would be lost.
     #[error(
         "{operation}: table \"{table}\" belongs to the parent of this forked process; a change here would be lost (reads are fine; to train in a child, start it with \"spawn\" or open tables of its own)"

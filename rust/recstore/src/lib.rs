@@ -47,8 +47,8 @@ mod store;
 mod table;
 
 pub use checkpoint::{
-    LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport, Shard, commit as commit_snapshot,
-    compact, new_snapshot_name,
+    CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport,
+    Shard, checkpoint_files, commit as commit_snapshot, compact, new_snapshot_name,
 };
 pub use collector::{GradientCollector, KeptGradients, OwnedGradients};
 pub use config::{
@@ -66,5 +66,7 @@ pub use parallel::{Executor, Serial};
 pub use pooling::{BagInput, PoolingMode, check_offsets};
 pub use prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
 pub use simd::SimdLevel;
-pub use store::{EmbeddingStore, LocalStore, Step, TableDescription, TableId, TableStatistics, TableUpdate};
+pub use store::{
+    EmbeddingStore, LocalStore, OptimizerState, Step, TableDescription, TableId, TableStatistics, TableUpdate,
+};
 pub use table::TAG_WORDS as PLACES_TAG;

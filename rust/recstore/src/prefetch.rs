@@ -15,7 +15,7 @@ use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard}
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
 use crate::pooling::BagInput;
-use crate::store::{EmbeddingStore, TableDescription, TableId, TableStatistics, TableUpdate};
+use crate::store::{EmbeddingStore, OptimizerState, TableDescription, TableId, TableStatistics, TableUpdate};
 use crate::{Error, Result, fork};
 
 /// The number of a prefetch. It is never given to another one.
@@ -395,6 +395,10 @@ impl EmbeddingStore for PrefetchingStore {
 
     fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()> {
         self.store.set_learning_rate(table, lr, explicit)
+    }
+
+    fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
+        self.store.put_optimizer_states(states)
     }
 
     fn statistics(&self, table: TableId) -> Result<TableStatistics> {

@@ -39,6 +39,23 @@ pub struct TableUpdate<'a> {
     pub step: Step,
 }
 
+/// What the optimizer of a table keeps.
+#[derive(Debug, Clone)]
+pub struct OptimizerState<'a> {
+    /// The table.
+    pub table: TableId,
+    /// The ids of all rows, in any order; none will do where the optimizer has no slots.
+    pub ids: &'a [i64],
+    /// The values of each slot in the order of [`TableDescription::slots`], row-major, as many rows as `ids`.
+    pub slots: Vec<&'a [f32]>,
+    /// The optimizer steps taken.
+    pub step: u64,
+    /// The rate of the next step.
+    pub learning_rate: f64,
+    /// Whether the rate was set by hand.
+    pub learning_rate_was_set: bool,
+}
+
 /// A table's name and configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableDescription {
@@ -205,6 +222,13 @@ pub trait EmbeddingStore: Send + Sync {
     /// # Errors
     /// [`Error::InvalidLearningRate`]; [`Error::ForkedChild`].
     fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()>;
+
+    /// Puts what optimizers keep into several tables, all at one moment; rows stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::StateMismatch`]: other slots than the optimizer's, or other ids than those of the rows.
+    /// [`Error::InvalidLearningRate`]; [`Error::ForkedChild`]. Then no table has changed.
+    fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()>;
 
     /// Returns what a table holds and what was done to it.
     fn statistics(&self, table: TableId) -> Result<TableStatistics>;
@@ -467,6 +491,12 @@ impl EmbeddingStore for LocalStore {
     fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()> {
         let _gate = fork::enter();
         self.table("set_learning_rate", table)?.set_learning_rate(lr, explicit)
+    }
+
+    fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
+        let _gate = fork::enter();
+        let tables = self.tables_of("put_optimizer_states", states.iter().map(|state| state.table))?;
+        table::put_states(&tables, states)
     }
 
     fn statistics(&self, table: TableId) -> Result<TableStatistics> {

@@ -11,11 +11,11 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use checkpoints::linked::Linked;
 use checkpoints::{loaded, save_keeping, snapshots, state, store, table_files};
-use recstore::{EmbeddingStore, LoadOptions, LocalStore, SaveKind, SaveOptions};
+use recstore::{EmbeddingStore, LoadOptions, LocalStore, SaveKind, SaveOptions, compact};
 use serde_json::json;
 
 /// The directory in which a process of the test saves; not set in the test itself.
@@ -52,11 +52,22 @@ fn train_and_save(directory: &Path) {
     }
 }
 
-fn start(directory: &Path) -> Child {
+/// Runs a test in a process of its own, with the directory that it then works in.
+fn start(test: &str, directory: &Path) -> Child {
     let mut command = Command::new(env::current_exe().unwrap());
-    let test = ["--exact", "a_killed_process_loses_no_completed_save", "--nocapture"];
-    command.args(test).env(DIRECTORY, directory).stdout(Stdio::null());
+    command.args(["--exact", test, "--nocapture"]).env(DIRECTORY, directory).stdout(Stdio::null());
     command.spawn().unwrap()
+}
+
+/// How often a process is killed.
+fn rounds() -> u64 {
+    env::var(ROUNDS).map_or(USUAL_ROUNDS, |rounds| rounds.parse().unwrap())
+}
+
+/// How long the process of a round lives, as a part of the longest life: lives of all lengths, spread evenly by steps of
+/// the golden section.
+fn life(round: u64) -> f64 {
+    (round as f64 * 0.618_034).fract()
 }
 
 /// Returns the number of the last save that was reported whole.
@@ -81,15 +92,13 @@ fn a_killed_process_loses_no_completed_save() {
     if let Some(directory) = env::var_os(DIRECTORY) {
         return train_and_save(Path::new(&directory));
     }
-    let rounds = env::var(ROUNDS).map_or(USUAL_ROUNDS, |rounds| rounds.parse().unwrap());
+    let rounds = rounds();
     let directory = tempfile::tempdir().unwrap();
     let mut newest = 0;
     for round in 0..rounds {
         fs::write(directory.path().join("completed"), "").unwrap();
-        let mut child = start(directory.path());
-        // Lives of all lengths, spread evenly: steps of the golden section.
-        let life = (round as f64 * 0.618_034).fract();
-        thread::sleep(LONGEST_LIFE.mul_f64(life));
+        let mut child = start("a_killed_process_loses_no_completed_save", directory.path());
+        thread::sleep(LONGEST_LIFE.mul_f64(life(round)));
         assert_eq!(child.try_wait().unwrap(), None, "the process ended by itself");
         child.kill().unwrap();
         child.wait().unwrap();
@@ -111,4 +120,67 @@ fn clean_up_after_the_killed(checkpoint: &Path) {
     let names: Vec<_> = table_files(checkpoint);
     assert_eq!((names.len(), snapshots(checkpoint).len()), (2, 1), "{names:?}");
     assert_eq!(state(&loaded(checkpoint)), state(&store));
+}
+
+/// Saves a full snapshot and deltas of enough rows that compacting them takes a while.
+fn save_chain(checkpoint: &Path) {
+    let store = store();
+    let linked = Linked::open(&store, 20 * SHARED_ROWS);
+    for group in 1..=3 {
+        linked.train(&store, TRAINER, group);
+        save_keeping(&store, checkpoint, if group == 1 { SaveKind::Full } else { SaveKind::Delta }, 1)
+            .unwrap();
+    }
+}
+
+/// Copies the files of a directory to a new one.
+fn copied(from: &Path, to: &Path) {
+    fs::create_dir(to).unwrap();
+    for file in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        fs::copy(file.path(), to.join(file.file_name())).unwrap();
+    }
+}
+
+#[test]
+fn a_killed_compaction_leaves_the_directory_as_before_or_as_after() {
+    if let Some(directory) = env::var_os(DIRECTORY) {
+        compact(Path::new(&directory), None).unwrap();
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let chain = directory.path().join("chain");
+    save_chain(&chain);
+    let expected = state(&loaded(&chain));
+    let longest = {
+        let whole = directory.path().join("whole");
+        copied(&chain, &whole);
+        let began = Instant::now();
+        start("a_killed_compaction_leaves_the_directory_as_before_or_as_after", &whole).wait().unwrap();
+        assert_eq!(snapshots(&whole).len(), 1);
+        began.elapsed()
+    };
+    let (mut before, mut after) = (0, 0);
+    for round in 0..rounds() {
+        let checkpoint = directory.path().join(format!("killed-{round}"));
+        copied(&chain, &checkpoint);
+        let mut child = start("a_killed_compaction_leaves_the_directory_as_before_or_as_after", &checkpoint);
+        thread::sleep(longest.mul_f64(life(round)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        match snapshots(&checkpoint).len() {
+            3 => before += 1,
+            1 => after += 1,
+            other => panic!("{other} snapshots"),
+        }
+        assert!(state(&loaded(&checkpoint)) == expected, "another state after round {round}");
+        // What the killed one left is in nobody's way.
+        compact(&checkpoint, None).unwrap();
+        assert!(state(&loaded(&checkpoint)) == expected, "another state when compacted after round {round}");
+        let store = loaded(&checkpoint);
+        save_keeping(&store, &checkpoint, SaveKind::Delta, 1).unwrap();
+        assert_eq!(table_files(&checkpoint).len(), 4);
+        fs::remove_dir_all(&checkpoint).unwrap();
+    }
+    println!("{before} killed before and {after} after the moment that counts");
+    assert!(before > 0, "no compaction was killed");
 }

@@ -287,3 +287,15 @@ fn a_compaction_that_was_killed_does_not_stand_in_the_way_of_the_next() {
     assert_eq!((kinds(directory.path()).as_str(), table_files(directory.path()).len()), ("F", 2));
     assert_eq!(state(&loaded(directory.path())), state(&store));
 }
+
+#[test]
+fn a_directory_is_made_with_those_above_it() {
+    let (above, (store, _)) = (tempfile::tempdir().unwrap(), filled(3));
+    let directory = above.path().join("some/where/deep");
+    save(&store, &directory, SaveKind::Full).unwrap();
+    assert_eq!(state(&loaded(&directory)), state(&store));
+    let below_a_file = manifest_path(&directory).join("deeper");
+    let (name, message) = refusal(save(&store, &below_a_file, SaveKind::Full));
+    assert_eq!(name, "manifest.json");
+    assert!(message.contains("File exists"), "{message}");
+}

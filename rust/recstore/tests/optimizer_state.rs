@@ -2,7 +2,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
-use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate};
+use recstore::{
+    EmbeddingStore, GradientChunk, LoadOptions, LocalStore, OptimizerState, SaveKind, SaveOptions, Serial,
+    Step, TableConfig, TableId, TableUpdate,
+};
 
 const DIM: usize = 2;
 
@@ -106,4 +109,71 @@ fn bias_is_corrected_by_the_steps_of_the_table_or_of_the_row() {
     // sqrt(1 - 0.999^1000) / (1 - 0.9^1000) * 0.1 / sqrt(0.001), times the learning rate.
     assert!((first_move_at("table", 1) - 0.01).abs() < 1e-6);
     assert!((first_move_at("table", 1000) - 0.025_145).abs() < 1e-6);
+}
+
+fn state<'a>(table: TableId, ids: &'a [i64], slots: Vec<&'a [f32]>) -> OptimizerState<'a> {
+    OptimizerState { table, ids, slots, step: 7, learning_rate: 0.25, learning_rate_was_set: true }
+}
+
+#[test]
+fn a_state_put_is_what_the_optimizer_goes_on_with() {
+    let (store, table) = open(r#"{"kind": "adam"}"#);
+    update(&store, table, &[5, -1, 9], Step::Next);
+    let rows = [5, -1, 9].map(|id| read(&store, table, id));
+    let (means, squares) = ([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], [0.5; 6]);
+    store.put_optimizer_states(&[state(table, &[9, 5, -1], vec![&means, &squares])]).unwrap();
+    assert_eq!(slot(&store, table, "exp_avg", 5), [3.0, 4.0]);
+    assert_eq!(slot(&store, table, "exp_avg", 9), [1.0, 2.0]);
+    assert_eq!(slot(&store, table, "exp_avg_sq", -1), [0.5, 0.5]);
+    assert_eq!([5, -1, 9].map(|id| read(&store, table, id)), rows);
+    let statistics = store.statistics(table).unwrap();
+    assert_eq!((statistics.step, statistics.learning_rate), (7, 0.25));
+    assert!(statistics.learning_rate_was_set);
+    update(&store, table, &[5], Step::Next);
+    assert_eq!(slot(&store, table, "exp_avg", 5), [2.8, 3.7]);
+    assert_eq!(store.statistics(table).unwrap().step, 8);
+}
+
+#[test]
+fn a_state_put_goes_into_the_next_delta_and_not_into_the_save_before() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, table) = open(r#"{"kind": "adagrad"}"#);
+    update(&store, table, &[1, 2], Step::Next);
+    let mut options = SaveOptions::default();
+    store.save(directory.path(), &options).unwrap();
+    store.put_optimizer_states(&[state(table, &[1, 2], vec![&[8.0; 4]])]).unwrap();
+    options.kind = SaveKind::Delta;
+    let report = store.save(directory.path(), &options).unwrap();
+    assert_eq!((report.is_delta, report.rows), (true, 2));
+    let (loaded, table) = open(r#"{"kind": "adagrad"}"#);
+    loaded.load(directory.path(), &LoadOptions::default()).unwrap();
+    assert_eq!(slot(&loaded, table, "state_sum", 2), [8.0, 8.0]);
+    assert_eq!(loaded.statistics(table).unwrap().step, 7);
+}
+
+#[test]
+fn a_state_that_does_not_fit_changes_no_table() {
+    let (store, table) = open(r#"{"kind": "adagrad"}"#);
+    let plain = store.open_table("plain", &TableConfig::new(DIM)).unwrap();
+    update(&store, table, &[1, 2], Step::Next);
+    let before = (store.statistics(table).unwrap(), slot(&store, table, "state_sum", 1));
+    let (good, values) = (state(plain, &[], vec![]), [8.0; 4]);
+    let zero_rate = OptimizerState { learning_rate: f64::NAN, ..state(table, &[1, 2], vec![&values]) };
+    for (bad, expected) in [
+        (state(table, &[1, 2], vec![]), "\"t\": expected 1 slots, got 0"),
+        (state(table, &[1, 2], vec![&values[1..]]), "expected 4 values of slot \"state_sum\", got 3"),
+        (state(table, &[1], vec![&values[2..]]), "expected the ids of its 2 rows, got 1"),
+        (state(table, &[1, 3], vec![&values]), "the id 3 at position 1 has no row"),
+        (state(table, &[2, 2], vec![&values]), "the id 2 at position 1 comes twice"),
+        (state(plain, &[], vec![]), "\"plain\": it is given two states"),
+        (zero_rate, "the learning rate must be finite"),
+        (state(TableId(99), &[], vec![]), "table handle 99 is unknown"),
+    ] {
+        let error = store.put_optimizer_states(&[good.clone(), bad]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert_eq!((store.statistics(table).unwrap(), slot(&store, table, "state_sum", 1)), before);
+        assert_eq!(store.statistics(plain).unwrap().step, 0);
+    }
+    store.put_optimizer_states(&[good]).unwrap();
+    assert_eq!(store.statistics(plain).unwrap().step, 7);
 }

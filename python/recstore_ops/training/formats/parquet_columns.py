@@ -12,8 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 from numpy.typing import NDArray
 
+from recstore_ops.splitmix64 import splitmix64
 from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
-from recstore_ops.training.rows.splitmix64 import splitmix64
 
 _DEFAULT_LABELS = ("label", "click")
 _VALUE_MASK = (1 << VALUE_BITS) - 1

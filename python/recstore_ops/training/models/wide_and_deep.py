@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from recstore_ops.splitmix64 import splitmix64
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.logistic_regression import LogisticRegression
 from recstore_ops.training.models.perceptron import perceptron
 from recstore_ops.training.rows.batch import Batch, weighted
-from recstore_ops.training.rows.splitmix64 import splitmix64
 from recstore_ops.training.tables import Tables
 
 

@@ -9,7 +9,8 @@ use super::{LoadOptions, Progress, SaveReport, load, refused};
 use crate::Result;
 
 /// Puts a full snapshot of the same name in the place of the newest one and those it follows; deltas can follow it. A
-/// snapshot that follows none stays as it is, and there is no report. It takes as much memory as the tables.
+/// snapshot that follows none stays as it is, and there is no report. Files are compressed if those of the newest snapshot
+/// are. It takes as much memory as the tables.
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file; then the directory holds what it held before.
@@ -23,10 +24,12 @@ pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<S
     }
     // One that was killed left a file of the same name.
     remove_unneeded(directory)?;
+    let compression = manifest.newest_compression();
     let options = LoadOptions { progress, ..LoadOptions::default() };
     let loaded = load(directory, &options, |_, saved| Ok(saved.clone()))?;
     let tables: Vec<_> = loaded.tables.into_iter().map(Arc::new).collect();
-    let plan = Plan { directory, save: loaded.save, base: None, suffix: "-compacted".to_owned() };
+    let plan =
+        Plan { directory, save: loaded.save, base: None, suffix: "-compacted".to_owned(), compression };
     let report = write(&|cut| cut(&tables), &mut None, &plan, progress, |tables| {
         manifest.replace_chain(tables);
         manifest.write(directory)

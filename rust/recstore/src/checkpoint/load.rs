@@ -1,5 +1,6 @@
 //! Reads tables from a directory.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
@@ -42,6 +43,34 @@ pub(crate) fn load(
     }
 }
 
+/// The files that a directory's manifest lists.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CheckpointFiles {
+    /// Those of all snapshots.
+    pub all: BTreeSet<String>,
+    /// Those that a load reads: of the newest snapshot and those it follows.
+    pub newest: BTreeSet<String>,
+}
+
+/// Returns the files that the manifest of a directory lists, whether or not they are there: for who keeps them
+/// elsewhere. There are none without a manifest.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`]: the manifest is not what it should be.
+pub fn checkpoint_files(directory: &Path) -> Result<CheckpointFiles> {
+    let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
+    let broken = |message: String| refused(directory.join(FILE_NAME), message);
+    let chain = manifest.chain().map_err(broken)?;
+    let mut newest = BTreeSet::new();
+    for entry in chain.last().into_iter().flat_map(|snapshot| &snapshot.tables) {
+        for part in parts_of(&chain, entry).map_err(broken)? {
+            newest.extend(part.shards.iter().map(|shard| shard.file.clone()));
+        }
+    }
+    Ok(CheckpointFiles { all: manifest.files().cloned().collect(), newest })
+}
+
 fn is_replaced(directory: &Path, manifest: &Manifest) -> Result<bool> {
     let now = Manifest::read(directory)?;
     Ok(now.is_some_and(|now| now.snapshots != manifest.snapshots))
@@ -61,8 +90,11 @@ fn load_newest(
     let save = save_id(&newest.id).map_err(broken)?;
     let parts = newest.tables.iter().map(|entry| Ok((entry, parts_of(&chain, entry).map_err(broken)?)));
     let parts = parts.collect::<Result<Vec<_>>>()?;
-    let bytes =
-        parts.iter().flat_map(|(_, parts)| parts).flat_map(|part| &part.shards).map(|shard| shard.bytes);
+    let bytes = parts
+        .iter()
+        .flat_map(|(_, parts)| parts)
+        .flat_map(|part| &part.shards)
+        .map(|shard| shard.plain_bytes());
     Progress::expect(options.progress, bytes.fold(0, u64::saturating_add));
     let mut tables = Vec::new();
     for (entry, parts) in parts {
@@ -114,7 +146,10 @@ fn load_table(
         let open = |shard: &ShardEntry| {
             let reader = Reader::open(&directory.join(&shard.file), &layout, shard, part.is_delta)?;
             // Opening has read all but the rows.
-            Progress::advance(options.progress, shard.bytes - (shard.rows * layout.row_bytes()) as u64);
+            Progress::advance(
+                options.progress,
+                shard.plain_bytes() - (shard.rows * layout.row_bytes()) as u64,
+            );
             Ok(reader)
         };
         // All are opened first: now it is known that there are as many rows as the manifest says.

@@ -8,7 +8,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::{SaveOptions, at, refused};
+use super::compression::{Compressed, Compression};
+use super::{COMPRESSED_EXTENSION, FILE_EXTENSION, SaveOptions, at, refused};
 use crate::Result;
 use crate::config::TableConfig;
 use crate::table::TableProgress;
@@ -98,6 +99,22 @@ pub(super) struct ShardEntry {
     pub(super) state: BTreeMap<String, usize>,
     /// CRC-32 (IEEE 802.3) of the header and of each tensor.
     pub(super) checksums: BTreeMap<String, u32>,
+    /// How the file is compressed, if it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) compressed: Option<Compressed>,
+}
+
+impl ShardEntry {
+    /// Returns the length of the plain file.
+    pub(super) fn plain_bytes(&self) -> u64 {
+        self.compressed.as_ref().map_or(self.bytes, |compressed| compressed.bytes)
+    }
+
+    /// Whether the file lies in the directory and its name tells what it is.
+    fn has_own_name(&self) -> bool {
+        let end = if self.compressed.is_some() { COMPRESSED_EXTENSION } else { FILE_EXTENSION };
+        !self.file.contains(['/', '\\']) && self.file.ends_with(end)
+    }
 }
 
 impl TableEntry {
@@ -175,11 +192,10 @@ impl Manifest {
             return Err(format!("this release reads version {VERSION}, the checkpoint has {}", self.version));
         }
         self.snapshots.iter().try_for_each(Snapshot::validate)?;
-        let files =
+        let mut files =
             self.snapshots.iter().flat_map(|snapshot| &snapshot.tables).flat_map(|table| &table.shards);
-        let is_plain = |name: &str| !name.contains(['/', '\\']) && name.ends_with(super::FILE_EXTENSION);
-        match files.map(|shard| &shard.file).find(|file| !is_plain(file)) {
-            Some(file) => Err(format!("\"{file}\" is not the name of a file of a checkpoint")),
+        match files.find(|shard| !shard.has_own_name()) {
+            Some(shard) => Err(format!("\"{}\" is not the name of a file of a checkpoint", shard.file)),
             None => Ok(()),
         }
     }
@@ -240,6 +256,12 @@ impl Manifest {
         self.snapshots.push(Snapshot { parent: None, tables, ..newest });
     }
 
+    /// Returns how the files of the newest snapshot are compressed.
+    pub(super) fn newest_compression(&self) -> Compression {
+        let tables = self.snapshots.last().into_iter().flat_map(|snapshot| &snapshot.tables);
+        tables.flat_map(|table| &table.shards).map(Compression::of).next().unwrap_or_default()
+    }
+
     /// Keeps the newest `keep` full snapshots and what follows them.
     fn retain(&mut self, keep: usize) {
         let full: Vec<usize> =
@@ -249,10 +271,15 @@ impl Manifest {
         }
     }
 
+    /// Returns the files of all snapshots.
+    pub(super) fn files(&self) -> impl Iterator<Item = &String> {
+        let tables = self.snapshots.iter().flat_map(|snapshot| &snapshot.tables);
+        tables.flat_map(|table| &table.shards).map(|shard| &shard.file)
+    }
+
     /// Whether a snapshot needs a file.
     pub(super) fn needs(&self, file: &str) -> bool {
-        let tables = self.snapshots.iter().flat_map(|snapshot| &snapshot.tables);
-        tables.flat_map(|table| &table.shards).any(|shard| shard.file == file)
+        self.files().any(|needed| needed == file)
     }
 }
 
@@ -266,6 +293,29 @@ pub(super) fn write_beside(path: &Path, text: &[u8]) -> Result<()> {
         return Err(refused(&beside, error));
     }
     fs::rename(&beside, path).map_err(at(path))
+}
+
+/// Makes a directory and those above it that are not there, so that they survive a crash.
+pub(super) fn create_directory(directory: &Path) -> Result<()> {
+    if directory.is_dir() {
+        return Ok(());
+    }
+    match directory.parent() {
+        Some(parent) if !parent.as_os_str().is_empty() => {
+            create_directory(parent)?;
+            create_in(parent, directory)
+        }
+        _ => create_in(Path::new("."), directory),
+    }
+}
+
+fn create_in(parent: &Path, directory: &Path) -> Result<()> {
+    match fs::create_dir(directory) {
+        // Somebody else was faster.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists && directory.is_dir() => {}
+        made => made.map_err(at(directory))?,
+    }
+    sync_directory(parent)
 }
 
 /// Makes the names in a directory survive a crash.

@@ -6,6 +6,7 @@
 //! tells the format byte by byte.
 
 mod compact;
+mod compression;
 mod load;
 mod manifest;
 mod parts;
@@ -18,7 +19,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Error;
 pub use compact::compact;
+pub use compression::Compression;
 pub(crate) use load::load;
+pub use load::{CheckpointFiles, checkpoint_files};
 pub(crate) use parts::save_part;
 pub use parts::{Shard, commit};
 pub use save::new_snapshot_name;
@@ -26,6 +29,9 @@ pub(crate) use save::{LastSave, save};
 
 /// How names of files end.
 const FILE_EXTENSION: &str = ".safetensors";
+
+/// How names of compressed files end.
+const COMPRESSED_EXTENSION: &str = ".safetensors.zst";
 
 /// About how many bytes are copied or read at a time.
 const BYTES_AT_A_TIME: usize = 4 << 20;
@@ -52,6 +58,8 @@ pub struct SaveOptions<'a> {
     pub keep: usize,
     /// What is kept along with the tables and given back by a load: the caller's own progress.
     pub metadata: serde_json::Value,
+    /// How files are made smaller. A file is written plain first, and the room for both taken until it is compressed.
+    pub compression: Compression,
     /// Follows the bytes written.
     pub progress: Option<&'a Progress>,
 }

@@ -6,10 +6,11 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{Manifest, TableEntry, write_beside};
+use super::manifest::{Manifest, TableEntry, create_directory, write_beside};
 use super::save::{AllTables, LastSave, Plan, base_of, cleaned, lock, name_of, save_id, write};
 use super::{SaveOptions, SaveReport, at, refused};
 use crate::Result;
+use crate::table::mix;
 
 /// Which of the stores that save together this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -18,6 +19,17 @@ pub struct Shard {
     pub number: usize,
     /// How many stores there are.
     pub of: usize,
+}
+
+impl Shard {
+    /// Whether an id is of this shard, where ids are spread by splitmix64 of the id modulo the number of shards. The
+    /// same on every machine and in every release.
+    ///
+    /// # Panics
+    /// There are 0 shards.
+    pub fn holds(self, id: i64) -> bool {
+        mix(id) % self.of as u64 == self.number as u64
+    }
 }
 
 /// What one store saved.
@@ -44,11 +56,12 @@ pub(crate) fn save_part(
         return Err(refused(directory, format!("there is no shard {} of {}", shard.number, shard.of)));
     }
     let save = save_id(snapshot).map_err(|message| refused(directory, message))?;
-    fs::create_dir_all(directory).map_err(at(directory))?;
+    options.compression.validate(directory)?;
+    create_directory(directory)?;
     let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
     let base = base_of(&manifest, *last, directory, options.kind)?;
     let suffix = format!("-{}-of-{}", shard.number, shard.of);
-    let plan = Plan { directory, save, base, suffix };
+    let plan = Plan { directory, save, base, suffix, compression: options.compression };
     write(tables, last, &plan, options.progress, |tables| {
         let path = path_of(directory, snapshot, shard);
         let text = serde_json::to_vec_pretty(&Part { base: base.map(name_of), tables }).map_err(at(&path))?;

@@ -6,9 +6,13 @@ use std::hash::BuildHasher;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use super::manifest::{Manifest, ShardEntry, TableEntry, sync_directory};
+use super::compression::{Compression, compress};
+use super::manifest::{Manifest, ShardEntry, TableEntry, create_directory, sync_directory};
 use super::table_file::{Layout, TableState, Writer};
-use super::{BYTES_AT_A_TIME, FILE_EXTENSION, Progress, SaveKind, SaveOptions, SaveReport, at, refused};
+use super::{
+    BYTES_AT_A_TIME, COMPRESSED_EXTENSION, FILE_EXTENSION, Progress, SaveKind, SaveOptions, SaveReport, at,
+    refused,
+};
 use crate::Result;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
 
@@ -31,11 +35,13 @@ pub(crate) fn save(
     directory: &Path,
     options: &SaveOptions<'_>,
 ) -> Result<SaveReport> {
-    fs::create_dir_all(directory).map_err(at(directory))?;
+    options.compression.validate(directory)?;
+    create_directory(directory)?;
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
     let base = base_of(&manifest, *last, directory, options.kind)?;
-    let plan = Plan { directory, save: new_save(), base, suffix: String::new() };
+    let (suffix, compression) = (String::new(), options.compression);
+    let plan = Plan { directory, save: new_save(), base, suffix, compression };
     let saved = write(tables, last, &plan, options.progress, |tables| {
         manifest.add(name_of(plan.save), base.map(name_of), tables, options);
         manifest.write(directory)
@@ -51,6 +57,7 @@ pub(super) struct Plan<'a> {
     pub(super) base: Option<SaveId>,
     /// What tells the names of its files from those of other parts of the snapshot.
     pub(super) suffix: String,
+    pub(super) compression: Compression,
 }
 
 /// Returns the name of a snapshot that does not exist yet.
@@ -142,7 +149,7 @@ fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>)
         let mut entry =
             TableEntry::new(table.name(), table.config(), cut.progress.clone(), cut.cut.is_delta)?;
         let path = plan.directory.join(file_name(plan, number, table.name()));
-        entry.shards.push(write_table(cut, layout, &path, progress)?);
+        entry.shards.push(write_table(cut, layout, &path, plan.compression, progress)?);
         entries.push(entry);
     }
     sync_directory(plan.directory)?;
@@ -162,6 +169,7 @@ fn write_table(
     cut: &TableCut,
     layout: &Layout,
     path: &Path,
+    compression: Compression,
     progress: Option<&Progress>,
 ) -> Result<ShardEntry> {
     let deleted = cut.cut.is_delta.then_some(&cut.cut.deleted[..]);
@@ -182,7 +190,11 @@ fn write_table(
         // Behind the last row nothing is kept any more: these are all.
         cut.cut.snapshot.take_kept().try_for_each(|kept| write(&kept))?;
     }
-    writer.finish()
+    let (entry, pieces) = writer.finish()?;
+    match compression {
+        Compression::None => Ok(entry),
+        Compression::Zstd { level } => compress(path, entry, &pieces, level),
+    }
 }
 
 fn report(save: SaveId, entries: &[TableEntry]) -> SaveReport {
@@ -220,7 +232,7 @@ pub(super) fn remove_unneeded(directory: &Path) -> Result<()> {
 /// Whether a file is one of ours by its name: rows, or what a shard saved.
 fn is_own(name: &str) -> bool {
     let hexadecimal = name.bytes().take_while(u8::is_ascii_hexdigit).count();
-    let ends = [FILE_EXTENSION, ".json", ".new"];
+    let ends = [FILE_EXTENSION, COMPRESSED_EXTENSION, ".json", ".new"];
     hexadecimal == 16 && name.as_bytes().get(16) == Some(&b'-') && ends.iter().any(|end| name.ends_with(end))
 }
 

@@ -7,6 +7,8 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Read;
+use std::iter;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +16,7 @@ use crc32fast::Hasher;
 use safetensors::Dtype as TensorType;
 use safetensors::tensor::{Metadata, TensorInfo};
 
+use super::compression::Contents;
 use super::manifest::ShardEntry;
 use super::{at, refused};
 use crate::Result;
@@ -44,12 +47,12 @@ struct Column {
     /// The elements of a row.
     width: usize,
     row_bytes: usize,
-    source: Source,
+    origin: Origin,
 }
 
 /// Where the values of a column are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Source {
+enum Origin {
     Ids,
     UsageStep,
     UsageCount,
@@ -135,9 +138,9 @@ impl Layout {
             tensor_type,
             width: dim,
             row_bytes: size * dim,
-            source: Source::Record(0),
+            origin: Origin::Record(0),
         };
-        let mut columns = vec![integers(IDS, Source::Ids), rows];
+        let mut columns = vec![integers(IDS, Origin::Ids), rows];
         let mut word = weight_words;
         for slot in table.record_slots() {
             let (name, bytes) = (format!("slot.{}", slot.name), slot.width * size_of::<f32>());
@@ -147,14 +150,14 @@ impl Layout {
                 tensor_type,
                 width: slot.width,
                 row_bytes: bytes,
-                source: Source::Record(word * size_of::<f32>()),
+                origin: Origin::Record(word * size_of::<f32>()),
             });
             word += slot.width;
         }
         let has_eviction = table.config().eviction.is_some();
         if has_eviction {
-            columns.push(integers(USAGE_STEP, Source::UsageStep));
-            columns.push(integers(USAGE_COUNT, Source::UsageCount));
+            columns.push(integers(USAGE_STEP, Origin::UsageStep));
+            columns.push(integers(USAGE_COUNT, Origin::UsageCount));
         }
         Self { columns, stride, has_admission: table.config().admission.is_some(), has_eviction }
     }
@@ -182,9 +185,9 @@ impl Layout {
     ) -> Vec<(String, TensorInfo)> {
         let deleted = deleted.map(|deleted| (DELETED.to_owned(), TensorType::I64, vec![deleted]));
         let columns = self.columns.iter().map(|column| {
-            let shape = match column.source {
-                Source::Record(_) => vec![rows, column.width],
-                Source::Ids | Source::UsageStep | Source::UsageCount => vec![rows],
+            let shape = match column.origin {
+                Origin::Record(_) => vec![rows, column.width],
+                Origin::Ids | Origin::UsageStep | Origin::UsageCount => vec![rows],
             };
             (column.name.clone(), column.tensor_type, shape)
         });
@@ -203,16 +206,23 @@ impl Layout {
     }
 }
 
-fn integers(name: &str, source: Source) -> Column {
+fn integers(name: &str, origin: Origin) -> Column {
     let tensor_type = TensorType::I64;
-    Column { name: name.to_owned(), tensor_type, width: 1, row_bytes: size_of::<i64>(), source }
+    Column { name: name.to_owned(), tensor_type, width: 1, row_bytes: size_of::<i64>(), origin }
 }
 
-/// A column on its way to or from a file.
+/// A column on its way to a file.
 struct Stream {
     column: Column,
     at: u64,
     end: u64,
+    checksum: Hasher,
+}
+
+/// A column on its way from a file.
+struct Source {
+    column: Column,
+    bytes: Box<dyn Read>,
     checksum: Hasher,
 }
 
@@ -226,6 +236,8 @@ pub(super) struct Writer {
     rows: usize,
     deleted: usize,
     state: BTreeMap<String, usize>,
+    /// Where the header and each tensor end.
+    pieces: Vec<(String, u64)>,
     buffer: Vec<u8>,
 }
 
@@ -258,11 +270,13 @@ impl Writer {
         let checksums = BTreeMap::from([(HEADER.to_owned(), crc32fast::hash(&header))]);
         let bytes = data + tensors.iter().map(|(_, info)| info.data_offsets.1 as u64).max().unwrap_or(0);
         let path = path.to_owned();
+        let ends = tensors.iter().map(|(name, info)| (name.clone(), data + info.data_offsets.1 as u64));
+        let pieces = iter::once((HEADER.to_owned(), data)).chain(ends).collect();
         let (deleted_bytes, deleted) =
             deleted.map_or((None, 0), |ids| (Some(bytemuck::cast_slice(ids)), ids.len()));
-        let buffer = Vec::new();
+        let (buffer, lengths) = (Vec::new(), state.lengths());
         let mut writer =
-            Self { path, file, bytes, streams, checksums, rows, deleted, state: state.lengths(), buffer };
+            Self { path, file, bytes, streams, checksums, rows, deleted, state: lengths, pieces, buffer };
         let whole = state.tensors().into_iter().map(|(name, _, bytes)| (name, bytes));
         for (name, bytes) in deleted_bytes.map(|bytes| (DELETED, bytes)).into_iter().chain(whole) {
             if let Some((_, info)) = tensors.iter().find(|(known, _)| known == name) {
@@ -294,9 +308,9 @@ impl Writer {
         Ok(())
     }
 
-    /// Makes the file survive a crash.
-    pub(super) fn finish(self) -> Result<ShardEntry> {
-        let Self { path, file, bytes, streams, mut checksums, rows, deleted, state, .. } = self;
+    /// Makes the file survive a crash, and returns with its entry where its pieces end.
+    pub(super) fn finish(self) -> Result<(ShardEntry, Vec<(String, u64)>)> {
+        let Self { path, file, bytes, streams, mut checksums, rows, deleted, state, pieces, .. } = self;
         if streams.iter().any(|stream| stream.at != stream.end) {
             return Err(refused(&path, "fewer rows than the snapshot has"));
         }
@@ -305,7 +319,8 @@ impl Writer {
             checksums.insert(stream.column.name, stream.checksum.finalize());
         }
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Ok(ShardEntry { file: name.unwrap_or_default(), bytes, rows, deleted, state, checksums })
+        let file = name.unwrap_or_default();
+        Ok((ShardEntry { file, bytes, rows, deleted, state, checksums, compressed: None }, pieces))
     }
 }
 
@@ -317,11 +332,11 @@ impl Column {
             &buffer[..]
         };
         buffer.clear();
-        match self.source {
-            Source::Ids => bytemuck::cast_slice(&rows.ids),
-            Source::UsageStep => of_usage(buffer, Usage::step),
-            Source::UsageCount => of_usage(buffer, Usage::count),
-            Source::Record(start) => {
+        match self.origin {
+            Origin::Ids => bytemuck::cast_slice(&rows.ids),
+            Origin::UsageStep => of_usage(buffer, Usage::step),
+            Origin::UsageCount => of_usage(buffer, Usage::count),
+            Origin::Record(start) => {
                 let records = bytemuck::cast_slice::<f32, u8>(&rows.records);
                 for record in records.chunks_exact(layout.stride * size_of::<f32>()) {
                     buffer.extend_from_slice(&record[start..][..self.row_bytes]);
@@ -334,17 +349,17 @@ impl Column {
     /// Puts the column of `rows`, which have their number of rows, where it belongs.
     fn put(&self, layout: &Layout, bytes: &[u8], rows: &mut CopiedRows) {
         let values = || bytes.as_chunks().0.iter().map(|value| u64::from_le_bytes(*value));
-        match self.source {
-            Source::Ids => bytemuck::cast_slice_mut(&mut rows.ids).copy_from_slice(bytes),
-            Source::UsageStep => {
+        match self.origin {
+            Origin::Ids => bytemuck::cast_slice_mut(&mut rows.ids).copy_from_slice(bytes),
+            Origin::UsageStep => {
                 let usages = rows.usages.iter_mut().zip(values());
                 usages.for_each(|(usage, step)| *usage = Usage::new(step, usage.count()));
             }
-            Source::UsageCount => {
+            Origin::UsageCount => {
                 let usages = rows.usages.iter_mut().zip(values());
                 usages.for_each(|(usage, count)| *usage = Usage::new(usage.step(), count));
             }
-            Source::Record(start) => {
+            Origin::Record(start) => {
                 let records = bytemuck::cast_slice_mut::<f32, u8>(&mut rows.records);
                 let records = records.chunks_exact_mut(layout.stride * size_of::<f32>());
                 for (record, row) in records.zip(bytes.chunks_exact(self.row_bytes)) {
@@ -365,8 +380,8 @@ impl Stream {
 /// A file being read.
 pub(super) struct Reader {
     path: PathBuf,
-    file: File,
-    streams: Vec<Stream>,
+    contents: Contents,
+    sources: Vec<Source>,
     checksums: BTreeMap<String, u32>,
     /// The ids deleted since the base.
     pub(super) deleted: Vec<i64>,
@@ -379,23 +394,21 @@ pub(super) struct Reader {
 impl Reader {
     /// Opens a file and checks that it is as the manifest and the table's configuration say.
     pub(super) fn open(path: &Path, layout: &Layout, entry: &ShardEntry, is_delta: bool) -> Result<Self> {
-        let file = File::open(path).map_err(at(path))?;
-        let bytes = file.metadata().map_err(at(path))?.len();
-        if bytes != entry.bytes {
-            return Err(refused(path, format!("expected {} bytes, got {bytes}", entry.bytes)));
-        }
+        let contents = Contents::open(path, entry)?;
+        let bytes = contents.bytes;
+        let mut beginning = contents.piece(HEADER, 0).map_err(at(path))?;
         let mut length = [0; 8];
-        file.read_exact_at(&mut length, 0).map_err(at(path))?;
+        beginning.read_exact(&mut length).map_err(at(path))?;
         let length = u64::from_le_bytes(length);
-        if length > HEADER_LIMIT.min(bytes - 8) {
+        if length > HEADER_LIMIT.min(bytes.saturating_sub(8)) {
             return Err(refused(path, format!("the header cannot have {length} bytes")));
         }
         let mut header = vec![0; length as usize];
-        file.read_exact_at(&mut header, 8).map_err(at(path))?;
+        beginning.read_exact(&mut header).map_err(at(path))?;
         let reader = Self {
             path: path.to_owned(),
-            file,
-            streams: Vec::new(),
+            contents,
+            sources: Vec::new(),
             checksums: entry.checksums.clone(),
             deleted: Vec::new(),
             state: TableState::default(),
@@ -448,23 +461,24 @@ impl Reader {
             if stop as u64 > bytes - data {
                 return Err(refused(&self.path, format!("the tensor \"{name}\" lies behind its end")));
             }
+            let piece = self.contents.piece(&name, data + start as u64).map_err(at(&self.path))?;
             if let Some(column) = layout.columns.iter().find(|column| column.name == name) {
-                self.streams.push(Stream::new(column, data, start, stop));
+                self.sources.push(Source { column: column.clone(), bytes: piece, checksum: Hasher::new() });
             } else {
-                self.read_whole(&name, data + start as u64, entry.deleted)?;
+                self.read_whole(&name, piece, entry.deleted)?;
             }
         }
         Ok(self)
     }
 
     /// Reads a tensor that is about the table.
-    fn read_whole(&mut self, name: &str, at_byte: u64, deleted: usize) -> Result<()> {
+    fn read_whole(&mut self, name: &str, mut piece: impl Read, deleted: usize) -> Result<()> {
         let mut ids = if name == DELETED { vec![0; deleted] } else { Vec::new() };
         let bytes = match name {
             DELETED => bytemuck::cast_slice_mut(&mut ids),
             _ => self.state.bytes_of(name).unwrap_or_default(),
         };
-        self.file.read_exact_at(bytes, at_byte).map_err(at(&self.path))?;
+        piece.read_exact(bytes).map_err(at(&self.path))?;
         let checksum = crc32fast::hash(bytes);
         if name == DELETED {
             self.deleted = ids;
@@ -488,16 +502,15 @@ impl Reader {
         rows.records.clear();
         rows.records.resize(count * layout.stride, 0.0);
         let buffer = &mut self.buffer;
-        for stream in &mut self.streams {
-            buffer.resize(count * stream.column.row_bytes, 0);
-            self.file.read_exact_at(buffer, stream.at).map_err(at(&self.path))?;
-            stream.at += buffer.len() as u64;
-            stream.checksum.update(buffer);
-            stream.column.put(layout, buffer, rows);
+        for source in &mut self.sources {
+            buffer.resize(count * source.column.row_bytes, 0);
+            source.bytes.read_exact(buffer).map_err(at(&self.path))?;
+            source.checksum.update(buffer);
+            source.column.put(layout, buffer, rows);
         }
         if count == 0 {
-            for stream in &self.streams {
-                self.check(&stream.column.name, stream.checksum.clone().finalize())?;
+            for source in &self.sources {
+                self.check(&source.column.name, source.checksum.clone().finalize())?;
             }
         }
         Ok(())
@@ -530,7 +543,7 @@ mod tests {
             let mut writer =
                 Writer::create(&directory.path().join(name), &layout, rows, None, &TableState::default())?;
             writer.write(&layout, &two)?;
-            writer.finish()
+            writer.finish().map(|(entry, _)| entry)
         };
         assert_eq!(write("as many", 2).unwrap().rows, 2);
         let message = |result: Result<ShardEntry>| result.unwrap_err().to_string();

@@ -17,6 +17,7 @@ mod records;
 mod row_ids;
 mod saving;
 mod slot_group;
+mod state;
 mod sweep;
 mod update;
 mod usages;
@@ -51,6 +52,7 @@ pub use places::TAG_WORDS;
 use row_ids::RowIds;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 use slot_group::SlotGroup;
+pub(crate) use state::put_states;
 pub(crate) use sweep::{Sweep, SweepSteps};
 pub(crate) use update::{StepRequest, apply, check};
 use usages::Usages;
@@ -397,14 +399,19 @@ impl Table {
     /// Sets the learning rate from the next step on. `explicit` marks it as set by hand, which
     /// [`TableStatistics::learning_rate_was_set`] reports.
     pub(crate) fn set_learning_rate(&self, lr: f64, explicit: bool) -> Result<()> {
-        let is_ftrl_zero = lr as f32 == 0.0 && self.config.optimizer.needs_positive_learning_rate();
-        if !(lr as f32).is_finite() || lr < 0.0 || is_ftrl_zero {
-            return Err(Error::InvalidLearningRate { table: self.name.clone(), value: lr });
-        }
+        self.check_learning_rate(lr)?;
         self.check_writable("set_learning_rate", 0)?;
         let rows = &mut *self.exclusive();
         rows.learning_rate = lr;
         rows.learning_rate_was_set |= explicit;
+        Ok(())
+    }
+
+    fn check_learning_rate(&self, lr: f64) -> Result<()> {
+        let is_ftrl_zero = lr as f32 == 0.0 && self.config.optimizer.needs_positive_learning_rate();
+        if !(lr as f32).is_finite() || lr < 0.0 || is_ftrl_zero {
+            return Err(Error::InvalidLearningRate { table: self.name.clone(), value: lr });
+        }
         Ok(())
     }
 

@@ -1,0 +1,41 @@
+"""A progress bar of what the store does to a checkpoint."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+
+from tqdm import tqdm
+
+from recstore_ops import _native
+
+_SECONDS_BETWEEN_LOOKS = 0.1
+
+
+@contextmanager
+def shown(what: str, progress: bool | None) -> Iterator[_native.CheckpointProgress]:
+    """Shows how far the work within is, if asked for."""
+    native = _native.CheckpointProgress()
+    if not (sys.stderr.isatty() if progress is None else progress):
+        yield native
+        return
+    ended = Event()
+    bar = tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+
+    def look() -> None:
+        done, bar.total = native.bytes()
+        bar.update(done - bar.n)
+
+    def watch() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
+            look()
+
+    watcher = Thread(target=watch, name=f"recstore-{what}-progress", daemon=True)
+    watcher.start()
+    try:
+        yield native
+    finally:
+        ended.set()
+        watcher.join()
+        look()
+        bar.close()

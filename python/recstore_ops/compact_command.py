@@ -1,0 +1,25 @@
+"""The command `recstore compact`: makes one full snapshot of a chain of deltas."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recstore_ops import checkpoint
+
+
+def compact_command(path: Annotated[Path, typer.Argument(help="The directory of a checkpoint.")]) -> None:
+    """Put one full snapshot in the place of the newest one and the deltas that it is made of.
+
+    It takes the memory that the tables take in training. Nobody may save to the directory meanwhile.
+    """
+    try:
+        report = checkpoint.compact(path)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    if report is None:
+        print(f"{path}: the newest snapshot is a full one; there is nothing to compact")
+    else:
+        print(f"{path}: snapshot {report.snapshot} is full now: {report.rows:,} rows, {report.bytes:,} bytes")

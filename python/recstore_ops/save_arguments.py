@@ -1,0 +1,78 @@
+"""What saves are given: how it is checked and handed to the store."""
+
+import json
+from typing import Any, Literal, get_args
+
+SaveKind = Literal["full", "delta", "auto"]
+Compression = Literal["zstd"] | tuple[Literal["zstd"], int] | None
+
+_LEVELS = range(1, 20)
+_USUAL_LEVEL = 3
+
+_MOST_NESTED = 100
+"""Of lists and dicts in metadata: a manifest nested more than 128 deep could not be read again."""
+
+
+def save_arguments(kind: str, keep: int, metadata: Any, compression: Any = None) -> dict[str, Any]:
+    """Checks what a save was given, and returns it as the store takes it.
+
+    Raises:
+        ValueError, TypeError: as `recstore_ops.checkpoint.save`.
+    """
+    if kind not in get_args(SaveKind):
+        raise ValueError(f"kind must be full, delta or auto, got {kind!r}")
+    if not isinstance(keep, int) or keep < 1:
+        raise ValueError(f"keep must be an int of at least 1, got {keep!r}")
+    return {"kind": kind, "keep": keep, "metadata": _as_json(metadata), "compression": _level_of(compression)}
+
+
+def _level_of(compression: Any) -> int | None:
+    """The level of zstd; `None` for plain files."""
+    if compression is None:
+        return None
+    kind, level = (compression, _USUAL_LEVEL) if isinstance(compression, str) else compression
+    if kind != "zstd" or type(level) is not int or level not in _LEVELS:
+        expected = f'None, "zstd" or ("zstd", level) with a level from {_LEVELS[0]} to {_LEVELS[-1]}'
+        raise ValueError(f"compression must be {expected}, got {compression!r}")
+    return level
+
+
+def check_shard(number: int, of: int) -> tuple[int, int]:
+    """Checks that `number` is one of `of` shards, and returns both.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if type(number) is not int or type(of) is not int or not 0 <= number < of:
+        raise ValueError(f"a shard is a number from 0 on below the number of shards, got {number!r} of {of!r}")
+    return number, of
+
+
+def _as_json(metadata: Any) -> str:
+    too_deep = ValueError(f"metadata holds at most {_MOST_NESTED} lists and dicts within each other")
+    try:
+        text = json.dumps(metadata, allow_nan=False)
+        depth = _depth(json.loads(text, parse_int=_checked_int))
+    except RecursionError:
+        raise too_deep from None
+    except (TypeError, ValueError) as error:
+        kind_of_error = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind_of_error(f"metadata must be what JSON can hold: {error}") from None
+    if depth > _MOST_NESTED:
+        raise too_deep
+    return text
+
+
+def _checked_int(digits: str) -> int:
+    value = int(digits)
+    if not -(2**63) <= value < 2**64:
+        raise ValueError(f"ints of up to 64 bits, got {value}")
+    return value
+
+
+def _depth(metadata: Any) -> int:
+    """How many lists and dicts lie within each other."""
+    if not isinstance(metadata, dict | list):
+        return 0
+    items = metadata.values() if isinstance(metadata, dict) else metadata
+    return 1 + max(map(_depth, items), default=0)

@@ -1,0 +1,79 @@
+//! Where a checkpoint is: an object store and a prefix.
+
+use std::env;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use object_store::aws::AmazonS3ConfigKey;
+use object_store::path::Path;
+use object_store::{ObjectStore, parse_url_opts};
+use url::Url;
+
+use crate::{Error, Result};
+
+const SCHEMES: [&str; 3] = ["s3", "s3a", "file"];
+
+/// A prefix in an object store.
+#[derive(Debug, Clone)]
+pub(crate) struct Location {
+    pub(crate) objects: Arc<dyn ObjectStore>,
+    prefix: Path,
+    /// How messages call it.
+    pub(crate) url: String,
+}
+
+impl Location {
+    pub(crate) fn new(objects: Arc<dyn ObjectStore>, prefix: Path) -> Self {
+        let url = format!("{objects}/{prefix}");
+        Self { objects, prefix, url }
+    }
+
+    /// Opens what a URL names. Options come before those of the environment, `AWS_ACCESS_KEY_ID` and the like.
+    pub(crate) fn from_url<'a>(
+        text: &str,
+        options: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Result<Self> {
+        let refused = |message: String| Error::Url { url: text.to_owned(), message };
+        let url = Url::parse(text).map_err(|error| refused(format!("this is no URL: {error}")))?;
+        let scheme = url.scheme();
+        if !SCHEMES.contains(&scheme) {
+            return Err(refused(format!("expected a URL of s3:// or file://, got {scheme}://")));
+        }
+        let given: Vec<_> = options.into_iter().collect();
+        if let Some((unknown, _)) = given.iter().find(|(key, _)| scheme == "file" || !is_known(key)) {
+            return Err(refused(format!("{scheme}:// has no storage option \"{unknown}\"")));
+        }
+        let all = environment(scheme)
+            .chain(given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
+        let (objects, prefix) = parse_url_opts(&url, all).map_err(|error| refused(error.to_string()))?;
+        Ok(Self { objects: objects.into(), prefix, url: text.trim_end_matches('/').to_owned() })
+    }
+
+    /// Returns the path of an object below the prefix.
+    pub(crate) fn path_of(&self, object: &str) -> Path {
+        self.prefix.clone().join(object)
+    }
+
+    pub(crate) fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    /// Says which object an error is about.
+    pub(crate) fn about(&self, object: &str) -> impl FnOnce(object_store::Error) -> Error {
+        let (url, object) = (self.url.clone(), object.to_owned());
+        move |source| Error::Object { url, object, source: Box::new(source) }
+    }
+}
+
+fn is_known(key: &str) -> bool {
+    AmazonS3ConfigKey::from_str(&key.to_ascii_lowercase()).is_ok()
+}
+
+/// Returns the options that the environment gives.
+fn environment(scheme: &str) -> impl Iterator<Item = (String, String)> {
+    let is_s3 = scheme != "file";
+    let variables =
+        env::vars_os().filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)));
+    let own = variables.filter(move |(key, _)| is_s3 && key.starts_with("AWS_") && is_known(key));
+    own.map(|(key, value)| (key.to_ascii_lowercase(), value))
+}

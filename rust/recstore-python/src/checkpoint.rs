@@ -1,0 +1,194 @@
+//! Checkpoints of the process's tables.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use recstore::{
+    Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport, Shard,
+    commit_snapshot, compact,
+};
+use recstore_object_store::ObjectCheckpoint;
+
+use crate::{raise, store};
+
+/// How far a save or a load is, which another thread may ask while it runs.
+#[pyclass(frozen)]
+pub(crate) struct CheckpointProgress(Progress);
+
+#[pymethods]
+impl CheckpointProgress {
+    #[new]
+    fn new() -> Self {
+        Self(Progress::default())
+    }
+
+    /// The bytes done and the bytes in all; 0 of 0 before these are known.
+    fn bytes(&self) -> (u64, u64) {
+        self.0.bytes()
+    }
+}
+
+/// The keys of a dict that says how to save.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct SaveArguments {
+    /// `full`, `delta` or `auto`.
+    kind: String,
+    keep: usize,
+    /// JSON.
+    metadata: String,
+    /// The level of zstd; plain files without it.
+    compression: Option<i32>,
+}
+
+impl SaveArguments {
+    fn options<'a>(&self, progress: Option<&'a CheckpointProgress>) -> PyResult<SaveOptions<'a>> {
+        let kind = &self.kind;
+        let mut options = SaveOptions::default();
+        options.kind = match kind.as_str() {
+            "full" => SaveKind::Full,
+            "delta" => SaveKind::Delta,
+            "auto" => SaveKind::Auto,
+            _ => return Err(invalid(format!("kind must be full, delta or auto, got \"{kind}\""))),
+        };
+        options.keep = self.keep;
+        options.metadata =
+            serde_json::from_str(&self.metadata).map_err(|error| invalid(error.to_string()))?;
+        options.compression = self.compression.map_or(Compression::None, |level| Compression::Zstd { level });
+        options.progress = progress.map(|progress| &progress.0);
+        Ok(options)
+    }
+}
+
+/// Where a checkpoint is: a directory, or an object store.
+#[derive(FromPyObject)]
+#[pyo3(from_item_all)]
+pub(crate) struct Place {
+    path: PathBuf,
+    /// The URL of an object store, which `path` has no part in.
+    url: Option<String>,
+    storage_options: BTreeMap<String, String>,
+}
+
+impl Place {
+    fn objects(&self) -> PyResult<Option<ObjectCheckpoint>> {
+        let Some(url) = &self.url else { return Ok(None) };
+        let options = self.storage_options.iter().map(|(key, value)| (key.as_str(), value.as_str()));
+        ObjectCheckpoint::from_url(url, options).map(Some).map_err(|error| invalid(error.to_string()))
+    }
+}
+
+/// Saves all tables.
+#[pyfunction]
+pub(crate) fn save_tables<'py>(
+    py: Python<'py>,
+    place: Place,
+    arguments: SaveArguments,
+    progress: &Bound<'py, CheckpointProgress>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let (store, options) = (store()?, arguments.options(Some(progress.get()))?);
+    let objects = place.objects()?;
+    let saved = py.detach(|| match &objects {
+        Some(objects) => objects.save(store, &options).map_err(raise_object),
+        None => store.save(&place.path, &options).map_err(raise),
+    });
+    save_report(py, saved?)
+}
+
+/// Saves all tables as the part that shard `number` of `of` has in a snapshot.
+#[pyfunction]
+pub(crate) fn save_part_of_tables<'py>(
+    py: Python<'py>,
+    directory: PathBuf,
+    snapshot: &str,
+    shard: (usize, usize),
+    arguments: SaveArguments,
+    progress: &Bound<'py, CheckpointProgress>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let (store, options) = (store()?, arguments.options(Some(progress.get()))?);
+    let shard = Shard { number: shard.0, of: shard.1 };
+    let saved = py.detach(|| store.save_part(&directory, snapshot, shard, &options));
+    save_report(py, saved.map_err(raise)?)
+}
+
+/// Makes the parts that all shards saved the directory's newest snapshot.
+#[pyfunction]
+pub(crate) fn commit_parts(
+    py: Python<'_>,
+    directory: PathBuf,
+    snapshot: &str,
+    of: usize,
+    arguments: SaveArguments,
+) -> PyResult<()> {
+    let options = arguments.options(None)?;
+    py.detach(|| commit_snapshot(&directory, snapshot, of, &options)).map_err(raise)
+}
+
+/// The name of a snapshot that does not exist yet.
+#[pyfunction]
+pub(crate) fn new_snapshot_name() -> String {
+    recstore::new_snapshot_name()
+}
+
+/// Makes one full snapshot of a chain of deltas; `None` if the newest snapshot follows none.
+#[pyfunction]
+pub(crate) fn compact_directory<'py>(
+    py: Python<'py>,
+    directory: PathBuf,
+    progress: &Bound<'py, CheckpointProgress>,
+) -> PyResult<Option<Bound<'py, PyDict>>> {
+    let progress = &progress.get().0;
+    let compacted = py.detach(|| compact(&directory, Some(progress))).map_err(raise)?;
+    compacted.map(|saved| save_report(py, saved)).transpose()
+}
+
+/// Loads the newest snapshot: all rows, or those of shard `number` of `of`.
+#[pyfunction]
+pub(crate) fn load_tables<'py>(
+    py: Python<'py>,
+    place: Place,
+    shard: Option<(usize, usize)>,
+    progress: &Bound<'py, CheckpointProgress>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let store = store()?;
+    let keeps = shard.map(|(number, of)| move |id| Shard { number, of }.holds(id));
+    let mut options = LoadOptions::default();
+    options.keeps = keeps.as_ref().map(|keeps| keeps as &(dyn Fn(i64) -> bool + Sync));
+    options.progress = Some(&progress.get().0);
+    let objects = place.objects()?;
+    let loaded = py.detach(|| match &objects {
+        Some(objects) => objects.load(store, &options).map_err(raise_object),
+        None => store.load(&place.path, &options).map_err(raise),
+    });
+    load_report(py, loaded?)
+}
+
+fn save_report(py: Python<'_>, saved: SaveReport) -> PyResult<Bound<'_, PyDict>> {
+    let report = PyDict::new(py);
+    report.set_item("snapshot", saved.snapshot)?;
+    report.set_item("is_delta", saved.is_delta)?;
+    report.set_item("rows", saved.rows)?;
+    report.set_item("deleted", saved.deleted)?;
+    report.set_item("bytes", saved.bytes)?;
+    Ok(report)
+}
+
+/// The report's `metadata` is JSON.
+fn load_report(py: Python<'_>, loaded: LoadReport) -> PyResult<Bound<'_, PyDict>> {
+    let report = PyDict::new(py);
+    report.set_item("snapshot", loaded.snapshot)?;
+    report.set_item("metadata", loaded.metadata.to_string())?;
+    report.set_item("tables", loaded.tables)?;
+    Ok(report)
+}
+
+fn raise_object(error: recstore_object_store::Error) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}
+
+fn invalid(message: String) -> PyErr {
+    PyValueError::new_err(message)
+}

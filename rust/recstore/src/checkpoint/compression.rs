@@ -1,0 +1,168 @@
+//! Files of rows made smaller with Zstandard.
+//!
+//! A finished file is compressed piece by piece: its header and each of its tensors become a frame of their own, one
+//! after another. So `zstd -d` gives the plain file, and a load reads all columns side by side, a few frames at a time in
+//! memory and nothing on disk.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use zstd::stream::{read::Decoder, write::Encoder};
+
+use super::manifest::ShardEntry;
+use super::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, refused};
+use crate::Result;
+
+const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
+
+/// The base-2 logarithm of the most bytes that a reader keeps of a frame; no level asks for more.
+const WINDOW: u32 = 23;
+
+/// No frame holds more bytes for one of its own: a block of 128 KiB takes 4 bytes at least.
+const MOST_TIMES_SMALLER: u64 = 1 << 15;
+
+/// How the files of a save are made smaller.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Compression {
+    /// Not at all: plain safetensors files.
+    #[default]
+    None,
+    /// Zstandard.
+    Zstd {
+        /// From 1, the fastest, to 19, the smallest.
+        level: i32,
+    },
+}
+
+impl Compression {
+    /// Checks that there is such a level.
+    pub(super) fn validate(self, directory: &Path) -> Result<()> {
+        match self {
+            Self::Zstd { level } if !LEVELS.contains(&level) => {
+                let (least, most) = (LEVELS.start(), LEVELS.end());
+                Err(refused(
+                    directory,
+                    format!("the level of zstd must be from {least} to {most}, got {level}"),
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns how the file of an entry was made smaller.
+    pub(super) fn of(entry: &ShardEntry) -> Self {
+        entry.compressed.as_ref().map_or(Self::None, |compressed| Self::Zstd { level: compressed.level })
+    }
+}
+
+/// The one way of compression there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Kind {
+    Zstd,
+}
+
+/// How a file was compressed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Compressed {
+    kind: Kind,
+    level: i32,
+    /// The length of the plain file.
+    pub(super) bytes: u64,
+    /// Where the frame of the header and that of each tensor begins.
+    frames: BTreeMap<String, u64>,
+}
+
+/// Where the pieces of a plain file end, by name, from its beginning on.
+pub(super) type Pieces = [(String, u64)];
+
+/// Puts a compressed file in the place of the finished one at `path`, and returns its entry.
+pub(super) fn compress(path: &Path, plain: ShardEntry, pieces: &Pieces, level: i32) -> Result<ShardEntry> {
+    let file = plain.file.replace(FILE_EXTENSION, COMPRESSED_EXTENSION);
+    let to = path.with_file_name(&file);
+    let source = File::open(path).map_err(at(path))?;
+    let mut target = BufWriter::new(File::create_new(&to).map_err(at(&to))?);
+    let frames = write_frames(source, &mut target, pieces, level).map_err(at(&to))?;
+    let target = target.into_inner().map_err(|error| refused(&to, error.error()))?;
+    target.sync_all().map_err(at(&to))?;
+    let bytes = target.metadata().map_err(at(&to))?.len();
+    fs::remove_file(path).map_err(at(path))?;
+    let compressed = Compressed { kind: Kind::Zstd, level, bytes: plain.bytes, frames };
+    Ok(ShardEntry { file, bytes, compressed: Some(compressed), ..plain })
+}
+
+fn write_frames(
+    mut source: File,
+    target: &mut BufWriter<File>,
+    pieces: &Pieces,
+    level: i32,
+) -> io::Result<BTreeMap<String, u64>> {
+    let (mut frames, mut start) = (BTreeMap::new(), 0);
+    for (name, end) in pieces {
+        frames.insert(name.clone(), target.stream_position()?);
+        let mut encoder = Encoder::new(&mut *target, level)?;
+        encoder.set_pledged_src_size(Some(end - start))?;
+        io::copy(&mut (&mut source).take(end - start), &mut encoder)?;
+        encoder.finish()?.flush()?;
+        start = *end;
+    }
+    Ok(frames)
+}
+
+/// A file of rows, whose pieces can be read side by side.
+pub(super) struct Contents {
+    file: Arc<File>,
+    compressed: Option<Compressed>,
+    /// The length of the plain file.
+    pub(super) bytes: u64,
+}
+
+impl Contents {
+    /// Opens a file and checks its length.
+    pub(super) fn open(path: &Path, entry: &ShardEntry) -> Result<Self> {
+        let file = Arc::new(File::open(path).map_err(at(path))?);
+        let bytes = file.metadata().map_err(at(path))?.len();
+        if bytes != entry.bytes {
+            return Err(refused(path, format!("expected {} bytes, got {bytes}", entry.bytes)));
+        }
+        let plain = entry.plain_bytes();
+        if plain > bytes.saturating_mul(MOST_TIMES_SMALLER) {
+            return Err(refused(path, format!("{bytes} bytes cannot be {plain} compressed ones")));
+        }
+        Ok(Self { file, compressed: entry.compressed.clone(), bytes: plain })
+    }
+
+    /// Returns what reads the piece `name`, which begins at `start` in the plain file.
+    pub(super) fn piece(&self, name: &str, start: u64) -> io::Result<Box<dyn Read>> {
+        let file = Arc::clone(&self.file);
+        let Some(compressed) = &self.compressed else {
+            return Ok(Box::new(FileFrom { file, at: start }));
+        };
+        let at = *compressed.frames.get(name).ok_or_else(|| {
+            io::Error::new(io::ErrorKind::InvalidData, format!("the manifest has no frame of \"{name}\""))
+        })?;
+        let mut decoder = Decoder::with_buffer(BufReader::new(FileFrom { file, at }))?.single_frame();
+        decoder.window_log_max(WINDOW)?;
+        Ok(Box::new(decoder))
+    }
+}
+
+/// A file from some place on, whoever else reads it.
+struct FileFrom {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for FileFrom {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.file.read_at(buffer, self.at)?;
+        self.at += count as u64;
+        Ok(count)
+    }
+}

@@ -1,0 +1,94 @@
+//! Puts what optimizers keep into tables from outside: slots, step and learning rate, rows left alone.
+
+use std::sync::Arc;
+
+use super::{RowIndex, Rows, Table, lock_order};
+use crate::bits::Bits;
+use crate::store::OptimizerState;
+use crate::{Error, Result};
+
+const OPERATION: &str = "put_optimizer_states";
+
+/// Puts a state into each table. The tables are locked together; only if all states fit, all are put.
+///
+/// # Errors
+/// As [`crate::EmbeddingStore::put_optimizer_states`]; then no table has changed.
+pub(crate) fn put_states(tables: &[Arc<Table>], states: &[OptimizerState<'_>]) -> Result<()> {
+    let mut order: Vec<_> = tables.iter().zip(states).collect();
+    order.iter().try_for_each(|(table, state)| table.check_state(state))?;
+    order.sort_by_key(|(table, _)| lock_order(table));
+    if let Some(pair) = order.windows(2).find(|pair| Arc::ptr_eq(pair[0].0, pair[1].0)) {
+        return Err(pair[0].0.state_mismatch("it is given two states".to_owned()));
+    }
+    let mut locked: Vec<_> =
+        order.into_iter().map(|(table, state)| (table, state, table.exclusive())).collect();
+    let indices = locked.iter().map(|(table, state, rows)| table.rows_of_state(rows, state));
+    let indices = indices.collect::<Result<Vec<_>>>()?;
+    for ((table, state, rows), indices) in locked.iter_mut().zip(indices) {
+        table.put_state(rows, state, &indices);
+    }
+    Ok(())
+}
+
+impl Table {
+    /// Checks all of a state that does not depend on the rows there are.
+    fn check_state(&self, state: &OptimizerState<'_>) -> Result<()> {
+        self.check_writable(OPERATION, 0)?;
+        self.check_learning_rate(state.learning_rate)?;
+        if state.slots.len() != self.slots.len() {
+            let (expected, actual) = (self.slots.len(), state.slots.len());
+            return Err(self.state_mismatch(format!("expected {expected} slots, got {actual}")));
+        }
+        for (slot, values) in self.slots.iter().zip(&state.slots) {
+            let (expected, actual) = (state.ids.len() * slot.width, values.len());
+            if actual != expected {
+                let message = format!("expected {expected} values of slot \"{}\", got {actual}", slot.name);
+                return Err(self.state_mismatch(message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns where the rows of a state lie, which must be all that there are.
+    fn rows_of_state(&self, rows: &Rows, state: &OptimizerState<'_>) -> Result<Vec<RowIndex>> {
+        if self.slots.is_empty() && state.ids.is_empty() {
+            return Ok(Vec::new());
+        }
+        if state.ids.len() != rows.ids.len() {
+            let (expected, actual) = (rows.ids.len(), state.ids.len());
+            return Err(self.state_mismatch(format!("expected the ids of its {expected} rows, got {actual}")));
+        }
+        let mut seen = Bits::default();
+        seen.grow(rows.allocator.high_water());
+        let index_of = |(position, id): (usize, &i64)| {
+            let mismatch =
+                |what: &str| self.state_mismatch(format!("the id {id} at position {position} {what}"));
+            let index = rows.ids.find(*id).ok_or_else(|| mismatch("has no row"))?;
+            if seen.take(index.0 as usize) {
+                return Err(mismatch("comes twice"));
+            }
+            seen.set(index.0 as usize);
+            Ok(index)
+        };
+        state.ids.iter().enumerate().map(index_of).collect()
+    }
+
+    fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) {
+        for (position, index) in indices.iter().enumerate() {
+            rows.changes.before_change(*index, || rows.key(*index), rows.storage.record(*index));
+            let mut rest = rows.storage.record_mut(*index).1;
+            for (slot, values) in self.slots.iter().zip(&state.slots) {
+                let (own, behind) = rest.split_at_mut(slot.width);
+                own.copy_from_slice(&values[position * slot.width..][..slot.width]);
+                rest = behind;
+            }
+        }
+        rows.step = state.step;
+        rows.learning_rate = state.learning_rate;
+        rows.learning_rate_was_set = state.learning_rate_was_set;
+    }
+
+    fn state_mismatch(&self, message: String) -> Error {
+        Error::StateMismatch { table: self.name.clone(), message }
+    }
+}
