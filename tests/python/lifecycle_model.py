@@ -42,8 +42,6 @@ class LifecycleModel:
     def update(self, batch: list[tuple[int, float]]) -> None:
         """Takes a step; every element of an id's gradients is the value that comes with it."""
         before, self.step = self.step, self.step + 1
-        if self.sweep is not None and self.sweep.leaves <= self.step:
-            self._leave(self.sweep)
         sums: dict[int, float] = {}
         for id, value in batch:
             sums[id] = sums.get(id, 0.0) + value
@@ -55,6 +53,8 @@ class LifecycleModel:
             self.rows[id] = tuple(weight - sums[id] for weight in row)
             used = self.usage.get(id, Usage(0, 0))
             self.usage[id] = Usage(self._stamp(self.step), used.count + 1)
+        if self.sweep is not None and self.sweep.leaves <= self.step:
+            self._leave(self.sweep)
         self._begin_sweep(before)
 
     def write(self, batch: list[tuple[int, float]]) -> None:

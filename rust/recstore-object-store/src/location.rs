@@ -45,6 +45,8 @@ impl Location {
         }
         let all = environment(scheme)
             .chain(given.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned())));
+        // TLS takes the library that the process chose, if it has.
+        _ = rustls::crypto::ring::default_provider().install_default();
         let (objects, prefix) = parse_url_opts(&url, all).map_err(|error| refused(error.to_string()))?;
         Ok(Self { objects: objects.into(), prefix, url: text.trim_end_matches('/').to_owned() })
     }

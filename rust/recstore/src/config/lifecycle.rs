@@ -38,7 +38,7 @@ pub enum AdmissionConfig {
 }
 
 /// Which rows leave. A sweep after every `interval`-th step chooses them, from the table as it is at that moment; `delay`
-/// steps later they leave, unless they were updated or written meanwhile.
+/// steps later, at the end of the step, they leave, unless they were updated or written meanwhile.
 ///
 /// An id that left has its initial value again, and none of its optimizer state.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -29,7 +29,7 @@ type Ranked = (u64, u64, i64);
 pub(crate) struct SweepSteps {
     /// The sweep is of the table after this step.
     pub(crate) began: u64,
-    /// Its rows leave at the beginning of this one.
+    /// Its rows leave at the end of this one.
     pub(crate) leaves: u64,
 }
 

@@ -235,7 +235,6 @@ impl<'a> Locked<'a> {
             Step::Next => rows.step.saturating_add(1),
             Step::At(step) => step,
         };
-        rows.let_leave(table);
         let gradients = merged.unwrap_or(checked.gradients);
         let mut indices = std::mem::take(&mut rows.indices);
         indices.resize(gradients.len(), NO_INDEX);
@@ -282,6 +281,7 @@ impl<'a> Locked<'a> {
     fn finish(self) {
         self.rows.updates += self.stepped.into_inner();
         self.rows.indices = self.indices;
+        self.rows.let_leave(self.table);
         self.rows.begin_sweep(self.table, self.step_before);
     }
 }
