@@ -8,6 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -225,6 +227,36 @@ void yardstick_sgd(float *records, size_t stride, size_t dim, const int64_t *ind
                    float lr, int threads) {
     struct update job = {records, stride, dim, index, count, grads, lr, 0.0f};
     over_threads(sgd_chunk, &job, count, threads);
+}
+
+/* ---- Records on a disk ---- */
+
+enum { MOST_RECORD_BYTES = 1 << 16 };
+
+struct transfer {
+    int fd;
+    size_t bytes;
+    const int64_t *index;
+    int writes;
+    int *failed;
+};
+
+static void transfer_chunk(const void *argument, size_t start, size_t end) {
+    const struct transfer *job = argument;
+    static _Thread_local char record[MOST_RECORD_BYTES];
+    for (size_t i = start; i < end; i++) {
+        off_t at = (off_t)((size_t)job->index[i] * job->bytes);
+        ssize_t done = job->writes ? pwrite(job->fd, record, job->bytes, at) : pread(job->fd, record, job->bytes, at);
+        if (done != (ssize_t)job->bytes) __atomic_store_n(job->failed, 1, __ATOMIC_RELAXED);
+    }
+}
+
+/* Writes, or else reads, a record of at most 64 KiB of a file for each index. Returns 0 where one failed. */
+int yardstick_transfer(int fd, size_t bytes, const int64_t *index, size_t count, int writes, int threads) {
+    int failed = bytes > MOST_RECORD_BYTES;
+    struct transfer job = {fd, bytes, index, writes, &failed};
+    if (!failed && count > 0) over_threads(transfer_chunk, &job, count, threads);
+    return !failed;
 }
 
 /* ---- The state of the caches ---- */

@@ -35,6 +35,7 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "yardstick_adagrad": ((*_RECORDS, _POINTER, _FLOAT, _FLOAT, _INT), None),
     "yardstick_sgd": ((*_RECORDS, _POINTER, _FLOAT, _INT), None),
     "yardstick_flush": ((_POINTER, _SIZE), _INT),
+    "yardstick_transfer": ((_INT, _SIZE, _POINTER, _SIZE, _INT, _INT), _INT),
 }
 
 
@@ -112,6 +113,17 @@ def huge_pages(floats: int) -> Tensor:
 def flush(tensor: Tensor) -> bool:
     """Puts a tensor out of all caches; False where the machine has no instruction for it."""
     return bool(_load().yardstick_flush(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
+
+
+def transfer(descriptor: int, record_bytes: int, index_N: Tensor, *, writes: bool) -> None:
+    """Writes, or else reads, a record of a file for each index (int64), one plain call each, on torch's many threads.
+
+    Raises:
+        OSError: the file is too short, or its disk full.
+    """
+    arguments = (descriptor, record_bytes, index_N.data_ptr(), index_N.numel(), writes, torch.get_num_threads())
+    if not _load().yardstick_transfer(*arguments):
+        raise OSError(f"records of {record_bytes} bytes could not be transferred")
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from benches.cells import (
     checkpoint,
     collection,
+    disk_tier,
     id_map,
     lookup,
     many_rows,
@@ -32,6 +33,7 @@ TITLES = {
     merge.CELL: "Gradients of duplicate ids",
     memory.CELL: "Memory",
     checkpoint.CELL: "Checkpoints",
+    disk_tier.CELL: "A table of four times its memory",
     id_map.CELL: "The id map alone",
 }
 """The title of each cell's table, in the order of the report."""
@@ -49,6 +51,7 @@ _STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
     many_rows.stages,
     memory.stages,
     checkpoint.stages,
+    disk_tier.stages,
     id_map.stages,
 )
 

@@ -49,7 +49,7 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
 
 def _figures(scale: Scale) -> Iterator[Figure]:
     rows = scale.of(_ROWS)
-    with RecStoreTable(rows, _DIM, ADAGRAD) as table, _directory() as directory:
+    with RecStoreTable(rows, _DIM, ADAGRAD) as table, bench_directory("checkpoint-") as directory:
         saved, written, loaded, read = _sizes(directory)
         yield Figure(CELL, "save, speed over plain writing", written / saved, "x", ">= 0.7")
         yield Figure(CELL, "load, speed over plain reading", read / loaded, "x", ">= 0.7")
@@ -133,11 +133,11 @@ def _read(path: Path) -> None:
 
 
 @contextmanager
-def _directory() -> Iterator[Path]:
+def bench_directory(prefix: str) -> Iterator[Path]:
     """An empty directory beside the figures: a disk, where memory might pass for one elsewhere."""
     parent = Path(__file__).resolve().parents[2] / "build" / "bench"
     parent.mkdir(parents=True, exist_ok=True)
-    path = Path(tempfile.mkdtemp(prefix="checkpoint-", dir=parent))
+    path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         yield path
     finally:

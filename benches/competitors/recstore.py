@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -36,6 +37,7 @@ class RecStoreTable:
         dim: elements a row.
         optimizer: kind and hyper-parameters.
         dtype: the type of the rows.
+        memory_limit, disk: where rows lie, as in `DistEmbedding`.
 
     Raises:
         ValueError: the configuration is invalid.
@@ -47,9 +49,19 @@ class RecStoreTable:
         dim: int,
         optimizer: dict[str, Any] | None = None,
         dtype: torch.dtype | None = None,
+        memory_limit: int | None = None,
+        disk: Path | None = None,
     ) -> None:
         self.dim = dim
-        self.module = DistEmbedding(None, dim, new_name(), optimizer=optimizer or ADAGRAD, dtype=dtype)
+        self.module = DistEmbedding(
+            None,
+            dim,
+            new_name(),
+            optimizer=optimizer or ADAGRAD,
+            dtype=dtype,
+            memory_limit=memory_limit,
+            disk=disk,
+        )
         self.handle = self.module.table.handle
         self._optimizer = SparseOptimizer(modules=[self.module])
         fill(self.handle, dim, ids.all_ids(rows, _FILL_CHUNK))

@@ -13,6 +13,8 @@ from recstore_ops.client import (
     KVClient,
     RecStoreClient,
     get_kv_client,
+    memory_in_use,
+    set_memory_limit,
     table_statistics,
 )
 from recstore_ops.collection_config import EmbeddingBagConfig, EmbeddingConfig
@@ -60,7 +62,9 @@ __all__ = [
     "inspect_checkpoint",
     "inspect_table",
     "load_config_file",
+    "memory_in_use",
     "merge_gradients",
+    "set_memory_limit",
     "set_merge",
     "table_names",
     "table_statistics",

@@ -36,6 +36,8 @@ class EmbeddingTableConfig:
         dtype: the type rows are kept in; `torch.float32` by default. See `recstore_ops.row_types`.
         admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
         eviction: which rows leave; none by default. See `recstore_ops.TableConfig`.
+        memory_limit: the most bytes of memory that the table may take, as in `DistEmbedding`.
+        disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
     """
 
     num_embeddings: int | None
@@ -46,6 +48,8 @@ class EmbeddingTableConfig:
     dtype: torch.dtype | None = None
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
+    memory_limit: int | None = None
+    disk: str | PathLike[str] | None = None
 
     def table_config(self, name: str) -> TableConfig:
         """The configuration of the table `name`.
@@ -63,6 +67,8 @@ class EmbeddingTableConfig:
             dtype=None if self.dtype is None else type_name(self.dtype),
             admission=self.admission,
             eviction=self.eviction,
+            memory_limit=self.memory_limit,
+            disk=self.disk,
         )
 
 
@@ -318,14 +324,37 @@ def evict(name: str, dry_run: bool) -> Tensor:
         raise ValueError(str(error)) from None
 
 
+def set_memory_limit(memory_limit: int | None) -> None:
+    """Limits the memory of all tables of this process together, in bytes; `None` takes the limit away.
+
+    A call whose new rows would exceed it is refused, names the table and changes nothing; a table with a `disk` moves
+    rows there first. Tables that take more already keep what they have.
+
+    Raises:
+        ValueError: a limit below 1.
+    """
+    if memory_limit is not None and memory_limit < 1:
+        raise ValueError(f"memory_limit must be at least 1 or None, got {memory_limit}")
+    _native.set_memory_limit(memory_limit)
+
+
+def memory_in_use() -> int:
+    """Returns the bytes of memory that all tables of this process take together."""
+    return _native.store_memory()[1]
+
+
 def table_statistics(name: str) -> dict[str, Any]:
     """What a table holds and what was done to it.
 
     Returns:
-        `rows` now in the table, `bytes` allocated, `inserts` and `deletes` of rows, `updates` (one a distinct id
-        and step), `evictions` (rows that left, which `deletes` counts too), `rejections` (updates of ids that were
-        not admitted), `candidates` (ids without a row that `admission` counts one by one), `refusals` of values that
-        were not finite, `step`, `learning_rate`, and `learning_rate_was_set` by hand.
+        `rows` now in the table, `inserts` and `deletes` of rows, `updates` (one a distinct id and step), `evictions`
+        (rows that left, which `deletes` counts too), `rejections` (updates of ids that were not admitted), `candidates`
+        (ids without a row that `admission` counts one by one), `refusals` of values that were not finite, `step`,
+        `learning_rate`, and `learning_rate_was_set` by hand. Of memory, `bytes`:
+        the sum of `row_bytes` (weights), `slot_bytes` (the optimizer's), `index_bytes` (what finds rows) and
+        `free_bytes` (records without a row); and the `memory_limit`. Of a table with a `disk`: `disk_bytes` of its
+        file, `resident_rows` in memory, `rows_fetched` from the disk and `rows_spilled` to it so far, and
+        `disk_nanoseconds` that calls spent on moving rows.
 
     Raises:
         KeyError: there is no such table.

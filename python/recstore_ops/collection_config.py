@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from os import PathLike
 from typing import Any, TypeVar
 
 import torch
@@ -23,6 +24,8 @@ class EmbeddingConfig:
         initializer: kind, or kind and parameters; the collection's where absent.
         admission: which ids get a row by training; the collection's where absent. See `recstore_ops.TableConfig`.
         eviction: which rows leave; the collection's where absent.
+        memory_limit: the most bytes of memory that the table may take, as in `DistEmbedding`.
+        disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
 
     Raises:
         ValueError: an empty name, or a feature twice.
@@ -36,6 +39,8 @@ class EmbeddingConfig:
     initializer: str | dict[str, Any] | None = None
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
+    memory_limit: int | None = None
+    disk: str | PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if not self.name:

@@ -5,7 +5,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-_OPTIONAL = ("admission", "eviction")
+_OPTIONAL = ("admission", "eviction", "memory_limit", "disk")
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -30,6 +30,9 @@ class TableConfig:
         eviction: which rows leave; none without it. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
             `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave), further `interval` (1000) steps between
             two sweeps, `delay` (a tenth of it) steps until the rows leave, and `keep`, ids that never do.
+        memory_limit: the most bytes of memory that the table may take; `None` for no limit.
+        disk: a directory for the rows that the limit leaves no room for; without it a call that would exceed the limit
+            is refused. A checkpoint holds neither of both.
 
     The values are checked when a table is opened; an unknown key or kind is refused by name.
     """
@@ -43,6 +46,8 @@ class TableConfig:
     nan_policy: str = "error"
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
+    memory_limit: int | None = None
+    disk: str | None = None
 
     def to_json(self) -> str:
         """The configuration as the JSON object that `make_hashtable` takes.

@@ -22,7 +22,7 @@ from recstore_ops.json_schema import Problem, Schema, find_problems
 FILE_NAME = "recstore_config.json"
 PATH_VARIABLE = "RECSTORE_CONFIG"
 
-_INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size")
+_INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size", "memory_limit")
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,8 @@ class TableEntry:
         nan_policy: what happens to NaN and infinity in rows and gradients.
         admission: which ids get a row by training.
         eviction: which rows leave.
+        memory_limit: the most bytes of memory that the table may take.
+        disk: a directory for the rows that the limit leaves no room for.
     """
 
     num_embeddings: int | None = None
@@ -54,6 +56,8 @@ class TableEntry:
     nan_policy: str | None = None
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
+    memory_limit: int | None = None
+    disk: str | None = None
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,8 @@ def configure_table(
     nan_policy: str | None = None,
     admission: dict[str, Any] | None = None,
     eviction: dict[str, Any] | None = None,
+    memory_limit: int | None = None,
+    disk: str | os.PathLike[str] | None = None,
 ) -> TableConfig:
     """Returns what a table is opened with: the arguments given, then the configuration file, then the defaults.
 
@@ -166,8 +172,8 @@ def configure_table(
         name: the table's name.
         embedding_dim: elements a row, which the file may only repeat.
         lr: the learning rate, where neither the optimizer nor the file has one.
-        num_embeddings, optimizer, initializer, dtype, seed, block_size, nan_policy, admission, eviction: `None` where
-            not given.
+        num_embeddings, optimizer, initializer, dtype, seed, block_size, nan_policy: `None` where not given.
+        admission, eviction, memory_limit, disk: likewise.
 
     Raises:
         ValueError: the file says another `embedding_dim`, or is invalid.
@@ -187,6 +193,8 @@ def configure_table(
         "nan_policy": _first(nan_policy, entry.nan_policy),
         "admission": _first(admission, entry.admission),
         "eviction": _first(eviction, entry.eviction),
+        "memory_limit": _first(memory_limit, entry.memory_limit),
+        "disk": _first(None if disk is None else os.fspath(disk), entry.disk),
     }
     return TableConfig(
         initializer=with_kind(_first(initializer, entry.initializer), "normal"),

@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from os import PathLike
 from typing import Any
 
 import torch
@@ -47,6 +48,10 @@ class TableModule(nn.Module):
         nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
         admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
         eviction: which rows leave; none by default. That of `padding_idx` never does. See `recstore_ops.TableConfig`.
+        memory_limit: the most bytes of memory that the table may take. Without `disk`, a call whose new rows would
+            exceed it is refused and changes nothing.
+        disk: a directory for the rows that `memory_limit` leaves no room for: those used last stay in memory, and
+            results are the same to the bit.
         output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
 
     Raises:
@@ -72,6 +77,8 @@ class TableModule(nn.Module):
         nan_policy: str | None = None,
         admission: dict[str, Any] | None = None,
         eviction: dict[str, Any] | None = None,
+        memory_limit: int | None = None,
+        disk: str | PathLike[str] | None = None,
         output_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
@@ -88,6 +95,8 @@ class TableModule(nn.Module):
             nan_policy=nan_policy,
             admission=admission,
             eviction=eviction,
+            memory_limit=memory_limit,
+            disk=disk,
         )
         self.num_embeddings = config.num_embeddings
         self.embedding_dim = embedding_dim

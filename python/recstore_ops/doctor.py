@@ -29,6 +29,8 @@ from recstore_ops.config_file import (
     read_document,
 )
 
+_PLAIN_KEYS = ("dtype", "seed", "block_size", "nan_policy", "admission", "eviction", "memory_limit", "disk")
+
 STABLE_ABI_TARGET = "2.10"
 """The release of libtorch whose stable ABI the native module is built for."""
 
@@ -206,9 +208,6 @@ def examine_config(path: Path) -> list[Finding]:
         return [Finding(problem.path or "file", problem.message, "error") for problem in problems]
     config = config_from_document(path, document)
     return [*(_examine_table(name, entry) for name, entry in config.embedding_tables.items()), *_without_effect(config)]
-
-
-_PLAIN_KEYS = ("dtype", "seed", "block_size", "nan_policy", "admission", "eviction")
 
 
 def _examine_table(name: str, entry: TableEntry) -> Finding:

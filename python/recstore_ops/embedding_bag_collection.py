@@ -105,6 +105,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
                 nan_policy=nan_policy,
                 admission=config.admission or admission,
                 eviction=config.eviction or eviction,
+                memory_limit=config.memory_limit,
+                disk=config.disk,
             )
             for config in configs
         ]

@@ -71,6 +71,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
                 nan_policy=nan_policy,
                 admission=config.admission or admission,
                 eviction=config.eviction or eviction,
+                memory_limit=config.memory_limit,
+                disk=config.disk,
             )
             for config in configs
         ]

@@ -10,6 +10,7 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from os import PathLike
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -102,7 +103,7 @@ class HashTable(TableModule):
         num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary, where every
             int64 is an id.
         block_size: as in `TableModule`, and so are `dtype`, `initializer`, `optimizer`, `lr`, `seed`, `nan_policy`,
-            `admission` and `eviction`.
+            `admission`, `eviction`, `memory_limit` and `disk`.
         insert_on_lookup: whether ids without a row get one when they are looked up in training; otherwise with
             their first update.
         grad_reduce_by: what a row's gradients are divided by once they are summed: `worker`, the number of workers;
@@ -141,6 +142,8 @@ class HashTable(TableModule):
         nan_policy: str | None = None,
         admission: dict[str, Any] | None = None,
         eviction: dict[str, Any] | None = None,
+        memory_limit: int | None = None,
+        disk: str | PathLike[str] | None = None,
         insert_on_lookup: bool = False,
         grad_reduce_by: Literal["worker", "id"] = "worker",
         num_workers: int | None = None,
@@ -167,6 +170,8 @@ class HashTable(TableModule):
             nan_policy=nan_policy,
             admission=admission,
             eviction=eviction,
+            memory_limit=memory_limit,
+            disk=disk,
         )
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
         self._claim = HashTableRegister().register(name, description)

@@ -40,7 +40,7 @@ def contents(name: str) -> Contents:
     table = Table.open(name)
     ids = _ops.hashtable_ids(table.handle).sort().values
     slots = {slot: _ops.hashtable_slot(table.handle, ids, slot) for slot, _ in _native.table_slots(name) or []}
-    statistics = {key: value for key, value in table.statistics().items() if key != "bytes"}
+    statistics = {key: value for key, value in table.statistics().items() if "bytes" not in key}
     return ids, _ops.emb_read(table.handle, ids, table.dim), slots, statistics
 
 

@@ -738,7 +738,7 @@ def test_a_block_as_large_as_may_be_costs_only_the_rows_written(table_name: Call
     largest = 2**28 // 3
     table = Table(table_name(), 1, TableConfig(block_size=largest, optimizer={"kind": "adam"}))
     _ops.emb_update(table.handle, longs(1), torch.ones(1, 1))
-    assert table.statistics()["bytes"] >= 3 * 4 * largest
+    assert table.statistics()["bytes"] < 1_000_000
     _ops.drop_table(table.name)
     with pytest.raises(ValueError, match=f"block_size {largest + 1} and dim 1"):
         Table(table.name, 1, TableConfig(block_size=largest + 1))

@@ -103,6 +103,18 @@ def test_planted_rows_need_no_files(recstore: Recstore, tmp_path: Path, capsys: 
     assert metrics_of(tmp_path / "runs" / "planted", "evaluation")[0]["test_rows"] == 10_000
 
 
+def test_tables_larger_than_their_memory_train_to_the_same_figures(recstore: Recstore, small_files: Path) -> None:
+    same = ("--epochs", 1, "--run-name")
+    assert recstore("train", small_files, *same, "memory") == 0
+    assert recstore("train", small_files, *same, "disk", "--memory-limit", "80 KiB", "--disk", small_files) == 0
+    configs = [json.loads((small_files / "runs" / run / "config.json").read_text()) for run in ("memory", "disk")]
+    assert [config["memory_limit"] for config in configs] == [None, 80 * 1024]
+    evaluations = [metrics_of(small_files / "runs" / run, "evaluation")[0] for run in ("memory", "disk")]
+    figures = [[line[key] for key in ("train_loss", "test_auc", "test_logloss")] for line in evaluations]
+    assert figures[0] == figures[1]
+    assert recstore("train", small_files, *same, "bad", "--memory-limit", "4 GBit") != 0
+
+
 def test_every_option_of_a_deep_model_takes_effect(recstore: Recstore, small_files: Path) -> None:
     options = (
         *("--model", "wide_deep", "--dim", 4, "--hidden", "8,4", "--dropout", 0.1, "--cross", "0,1", "--cross", "2,3"),

@@ -58,6 +58,8 @@ def _store_tables(config: TrainingConfig, name: str) -> StoreTables:
         dtype=ROW_TYPES[config.row_type],
         admission=config.admission(),
         eviction=config.eviction(),
+        memory_limit=config.memory_limit,
+        disk=config.disk,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import string
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -209,6 +210,23 @@ def train_command(
         int | None,
         typer.Option(
             metavar="STEPS", help="Between two sweeps for rows that leave.", show_default="1000", rich_help_panel=_MODEL
+        ),
+    ] = None,
+    memory_limit: Annotated[
+        str | None,
+        typer.Option(
+            help="The most memory of each of the model's tables, as 4GB or 512MiB. Without --disk the run ends where "
+            "rows would exceed it.",
+            show_default=False,
+            rich_help_panel=_MODEL,
+        ),
+    ] = None,
+    disk: Annotated[
+        Path | None,
+        typer.Option(
+            help="A directory for the rows that --memory-limit leaves no room for.",
+            show_default=False,
+            rich_help_panel=_MODEL,
         ),
     ] = None,
     baseline: Annotated[
@@ -419,6 +437,8 @@ def train_command(
         capacity=capacity,
         eviction_policy=eviction_policy,
         eviction_interval=eviction_interval,
+        memory_limit=_bytes("memory-limit", memory_limit),
+        disk=None if disk is None else str(disk),
         optimizer=optimizer,
         lr=_learning_rate(optimizer, lr, alpha),
         beta=beta,
@@ -454,6 +474,11 @@ def train_command(
     except RunStopped as stopped:
         typer.echo(f"recstore: {stopped}", err=True)
         raise typer.Exit(stopped.exit_code) from None
+    except RuntimeError as error:
+        # A step that was refused, for want of memory or of the disk.
+        if not str(error).startswith("emb_update: "):
+            raise
+        raise ValueError(str(error)) from None
 
 
 def _refuse_saving(save_every: int | None, keep: int | None, resume: bool) -> None:
@@ -470,6 +495,20 @@ def _integers(name: str, text: str | None) -> tuple[int, ...] | None:
         return tuple(int(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise ValueError(f"{name} takes whole numbers separated by commas, got {text!r}") from None
+
+
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def _bytes(name: str, text: str | None) -> int | None:
+    if text is None:
+        return None
+    number = text.rstrip(string.ascii_letters + " ")
+    unit = text[len(number) :].strip().upper()
+    try:
+        return int(float(number) * _BYTES[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"{name} takes bytes, as 4GB or 512MiB, got {text!r}") from None
 
 
 def _crosses(texts: list[str] | None) -> tuple[tuple[int, int], ...] | None:

@@ -75,6 +75,8 @@ class TrainingConfig:
             and of each table as many as it has too many; None: none do.
         eviction_policy: which rows leave for capacity, "lru" (default) or "lfu".
         eviction_interval: steps between two sweeps for rows that leave (default 1000).
+        memory_limit: the most bytes of memory that each table of the store may take.
+        disk: a directory for the rows that the limit leaves no room for; without it the run ends with an error there.
         optimizer: the rule by which the tables are stepped.
         lr: learning rate, or FTRL's alpha; None takes `DEFAULT_LR`.
         beta, l1, l2: of FTRL; default 1, 0, 0.
@@ -134,6 +136,8 @@ class TrainingConfig:
     capacity: int | None = None
     eviction_policy: Literal["lru", "lfu"] | None = None
     eviction_interval: int | None = None
+    memory_limit: int | None = None
+    disk: str | None = None
     optimizer: OptimizerName = "adam"
     lr: float | None = None
     beta: float | None = None
@@ -259,9 +263,11 @@ class TrainingConfig:
             raise ValueError("early stopping needs validation rows: validation_fraction is 0")
 
     def _check_tables(self) -> None:
+        if self.disk is not None and self.memory_limit is None:
+            raise ValueError("disk needs a memory_limit: without one no row would ever go there")
         if self.tables == "store":
             return
-        self._refuse(("admit_after", *_REASONS), "a run with tables nn")
+        self._refuse(("admit_after", *_REASONS, "memory_limit", "disk"), "a run with tables nn")
         if self.row_type != "float32":
             raise ValueError(f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}")
         if self.optimizer not in NN_OPTIMIZERS:
@@ -290,7 +296,7 @@ class TrainingConfig:
         for name in ("admit_after", "ttl", "capacity", "eviction_interval"):
             _check_number(name, getattr(self, name), least=1)
         at_least_one = ("batch_size", "epochs", "shuffle_window", "dim", "evaluate_every", "log_every", "num_fields")
-        for name in (*at_least_one, "planted_train_rows", "planted_test_rows", "hash_buckets"):
+        for name in (*at_least_one, "planted_train_rows", "planted_test_rows", "hash_buckets", "memory_limit"):
             _check_number(name, getattr(self, name), least=1)
         for name in ("seed", "patience", "cache_bytes", "init_std", "beta", "l1", "l2", "warmup_steps", "dropout"):
             _check_number(name, getattr(self, name), least=0)

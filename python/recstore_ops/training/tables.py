@@ -6,6 +6,7 @@ Models ask for their tables by name and take either. Both start with the same in
 from __future__ import annotations
 
 from collections.abc import Iterable
+from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +39,8 @@ class StoreTables:
         dtype: the type rows are kept in, as in `DistEmbedding`.
         admission: which ids get a row, as in `DistEmbedding`.
         eviction: which rows leave, as in `DistEmbedding`.
+        memory_limit: the most bytes of memory that each table may take, as in `DistEmbedding`.
+        disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
     """
 
     def __init__(
@@ -50,6 +53,8 @@ class StoreTables:
         dtype: torch.dtype = torch.float32,
         admission: dict[str, Any] | None = None,
         eviction: dict[str, Any] | None = None,
+        memory_limit: int | None = None,
+        disk: str | PathLike[str] | None = None,
     ) -> None:
         self._prefix = prefix
         self._optimizer = optimizer
@@ -58,6 +63,8 @@ class StoreTables:
         self._dtype = dtype
         self._admission = admission
         self._eviction = eviction
+        self._memory_limit = memory_limit
+        self._disk = disk
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> DistEmbedding:
         return DistEmbedding(
@@ -70,6 +77,8 @@ class StoreTables:
             dtype=self._dtype,
             admission=self._admission,
             eviction=self._eviction,
+            memory_limit=self._memory_limit,
+            disk=self._disk,
         )
 
 

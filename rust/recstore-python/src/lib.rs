@@ -24,8 +24,8 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        describe_table, evict_rows, find_table, set_optimizer_learning_rate, simd_levels, table_names,
-        table_slots, table_statistics,
+        describe_table, evict_rows, find_table, set_memory_limit, set_optimizer_learning_rate, simd_levels,
+        store_memory, table_names, table_slots, table_statistics,
     };
 
     #[pymodule_init]
@@ -84,6 +84,20 @@ fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'
     let statistics = PyDict::new(py);
     statistics.set_item("rows", found.rows)?;
     statistics.set_item("bytes", found.bytes)?;
+    for (name, bytes) in [
+        ("row_bytes", found.memory.row_bytes),
+        ("slot_bytes", found.memory.slot_bytes),
+        ("index_bytes", found.memory.index_bytes),
+        ("free_bytes", found.memory.free_bytes),
+        ("disk_bytes", found.memory.disk_bytes),
+        ("resident_rows", found.memory.resident_rows),
+        ("rows_fetched", found.memory.rows_fetched),
+        ("rows_spilled", found.memory.rows_spilled),
+        ("disk_nanoseconds", found.memory.disk_nanoseconds),
+    ] {
+        statistics.set_item(name, bytes)?;
+    }
+    statistics.set_item("memory_limit", found.memory.memory_limit)?;
     statistics.set_item("inserts", found.inserts)?;
     statistics.set_item("updates", found.updates)?;
     statistics.set_item("deletes", found.deletes)?;
@@ -104,6 +118,21 @@ fn evict_rows(py: Python<'_>, name: &str, dry_run: bool) -> PyResult<Vec<i64>> {
     let unknown = || raise(Error::UnknownTable { operation: "evict", table: name.to_owned() });
     let table = py.detach(|| store.find_table(name)).ok_or_else(unknown)?;
     py.detach(|| store.evict(table, dry_run)).map_err(raise)
+}
+
+/// Limits the memory of all tables together, in bytes; `None` takes the limit away.
+#[pyfunction]
+fn set_memory_limit(py: Python<'_>, limit: Option<u64>) -> PyResult<()> {
+    let store = store()?;
+    py.detach(|| store.set_memory_limit(limit)).map_err(raise)
+}
+
+/// The memory limit of all tables together, and the bytes in use.
+#[pyfunction]
+fn store_memory(py: Python<'_>) -> PyResult<(Option<u64>, u64)> {
+    let store = store()?;
+    let memory = py.detach(|| store.memory());
+    Ok((memory.limit, memory.in_use))
 }
 
 /// Sets a table's learning rate without marking it as set by hand.

@@ -40,6 +40,18 @@ impl Bits {
         word.load(Ordering::Relaxed) & mask != 0 && word.fetch_and(!mask, Ordering::Relaxed) & mask != 0
     }
 
+    /// Whether a bit is set.
+    #[inline(always)]
+    pub(crate) fn is_set(&self, bit: usize) -> bool {
+        let word = self.words.get(bit / BITS_A_WORD);
+        word.is_some_and(|word| word.load(Ordering::Relaxed) >> (bit % BITS_A_WORD) & 1 == 1)
+    }
+
+    /// Clears all bits.
+    pub(crate) fn clear(&mut self) {
+        self.words.iter_mut().for_each(|word| *word.get_mut() = 0);
+    }
+
     /// Returns how many bits are set.
     pub(crate) fn count(&self) -> usize {
         self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
@@ -60,9 +72,9 @@ impl Bits {
         bits.skip_while(move |bit| *bit < start)
     }
 
-    /// Returns the bytes allocated.
+    /// Returns the bytes in use.
     pub(crate) fn bytes(&self) -> usize {
-        self.words.capacity() * size_of::<u64>()
+        self.words.len() * size_of::<u64>()
     }
 }
 
@@ -93,7 +105,10 @@ mod tests {
                 }
             }
             prop_assert_eq!(bits.count(), model.len());
+            prop_assert!((0..250).all(|bit| bits.is_set(bit) == model.contains(&bit)));
             prop_assert_eq!(bits.clone().ones_from(start).collect::<Vec<_>>(), model.range(start..).copied().collect::<Vec<_>>());
+            bits.clear();
+            prop_assert_eq!(bits.count(), 0);
         }
     }
 }

@@ -36,6 +36,12 @@ pub struct TableConfig {
     /// Which rows leave; none without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction: Option<EvictionConfig>,
+    /// The most bytes of memory that the table may take. Not part of checkpoints, as `disk` is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
+    /// A directory for the rows that `memory_limit` leaves no room for; without it the limit is an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
 }
 
 /// The type in which a table keeps its rows.
@@ -289,6 +295,8 @@ impl Default for TableConfig {
             nan_policy: NanPolicy::default(),
             admission: None,
             eviction: None,
+            memory_limit: None,
+            disk: None,
         }
     }
 }
@@ -366,10 +374,23 @@ impl TableConfig {
         require(self.num_embeddings.is_none_or(|bound| (1..=i64::MAX as u64).contains(&bound)), || {
             format!("num_embeddings must be null or from 1 to {}, got {:?}", i64::MAX, self.num_embeddings)
         })?;
+        require(self.memory_limit != Some(0), || "memory_limit must be null or positive, got 0".to_owned())?;
+        require(self.disk.as_deref() != Some(""), || {
+            "disk must be null or the name of a directory, got \"\"".to_owned()
+        })?;
+        require(self.disk.is_none() || self.memory_limit.is_some(), || {
+            "disk needs memory_limit: without a limit no row would ever go there".to_owned()
+        })?;
         self.initializer.validate(self.num_embeddings)?;
         self.optimizer.validate()?;
         self.admission.as_ref().map_or(Ok(()), AdmissionConfig::validate)?;
         self.eviction.as_ref().map_or(Ok(()), EvictionConfig::validate)
+    }
+
+    /// Returns what a checkpoint keeps of the configuration: where rows lie is a matter of the machine.
+    #[must_use]
+    pub(crate) fn without_memory(&self) -> Self {
+        Self { memory_limit: None, disk: None, ..self.clone() }
     }
 
     /// Whether a table opened as `self` may be opened again as `other`: all but learning rate and weight decay agree.
@@ -530,6 +551,16 @@ mod tests {
     }
 
     #[test]
+    fn limit_and_disk_count_for_equality_and_are_written_only_if_given() {
+        let text = r#"{"memory_limit":1000,"disk":"/tmp"}"#;
+        let config = TableConfig::from_json(4, text).unwrap();
+        assert!(config.to_json().unwrap().ends_with(r#","memory_limit":1000,"disk":"/tmp"}"#));
+        assert!(!config.is_same_table(&config.without_memory()));
+        assert_eq!(config.without_memory(), TableConfig::new(4));
+        assert!(!TableConfig::new(4).to_json().unwrap().contains("disk"));
+    }
+
+    #[test]
     fn unknown_keys_and_kinds_are_refused_by_name() {
         assert!(message(r#"{"learning_rate": 1}"#).contains("learning_rate"));
         assert!(message(r#"{"optimizer": {"kind": "lion"}}"#).contains("lion"));
@@ -548,6 +579,9 @@ mod tests {
             (r#"{"initializer": {"kind": "normal", "std": -2}}"#, "std", "-2"),
             (r#"{"block_size": 0}"#, "block_size", "0"),
             (r#"{"num_embeddings": 0}"#, "num_embeddings", "0"),
+            (r#"{"memory_limit": 0}"#, "memory_limit", "0"),
+            (r#"{"memory_limit": 1, "disk": ""}"#, "disk", "\"\""),
+            (r#"{"disk": "/tmp"}"#, "disk", "memory_limit"),
         ] {
             let message = message(text);
             assert!(message.contains(key) && message.contains(value), "{message}");

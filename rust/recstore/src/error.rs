@@ -136,6 +136,36 @@ pub enum Error {
         limit: usize,
     },
 
+    /// New rows would exceed the memory limit of the table or of the store.
+    #[error(
+        "{operation}: table \"{table}\": {requested} bytes more would exceed the {whose} memory limit of {limit} bytes, of which {in_use} are in use"
+    )]
+    MemoryLimit {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+        /// Whose limit it is: `table's` or `store's`.
+        whose: &'static str,
+        /// The limit, in bytes.
+        limit: u64,
+        /// What the table or the store takes, in bytes.
+        in_use: u64,
+        /// What the call needs besides, in bytes.
+        requested: u64,
+    },
+
+    /// Rows cannot be written to the table's slot file or read from it.
+    #[error("table \"{table}\": the slot file in {path}: {message}")]
+    Disk {
+        /// The table's name.
+        table: String,
+        /// The directory of the slot file.
+        path: String,
+        /// What went wrong.
+        message: String,
+    },
+
     /// A learning rate is negative, NaN or infinite, or zero where the rule divides by it.
     #[error(
         "table \"{table}\": the learning rate must be finite and not negative (for ftrl positive), got {value}"

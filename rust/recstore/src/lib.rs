@@ -26,6 +26,7 @@ mod cache;
 mod checkpoint;
 mod collector;
 mod config;
+mod disk;
 mod elements;
 mod error;
 pub mod fork;
@@ -35,6 +36,7 @@ mod handle;
 #[doc(hidden)]
 pub mod internals;
 mod lifecycle;
+mod memory;
 mod optimizer;
 mod pages;
 mod parallel;
@@ -60,6 +62,7 @@ pub use gradient::{
     GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into, unique,
 };
 pub use handle::TableHandle;
+pub use memory::MemoryUse;
 #[cfg(feature = "rayon")]
 pub use parallel::Rayon;
 pub use parallel::{Executor, Serial};
@@ -67,6 +70,7 @@ pub use pooling::{BagInput, PoolingMode, check_offsets};
 pub use prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
 pub use simd::SimdLevel;
 pub use store::{
-    EmbeddingStore, LocalStore, OptimizerState, Step, TableDescription, TableId, TableStatistics, TableUpdate,
+    EmbeddingStore, LocalStore, OptimizerState, Step, StoreMemory, TableDescription, TableId,
+    TableStatistics, TableUpdate,
 };
 pub use table::TAG_WORDS as PLACES_TAG;

@@ -98,6 +98,19 @@ impl<T: Pod> Drop for Pages<T> {
     }
 }
 
+/// Returns the bytes that the system supplies for the first `used` of an array, whose first `small` lie in ordinary pages.
+pub(crate) fn supplied_bytes(used: usize, small: usize, bytes: usize) -> usize {
+    if bytes < small.saturating_add(HUGE_PAGE_BYTES) || used <= small {
+        return used;
+    }
+    used.next_multiple_of(HUGE_PAGE_BYTES)
+}
+
+/// Returns the greatest size up to `bytes` for arrays of which nothing lies idle.
+pub(crate) fn whole_pages(bytes: usize) -> usize {
+    if bytes < HUGE_PAGE_BYTES { bytes } else { bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES }
+}
+
 fn from_system(bytes: usize) -> bool {
     cfg!(all(target_os = "linux", not(miri))) && bytes >= SYSTEM_BYTES
 }

@@ -15,7 +15,9 @@ use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard}
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
 use crate::pooling::BagInput;
-use crate::store::{EmbeddingStore, OptimizerState, TableDescription, TableId, TableStatistics, TableUpdate};
+use crate::store::{
+    EmbeddingStore, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
+};
 use crate::{Error, Result, fork};
 
 /// The number of a prefetch. It is never given to another one.
@@ -307,6 +309,10 @@ impl EmbeddingStore for PrefetchingStore {
         self.store.read(table, ids, rows)
     }
 
+    fn read_ahead(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        self.store.read_ahead(table, ids, rows)
+    }
+
     fn read_with_places(
         &self,
         table: TableId,
@@ -405,6 +411,14 @@ impl EmbeddingStore for PrefetchingStore {
         self.store.statistics(table)
     }
 
+    fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {
+        self.store.set_memory_limit(limit)
+    }
+
+    fn memory(&self) -> StoreMemory {
+        self.store.memory()
+    }
+
     fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
         self.store.save(directory, options)
     }
@@ -431,7 +445,7 @@ impl EmbeddingStore for PrefetchingStore {
 fn read_all(store: &dyn EmbeddingStore, requests: &[PrefetchRequest]) -> Result<Vec<Vec<f32>>> {
     let read = |request: &PrefetchRequest| {
         let mut rows = vec![0.0; request.ids.len() * request.dim];
-        store.read(request.table, &request.ids, &mut rows).map(|()| rows)
+        store.read_ahead(request.table, &request.ids, &mut rows).map(|()| rows)
     };
     requests.iter().map(read).collect()
 }

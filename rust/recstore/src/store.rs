@@ -5,9 +5,12 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
-use crate::checkpoint::{self, LastSave, LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
+use crate::checkpoint::{
+    self, LastSave, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Shard,
+};
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
+use crate::memory::{MemoryBudget, MemoryUse};
 use crate::parallel::Executor;
 use crate::pooling::BagInput;
 use crate::simd::{Simd, SimdLevel};
@@ -73,8 +76,10 @@ pub struct TableDescription {
 pub struct TableStatistics {
     /// Rows now in the table.
     pub rows: usize,
-    /// Bytes allocated for rows, slots and the id map.
+    /// Bytes of memory: what `memory` tells, in one sum.
     pub bytes: usize,
+    /// What the memory holds, and what lies on disk.
+    pub memory: MemoryUse,
     /// Rows ever created.
     pub inserts: u64,
     /// Row updates: one a distinct id and step.
@@ -95,6 +100,15 @@ pub struct TableStatistics {
     pub learning_rate: f64,
     /// Whether the learning rate was set by hand.
     pub learning_rate_was_set: bool,
+}
+
+/// What the tables of a store take of memory together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StoreMemory {
+    /// The limit, in bytes, if there is one.
+    pub limit: Option<u64>,
+    /// What is in use, in bytes.
+    pub in_use: u64,
 }
 
 /// Tables of rows, addressed by number: in this process, on servers, or failing on purpose in tests.
@@ -129,7 +143,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// Writes the row of each id to `rows`. An id without a row reads as its initial value and gets no row.
     ///
     /// # Errors
-    /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`].
+    /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`]; [`Error::Disk`].
     fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()>;
 
     /// Reads, and writes where the rows lay to `places`, one an id and [`PLACES_TAG`](crate::PLACES_TAG) more.
@@ -146,6 +160,14 @@ pub trait EmbeddingStore: Send + Sync {
         rows: &mut [f32],
         places: &mut [u32],
     ) -> Result<()>;
+
+    /// Reads rows that a step will change soon: of a table whose rows may lie on disk they are brought into memory.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::read`].
+    fn read_ahead(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        self.read(table, ids, rows)
+    }
 
     /// Pools the rows of bags of `tables`: the first bags of all tables into the first row of `pooled`, side by side.
     ///
@@ -166,14 +188,16 @@ pub trait EmbeddingStore: Send + Sync {
     /// Overwrites the rows of `ids`; of duplicates the last one wins.
     ///
     /// # Errors
-    /// [`Error::NonFinite`], [`Error::TableFull`], [`Error::ForkedChild`]; as [`EmbeddingStore::read`].
+    /// [`Error::NonFinite`], [`Error::TableFull`], [`Error::MemoryLimit`], [`Error::Disk`], [`Error::ForkedChild`]; as
+    /// [`EmbeddingStore::read`].
     fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()>;
 
     /// Checks all of `updates`, then takes each one's optimizer step: one per distinct id, counted for an empty
     /// update too.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::write`], and [`Error::InvalidStep`]; then no table has changed.
+    /// As [`EmbeddingStore::write`], and [`Error::InvalidStep`]; then no table has changed. But when the disk fails within a
+    /// step of more rows than memory holds, every later call on that table is refused until it is cleared or loaded.
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()>;
 
     /// Writes each id's index, -1 where it has no row, and its row; with `insert`, such ids get a row first.
@@ -233,6 +257,16 @@ pub trait EmbeddingStore: Send + Sync {
     /// Returns what a table holds and what was done to it.
     fn statistics(&self, table: TableId) -> Result<TableStatistics>;
 
+    /// Limits the memory of all tables together, from the next call on. Tables that take more already keep it, but get no
+    /// more rows; those with a slot file make room by moving rows there.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for a limit of 0.
+    fn set_memory_limit(&self, limit: Option<u64>) -> Result<()>;
+
+    /// Returns what all tables take of memory together, and their limit.
+    fn memory(&self) -> StoreMemory;
+
     /// Saves all tables, as they are at one moment, to a directory, while others go on reading and training them.
     ///
     /// # Errors
@@ -268,6 +302,7 @@ pub struct LocalStore {
     executor: Box<dyn Executor>,
     simd: Simd,
     tables: RwLock<Tables>,
+    budget: Arc<MemoryBudget>,
     /// Saves and loads come one after another.
     last_save: Mutex<LastSave>,
 }
@@ -296,7 +331,13 @@ impl fmt::Debug for LocalStore {
 impl LocalStore {
     /// Returns an empty store whose loops run on `executor`, with the widest instructions of this machine.
     pub fn new(executor: Box<dyn Executor>) -> Self {
-        Self { executor, simd: Simd::detect(), tables: RwLock::default(), last_save: Mutex::default() }
+        Self {
+            executor,
+            simd: Simd::detect(),
+            tables: RwLock::default(),
+            budget: Arc::default(),
+            last_save: Mutex::default(),
+        }
     }
 
     /// Makes the store use the instructions of `level`; the results are the same.
@@ -356,7 +397,7 @@ impl EmbeddingStore for LocalStore {
         }
         config.validate()?;
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        tables.open(name, config)
+        tables.open(name, config, &self.budget)
     }
 
     fn find_table(&self, name: &str) -> Option<TableId> {
@@ -410,6 +451,13 @@ impl EmbeddingStore for LocalStore {
         self.table("emb_read", table)?.read(self.engine(), ids, rows, places)
     }
 
+    fn read_ahead(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        let _gate = fork::enter();
+        let table = self.table("emb_read", table)?;
+        table.bring_in(self.engine(), ids);
+        table.read(self.engine(), ids, rows, &mut [])
+    }
+
     fn bag(
         &self,
         tables: &[TableId],
@@ -425,7 +473,7 @@ impl EmbeddingStore for LocalStore {
 
     fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()> {
         let _gate = fork::enter();
-        self.table("emb_write", table)?.write(ids, rows)
+        self.table("emb_write", table)?.write(self.engine(), ids, rows)
     }
 
     fn update<'a>(&self, updates: &[TableUpdate<'a>]) -> Result<()> {
@@ -436,7 +484,7 @@ impl EmbeddingStore for LocalStore {
         let requests = updates.iter().zip(tables).map(request).collect::<Result<Vec<_>>>()?;
         let checked = table::check(self.engine(), &requests)?;
         for steps in one_a_table(updates, checked) {
-            table::apply(self.engine(), steps);
+            table::apply(self.engine(), steps)?;
         }
         Ok(())
     }
@@ -504,6 +552,19 @@ impl EmbeddingStore for LocalStore {
         Ok(self.table("statistics", table)?.statistics())
     }
 
+    fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {
+        if limit == Some(0) {
+            let message = "the store's memory_limit must be null or positive, got 0".to_owned();
+            return Err(Error::InvalidConfig { message });
+        }
+        self.budget.set_limit(limit);
+        Ok(())
+    }
+
+    fn memory(&self) -> StoreMemory {
+        StoreMemory { limit: self.budget.limit(), in_use: self.budget.in_use() }
+    }
+
     fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
         let mut last = self.lock_saves(directory)?;
         checkpoint::save(&|cut| self.with_all(cut), &mut last, directory, options)
@@ -522,9 +583,11 @@ impl EmbeddingStore for LocalStore {
 
     fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
         let mut last = self.lock_saves(directory)?;
-        let loaded = checkpoint::load(directory, options, |name, saved| {
+        let configured = |name: &str, saved: &TableConfig| {
             self.tables.read().unwrap_or_else(PoisonError::into_inner).config_for(name, saved)
-        })?;
+        };
+        let store = LoadingStore { engine: self.engine(), budget: &self.budget, configured: &configured };
+        let loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         tables.replace(loaded.tables)?;
@@ -549,12 +612,13 @@ fn one_a_table<T>(updates: &[TableUpdate<'_>], steps: Vec<T>) -> Vec<Vec<T>> {
 }
 
 impl Tables {
-    fn open(&mut self, name: &str, config: &TableConfig) -> Result<TableId> {
+    fn open(&mut self, name: &str, config: &TableConfig, budget: &Arc<MemoryBudget>) -> Result<TableId> {
         if let Some(id) = self.by_name.get(name) {
             return self.check_same(*id, config).map(|_| *id);
         }
+        let table = Table::new(name, config, budget)?;
         let id = self.add_name(name);
-        self.by_id.insert(id, Arc::new(Table::new(name, config)));
+        self.by_id.insert(id, Arc::new(table));
         Ok(id)
     }
 
@@ -571,8 +635,18 @@ impl Tables {
     fn config_for(&self, name: &str, saved: &TableConfig) -> Result<TableConfig> {
         match self.by_name.get(name) {
             None => Ok(saved.clone()),
-            Some(id) => self.check_same(*id, saved).map(|table| table.config().clone()),
+            Some(id) => {
+                let (memory_limit, disk) = self.memory_of(*id);
+                let saved = TableConfig { memory_limit, disk, ..saved.clone() };
+                self.check_same(*id, &saved).map(|table| table.config().clone())
+            }
         }
+    }
+
+    /// Returns the limit and the disk of a table, which a checkpoint knows nothing of.
+    fn memory_of(&self, id: TableId) -> (Option<u64>, Option<String>) {
+        let config = self.by_id.get(&id).map(|table| table.config());
+        config.map_or((None, None), |config| (config.memory_limit, config.disk.clone()))
     }
 
     /// Puts tables in the place of those of their names.

@@ -12,9 +12,9 @@ use recstore::{
 const DIM: usize = 3;
 const IDS: i64 = 500;
 
-/// Ids have a row from their second step on, and leave when two come without them.
+/// Ids have a row from their second step on, and leave when one comes without them.
 const CONFIG: &str = r#"{"optimizer": {"kind": "adam", "lr": 0.1}, "admission": {"kind": "count", "threshold": 2},
-    "eviction": {"ttl": 2, "interval": 3, "delay": 1}}"#;
+    "eviction": {"ttl": 1, "interval": 2, "delay": 1}}"#;
 
 fn config() -> TableConfig {
     TableConfig::from_json(DIM, CONFIG).unwrap()

@@ -96,6 +96,7 @@ fn config() -> impl Strategy<Value = TableConfig> {
             let dtype = Dtype::Float32;
             let config =
                 TableConfig { dim, num_embeddings, dtype, seed, block_size, ..TableConfig::new(dim) };
+            let config = TableConfig { memory_limit: Some(bound), ..config };
             TableConfig { initializer, optimizer, nan_policy, admission, eviction, ..config }
         },
     )

@@ -432,14 +432,13 @@ fn a_learning_rate_that_falls_a_little_at_every_step_does_not_rescale_the_weight
 #[test]
 fn rows_take_half_the_memory() {
     const DIM: usize = 64;
-    const BLOCK: usize = 100;
     let bytes = |dtype: &str| {
-        let subject = Subject::new(dtype, DIM, &format!(r#""block_size": {BLOCK}"#));
+        let subject = Subject::new(dtype, DIM, r#""seed": 0"#);
         subject.insert(&[1, 2, 3]);
         subject.store.statistics(subject.table).unwrap().bytes
     };
     for RowType { name, .. } in ROW_TYPES {
-        assert_eq!(bytes("float32") - bytes(name), BLOCK * DIM * 2, "{name}");
+        assert_eq!(bytes("float32") - bytes(name), 3 * DIM * 2, "{name}");
     }
 }
 

@@ -3,10 +3,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::load::LoadingStore;
 use super::manifest::Manifest;
 use super::save::{Plan, cleaned, lock, remove_unneeded, write};
 use super::{LoadOptions, Progress, SaveReport, load, refused};
 use crate::Result;
+use crate::parallel::Serial;
+use crate::simd::Simd;
+use crate::table::Engine;
 
 /// Puts a full snapshot of the same name in the place of the newest one and those it follows; deltas can follow it. A
 /// snapshot that follows none stays as it is, and there is no report. Files are compressed if those of the newest snapshot
@@ -26,7 +30,12 @@ pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<S
     remove_unneeded(directory)?;
     let compression = manifest.newest_compression();
     let options = LoadOptions { progress, ..LoadOptions::default() };
-    let loaded = load(directory, &options, |_, saved| Ok(saved.clone()))?;
+    let store = LoadingStore {
+        engine: Engine { executor: &Serial, simd: Simd::detect() },
+        budget: &Arc::default(),
+        configured: &|_, saved| Ok(saved.clone()),
+    };
+    let loaded = load(directory, &options, store)?;
     let tables: Vec<_> = loaded.tables.into_iter().map(Arc::new).collect();
     let plan =
         Plan { directory, save: loaded.save, base: None, suffix: "-compacted".to_owned(), compression };

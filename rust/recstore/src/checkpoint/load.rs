@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
 use super::save::save_id;
@@ -10,7 +11,8 @@ use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, refused};
 use crate::Result;
 use crate::bits::Bits;
 use crate::config::TableConfig;
-use crate::table::{CopiedRows, SaveId, Table};
+use crate::memory::MemoryBudget;
+use crate::table::{CopiedRows, Engine, SaveId, Table};
 
 /// What a load gives: the tables, the save they are of, and what the save was given along.
 pub(crate) struct Loaded {
@@ -19,23 +21,29 @@ pub(crate) struct Loaded {
     pub(crate) report: LoadReport,
 }
 
-/// Reads the newest snapshot of `directory`. `configured` gives the configuration of a table that is there already,
-/// which the saved one must agree with.
+/// The store that tables are loaded for.
+#[derive(Clone, Copy)]
+pub(crate) struct LoadingStore<'a> {
+    pub(crate) engine: Engine<'a>,
+    /// What the tables' memory counts in.
+    pub(crate) budget: &'a Arc<MemoryBudget>,
+    /// Gives the configuration of a table that is there already, which the saved one must agree with.
+    pub(crate) configured: &'a dyn Fn(&str, &TableConfig) -> Result<TableConfig>,
+}
+
+/// Reads the newest snapshot of `directory`.
 ///
 /// # Errors
-/// [`crate::Error::Checkpoint`] names the file and what is wrong with it; as `configured`.
-pub(crate) fn load(
-    directory: &Path,
-    options: &LoadOptions<'_>,
-    configured: impl Fn(&str, &TableConfig) -> Result<TableConfig>,
-) -> Result<Loaded> {
+/// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::MemoryLimit`] and
+/// [`crate::Error::Disk`], where a table's rows find no room; as [`LoadingStore::configured`].
+pub(crate) fn load(directory: &Path, options: &LoadOptions<'_>, store: LoadingStore<'_>) -> Result<Loaded> {
     loop {
         Progress::restart(options.progress);
         let manifest = Manifest::read(directory)?;
         let Some(manifest) = manifest.filter(|manifest| !manifest.snapshots.is_empty()) else {
             return Err(refused(directory, "there is no checkpoint here"));
         };
-        match load_newest(directory, &manifest, options, &configured) {
+        match load_newest(directory, &manifest, options, store) {
             // A save may have replaced the snapshot under our hands.
             Err(error) if is_replaced(directory, &manifest)? => drop(error),
             loaded => return loaded,
@@ -80,7 +88,7 @@ fn load_newest(
     directory: &Path,
     manifest: &Manifest,
     options: &LoadOptions<'_>,
-    configured: &impl Fn(&str, &TableConfig) -> Result<TableConfig>,
+    store: LoadingStore<'_>,
 ) -> Result<Loaded> {
     let broken = |message: String| refused(directory.join(FILE_NAME), message);
     let chain = manifest.chain().map_err(broken)?;
@@ -99,9 +107,9 @@ fn load_newest(
     let mut tables = Vec::new();
     for (entry, parts) in parts {
         let saved = entry.config().map_err(|error| broken(format!("table \"{}\": {error}", entry.name)))?;
-        let config = configured(&entry.name, &saved)?;
-        let mut table = Table::new(&entry.name, &config);
-        let states = load_table(&mut table, directory, &parts, options)?;
+        let config = (store.configured)(&entry.name, &saved)?;
+        let mut table = Table::new(&entry.name, &config, store.budget)?;
+        let states = load_table(&mut table, directory, &parts, options, store.engine)?;
         restore_state(&mut table, entry, states, options)?;
         let is_whole = options.keeps.is_none();
         let progress = if is_whole { entry.progress.clone() } else { entry.progress.of_some_rows() };
@@ -137,6 +145,7 @@ fn load_table(
     directory: &Path,
     parts: &[&TableEntry],
     options: &LoadOptions<'_>,
+    engine: Engine<'_>,
 ) -> Result<Vec<(PathBuf, TableState)>> {
     let layout = Layout::of(table);
     let mut states = Vec::new();
@@ -161,7 +170,7 @@ fn load_table(
         states.clear();
         for mut reader in readers {
             states.push((reader.path().to_owned(), std::mem::take(&mut reader.state)));
-            load_file(table, &layout, reader, &mut seen, options)?;
+            load_file((table, &layout), reader, &mut seen, options, engine)?;
         }
     }
     Ok(states)
@@ -190,11 +199,11 @@ fn restore_state(
 }
 
 fn load_file(
-    table: &mut Table,
-    layout: &Layout,
+    (table, layout): (&mut Table, &Layout),
     mut reader: Reader,
     seen: &mut Bits,
     options: &LoadOptions<'_>,
+    engine: Engine<'_>,
 ) -> Result<()> {
     let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
     table.remove_records(&reader.deleted);
@@ -209,7 +218,8 @@ fn load_file(
         if let Some(keeps) = options.keeps {
             rows.retain(keeps);
         }
-        let put = table.put_records(&rows, seen);
-        put.map_err(|id| refused(reader.path(), format!("the id {id} comes twice")))?;
+        if let Some(id) = table.put_records(engine, &rows, seen)? {
+            return Err(refused(reader.path(), format!("the id {id} comes twice")));
+        }
     }
 }

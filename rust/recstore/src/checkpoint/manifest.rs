@@ -124,7 +124,7 @@ impl TableEntry {
         progress: TableProgress,
         is_delta: bool,
     ) -> Result<Self> {
-        let text = config.to_json()?;
+        let text = config.without_memory().to_json()?;
         let config_value = serde_json::from_str(&text).map_err(|error| refused(FILE_NAME, error))?;
         Ok(Self {
             name: name.to_owned(),

@@ -185,7 +185,7 @@ fn write_table(
     let (mut next, mut rows) = (Some(0), CopiedRows::default());
     while let Some(start) = next {
         rows.clear();
-        next = cut.copy(start, limit, &mut rows);
+        next = cut.copy(start, limit, &mut rows)?;
         write(&rows)?;
         // Behind the last row nothing is kept any more: these are all.
         cut.cut.snapshot.take_kept().try_for_each(|kept| write(&kept))?;

@@ -537,7 +537,7 @@ mod tests {
     #[test]
     fn a_file_gets_as_many_rows_as_it_was_made_for() {
         let directory = tempfile::tempdir().unwrap();
-        let layout = Layout::of(&Table::new("t", &TableConfig::new(2)));
+        let layout = Layout::of(&Table::new("t", &TableConfig::new(2), &std::sync::Arc::default()).unwrap());
         let two = CopiedRows { ids: vec![7, 8], usages: vec![], records: vec![0.5; 2 * layout.stride] };
         let write = |name: &str, rows| {
             let mut writer =

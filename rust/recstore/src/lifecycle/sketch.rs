@@ -35,10 +35,14 @@ impl Sketch {
         })
     }
 
+    /// Returns how often an id was counted, or more.
+    pub(crate) fn estimate(&self, id: i64) -> u32 {
+        self.places(id).map(|place| self.counters[place]).min().unwrap_or(0)
+    }
+
     /// Counts an id once more and returns its count.
     pub(crate) fn count(&mut self, id: i64) -> u32 {
-        let least = self.places(id).map(|place| self.counters[place]).min().unwrap_or(0);
-        let count = least.saturating_add(1);
+        let count = self.estimate(id).saturating_add(1);
         for place in self.places(id) {
             self.counters[place] = self.counters[place].max(count);
         }
@@ -107,8 +111,7 @@ mod tests {
             exact[id as usize] += 1;
         }
         let bound = (epsilon * UPDATES as f64) as u32;
-        let estimate = |id: i64| sketch.places(id).map(|place| sketch.counters[place]).min().unwrap();
-        let errors = (0..=IDS).map(|id| estimate(id as i64) - exact[id]);
+        let errors = (0..=IDS).map(|id| sketch.estimate(id as i64) - exact[id]);
         let beyond = errors.filter(|error| *error > bound).count();
         assert!(beyond as f64 <= delta * IDS as f64, "{beyond} counts are off by more than {bound}");
     }

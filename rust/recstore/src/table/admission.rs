@@ -59,6 +59,17 @@ impl Admission {
         }
     }
 
+    /// Whether [`Admission::admits`] would be true of an id, which is not counted.
+    pub(super) fn would_admit(&self, id: i64, noise: impl FnOnce() -> u64) -> bool {
+        match self {
+            Self::Count { threshold, counts } => {
+                counts.find(id).map_or(0, |count| count.0).saturating_add(1) >= *threshold
+            }
+            Self::Sketch { threshold, sketch } => sketch.estimate(id).saturating_add(1) >= *threshold,
+            Self::Probability(probability) => unit(noise()) < *probability,
+        }
+    }
+
     /// Forgets what was counted of an id, as far as it can be told apart.
     pub(super) fn forget(&mut self, id: i64) {
         if let Self::Count { counts, .. } = self {

@@ -1,15 +1,15 @@
 //! Lookup and pooling in one pass, over one table or several.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
 use super::{Engine, Locks, NO_INDEX, Table, places, with_row_type};
-use crate::Result;
 use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
 use crate::row_type::{Float32, RowType};
 use crate::simd::{Kernel, Lanes};
+use crate::{Error, Result};
 
 /// Pools the bags of all `tables`, the first bags of each into the first row of `pooled`, a table's columns behind
 /// those of the one before. `places` is empty, or gets each table's places and their tag, one table after another.
@@ -25,7 +25,14 @@ pub(crate) fn pool(
     let bags = input.bags_a_table(tables.len());
     let stride: usize = tables.iter().map(|table| table.config.dim).sum();
     check_outputs(tables, &input, bags * stride, pooled, max_positions, places)?;
+    if !places.is_empty() {
+        for (number, table) in tables.iter().enumerate() {
+            table.bring_in(engine, input.ids_of(number * bags..(number + 1) * bags));
+        }
+    }
     let locks = Locks::shared(tables);
+    locks.check_whole()?;
+    let failure = OnceLock::new();
     let floats_read = input.ids.len() * stride / tables.len();
     let size = piece_size(engine.executor, bags, stride + floats_read / bags.max(1));
     let mut places_of_pieces = cut_places(&input, tables.len(), size, places).into_iter();
@@ -36,9 +43,20 @@ pub(crate) fn pool(
         max_positions: positions.next().unwrap_or_default(),
         places: places_of_pieces.next().unwrap_or_default(),
     });
-    for_each_mut(engine.executor, pieces, |piece| pool_piece(engine, tables, &locks, input, stride, piece));
+    let call = Call { engine, tables, locks: &locks, input, stride, failure: &failure };
+    for_each_mut(engine.executor, pieces, |piece| pool_piece(&call, piece));
     seal_places(tables, &locks, &input, places);
-    Ok(())
+    failure.into_inner().map_or(Ok(()), Err)
+}
+
+/// What the pieces of a call share.
+struct Call<'a> {
+    engine: Engine<'a>,
+    tables: &'a [Arc<Table>],
+    locks: &'a Locks<'a>,
+    input: BagInput<'a>,
+    stride: usize,
+    failure: &'a OnceLock<Error>,
 }
 
 fn check_outputs(
@@ -113,14 +131,8 @@ fn seal_places(tables: &[Arc<Table>], locks: &Locks<'_>, input: &BagInput<'_>, m
     }
 }
 
-fn pool_piece(
-    engine: Engine<'_>,
-    tables: &[Arc<Table>],
-    locks: &Locks<'_>,
-    input: BagInput<'_>,
-    stride: usize,
-    piece: Piece<'_>,
-) {
+fn pool_piece(call: &Call<'_>, piece: Piece<'_>) {
+    let Call { engine, tables, locks, input, stride, failure } = *call;
     let (bags, mut first) = (input.bags_a_table(tables.len()), 0);
     let mut places = piece.places.into_iter();
     for (number, table) in tables.iter().enumerate() {
@@ -134,7 +146,7 @@ fn pool_piece(
         };
         let range = number * bags + piece.bags.start..number * bags + piece.bags.end;
         let kernel = PoolRows {
-            source: locks.of(table).source(table),
+            source: locks.of(table).source(table, failure),
             ids: input.ids_of(range.clone()),
             first_position: input.offsets[range.start] as usize,
             pooling: Pooling::new(input, range, columns),

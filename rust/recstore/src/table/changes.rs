@@ -9,6 +9,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::RowIndex;
+use crate::Result;
 use crate::bits::Bits;
 use crate::lifecycle::Usage;
 
@@ -88,23 +89,25 @@ impl Snapshot {
     }
 
     /// Copies up to `limit` rows from index `start` on that were not copied yet, and returns where to go on; `None` when
-    /// none are left.
-    pub(super) fn copy<'a>(
+    /// none are left. `row` adds a row's record to what it is given, and returns the row's id; the snapshot is lost if
+    /// it fails.
+    pub(super) fn copy(
         &self,
         start: usize,
         limit: usize,
-        row: impl Fn(RowIndex) -> (RowKey, &'a [f32]),
+        mut row: impl FnMut(RowIndex, &mut Vec<f32>) -> Result<RowKey>,
         copied: &mut CopiedRows,
-    ) -> Option<usize> {
+    ) -> Result<Option<usize>> {
         let mut next = None;
         for index in self.pending.ones_from(start).take(limit) {
             next = Some(index + 1);
             if self.pending.take(index) {
-                let (key, record) = row(RowIndex(index as u32));
-                copied.push(key, record);
+                let key = row(RowIndex(index as u32), &mut copied.records)?;
+                copied.ids.push(key.id);
+                copied.usages.extend(key.usage);
             }
         }
-        next
+        Ok(next)
     }
 
     /// Takes the copies of rows that changed.
@@ -119,6 +122,14 @@ struct Since {
     save: SaveId,
     rows: Bits,
     deleted: HashSet<i64>,
+}
+
+impl Since {
+    fn deleted_bytes(&self) -> usize {
+        // A hash set keeps a byte beside each place, and leaves an eighth of them free.
+        const PLACE_BYTES: usize = size_of::<i64>() + 1;
+        self.deleted.capacity() * PLACE_BYTES * 8 / 7
+    }
 }
 
 /// What is to be told of changes.
@@ -164,14 +175,11 @@ impl Changes {
         }
     }
 
-    /// Must be called before a row is deleted.
-    pub(super) fn before_delete(&mut self, index: RowIndex, key: RowKey, record: &[f32]) {
-        if let Some(snapshot) = &self.snapshot {
-            snapshot.keep(index, || key, record);
-        }
+    /// Must be called when a row is deleted; a snapshot under way needs its copy before.
+    pub(super) fn deleted(&mut self, index: RowIndex, id: i64) {
         if let Some(since) = &mut self.since {
             since.rows.take(index.0 as usize);
-            since.deleted.insert(key.id);
+            since.deleted.insert(id);
         }
     }
 
@@ -206,10 +214,26 @@ impl Changes {
         self.since = Some(since);
     }
 
-    /// Returns the bytes allocated, but for a snapshot's.
+    /// Returns the bytes in use, but for a snapshot's.
     pub(super) fn bytes(&self) -> usize {
-        self.since
-            .as_ref()
-            .map_or(0, |since| since.rows.bytes() + since.deleted.capacity() * size_of::<i64>())
+        self.since.as_ref().map_or(0, |since| since.rows.bytes() + since.deleted_bytes())
+    }
+
+    /// Returns the bytes in use with room for the indices below `len`, whether there is something to count from or not: a
+    /// save makes it so.
+    pub(super) fn bytes_for(&self, len: usize) -> usize {
+        len.div_ceil(64) * 8 + self.since.as_ref().map_or(0, Since::deleted_bytes)
+    }
+
+    /// Whether the snapshot under way still has to copy a row before it changes.
+    pub(super) fn needs_copy(&self, index: RowIndex) -> bool {
+        self.snapshot.as_ref().is_some_and(|snapshot| snapshot.pending.is_set(index.0 as usize))
+    }
+
+    /// Copies a row for the snapshot under way, if that has not been done.
+    pub(super) fn copy_now(&self, index: RowIndex, key: RowKey, record: &[f32]) {
+        if let Some(snapshot) = &self.snapshot {
+            snapshot.keep(index, || key, record);
+        }
     }
 }

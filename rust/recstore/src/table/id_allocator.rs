@@ -27,6 +27,16 @@ impl IdAllocator {
         self.freed.push(index);
     }
 
+    /// Returns what [`IdAllocator::high_water`] is when `more` indices are in use.
+    pub(super) fn high_water_after(&self, more: usize) -> usize {
+        self.high_water() + more.saturating_sub(self.freed.len())
+    }
+
+    /// Returns the bytes in use.
+    pub(super) fn bytes(&self) -> usize {
+        self.freed.len() * size_of::<RowIndex>()
+    }
+
     /// Returns how many indices were ever handed out: all in use lie below.
     pub(super) fn high_water(&self) -> usize {
         self.next as usize

@@ -16,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
 use crate::cache::prefetch_one;
-use crate::pages::Pages;
+use crate::pages::{Pages, supplied_bytes, whole_pages};
 use crate::simd::{Lanes, ScalarLanes};
 
 /// The ids in one line.
@@ -396,9 +396,25 @@ impl IdMap {
         self.len
     }
 
-    /// Returns the bytes allocated.
+    /// Returns the bytes in use: of the lines that a growing map is to move ids to, those that it has reached.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.lines)
+        let next = self.homes.moved_from + self.homes.moved_from / 2;
+        let unreached = next.saturating_sub(self.homes.old_count + SPARE_LINES);
+        let lines = size_of_val(&*self.lines);
+        supplied_bytes(lines, 0, lines) - whole_pages(unreached * size_of::<Line>())
+    }
+
+    /// Returns the most bytes in use when there are `more` ids.
+    pub(crate) fn bytes_after(&self, more: usize) -> usize {
+        let len = self.len + more;
+        let mut count = self.homes.count;
+        // The map begins to grow with the next id; it has grown long before it grows again.
+        while more > 0 && len > count * IDS_A_LINE_TO_GROW {
+            count = (count + count / 2).max(FIRST_LINES);
+        }
+        let lines = if count == 0 { 0 } else { count + SPARE_LINES };
+        let lines = lines * size_of::<Line>();
+        supplied_bytes(lines, 0, lines)
     }
 }
 
@@ -416,6 +432,19 @@ mod tests {
 
     fn id() -> impl Strategy<Value = i64> {
         prop_oneof![Just(0), Just(i64::MIN), Just(i64::MAX), -20..20i64, any::<i64>()]
+    }
+
+    #[test]
+    fn a_map_takes_no_more_than_was_foretold() {
+        let mut map = IdMap::default();
+        assert_eq!((map.bytes(), map.bytes_after(0)), (0, 0));
+        for id in 0..5_000 {
+            let foretold = map.bytes_after(1);
+            let far = map.bytes_after(1_000);
+            map.insert(id, RowIndex(0));
+            assert!(map.bytes() <= foretold && foretold <= far, "{id}");
+            assert!(far - map.bytes() < 70_000 + map.bytes() / 2, "{id}");
+        }
     }
 
     proptest! {

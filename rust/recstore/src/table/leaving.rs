@@ -20,20 +20,23 @@ impl Rows {
         if let Some(sweep) = due.cloned() {
             let chosen = sweep.finish(table, self);
             self.sweep = None;
-            self.evict(&sweep, chosen);
+            if self.evict(&sweep, chosen).is_err() {
+                // The disk keeps a save under way from getting its copies: with the next step, then.
+                self.sweep = Some(sweep);
+            }
         }
     }
 
     /// Deletes the rows that a sweep chose and that were not changed since, and returns their ids.
-    fn evict(&mut self, sweep: &Sweep, chosen: Vec<i64>) -> Vec<i64> {
+    fn evict(&mut self, sweep: &Sweep, chosen: Vec<i64>) -> Result<Vec<i64>> {
         let leaves = |id: &i64| {
             let usage = self.usages.as_ref().zip(self.ids.find(*id)).map(|(usages, index)| usages.of(index));
             usage.is_some_and(|usage| sweep.still_chooses(*id, usage))
         };
         let leaving: Vec<i64> = chosen.into_iter().filter(leaves).collect();
-        let deleted = self.delete(leaving.iter().copied());
+        let deleted = self.delete(&leaving)?;
         self.evictions += deleted as u64;
-        leaving
+        Ok(leaving)
     }
 
     /// Begins a sweep if the table came to one since step `before`.
@@ -64,7 +67,7 @@ impl Table {
         let rows = &mut *self.exclusive();
         let sweep = sweep_of_now(config, rows);
         let chosen = sweep.finish(self, rows);
-        Ok(rows.evict(&sweep, chosen))
+        rows.evict(&sweep, chosen)
     }
 
     /// Returns how many rows ever left.

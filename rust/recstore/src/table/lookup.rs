@@ -8,10 +8,14 @@
 //! few ids that lie in lines behind are found for the one before that. A stage is a short loop, so that much of what
 //! a processor looks ahead at are loads.
 
+use std::sync::OnceLock;
+
 use super::id_map::{BEHIND, Home, IdMap};
 use super::initializer::Initializer;
 use super::slot_group::SlotGroup;
+use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
+use crate::Error;
 use crate::cache::prefetch;
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
@@ -21,6 +25,9 @@ const BLOCK: usize = 32;
 
 /// The ids of a run: what is known of them fits the first cache.
 const RUN: usize = 1024;
+
+/// The ids of a run of a table whose rows may lie on disk: so many records are read before they are used.
+const COLD_RUN: usize = 256;
 
 /// How many rows are asked for ahead of their use.
 const ROWS_AHEAD: usize = 16;
@@ -102,6 +109,58 @@ pub(super) struct RowSource<'a> {
     pub(super) ids: &'a IdMap,
     pub(super) storage: &'a SlotGroup,
     pub(super) initializer: &'a Initializer,
+    /// Of a table whose rows may lie on disk.
+    pub(super) cold: Option<ColdRows<'a>>,
+}
+
+/// The rows of a table that may lie on disk.
+#[derive(Clone, Copy)]
+pub(super) struct ColdRows<'a> {
+    pub(super) tier: &'a Tier,
+    /// Gets the first error; rows that could not be read count as zeros then.
+    pub(super) failure: &'a OnceLock<Error>,
+}
+
+/// The records of a run that lie on disk.
+#[derive(Default)]
+struct Fetched {
+    /// Index and place in the run, in the order of the file.
+    cold: Vec<(u32, usize)>,
+    /// The records, each index once.
+    records: Vec<f32>,
+    /// For each place in the run which of the records is its own.
+    record_of: Vec<usize>,
+}
+
+impl Fetched {
+    /// Reads the records of those of `indices` that lie on disk, neighbours in one call.
+    fn fetch(&mut self, cold: ColdRows<'_>, storage: &SlotGroup, indices: &[u32]) {
+        let is_cold = |index: u32| index != NO_INDEX && cold.tier.place(RowIndex(index)).is_none();
+        let found = indices.iter().enumerate().filter(|(_, index)| is_cold(**index));
+        self.cold.clear();
+        self.cold.extend(found.map(|(place, index)| (*index, place)));
+        self.cold.sort_unstable();
+        self.record_of.resize(indices.len(), 0);
+        for (number, same) in self.cold.chunk_by(|(one, _), (next, _)| one == next).enumerate() {
+            same.iter().for_each(|(_, place)| self.record_of[*place] = number);
+        }
+        self.cold.dedup_by_key(|(index, _)| *index);
+        self.records.clear();
+        self.records.resize(self.cold.len() * storage.stride(), 0.0);
+        let mut rest = &mut self.records[..];
+        for run in self.cold.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
+            let (own, behind) = std::mem::take(&mut rest).split_at_mut(run.len() * storage.stride());
+            rest = behind;
+            if let Err(error) = cold.tier.read(RowIndex(run[0].0), own) {
+                _ = cold.failure.set(error);
+                return;
+            }
+        }
+    }
+
+    fn weights(&self, storage: &SlotGroup, place: usize) -> &[f32] {
+        &self.records[self.record_of[place] * storage.stride()..][..storage.weight_words()]
+    }
 }
 
 /// Takes the rows of a batch. A trait, since a closure would be compiled without the kernel's instructions.
@@ -115,6 +174,9 @@ impl<'a> RowSource<'a> {
     /// Hands `rows` the row of each id, in input order.
     #[inline(always)]
     pub(super) fn walk(self, lanes: impl Lanes, ids: &[i64], rows: &mut impl TakeRows) {
+        if let Some(cold) = self.cold {
+            return self.walk_tiered(cold, lanes, ids, rows);
+        }
         let mut indices = [NO_INDEX; RUN];
         let mut found: [&[f32]; RUN] = [&[]; RUN];
         for (run, ids) in ids.chunks(RUN).enumerate() {
@@ -127,6 +189,28 @@ impl<'a> RowSource<'a> {
                 // Behind the run lie rows of the run before, if any: asking for them does no harm.
                 prefetch(found[(place + ROWS_AHEAD) % RUN]);
                 rows.take(run * RUN + place, *index, found[place]);
+            }
+        }
+    }
+
+    /// As [`RowSource::walk`], of a table whose rows may lie on disk.
+    #[inline(always)]
+    fn walk_tiered(self, cold: ColdRows<'a>, lanes: impl Lanes, ids: &[i64], rows: &mut impl TakeRows) {
+        let mut indices = [NO_INDEX; COLD_RUN];
+        let mut fetched = Fetched::default();
+        for (run, ids) in ids.chunks(COLD_RUN).enumerate() {
+            let indices = &mut indices[..ids.len()];
+            FindRows { ids: self.ids, of: ids, indices }.run(lanes);
+            fetched.fetch(cold, self.storage, indices);
+            for (place, index) in indices.iter().enumerate() {
+                let words = match *index {
+                    NO_INDEX => &[][..],
+                    index => match cold.tier.place(RowIndex(index)) {
+                        Some(place) => self.storage.weights(place),
+                        None => fetched.weights(self.storage, place),
+                    },
+                };
+                rows.take(run * COLD_RUN + place, *index, words);
             }
         }
     }

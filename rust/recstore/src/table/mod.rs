@@ -1,7 +1,9 @@
 //! One table: ids, rows, optimizer state and the calls on them.
 //!
-//! A call first checks everything it was given, then takes the lock, and from there on cannot fail: a refused call
-//! has changed nothing. Reads share the lock; a write or an update holds it alone, so each is atomic.
+//! A call first checks everything it was given, then takes the lock, sees whether new rows fit and brings rows from the
+//! disk where some lie there, and from there on cannot fail: a refused call has changed nothing. (Only a step of more
+//! rows on disk than memory holds can: then no call uses the rows any more.) Reads share the lock; a write or an update
+//! holds it alone, so each is atomic.
 
 mod admission;
 mod bags;
@@ -11,6 +13,7 @@ mod id_map;
 mod initializer;
 mod leaving;
 mod lookup;
+mod memory;
 mod philox;
 mod places;
 mod records;
@@ -19,16 +22,19 @@ mod saving;
 mod slot_group;
 mod state;
 mod sweep;
+mod tier;
+mod transfer;
 mod update;
 mod usages;
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
 use crate::lifecycle::Usage;
+use crate::memory::{Account, MemoryBudget};
 use crate::optimizer::{self, PreparedRule, Slot};
-use crate::parallel::{Executor, for_each_mut, piece_size};
+use crate::parallel::{Executor, Serial, for_each_mut, piece_size};
 use crate::row_type::RowType;
 use crate::simd::Simd;
 use crate::store::TableStatistics;
@@ -45,15 +51,16 @@ use id_map::IdMap;
 pub(crate) use id_map::IdMap;
 pub(crate) use id_map::mix;
 use initializer::Initializer;
-#[cfg(feature = "internals")]
 pub(crate) use lookup::FindRows;
-use lookup::{ReadRows, RowSource};
+use lookup::{ColdRows, ReadRows, RowSource};
+use memory::{NewRows, distinct};
 pub use places::TAG_WORDS;
 use row_ids::RowIds;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 use slot_group::SlotGroup;
 pub(crate) use state::put_states;
 pub(crate) use sweep::{Sweep, SweepSteps};
+use tier::Tier;
 pub(crate) use update::{StepRequest, apply, check};
 use usages::Usages;
 
@@ -112,6 +119,7 @@ struct Rows {
     allocator: IdAllocator,
     row_ids: RowIds,
     changes: Changes,
+    /// The records of all rows; of a table with a slot file those in memory.
     storage: SlotGroup,
     /// What decides which ids get a row by training; none: all do.
     admission: Option<Admission>,
@@ -119,6 +127,10 @@ struct Rows {
     usages: Option<Usages>,
     /// Rows that will leave.
     sweep: Option<Arc<Sweep>>,
+    tier: Option<Box<Tier>>,
+    /// The table's memory limit, in bytes.
+    limit: u64,
+    account: Account,
     /// Tells this table and its deletions apart from all others: places are good for one epoch.
     epoch: u64,
     /// The memory of a step's indices, kept for the next step.
@@ -158,6 +170,11 @@ impl<'a> Locks<'a> {
         Self { guards: order.into_iter().map(|table| (lock_order(table), table.shared())).collect() }
     }
 
+    /// Checks that the rows of each table are all of one step.
+    fn check_whole(&self) -> Result<()> {
+        self.guards.iter().try_for_each(|(_, rows)| rows.check_whole())
+    }
+
     /// Returns the rows of one of the tables that were locked.
     fn of(&self, table: &Table) -> &Rows {
         let place = self.guards.partition_point(|(order, _)| *order < lock_order(table));
@@ -166,13 +183,19 @@ impl<'a> Locks<'a> {
 }
 
 impl Table {
-    pub(crate) fn new(name: &str, config: &TableConfig) -> Self {
+    /// Returns a table without rows, whose memory counts in `budget`.
+    ///
+    /// # Errors
+    /// [`Error::Disk`] if its slot file cannot be made.
+    pub(crate) fn new(name: &str, config: &TableConfig, budget: &Arc<MemoryBudget>) -> Result<Self> {
         let slots = optimizer::slots(&config.optimizer, config.dim);
-        Self {
+        let storage = new_storage(config, slots.clone());
+        let tier = new_tier(name, config, &storage)?;
+        Ok(Self {
             name: name.to_owned(),
             config: config.clone(),
             initializer: Initializer::new(name, config),
-            slots: slots.clone(),
+            slots,
             generation: fork::generation(),
             refusals: AtomicU64::new(0),
             rows: RwLock::new(Rows {
@@ -180,7 +203,10 @@ impl Table {
                 allocator: IdAllocator::default(),
                 row_ids: RowIds::default(),
                 changes: Changes::default(),
-                storage: new_storage(config, slots),
+                storage,
+                tier,
+                limit: config.memory_limit.unwrap_or(u64::MAX),
+                account: Account::new(Arc::clone(budget)),
                 admission: config.admission.as_ref().map(Admission::new),
                 usages: config.eviction.as_ref().map(|_| Usages::default()),
                 sweep: None,
@@ -195,7 +221,7 @@ impl Table {
                 rejections: 0,
                 evictions: 0,
             }),
-        }
+        })
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -219,52 +245,106 @@ impl Table {
         self.check_width("emb_read", "rows", ids.len(), out.len())?;
         let expected = if places.is_empty() { 0 } else { ids.len() + TAG_WORDS };
         self.check_length("emb_read", "places", expected, places.len())?;
-        self.read_locked(&self.shared(), engine, ids, out, places);
-        Ok(())
+        if !places.is_empty() {
+            self.bring_in(engine, ids);
+        }
+        self.read_locked(&self.shared(), engine, ids, out, places)
     }
 
-    fn read_locked(&self, rows: &Rows, engine: Engine<'_>, ids: &[i64], out: &mut [f32], places: &mut [u32]) {
+    /// Brings the rows of `ids` into memory, as many as fit, for a step that follows. Whatever stays on disk, for want of
+    /// room or because it cannot be read now, is read from there.
+    pub(crate) fn bring_in(&self, engine: Engine<'_>, ids: &[i64]) {
+        if self.config.disk.is_none() || self.check_writable("emb_read", 0).is_err() {
+            return;
+        }
+        let rows = &mut *self.exclusive();
+        let indices = rows.find(engine, ids);
+        _ = rows.make_ready(engine.executor, &indices, 0);
+        rows.settle();
+    }
+
+    fn read_locked(
+        &self,
+        rows: &Rows,
+        engine: Engine<'_>,
+        ids: &[i64],
+        out: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()> {
+        rows.check_whole()?;
+        let failure = OnceLock::new();
         let dim = self.config.dim;
         let chunk = piece_size(engine.executor, ids.len(), dim);
         let mut of_chunks = places.chunks_mut(chunk);
         let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
         let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default()));
-        let source = rows.source(self);
+        let source = rows.source(self, &failure);
         for_each_mut(engine.executor, chunks, |(ids, out, places)| {
             with_row_type!(self.config.dtype, row_type => {
                 engine.simd.run(ReadRows { source, ids, out, places, dim, row_type });
             });
         });
         places::seal(places, rows.epoch, ids);
+        failure.into_inner().map_or(Ok(()), Err)
     }
 
     /// Overwrites the rows of `ids`; of duplicates the last one wins.
-    pub(crate) fn write(&self, ids: &[i64], values: &[f32]) -> Result<()> {
+    pub(crate) fn write(&self, engine: Engine<'_>, ids: &[i64], values: &[f32]) -> Result<()> {
         const OPERATION: &str = "emb_write";
         self.check_ids(OPERATION, ids)?;
         self.check_width(OPERATION, "rows", ids.len(), values.len())?;
         let refused = self.check_finite(OPERATION, "row", ids, values)?;
         self.check_writable(OPERATION, ids.len())?;
+        let mut left_out = refused.iter().peekable();
+        let is_taken = |position: &usize| left_out.next_if_eq(&position).is_none();
+        let taken: Vec<usize> = (0..ids.len()).filter(is_taken).collect();
+        let taken_ids: Vec<i64> = taken.iter().map(|&position| ids[position]).collect();
         let rows = &mut *self.exclusive();
+        self.make_ready(OPERATION, rows, engine, &taken_ids)?;
         self.refusals.fetch_add(refused.len() as u64, Ordering::Relaxed);
         let rule = self.prepare_rule(rows);
-        let mut refused = refused.into_iter().peekable();
-        for (position, (id, value)) in ids.iter().zip(values.chunks_exact(self.config.dim)).enumerate() {
-            if refused.next_if_eq(&position).is_some() {
-                continue;
-            }
-            let (index, is_new) = rows.find_or_allocate(*id);
-            if !is_new {
-                rows.changes.before_change(index, || rows.key(index), rows.storage.record(index));
-                rows.renew(index);
-            }
-            let (words, state) = rows.storage.record_mut(index);
-            if is_new {
-                state.fill(0.0);
-            }
-            self.store(&rule, value, words, state);
+        let written = taken.into_iter().zip(taken_ids).try_for_each(|(position, id)| {
+            let value = &values[position * self.config.dim..][..self.config.dim];
+            let (index, is_new) = rows.find_or_allocate(id);
+            let changed = rows.change(index, is_new, |words, state| {
+                if is_new {
+                    state.fill(0.0);
+                }
+                self.store(&rule, value, words, state);
+            });
+            rows.renew(index);
+            changed
+        });
+        rows.settle();
+        written
+    }
+
+    /// Sees that new rows of `ids` fit, and brings the others into memory.
+    ///
+    /// # Errors
+    /// [`Error::MemoryLimit`], [`Error::Disk`]; no row has changed.
+    fn make_ready(
+        &self,
+        operation: &'static str,
+        rows: &mut Rows,
+        engine: Engine<'_>,
+        ids: &[i64],
+    ) -> Result<()> {
+        if !rows.is_limited() {
+            return Ok(());
         }
-        Ok(())
+        rows.check_whole()?;
+        let missing = |rows: &Rows| ids.iter().copied().filter(|id| rows.ids.find(*id).is_none()).collect();
+        let count = |rows: &Rows| distinct(missing(rows)).len();
+        let new = self.admit(operation, rows, &NewRows { at_most: ids.len(), count: &count })?;
+        let ready = match rows.tier {
+            None => Ok(()),
+            Some(_) => {
+                let indices = rows.find(engine, ids);
+                rows.make_ready(engine.executor, &indices, new)
+            }
+        };
+        ready.inspect_err(|_| rows.settle())
     }
 
     /// Keeps `weights` in a record, rounded to the row type, and brings its state in agreement.
@@ -291,12 +371,13 @@ impl Table {
         if insert {
             self.check_writable(OPERATION, ids.len())?;
             let rows = &mut *self.exclusive();
-            self.insert_missing(rows, ids);
-            self.lookup_locked(rows, engine, ids, indices, out);
+            self.make_ready(OPERATION, rows, engine, ids)?;
+            let inserted = self.insert_missing(rows, ids);
+            rows.settle();
+            inserted.and_then(|()| self.lookup_locked(rows, engine, ids, indices, out))
         } else {
-            self.lookup_locked(&self.shared(), engine, ids, indices, out);
+            self.lookup_locked(&self.shared(), engine, ids, indices, out)
         }
-        Ok(())
     }
 
     fn lookup_locked(
@@ -306,57 +387,63 @@ impl Table {
         ids: &[i64],
         indices: &mut [i64],
         out: &mut [f32],
-    ) {
+    ) -> Result<()> {
         let mut places = vec![NO_INDEX; ids.len() + TAG_WORDS];
-        self.read_locked(rows, engine, ids, out, &mut places);
+        self.read_locked(rows, engine, ids, out, &mut places)?;
         for (index, &place) in indices.iter_mut().zip(&places) {
             *index = if place == NO_INDEX { REPORTED_NO_INDEX } else { i64::from(place) };
         }
+        Ok(())
     }
 
-    fn insert_missing(&self, rows: &mut Rows, ids: &[i64]) {
+    fn insert_missing(&self, rows: &mut Rows, ids: &[i64]) -> Result<()> {
         let rule = self.prepare_rule(rows);
+        let mut weights = vec![0.0; self.config.dim];
         for &id in ids {
             if let (index, true) = rows.find_or_allocate(id) {
-                let (words, state) = rows.storage.record_mut(index);
-                let mut weights = vec![0.0; self.config.dim];
                 self.initializer.fill(id, &mut weights);
-                state.fill(0.0);
-                self.store(&rule, &weights, words, state);
+                rows.change(index, true, |words, state| {
+                    state.fill(0.0);
+                    self.store(&rule, &weights, words, state);
+                })?;
             }
         }
+        Ok(())
     }
 
     /// Deletes the rows of `ids` and returns how many there were; an id without a row is no error.
     pub(crate) fn delete(&self, ids: &[i64]) -> Result<usize> {
         self.check_writable("hashtable_delete", 0)?;
         let rows = &mut *self.exclusive();
-        for &id in ids {
-            rows.forget(id);
-        }
-        Ok(rows.delete(ids.iter().copied()))
+        let deleted = rows.delete(ids)?;
+        ids.iter().for_each(|id| rows.forget(*id));
+        Ok(deleted)
     }
 
     /// Deletes every row and gives its memory back; configuration, learning rate and step stay.
     pub(crate) fn clear(&self) -> Result<()> {
         self.check_writable("hashtable_clear", 0)?;
         let rows = &mut *self.exclusive();
+        let storage = new_storage(&self.config, self.slots.clone());
+        let tier = new_tier(&self.name, &self.config, &storage)?;
+        let used = || rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32));
+        rows.copy_before_delete(used())?;
+        used().for_each(|index| rows.changes.deleted(index, rows.row_ids.of(index)));
         rows.deletes += rows.ids.len() as u64;
         // A save under way may want to know what the sweep chose.
         if let Some(sweep) = rows.sweep.take() {
             sweep.finish(self, rows);
-        }
-        for index in rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32)) {
-            let key = rows.key(index);
-            rows.changes.before_delete(index, key, rows.storage.record(index));
         }
         rows.admission.iter_mut().for_each(Admission::clear);
         rows.usages.iter_mut().for_each(|usages| *usages = Usages::default());
         rows.ids = IdMap::default();
         rows.row_ids = RowIds::default();
         rows.allocator = IdAllocator::default();
-        rows.storage = new_storage(&self.config, self.slots.clone());
+        rows.indices = Vec::new();
+        rows.storage = storage;
+        rows.tier = tier;
         rows.epoch = next_epoch();
+        rows.settle();
         Ok(())
     }
 
@@ -386,10 +473,12 @@ impl Table {
             return Ok(None);
         };
         let rows = self.shared();
+        rows.check_whole()?;
         let mut values = vec![0.0; width * ids.len()];
+        let mut scratch = Vec::new();
         for (id, value) in ids.iter().zip(values.chunks_exact_mut(width)) {
-            let found = rows.ids.find(*id).and_then(|index| rows.storage.slot(index, name));
-            if let Some(found) = found {
+            let Some(index) = rows.ids.find(*id) else { continue };
+            if let Some(found) = rows.storage.slot(rows.record(index, &mut scratch)?, name) {
                 value.copy_from_slice(found);
             }
         }
@@ -417,14 +506,14 @@ impl Table {
 
     pub(crate) fn statistics(&self) -> TableStatistics {
         let rows = self.shared();
+        let mut memory = rows.memory();
+        if let Some(tier) = &rows.tier {
+            tier.add_to(&mut memory);
+        }
         TableStatistics {
             rows: rows.ids.len(),
-            bytes: rows.storage.bytes()
-                + rows.ids.bytes()
-                + rows.row_ids.bytes()
-                + rows.changes.bytes()
-                + rows.usages.as_ref().map_or(0, Usages::bytes)
-                + rows.admission.as_ref().map_or(0, Admission::bytes),
+            bytes: memory.bytes() as usize,
+            memory,
             inserts: rows.inserts,
             updates: rows.updates,
             deletes: rows.deletes,
@@ -561,6 +650,7 @@ impl Rows {
         }
         let index = self.allocator.allocate();
         self.make_room();
+        self.place_new(&[index]);
         self.ids.insert(id, index);
         self.forget(id);
         self.note_created(index, id, self.stamp(self.step.saturating_add(1)));
@@ -575,6 +665,11 @@ impl Rows {
         if let Some(usages) = &self.usages {
             usages.set(index, Usage::new(step, 0));
         }
+    }
+
+    /// Whether an id without a row gets one by the next step that updates it.
+    fn would_admit(&self, id: i64, noise: impl FnOnce() -> u64) -> bool {
+        self.admission.as_ref().is_none_or(|admission| admission.would_admit(id, noise))
     }
 
     /// Forgets how often an id without a row was updated.
@@ -601,31 +696,33 @@ impl Rows {
     }
 
     /// Deletes the rows of `ids` and returns how many there were.
-    fn delete(&mut self, ids: impl Iterator<Item = i64>) -> usize {
+    ///
+    /// # Errors
+    /// [`Error::Disk`]; then all are there.
+    fn delete(&mut self, ids: &[i64]) -> Result<usize> {
         let before = self.ids.len();
-        for id in ids {
-            if let Some(index) = self.ids.remove(id) {
-                let key = self.key(index);
-                if let (Some(sweep), Some(usage)) = (&self.sweep, key.usage) {
-                    sweep.keep(index, id, usage);
-                }
-                self.changes.before_delete(index, key, self.storage.record(index));
-                self.row_ids.clear(index);
-                self.allocator.free(index);
+        self.copy_before_delete(ids.iter().filter_map(|id| self.ids.find(*id)))?;
+        for &id in ids {
+            if let Some(index) = self.remove(id) {
+                self.changes.deleted(index, id);
             }
         }
         let deleted = before - self.ids.len();
+        // The ids deleted are noted for the next delta: that may cost frames. What cannot go now goes with the next step.
+        _ = self.shrink_frames(&Serial, 0);
+        self.settle();
         self.deletes += deleted as u64;
         if deleted > 0 {
             self.epoch = next_epoch();
         }
-        deleted
+        Ok(deleted)
     }
 
     /// Gives each of `ids`, which have none and are distinct, a record; it still holds what was there before.
     fn allocate_each(&mut self, ids: &[i64]) {
         let indices: Vec<RowIndex> = ids.iter().map(|_| self.allocator.allocate()).collect();
         self.make_room();
+        self.place_new(&indices);
         for (index, id) in indices.iter().zip(ids) {
             self.note_created(*index, *id, self.stamp(self.step));
         }
@@ -636,19 +733,67 @@ impl Rows {
     /// Makes room for every index that was ever handed out.
     fn make_room(&mut self) {
         let len = self.allocator.high_water();
-        self.storage.reserve(len);
+        match &mut self.tier {
+            None => self.storage.reserve(len),
+            Some(tier) => tier.grow(len),
+        }
         self.row_ids.grow(len);
         self.changes.grow(len);
         self.usages.iter_mut().for_each(|usages| usages.grow(len));
     }
 
-    /// Returns what lookups read.
-    fn source<'a>(&'a self, table: &'a Table) -> RowSource<'a> {
-        RowSource { ids: &self.ids, storage: &self.storage, initializer: &table.initializer }
+    /// Gives rows that were just made what frames are free, if this table has frames.
+    fn place_new(&mut self, indices: &[RowIndex]) {
+        if let Some(tier) = &mut self.tier {
+            indices.iter().for_each(|index| tier.place_new(*index));
+        }
+    }
+
+    /// Keeps the memory of a step's indices for the next one, unless the table has a limit, which is for rows.
+    fn keep(&mut self, indices: Vec<u32>) {
+        if !self.is_limited() {
+            self.indices = indices;
+        }
+    }
+
+    /// Frees the row of `id` and returns the index that it had.
+    fn remove(&mut self, id: i64) -> Option<RowIndex> {
+        let index = self.ids.remove(id)?;
+        if let (Some(sweep), Some(usages)) = (&self.sweep, &self.usages) {
+            sweep.keep(index, id, usages.of(index));
+        }
+        self.row_ids.clear(index);
+        self.allocator.free(index);
+        if let Some(tier) = &mut self.tier {
+            tier.release(index);
+        }
+        Some(index)
+    }
+
+    /// Returns the index of each id, [`NO_INDEX`] for one without a row.
+    fn find(&self, engine: Engine<'_>, ids: &[i64]) -> Vec<u32> {
+        let mut indices = vec![NO_INDEX; ids.len()];
+        engine.simd.run(FindRows { ids: &self.ids, of: ids, indices: &mut indices });
+        indices
+    }
+
+    /// Returns what lookups read; `failure` gets what keeps them from reading rows on disk.
+    fn source<'a>(&'a self, table: &'a Table, failure: &'a OnceLock<Error>) -> RowSource<'a> {
+        let cold = self.tier.as_ref().map(|tier| ColdRows { tier, failure });
+        RowSource { ids: &self.ids, storage: &self.storage, initializer: &table.initializer, cold }
     }
 }
 
 fn new_storage(config: &TableConfig, slots: Vec<Slot>) -> SlotGroup {
     let words = with_row_type!(config.dtype, row_type => row_type.words(config.dim));
-    SlotGroup::new(words, config.block_size, slots)
+    match (&config.disk, config.memory_limit) {
+        (Some(_), Some(limit)) => SlotGroup::within(words, limit, slots),
+        _ => SlotGroup::new(words, config.block_size, slots),
+    }
+}
+
+fn new_tier(name: &str, config: &TableConfig, storage: &SlotGroup) -> Result<Option<Box<Tier>>> {
+    let tier =
+        config.disk.as_ref().map(|directory| Tier::new(name, directory, storage.stride()).map(Box::new));
+    tier.transpose()
 }

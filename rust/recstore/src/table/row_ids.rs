@@ -2,11 +2,14 @@
 
 use super::RowIndex;
 use crate::bits::Bits;
+use crate::pages::{Pages, supplied_bytes};
 
 /// The ids of rows by index.
 #[derive(Debug, Default)]
 pub(super) struct RowIds {
-    ids: Vec<i64>,
+    ids: Pages<i64>,
+    /// The indices there is room for.
+    len: usize,
     /// Which indices have a row. Every int64 is an id, so none can stand for "no row".
     used: Bits,
 }
@@ -15,8 +18,11 @@ impl RowIds {
     /// Makes room for the indices below `len`.
     pub(super) fn grow(&mut self, len: usize) {
         if len > self.ids.len() {
-            self.ids.resize(len, 0);
+            self.ids.grow(len.next_power_of_two());
+        }
+        if len > self.len {
             self.used.grow(len);
+            self.len = len;
         }
     }
 
@@ -47,8 +53,9 @@ impl RowIds {
         self.used.ones_from(0).map(|index| self.ids[index]).collect()
     }
 
-    /// Returns the bytes allocated.
-    pub(super) fn bytes(&self) -> usize {
-        self.ids.capacity() * size_of::<i64>() + self.used.bytes()
+    /// Returns the bytes in use for so many indices: behind them the system has supplied nothing.
+    pub(super) fn bytes_for(len: usize) -> usize {
+        let (used, all) = (len * size_of::<i64>(), len.next_power_of_two() * size_of::<i64>());
+        supplied_bytes(used, 0, all) + len.div_ceil(8)
     }
 }

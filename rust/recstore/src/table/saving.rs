@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use super::admission::{Admission, AdmissionCounts};
 use super::changes::{CopiedRows, Cut, SaveId};
 use super::id_allocator::IdAllocator;
-use super::{RowIndex, Sweep, SweepSteps, Table, lock_order};
+use super::{Engine, RowIndex, Sweep, SweepSteps, Table, lock_order};
 use crate::bits::Bits;
 use crate::optimizer::Slot;
 use crate::{Error, Result, fork};
@@ -71,6 +71,7 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
     let mut order: Vec<&Arc<Table>> = tables.iter().collect();
     order.sort_by_key(|table| lock_order(table));
     let guards: Vec<_> = order.iter().map(|table| (table, table.exclusive())).collect();
+    guards.iter().try_for_each(|(_, rows)| rows.check_whole())?;
     let cuts = guards.into_iter().map(|(table, mut rows)| {
         let rows = &mut *rows;
         TableCut {
@@ -100,10 +101,17 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
 impl TableCut {
     /// Copies up to `limit` rows of the snapshot that no change has made it keep, from index `start` on; returns where to
     /// go on, or `None` when there are none.
-    pub(crate) fn copy(&self, start: usize, limit: usize, copied: &mut CopiedRows) -> Option<usize> {
+    ///
+    /// # Errors
+    /// [`Error::Disk`]; then the snapshot is lost.
+    pub(crate) fn copy(&self, start: usize, limit: usize, copied: &mut CopiedRows) -> Result<Option<usize>> {
         let _gate = fork::enter();
         let rows = self.table.shared();
-        let row = |index: RowIndex| (rows.key(index), rows.storage.record(index));
+        let mut scratch = Vec::new();
+        let row = |index: RowIndex, records: &mut Vec<f32>| {
+            records.extend_from_slice(rows.record(index, &mut scratch)?);
+            Ok(rows.key(index))
+        };
         self.cut.snapshot.copy(start, limit, row, copied)
     }
 
@@ -139,44 +147,49 @@ impl Table {
         own.ids.reserve(rows);
     }
 
-    /// Gives the rows of `ids` these records. `seen` notes their indices: an id seen before is an error, which says it.
+    /// Gives the rows of `ids` these records. `seen` notes their indices: an id seen before is returned, and the rest left
+    /// out.
+    ///
+    /// # Errors
+    /// [`Error::MemoryLimit`], [`Error::Disk`].
     pub(crate) fn put_records(
         &mut self,
+        engine: Engine<'_>,
         copied: &CopiedRows,
         seen: &mut Bits,
-    ) -> std::result::Result<(), i64> {
+    ) -> Result<Option<i64>> {
         let CopiedRows { ids, usages, records } = copied;
         let stride = self.record_words().1;
+        self.make_ready("load", &mut self.exclusive(), engine, ids)?;
         let rows = self.own_rows();
         for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
             if let Some(ahead) = ids.get(position + IDS_AHEAD) {
                 rows.ids.prefetch(rows.ids.home(*ahead));
             }
-            let (index, _) = rows.find_or_allocate(*id);
+            let (index, is_new) = rows.find_or_allocate(*id);
             seen.grow(rows.allocator.high_water());
             if seen.take(index.0 as usize) {
-                return Err(*id);
+                return Ok(Some(*id));
             }
             seen.set(index.0 as usize);
             if let (Some(own), Some(usage)) = (&rows.usages, usages.get(position)) {
                 own.set(index, *usage);
             }
-            let (weights, state) = rows.storage.record_mut(index);
-            let (own_weights, own_state) = record.split_at(weights.len());
-            weights.copy_from_slice(own_weights);
-            state.copy_from_slice(own_state);
+            rows.change(index, is_new, |weights, state| {
+                let (own_weights, own_state) = record.split_at(weights.len());
+                weights.copy_from_slice(own_weights);
+                state.copy_from_slice(own_state);
+            })?;
         }
-        Ok(())
+        rows.settle();
+        Ok(None)
     }
 
     /// Deletes the rows of `ids`, before anybody has seen the table.
     pub(crate) fn remove_records(&mut self, ids: &[i64]) {
         let rows = self.own_rows();
         for id in ids {
-            if let Some(index) = rows.ids.remove(*id) {
-                rows.row_ids.clear(index);
-                rows.allocator.free(index);
-            }
+            _ = rows.remove(*id);
         }
     }
 

@@ -6,7 +6,7 @@
 use super::RowIndex;
 use super::records::SharedRecords;
 use crate::optimizer::Slot;
-use crate::pages::Pages;
+use crate::pages::{self, Pages};
 
 /// The four-byte words of a cache line.
 const WORDS_A_LINE: usize = 16;
@@ -19,12 +19,11 @@ const SLAB_BYTES: usize = 32 << 20;
 pub(super) struct SlotGroup {
     weight_words: usize,
     stride: usize,
-    block_size: usize,
     slab_size: SlabSize,
     slots: Vec<Slot>,
     slabs: Vec<Pages<f32>>,
-    /// The blocks in use.
-    blocks: usize,
+    /// The words of the first slab that lie in ordinary pages.
+    small_words: usize,
 }
 
 /// The records of a slab, by which indices are divided all the time.
@@ -65,18 +64,40 @@ impl SlotGroup {
         let stride = if (whole_lines - words) * 8 <= words { whole_lines } else { words };
         let blocks_a_slab = (SLAB_BYTES / (block_size * stride * size_of::<f32>())).max(1);
         let slab_size = SlabSize::new(block_size * blocks_a_slab);
-        Self { weight_words, stride, block_size, slab_size, slots, slabs: Vec::new(), blocks: 0 }
+        // Of a small table's only block most is never used, and huge pages would be supplied whole.
+        let small_words = block_size * stride;
+        Self { weight_words, stride, slab_size, slots, slabs: Vec::new(), small_words }
+    }
+
+    /// Returns storage whose slabs are small parts of `limit` bytes, so that one can be given back.
+    pub(super) fn within(weight_words: usize, limit: u64, slots: Vec<Slot>) -> Self {
+        const PARTS: u64 = 32;
+        let whole = Self::new(weight_words, 1, slots);
+        let bytes = usize::try_from(limit / PARTS).unwrap_or(usize::MAX).min(SLAB_BYTES);
+        let records = pages::whole_pages(bytes) / (whole.stride * size_of::<f32>());
+        Self { slab_size: SlabSize::new(records.max(1)), small_words: 0, ..whole }
     }
 
     /// Makes room for the records of all indices below `rows`. Pages are touched when a record is first written.
     pub(super) fn reserve(&mut self, rows: usize) {
-        self.blocks = self.blocks.max(rows.div_ceil(self.block_size));
-        let slab_size = self.slab_size.size as usize;
-        while self.slabs.len() * slab_size < rows {
-            // Of a small table's only block most is never used, and huge pages would be supplied whole.
-            let small = if self.slabs.is_empty() { self.block_size * self.stride } else { 0 };
-            self.slabs.push(Pages::zeroed(slab_size * self.stride, small));
+        while self.slabs.len() * self.slab_records() < rows {
+            let small = if self.slabs.is_empty() { self.small_words } else { 0 };
+            self.slabs.push(Pages::zeroed(self.slab_records() * self.stride, small));
         }
+    }
+
+    /// Gives the slabs behind the first `count` back.
+    pub(super) fn truncate(&mut self, count: usize) {
+        self.slabs.truncate(count);
+    }
+
+    pub(super) fn num_slabs(&self) -> usize {
+        self.slabs.len()
+    }
+
+    /// Returns the records of a slab.
+    pub(super) fn slab_records(&self) -> usize {
+        self.slab_size.size as usize
     }
 
     /// Returns the words of a record that hold a row's weights.
@@ -112,9 +133,9 @@ impl SlotGroup {
         SharedRecords::new(&mut self.slabs, self.slab_size, self.stride)
     }
 
-    /// Returns the values of the slot called `name` of a row.
-    pub(super) fn slot(&self, index: RowIndex, name: &str) -> Option<&[f32]> {
-        let mut state = &self.record(index)[self.weight_words..];
+    /// Returns the values of the slot called `name` in a record.
+    pub(super) fn slot<'a>(&self, record: &'a [f32], name: &str) -> Option<&'a [f32]> {
+        let mut state = &record[self.weight_words..];
         for slot in &self.slots {
             let (values, rest) = state.split_at(slot.width);
             if slot.name == name {
@@ -125,9 +146,13 @@ impl SlotGroup {
         None
     }
 
-    /// Returns the bytes of all blocks in use; of the rest of a slab the system has supplied nothing.
-    pub(super) fn bytes(&self) -> usize {
-        self.blocks * self.block_size * self.stride * size_of::<f32>()
+    /// Returns the bytes that the system supplies when the records below `used` were written to.
+    pub(super) fn bytes_for(&self, used: usize) -> usize {
+        let record = self.stride * size_of::<f32>();
+        let (small, slab) = (self.small_words * size_of::<f32>(), self.slab_records() * record);
+        let (full, rest) = (used / self.slab_records(), used % self.slab_records());
+        let small_rest = if full == 0 { small } else { 0 };
+        full * pages::supplied_bytes(slab, 0, slab) + pages::supplied_bytes(rest * record, small_rest, slab)
     }
 }
 

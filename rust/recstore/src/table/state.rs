@@ -25,7 +25,7 @@ pub(crate) fn put_states(tables: &[Arc<Table>], states: &[OptimizerState<'_>]) -
     let indices = locked.iter().map(|(table, state, rows)| table.rows_of_state(rows, state));
     let indices = indices.collect::<Result<Vec<_>>>()?;
     for ((table, state, rows), indices) in locked.iter_mut().zip(indices) {
-        table.put_state(rows, state, &indices);
+        table.put_state(rows, state, &indices)?;
     }
     Ok(())
 }
@@ -54,6 +54,7 @@ impl Table {
         if self.slots.is_empty() && state.ids.is_empty() {
             return Ok(Vec::new());
         }
+        rows.check_whole()?;
         if state.ids.len() != rows.ids.len() {
             let (expected, actual) = (rows.ids.len(), state.ids.len());
             return Err(self.state_mismatch(format!("expected the ids of its {expected} rows, got {actual}")));
@@ -73,19 +74,22 @@ impl Table {
         state.ids.iter().enumerate().map(index_of).collect()
     }
 
-    fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) {
+    /// # Errors
+    /// [`Error::Disk`], of a row that lies on disk; then no call uses the table's rows any more.
+    fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) -> Result<()> {
         for (position, index) in indices.iter().enumerate() {
-            rows.changes.before_change(*index, || rows.key(*index), rows.storage.record(*index));
-            let mut rest = rows.storage.record_mut(*index).1;
-            for (slot, values) in self.slots.iter().zip(&state.slots) {
-                let (own, behind) = rest.split_at_mut(slot.width);
-                own.copy_from_slice(&values[position * slot.width..][..slot.width]);
-                rest = behind;
-            }
+            rows.change(*index, false, |_, mut rest| {
+                for (slot, values) in self.slots.iter().zip(&state.slots) {
+                    let (own, behind) = rest.split_at_mut(slot.width);
+                    own.copy_from_slice(&values[position * slot.width..][..slot.width]);
+                    rest = behind;
+                }
+            })?;
         }
         rows.step = state.step;
         rows.learning_rate = state.learning_rate;
         rows.learning_rate_was_set = state.learning_rate_was_set;
+        Ok(())
     }
 
     fn state_mismatch(&self, message: String) -> Error {

@@ -109,7 +109,11 @@ impl Sweep {
             let (id, usage) = (rows.row_ids.of(index), usages.of(index));
             if self.is_of_then(usage) {
                 self.see(progress, id, usage);
-                if self.config.min_norm.is_some_and(|least| table.norm(rows, index) < least) {
+                if self
+                    .config
+                    .min_norm
+                    .is_some_and(|least| table.norm(rows, index).is_some_and(|norm| norm < least))
+                {
                     progress.chosen.insert(id);
                 }
             }
@@ -183,10 +187,11 @@ pub(super) fn run_aside(table: &Arc<Table>, sweep: &Arc<Sweep>) {
 }
 
 impl Table {
-    /// Returns the L2 norm of a row.
-    fn norm(&self, rows: &Rows, index: RowIndex) -> f64 {
-        let mut row = vec![0.0; self.config.dim];
-        with_row_type!(self.config.dtype, row_type => row_type.widen(rows.storage.weights(index), &mut row));
-        row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt()
+    /// Returns the L2 norm of a row, unless the disk does not give it.
+    fn norm(&self, rows: &Rows, index: RowIndex) -> Option<f64> {
+        let (mut row, mut scratch) = (vec![0.0; self.config.dim], Vec::new());
+        let words = &rows.record(index, &mut scratch).ok()?[..rows.storage.weight_words()];
+        with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut row));
+        Some(row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt())
     }
 }

@@ -1,7 +1,8 @@
 //! One optimizer step of one or several tables, duplicates summed on the way.
 //!
 //! Everything is checked before anything changes. Then every table is locked; the rows of all ids are found, or taken
-//! from the places that a lookup kept; ids without a row get one; and each thread walks the rows of its part: it sums
+//! from the places that a lookup kept; new rows are seen to fit, and rows on disk brought into memory; ids without a row
+//! get one; and each thread walks the rows of its part: it sums
 //! the gradients of a row in a buffer of a row's size and takes the step, the next rows already on their way. There is
 //! no matrix of merged gradients.
 
@@ -13,8 +14,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::changes::{Changes, RowKey};
 use super::lookup::{FindRows, round_trip};
+use super::memory::{NewRows, distinct};
 use super::records::SharedRecords;
 use super::row_ids::RowIds;
+use super::tier::Tier;
 use super::usages::Usages;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, mix, places, with_row_type};
 use crate::cache::prefetch;
@@ -189,8 +192,12 @@ fn greatest_bits(values: &[f32]) -> u32 {
     lanes.into_iter().chain(rest.iter().map(magnitude)).max().unwrap_or(0)
 }
 
-/// Takes the steps, of different tables; this cannot fail.
-pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) {
+/// Takes the steps, of different tables.
+///
+/// # Errors
+/// [`Error::MemoryLimit`], [`Error::Disk`]; no row of any table has changed, unless a step of more rows than memory holds
+/// met an error of the disk: then no call uses that table's rows any more.
+pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<()> {
     steps.sort_by_key(|step| lock_order(step.table));
     let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
     let merged: Vec<_> = merged
@@ -204,9 +211,13 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) {
         locked.map(|((step, merged), rows)| Locked::new(step, merged.as_ref(), rows)).collect();
     take_kept_places(engine, &mut locked);
     find_rows(engine, &mut locked);
+    if let Err(error) = locked.iter_mut().try_for_each(|locked| locked.make_ready(engine)) {
+        locked.into_iter().for_each(Locked::give_up);
+        return Err(error);
+    }
     for_each_mut(engine.executor, locked.iter_mut().filter(|locked| locked.misses()), Locked::insert_missing);
     step_rows(engine, &mut locked);
-    locked.into_iter().for_each(Locked::finish);
+    locked.into_iter().map(Locked::finish).fold(Ok(()), Result::and)
 }
 
 /// A table under way.
@@ -224,12 +235,12 @@ struct Locked<'a> {
     /// For each part, whether its places are good.
     kept: Vec<bool>,
     stepped: AtomicU64,
+    skipped: usize,
 }
 
 impl<'a> Locked<'a> {
     fn new(checked: &CheckedStep<'a>, merged: Option<&'a Gradients<'a>>, rows: &'a mut Rows) -> Self {
         let table = checked.table;
-        table.refusals.fetch_add(checked.skipped as u64, Ordering::Relaxed);
         let step_before = rows.step;
         rows.step = match checked.step {
             Step::Next => rows.step.saturating_add(1),
@@ -240,8 +251,36 @@ impl<'a> Locked<'a> {
         indices.resize(gradients.len(), NO_INDEX);
         let kept = vec![false; gradients.parts.len()];
         let rule = table.prepare_rule(rows);
-        let (is_new, stepped) = (Vec::new(), AtomicU64::new(0));
-        Self { table, gradients, rows, rule, step_before, indices, is_new, kept, stepped }
+        Self {
+            table,
+            gradients,
+            rows,
+            rule,
+            step_before,
+            indices,
+            is_new: Vec::new(),
+            kept,
+            stepped: AtomicU64::new(0),
+            skipped: checked.skipped,
+        }
+    }
+
+    /// Sees that new rows fit, and brings the others into memory.
+    fn make_ready(&mut self, engine: Engine<'_>) -> Result<()> {
+        if !self.rows.is_limited() {
+            return Ok(());
+        }
+        self.rows.check_whole()?;
+        let (indices, gradients) = (&self.indices, self.gradients);
+        let missing = || (0..indices.len()).filter(|&position| indices[position] == NO_INDEX);
+        let noise = self.noise();
+        let count = |rows: &Rows| {
+            let ids = distinct(missing().map(|position| gradients.id(position)).collect());
+            ids.into_iter().filter(|&id| rows.would_admit(id, || noise(id))).count()
+        };
+        let new = NewRows { at_most: missing().count(), count: &count };
+        let new = self.table.admit(OPERATION, self.rows, &new)?;
+        self.rows.make_ready(engine.executor, &self.indices, new)
     }
 
     fn misses(&self) -> bool {
@@ -256,7 +295,7 @@ impl<'a> Locked<'a> {
         let mut ids: Vec<i64> = positions.iter().map(|&position| self.gradients.id(position)).collect();
         ids.sort_unstable();
         ids.dedup();
-        self.admit(&mut ids);
+        self.leave_out_rejected(&mut ids);
         self.rows.allocate_each(&ids);
         self.is_new.clear();
         self.is_new.resize(self.indices.len(), false);
@@ -268,21 +307,37 @@ impl<'a> Locked<'a> {
         }
     }
 
-    /// Leaves those of `ids` that are to get a row.
-    fn admit(&mut self, ids: &mut Vec<i64>) {
-        let noise = self.table.noise(self.rows.step);
+    /// Returns what gives a uniform number of an id and this step.
+    fn noise(&self) -> impl Fn(i64) -> u64 + use<> {
+        let of_step = self.table.noise(self.rows.step);
+        move |id| mix((mix(id) ^ of_step) as i64)
+    }
+
+    /// Leaves out those of `ids` that are not admitted yet.
+    fn leave_out_rejected(&mut self, ids: &mut Vec<i64>) {
+        let noise = self.noise();
         if let Some(admission) = &mut self.rows.admission {
             let before = ids.len();
-            ids.retain(|id| admission.admits(*id, || mix((mix(*id) ^ noise) as i64)));
+            ids.retain(|id| admission.admits(*id, || noise(*id)));
             self.rows.rejections += (before - ids.len()) as u64;
         }
     }
 
-    fn finish(self) {
+    fn finish(self) -> Result<()> {
+        self.table.refusals.fetch_add(self.skipped as u64, Ordering::Relaxed);
         self.rows.updates += self.stepped.into_inner();
-        self.rows.indices = self.indices;
         self.rows.let_leave(self.table);
         self.rows.begin_sweep(self.table, self.step_before);
+        self.rows.keep(self.indices);
+        self.rows.settle();
+        self.rows.tier.as_ref().map_or(Ok(()), |tier| tier.cut_short())
+    }
+
+    /// Leaves the table as it was.
+    fn give_up(self) {
+        self.rows.step = self.step_before;
+        self.rows.keep(self.indices);
+        self.rows.settle();
     }
 }
 
@@ -368,15 +423,17 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         // Every part goes through all positions once: several tables keep the threads busy with fewer parts each.
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
         let stamp = locked.rows.stamp(locked.rows.step);
-        let Rows { storage, step, changes, row_ids, usages, sweep, .. } = &mut *locked.rows;
+        let Rows { storage, step, changes, row_ids, usages, sweep, tier, .. } = &mut *locked.rows;
         let rows = Arc::new(SteppedRows {
             table: locked.table,
             gradients: locked.gradients,
+            stride: storage.stride(),
             records: storage.shared(),
             changes,
             row_ids,
             usages: usages.as_ref().map(|usages| (usages, sweep.as_deref())),
             stamp,
+            tier: tier.as_deref(),
             indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING) }],
             is_new: &locked.is_new,
             rule: &locked.rule,
@@ -402,6 +459,8 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
 struct SteppedRows<'a> {
     table: &'a Table,
     gradients: &'a Gradients<'a>,
+    /// The floats of a record.
+    stride: usize,
     records: SharedRecords<'a>,
     changes: &'a Changes,
     row_ids: &'a RowIds,
@@ -409,6 +468,7 @@ struct SteppedRows<'a> {
     usages: Option<(&'a Usages, Option<&'a Sweep>)>,
     /// The step of rows that are updated now.
     stamp: u64,
+    tier: Option<&'a Tier>,
     indices: [CountedKeys<'a, u32>; 1],
     is_new: &'a [bool],
     rule: &'a PreparedRule,
@@ -426,7 +486,14 @@ struct StepRows<'a> {
 impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
         let Self { rows, sorted, simd } = self;
-        with_row_type!(rows.table.config.dtype, row_type => simd.run(TypedSteps { rows, sorted, rule, row_type }));
+        with_row_type!(rows.table.config.dtype, row_type => {
+            let steps = TypedSteps { rows, sorted, rule, row_type };
+            match rows.tier {
+                None => simd.run(steps),
+                // Compiled for the baseline only: it waits for the disk.
+                Some(tier) => steps.run_tiered(tier),
+            }
+        });
     }
 }
 
@@ -467,6 +534,33 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
     }
 }
 
+impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
+    /// Takes the steps of rows that may lie on disk; the first error of the disk ends them.
+    fn run_tiered(self, tier: &Tier) {
+        let Self { rows, sorted, rule, row_type } = self;
+        let dim = rows.gradients.dim;
+        let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
+        let mut scratch = vec![0.0; rows.stride];
+        for number in 0..sorted.len() {
+            let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
+            rows.gradients.sum(sorted.positions(number), &mut sum, &mut chunk_sum);
+            let Some(place) = tier.place_to_change(index) else {
+                let mut step =
+                    |record: &mut [f32]| rows.step((rule, row_type), first, record, &sum, &mut widened);
+                if let Err(error) = rows.step_on_disk(tier, (index, first), &mut scratch, &mut step) {
+                    return tier.fail(error);
+                }
+                continue;
+            };
+            // SAFETY: 1. as above: rows of different indices lie in different places.
+            let record = unsafe { rows.records.record_mut(place) };
+            rows.changes.before_change(index, || rows.key(index), record);
+            rows.use_row(index);
+            rows.step((rule, row_type), first, record, &sum, &mut widened);
+        }
+    }
+}
+
 impl SteppedRows<'_> {
     fn key(&self, index: RowIndex) -> RowKey {
         RowKey { id: self.row_ids.of(index), usage: self.usages.map(|(usages, _)| usages.of(index)) }
@@ -482,6 +576,23 @@ impl SteppedRows<'_> {
             }
             usages.set(index, usage.updated(self.stamp));
         }
+    }
+
+    /// Takes the step of a row for which there is no room in memory.
+    fn step_on_disk(
+        &self,
+        tier: &Tier,
+        (index, first): (RowIndex, usize),
+        record: &mut [f32],
+        step: &mut dyn FnMut(&mut [f32]),
+    ) -> Result<()> {
+        if !self.is_new.get(first).copied().unwrap_or(false) {
+            tier.read(index, record)?;
+        }
+        self.changes.before_change(index, || self.key(index), record);
+        self.use_row(index);
+        step(record);
+        tier.write(index, record)
     }
 
     /// Asks for some records from that of `number` on, and for their gradients.

@@ -29,8 +29,8 @@ impl Usages {
         self.of[index.0 as usize].store(usage.0, Ordering::Relaxed);
     }
 
-    /// Returns the bytes allocated.
-    pub(super) fn bytes(&self) -> usize {
-        self.of.capacity() * size_of::<AtomicU64>()
+    /// Returns the bytes that `len` rows take.
+    pub(super) fn bytes_for(len: usize) -> usize {
+        len * size_of::<AtomicU64>()
     }
 }

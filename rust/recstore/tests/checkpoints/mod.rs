@@ -91,6 +91,7 @@ fn table_state(store: &LocalStore, table: TableId) -> TableState {
     let mut statistics = store.statistics(table).unwrap();
     // What is allocated depends on how the table came to be.
     statistics.bytes = 0;
+    statistics.memory = recstore::MemoryUse::default();
     let ids = store.ids(table).unwrap();
     let mut columns = vec![(description.config.dim, read(store, table, &ids))];
     for (slot, width) in &description.slots {

@@ -1,0 +1,192 @@
+"""Tables larger than their memory: the same rows as in memory, a limit that holds, and errors that name the table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recstore_ops import (
+    DistEmbedding,
+    DistEmbeddingBag,
+    EmbeddingTableConfig,
+    HashTable,
+    KeyedJaggedTensor,
+    RecStoreClient,
+    RecStoreEmbeddingBagCollection,
+    RecStoreEmbeddingCollection,
+    SparseOptimizer,
+    Table,
+    active_config,
+    checkpoint,
+    memory_in_use,
+    set_memory_limit,
+    table_statistics,
+)
+
+TableName = Callable[[], str]
+
+DIM, ROWS, LIMIT = 16, 4_000, 300_000
+OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+
+
+@pytest.fixture(autouse=True)
+def _no_store_limit() -> Iterator[None]:
+    yield
+    set_memory_limit(None)
+
+
+def batches(count: int, size: int = 700) -> Iterator[tuple[Tensor, Tensor]]:
+    """Ids, a few of them often, and what the rows' product with it is the loss."""
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(count):
+        ids = (torch.rand(size, generator=generator) ** 3 * ROWS).long()
+        yield ids, torch.randn(size, DIM, generator=generator)
+
+
+def train(module: DistEmbedding | DistEmbeddingBag, pools: bool, count: int = 20) -> Tensor:
+    optimizer = SparseOptimizer(modules=[module])
+    outputs = []
+    for ids, factor in batches(count):
+        rows = module(ids.view(-1, 7)) if pools else module(ids)
+        outputs.append(rows.detach().sum(0))
+        (rows * factor[: rows.shape[0]]).sum().backward()
+        optimizer.step()
+    return torch.stack(outputs)
+
+
+@pytest.mark.parametrize("pools", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_module_trains_to_the_same_bits_as_in_memory(
+    optimizer: str, pools: bool, table_name: TableName, tmp_path: Path
+) -> None:
+    kind, name = (DistEmbeddingBag if pools else DistEmbedding), table_name()
+    tiered: Any = kind(None, DIM, name, optimizer=optimizer, memory_limit=LIMIT, disk=tmp_path)
+    in_disk = train(tiered, pools), tiered.weight[torch.arange(ROWS)]
+    statistics = table_statistics(name)
+    RecStoreClient().drop(name)
+    plain: Any = kind(None, DIM, name, optimizer=optimizer)
+    in_memory = train(plain, pools), plain.weight[torch.arange(ROWS)]
+    assert all(torch.equal(one, other) for one, other in zip(in_disk, in_memory, strict=True))
+    assert statistics["bytes"] <= LIMIT == statistics["memory_limit"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_statistics_account_for_every_byte(table_name: TableName, tmp_path: Path) -> None:
+    name = table_name()
+    module = DistEmbedding(None, DIM, name, optimizer="adam", memory_limit=LIMIT, disk=tmp_path)
+    train(module, False, 40)
+    found = RecStoreClient().stats(name)
+    parts = ("row_bytes", "slot_bytes", "index_bytes", "free_bytes")
+    assert found["bytes"] == sum(found[part] for part in parts)
+    assert 0 < found["resident_rows"] < found["rows"]
+    assert all(found[key] > 0 for key in ("disk_bytes", "rows_spilled", "disk_nanoseconds"))
+    in_use = memory_in_use()
+    RecStoreClient().drop(name)
+    assert memory_in_use() == in_use - found["bytes"]
+
+
+def test_a_limit_without_a_disk_names_the_table_and_changes_nothing(table_name: TableName) -> None:
+    module = DistEmbedding(None, DIM, table_name(), memory_limit=50_000)
+    module.weight[torch.arange(100)] = torch.ones(100, DIM)
+    with pytest.raises(RuntimeError, match=rf'table "{module.name}".* table\'s memory limit of 50000 bytes'):
+        module.weight[torch.arange(10_000)] = torch.zeros(10_000, DIM)
+    assert len(module.table) == 100
+    assert module(torch.arange(100)).eq(1).all()
+    module.weight[torch.arange(100).repeat(100)] = torch.zeros(10_000, DIM)
+
+
+def test_the_limit_of_all_tables_names_the_one_that_has_no_room(table_name: TableName) -> None:
+    module = DistEmbedding(None, DIM, table_name())
+    set_memory_limit(memory_in_use() + 50_000)
+    with pytest.raises(RuntimeError, match=rf'table "{module.name}".* store\'s memory limit'):
+        module.weight[torch.arange(10_000)] = torch.zeros(10_000, DIM)
+    set_memory_limit(None)
+    module.weight[torch.arange(10_000)] = torch.zeros(10_000, DIM)
+    with pytest.raises(ValueError, match="memory_limit must be at least 1 or None, got 0"):
+        set_memory_limit(0)
+
+
+def test_every_module_takes_a_limit_and_a_disk(table_name: TableName, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"memory_limit": LIMIT, "disk": tmp_path}
+    names = [table_name() for _ in range(4)]
+    HashTable(DIM, names[0], **where)
+    RecStoreClient().init_embedding_table(names[1], EmbeddingTableConfig(None, DIM, **where))
+    described = [{"name": name, "num_embeddings": None, "embedding_dim": DIM, **where} for name in names[2:]]
+    bags = RecStoreEmbeddingBagCollection(described[:1])
+    RecStoreEmbeddingCollection(described[1:])
+    for name in names:
+        config = Table.open(name).config
+        assert (config.memory_limit, config.disk) == (LIMIT, os.fspath(tmp_path))
+    with pytest.raises(ValueError, match="differs from the requested"):
+        DistEmbedding(None, DIM, names[1])
+    features = KeyedJaggedTensor([names[2]], torch.arange(6), lengths=torch.tensor([2, 4]))
+    assert bags(features).shape == (2, 1, DIM)
+
+
+def test_the_configuration_file_says_where_rows_lie(
+    table_name: TableName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, path = table_name(), tmp_path / "recstore_config.json"
+    path.write_text(f'{{"embedding_tables": {{"{name}": {{"memory_limit": {LIMIT}, "disk": "{tmp_path}"}}}}}}')
+    monkeypatch.setenv("RECSTORE_CONFIG", str(path))
+    try:
+        active_config(reload=True)
+        DistEmbedding(None, DIM, name)
+    finally:
+        monkeypatch.undo()
+        active_config(reload=True)
+    assert Table.open(name).config.disk == str(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ({"memory_limit": 0}, "memory_limit must be null or positive, got 0"),
+        ({"disk": "/tmp"}, "disk needs memory_limit"),
+        ({"memory_limit": LIMIT, "disk": ""}, "disk must be null or the name of a directory"),
+        ({"memory_limit": LIMIT, "disk": "/no/such/place"}, "slot file in /no/such/place: No such file"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(where: dict[str, Any], message: str, table_name: TableName) -> None:
+    with pytest.raises(ValueError, match=message):
+        DistEmbedding(None, DIM, table_name(), **where)
+
+
+def test_a_checkpoint_of_a_table_on_disk_loads_into_one_in_memory(table_name: TableName, tmp_path: Path) -> None:
+    name = table_name()
+    tiered = DistEmbedding(None, DIM, name, optimizer="adagrad", memory_limit=LIMIT, disk=tmp_path)
+    train(tiered, False)
+    rows = tiered.weight[torch.arange(ROWS)]
+    checkpoint.save(tmp_path / "checkpoint", progress=False)
+    train(tiered, False, 3)
+    checkpoint.load(tmp_path / "checkpoint", progress=False)
+    assert torch.equal(tiered.weight[torch.arange(ROWS)], rows)
+    assert table_statistics(name)["bytes"] <= LIMIT
+    RecStoreClient().drop(name)
+    plain = DistEmbedding(None, DIM, name, optimizer="adagrad")
+    checkpoint.load(tmp_path / "checkpoint", progress=False)
+    assert torch.equal(plain.weight[torch.arange(ROWS)], rows)
+
+
+def test_a_forked_child_reads_rows_on_disk_too(table_name: TableName, tmp_path: Path) -> None:
+    module = DistEmbedding(None, DIM, table_name(), optimizer="adagrad", memory_limit=LIMIT, disk=tmp_path)
+    train(module, False, 40)
+    ids = torch.arange(ROWS)
+    rows = module.weight[ids].numpy().tobytes()
+    child = os.fork()
+    if child == 0:
+        # Comparing tensors would wait for threads that a child does not have.
+        os._exit(0 if module.weight[ids].numpy().tobytes() == rows else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_limit_is_part_of_a_module_that_is_copied(table_name: TableName, tmp_path: Path) -> None:
+    module = nn.Sequential(DistEmbedding(None, DIM, table_name(), memory_limit=LIMIT, disk=tmp_path))
+    module.load_state_dict(module.state_dict())
+    assert len(module(torch.arange(3))) == 3
