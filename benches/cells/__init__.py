@@ -16,6 +16,7 @@ from benches.cells import (
     one_id,
     optimizers,
     row_types,
+    sharding,
     step,
     tables,
 )
@@ -34,6 +35,7 @@ TITLES = {
     memory.CELL: "Memory",
     checkpoint.CELL: "Checkpoints",
     disk_tier.CELL: "A table of four times its memory",
+    sharding.CELL: "Tables sharded over two ranks",
     id_map.CELL: "The id map alone",
 }
 """The title of each cell's table, in the order of the report."""
@@ -52,6 +54,7 @@ _STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
     memory.stages,
     checkpoint.stages,
     disk_tier.stages,
+    sharding.stages,
     id_map.stages,
 )
 

@@ -7,7 +7,8 @@ with gradients of its own. It is copied and pickled as name and configuration, a
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native, _ops
 from recstore_ops.config import TableConfig
+from recstore_ops.sharding.shard import Shard
 
 opening = threading.RLock()
 """Held while a table is opened and first filled: of several threads one creates it, and none sees it half filled."""
@@ -30,6 +32,7 @@ class Table:
         name: the table's name, unique in the process.
         dim: elements a row.
         config: initializer, optimizer and the rest; the defaults where absent.
+        shard: this process's part of a table that the ranks of a group share; all of them open it together.
 
     Attributes:
         handle: int64, 0-d, CPU: what the operators take for the table.
@@ -39,20 +42,43 @@ class Table:
         is_new: whether opening created the table.
 
     Raises:
-        ValueError: the configuration is invalid, or the table exists with another one.
-        RuntimeError: in a job of several processes, where each would train a copy of its own.
+        ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
+            table, or this process has it open as another shard.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a shard; or
+            another rank could not open its shard.
     """
 
-    def __init__(self, name: str, dim: int, config: TableConfig | None = None) -> None:
-        check_single_process(name)
+    def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
+        if shard is None:
+            check_single_process(name)
         self.name = name
         self.dim = dim
         self.config = config or TableConfig()
+        self.shard = shard
         self._lent: tuple[Tensor, Tensor] | None = None
-        with opening, torch.inference_mode(False):
-            self.is_new = _native.find_table(name) is None
-            self._open()
-        weakref.finalize(self, _release, self.handle, self.collector)
+        self._received_is_finite = True
+        self._others_are_finite = True
+        with disagreeing_on_error(shard):
+            with opening, torch.inference_mode(False):
+                self.is_new = _native.find_table(name) is None
+                self._open()
+            weakref.finalize(self, _release, self.handle, self.collector)
+            _check_same_shard(self)
+        if shard is not None:
+            self._agree(shard)
+
+    def _agree(self, shard: Shard) -> None:
+        try:
+            shard.agree(self.name, f"{self.dim} {self.config.to_json()}")
+        except Exception:
+            if self.is_new:
+                _ops.drop_table(self.name)
+            raise
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other processes have rows of this table."""
+        return self.shard is not None and not self.shard.is_alone
 
     def _open(self) -> None:
         try:
@@ -92,24 +118,48 @@ class Table:
     def clear_collected(self) -> None:
         """Forgets the gradients collected and not yet applied."""
         self._lent = None
+        self._received_is_finite = True
         _ops.clear_grads(self.collector)
 
     def lend_collected(self) -> Tensor | None:
         """Hands out the merged gradients `[U, dim]` to be changed in place; `None` where none were collected.
 
         The tensor stays the same one until more is collected, the gradients are looked at, or they are applied.
+
+        Of a sharded table these are the gradients of the rows of this rank. All ranks ask for them together; where one
+        has a value that is not finite, the others get NaN, so that a `GradScaler` leaves out the step on all.
         """
         if self._lent is None or _ops.collected_tables(self.collector).numel() > 0:
             for _, ids, grads in self.collected():
                 _ops.clear_grads(self.collector)
-                self._lent = ids, grads
-        return None if self._lent is None else self._lent[1]
+                self._lent, self._received_is_finite = (ids, grads), True
+                self._compare_with_others(grads)
+        if self._lent is None:
+            return None
+        return self._lent[1] if self._others_are_finite else torch.full((1, self.dim), torch.nan)
+
+    def _compare_with_others(self, grads: Tensor) -> None:
+        if self.shard is not None and self.is_sharded:
+            is_finite = bool(grads.isfinite().all())
+            self._others_are_finite = not self.shard.ranks_where(not is_finite) or not is_finite
+
+    def note_received(self, grads: Tensor) -> None:
+        """Looks whether gradients that a sharded table collects are finite, for `has_finite_gradients`."""
+        if self.is_sharded and self.config.nan_policy == "error":
+            self._received_is_finite = self._received_is_finite and bool(grads.isfinite().all())
+
+    def has_finite_gradients(self) -> bool:
+        """Whether a step would not refuse what was collected of a sharded table for NaN or infinity."""
+        if self.config.nan_policy != "error":
+            return True
+        return self._received_is_finite if self._lent is None else bool(self._lent[1].isfinite().all())
 
     def take_back(self) -> None:
         """Puts gradients that were lent back among those collected, as they are now."""
         if self._lent is not None:
             ids, grads = self._lent
             self._lent = None
+            self.note_received(grads)
             _ops.accept_grad(self.collector, self.handle, ids, grads, None)
 
     def statistics(self) -> dict[str, Any]:
@@ -131,6 +181,8 @@ class Table:
         return f"Table({self.name!r}, dim={self.dim})"
 
     def __reduce__(self) -> tuple[Callable[..., "Table"], tuple[Any, ...]]:
+        if self.shard is not None:
+            self.shard.__reduce__()
         return (type(self), (self.name, self.dim, self.config))
 
 
@@ -151,8 +203,35 @@ def check_single_process(name: str) -> None:
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise RuntimeError(
             f'table "{name}" would be embedded in each of {distributed.get_world_size()} processes, '
-            "and the copies would drift apart"
+            "and the copies would drift apart; give its module a process_group, over which it is sharded"
         )
+
+
+@contextmanager
+def disagreeing_on_error(shard: Shard | None) -> Iterator[None]:
+    """Tells the other ranks, which open a table, that this one cannot, if there is an error within."""
+    try:
+        yield
+    except Exception:
+        if shard is not None:
+            shard.disagree()
+        raise
+
+
+_shards: dict[int, tuple[int, int]] = {}
+"""The rank and the number of ranks of each sharded table, by its number."""
+
+
+def _check_same_shard(table: Table) -> None:
+    """Refuses to open a table as another shard than it was opened as: its rows are those of that one."""
+    own = (0, 1) if table.shard is None else (table.shard.rank, table.shard.world)
+    others = own if table.is_new else _shards.get(table.table_id, own)
+    if own != others:
+        raise ValueError(
+            f'table "{table.name}" is open as shard {others[0]} of {others[1]}, '
+            f"and cannot be shard {own[0]} of {own[1]}"
+        )
+    _shards[table.table_id] = own
 
 
 _default_tables: dict[int, Table] = {}

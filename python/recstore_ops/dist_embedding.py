@@ -7,15 +7,19 @@ from os import PathLike
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from recstore_ops import _native, _ops
-from recstore_ops._table import Table, opening
+from recstore_ops import _native
+from recstore_ops._table import Table, disagreeing_on_error, opening
 from recstore_ops.config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.config_file import configure_table
 from recstore_ops.dist_tensor import DistTensor, fill_rows, keep
-from recstore_ops.functional import embedding
+from recstore_ops.functional import check_ids, embedding
 from recstore_ops.row_types import ROW_TYPES, check_output_dtype, type_name
+from recstore_ops.sharding.lookup import Request
+from recstore_ops.sharding.ownership import write_own
+from recstore_ops.sharding.shard import GradReduce, Shard
 from recstore_ops.state import TableRows, are_tables_left_out, replace_rows, table_rows
 
 DEFAULT_LR = 0.01
@@ -53,11 +57,18 @@ class TableModule(nn.Module):
         disk: a directory for the rows that `memory_limit` leaves no room for: those used last stay in memory, and
             results are the same to the bit.
         output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
+        process_group: the ranks over which the table is sharded by id, each with the rows of its own ids; see
+            `docs/sharding.md`. All of them make the module and call it together.
+        grad_reduce: whether the gradients of the ranks are summed, `sum`, or divided by the number of ranks besides,
+            `mean`, as `DistributedDataParallel` does.
+        wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
+            `torch.bfloat16`.
 
     Raises:
-        ValueError: an empty name, an invalid configuration, a table of this name with another one, or another
-            `output_dtype`.
-        RuntimeError: in a job of several processes, where each would train a copy of its own.
+        ValueError: an empty name, an invalid configuration, a table of this name with another one, another
+            `output_dtype`, or ranks that make different modules.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
+            `process_group`; or another rank could not make its module.
     """
 
     def __init__(
@@ -80,32 +91,37 @@ class TableModule(nn.Module):
         memory_limit: int | None = None,
         disk: str | PathLike[str] | None = None,
         output_dtype: torch.dtype | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        grad_reduce: GradReduce = "mean",
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        config = configure_table(
-            name,
-            embedding_dim,
-            num_embeddings,
-            lr=lr,
-            optimizer=optimizer,
-            initializer=initializer,
-            dtype=None if dtype is None else type_name(dtype),
-            seed=seed,
-            block_size=block_size,
-            nan_policy=nan_policy,
-            admission=admission,
-            eviction=eviction,
-            memory_limit=memory_limit,
-            disk=disk,
-        )
-        self.num_embeddings = config.num_embeddings
-        self.embedding_dim = embedding_dim
-        self.name = name
-        self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
-        config = _keeping(config, self.padding_idx)
-        self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
+        shard = Shard.of(process_group, grad_reduce, wire_dtype)
+        with disagreeing_on_error(shard):
+            config = configure_table(
+                name,
+                embedding_dim,
+                num_embeddings,
+                lr=lr,
+                optimizer=optimizer,
+                initializer=initializer,
+                dtype=None if dtype is None else type_name(dtype),
+                seed=seed,
+                block_size=block_size,
+                nan_policy=nan_policy,
+                admission=admission,
+                eviction=eviction,
+                memory_limit=memory_limit,
+                disk=disk,
+            )
+            self.num_embeddings = config.num_embeddings
+            self.embedding_dim = embedding_dim
+            self.name = name
+            self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
+            config = _keeping(config, self.padding_idx)
+            self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
         with opening:
-            self.table = Table(name, embedding_dim, config)
+            self.table = Table(name, embedding_dim, config, shard)
             keep(self.table)
             if self.table.is_new:
                 self._start_rows(init_func, ROW_TYPES[config.dtype])
@@ -117,8 +133,7 @@ class TableModule(nn.Module):
         if init_func is not None:
             fill_rows(self.table, self.num_embeddings, init_func, dtype)
         if self.padding_idx is not None:
-            zero_row = torch.zeros(1, self.embedding_dim)
-            _ops.emb_write(self.table.handle, torch.tensor([self.padding_idx]), zero_row)
+            write_own(self.table, torch.tensor([self.padding_idx]), torch.zeros(1, self.embedding_dim))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -129,8 +144,16 @@ class TableModule(nn.Module):
 
     @property
     def weight(self) -> DistTensor:
-        """The table as a `DistTensor` that outlives this module."""
+        """The table as a `DistTensor` that outlives this module; of a sharded one this rank's rows only."""
         return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim))
+
+    def tables(self) -> list[Table]:
+        """The table of this module."""
+        return [self.table]
+
+    def requests(self, features: Tensor) -> list[Request]:
+        """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
+        return [Request(self.table, check_ids(features), self.padding_idx)]
 
     def reset_trace(self) -> None:
         """Forgets the gradients collected and not yet applied."""
@@ -188,7 +211,8 @@ class DistEmbedding(TableModule):
         if not module.table.is_new:
             raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
         if module.padding_idx is not None:
-            module.weight[[module.padding_idx]] = rows[module.padding_idx]
+            padding_row = rows[module.padding_idx].to(torch.float32)
+            write_own(module.table, torch.tensor([module.padding_idx]), padding_row.unsqueeze(0))
         module.frozen = freeze
         return module
 

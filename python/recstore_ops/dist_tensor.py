@@ -14,6 +14,7 @@ from recstore_ops._table import Table, opening
 from recstore_ops.config import TableConfig
 from recstore_ops.functional import check_ids
 from recstore_ops.row_types import ROW_TYPES, type_name
+from recstore_ops.sharding.ownership import check_owned, write_own
 
 _ROWS_PER_WRITE = 1 << 20
 
@@ -98,8 +99,14 @@ class DistTensor:
         return self.shape[0]
 
     def __getitem__(self, ids: Tensor | Sequence[int] | int) -> Tensor:
-        """Reads the rows of `ids`: float32, `[..., dim]`."""
-        return _ops.emb_read(self.table.handle, _as_ids(ids), self.table.dim)
+        """Reads the rows of `ids`: float32, `[..., dim]`.
+
+        Raises:
+            ValueError: an id of a sharded table that another rank owns.
+        """
+        ids = _as_ids(ids)
+        check_owned(self.table, ids)
+        return _ops.emb_read(self.table.handle, ids, self.table.dim)
 
     def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
         """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
@@ -111,6 +118,7 @@ class DistTensor:
             raise ValueError(
                 f'table "{self.name}" takes rows of shape {shape} for these ids, got {tuple(rows.shape)}'
             ) from None
+        check_owned(self.table, ids)
         _ops.emb_write(self.table.handle, ids, rows)
 
     def __repr__(self) -> str:
@@ -184,7 +192,7 @@ def fill_rows(
         for number in range(math.ceil(num_embeddings / _ROWS_PER_WRITE)):
             part = slice(number * _ROWS_PER_WRITE, min((number + 1) * _ROWS_PER_WRITE, num_embeddings))
             ids = torch.arange(part.start, part.stop)
-            _ops.emb_write(table.handle, ids, rows[part].to(torch.float32))
+            write_own(table, ids, rows[part].to(torch.float32))
     except Exception:
         _ops.drop_table(table.name)
         raise

@@ -8,14 +8,19 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recstore_ops import _ops
+from recstore_ops._table import disagreeing_on_error
 from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
 from recstore_ops.collection_config import EmbeddingBagConfig, read_configs
 from recstore_ops.embedding_bag import DistEmbeddingBag
 from recstore_ops.functional import check_ids, check_weights
 from recstore_ops.prefetch import Issued, PendingPrefetches
+from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
+from recstore_ops.sharding.pooling import pool_rows
+from recstore_ops.sharding.shard import GradReduce, Shard
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.table_collection import Output, TableCollection, check_no_server
@@ -48,11 +53,16 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
         admission: which ids get a row by training, of the tables without an `admission` of their own.
         eviction: which rows leave, of the tables without an `eviction` of their own.
+        process_group: the ranks over which the tables are sharded, as in `DistEmbedding`, and so are `grad_reduce` and
+            `wire_dtype`; a batch is then one exchange for all tables.
+        grad_reduce: whether gradients of the ranks are averaged, `mean`, or summed, `sum`.
+        wire_dtype: the type in which rows and gradients travel.
 
     Raises:
         TypeError: a description of a table of another type.
         ValueError: no tables, a name twice, an invalid table, a server's address, or `fusion_k` out of [1, 62].
-        RuntimeError: in a job of several processes, where each would train a copy of its own.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
+            `process_group`; or another rank could not make its tables.
 
     Example:
         >>> bags = RecStoreEmbeddingBagCollection([
@@ -84,11 +94,15 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         nan_policy: str | None = None,
         admission: dict[str, Any] | None = None,
         eviction: dict[str, Any] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        grad_reduce: GradReduce = "mean",
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
-        check_no_server(ps_host, ps_port)
-        if not 1 <= fusion_k <= 62:
-            raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
-        configs = read_configs(embedding_bag_configs, EmbeddingBagConfig)
+        with disagreeing_on_error(Shard.of(process_group, grad_reduce, wire_dtype)):
+            check_no_server(ps_host, ps_port)
+            if not 1 <= fusion_k <= 62:
+                raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
+            configs = read_configs(embedding_bag_configs, EmbeddingBagConfig)
         modules = [
             DistEmbeddingBag(
                 config.num_embeddings,
@@ -107,6 +121,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
                 eviction=config.eviction or eviction,
                 memory_limit=config.memory_limit,
                 disk=config.disk,
+                process_group=process_group,
+                grad_reduce=grad_reduce,
+                wire_dtype=wire_dtype,
             )
             for config in configs
         ]
@@ -134,11 +151,10 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
             ValueError: features are missing or there are others, or weights come with a `mean`.
             IndexError: an id out of its table's `num_embeddings`.
         """
-        batch = self._by_output(self._checked(features))
-        pooled_BD = self._pooled(batch) if self.enable_fusion else self._pooled_one_by_one(batch)
+        pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
         dims = self._dims(self._outputs)
         if not self.keyed_output and len(set(dims)) == 1:
-            return pooled_BD.view(batch.stride(), len(dims), dims[0])
+            return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
         names = [output.name for output in self._outputs]
         return type_beside(features, "KeyedTensor")(keys=names, length_per_key=dims, values=pooled_BD)
 
@@ -171,11 +187,12 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
             `fused_ids` `[U]` and the place of each id among them `[N]`.
 
         Raises:
-            RuntimeError: fusion is off.
+            RuntimeError: fusion is off, or the tables are sharded.
             ValueError: as `forward`; without `record_handle` as `fused_ids`.
         """
         if not self.enable_fusion:
             raise RuntimeError("issue_fused_prefetch needs enable_fusion")
+        self._refuse_sharded("issue_fused_prefetch")
         batch = self._by_output(self._checked(features))
         outputs, ids_N = self._in_order_of(batch), check_ids(batch.values())
         fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
@@ -233,6 +250,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         Raises:
             ValueError: features are missing, or there are others.
         """
+        self._refuse_sharded("set_prefetch_handles")
         if handles and set(handles) != set(self._config_names):
             raise ValueError(f"expected a handle for each of {sorted(self._config_names)}, got {sorted(handles)}")
         self._prefetch_handles = dict(handles)
@@ -240,6 +258,13 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def report_prefetch_stats(self, reset: bool = True) -> dict[str, float]:
         """What became of prefetches: `issued`, `used`, `unused`, `ids`, and `ahead_ms` and `wait_ms`, summed."""
         return self._prefetches.report(reset)
+
+    def _refuse_sharded(self, method: str) -> None:
+        if self._is_sharded():
+            raise RuntimeError(
+                f"{method} reads this process's rows only, and the tables are sharded: "
+                "recstore_ops.sharding.ShardedPipeline reads ahead there"
+            )
 
     @property
     def _fused_prefetch_handle(self) -> int | None:
@@ -291,6 +316,37 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def __getstate__(self) -> dict[str, Any]:
         # Prefetches belong to this process and this module.
         return {**self.__dict__, "_prefetches": PendingPrefetches(), "_prefetch_handles": {}}
+
+    def requests(self, features: Any) -> list[Request]:
+        """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""
+        return self._requests(self._by_output(self._checked(features)))
+
+    def _requests(self, batch: KeyedJaggedTensor) -> list[Request]:
+        ids = check_ids(batch.values()).split(batch.length_per_key())
+        outputs = self._in_order_of(batch)
+        return [Request(self._table_of(output), part) for output, part in zip(outputs, ids, strict=True)]
+
+    def _pooled_sharded(self, features: Any) -> Tensor:
+        """One exchange for all features, `[B, D]` in the order of the outputs; one a feature without fusion."""
+        # The tables of the first exchange.
+        with failing_together(self.tables() if self.enable_fusion else [self._table_of(self._outputs[0])]):
+            batch = self._by_output(self._checked(features))
+            outputs, size = self._in_order_of(batch), batch.stride()
+            weights_N = self._weights(batch, outputs)
+            requests, offsets = self._requests(batch), batch.offsets().to(torch.int64)
+        if not self.enable_fusion:
+            return self._pooled_one_by_one(batch)
+        columns = {}
+        weights = [None] * len(outputs) if weights_N is None else weights_N.split(batch.length_per_key())
+        for place, (output, rows) in enumerate(zip(outputs, sharded_rows(requests), strict=True)):
+            own_offsets = offsets[place * size : (place + 1) * size + 1]
+            columns[output] = pool_rows(rows, own_offsets - own_offsets[0], "sum", weights[place])
+        return torch.cat([columns[output] for output in self._outputs], dim=1)
+
+    def _pooled_here(self, features: Any) -> Tensor:
+        """Pools from tables of this process, `[B, D]` in the order of the outputs."""
+        batch = self._by_output(self._checked(features))
+        return self._pooled(batch) if self.enable_fusion else self._pooled_one_by_one(batch)
 
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""

@@ -4,9 +4,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
+from recstore_ops._table import disagreeing_on_error
 from recstore_ops.collection_config import EmbeddingConfig, read_configs
 from recstore_ops.dist_embedding import DistEmbedding
+from recstore_ops.functional import check_ids
+from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
+from recstore_ops.sharding.pooling import spread_rows
+from recstore_ops.sharding.shard import GradReduce, Shard
 from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.table_collection import TableCollection, check_no_server
 
@@ -32,11 +39,16 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
         nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
         admission: which ids get a row by training, of the tables without an `admission` of their own.
         eviction: which rows leave, of the tables without an `eviction` of their own.
+        process_group: the ranks over which the tables are sharded, as in `DistEmbedding`, and so are `grad_reduce` and
+            `wire_dtype`; a batch is then one exchange for all tables.
+        grad_reduce: whether gradients of the ranks are averaged, `mean`, or summed, `sum`.
+        wire_dtype: the type in which rows and gradients travel.
 
     Raises:
         TypeError: a description of a table of another type.
         ValueError: no tables, a name twice, an invalid table, or a server's address.
-        RuntimeError: in a job of several processes, where each would train a copy of its own.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
+            `process_group`; or another rank could not make its tables.
     """
 
     def __init__(
@@ -54,9 +66,13 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
         nan_policy: str | None = None,
         admission: dict[str, Any] | None = None,
         eviction: dict[str, Any] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        grad_reduce: GradReduce = "mean",
+        wire_dtype: torch.dtype | None = None,
     ) -> None:
-        check_no_server(ps_host, ps_port)
-        configs = read_configs(embedding_configs, EmbeddingConfig)
+        with disagreeing_on_error(Shard.of(process_group, grad_reduce, wire_dtype)):
+            check_no_server(ps_host, ps_port)
+            configs = read_configs(embedding_configs, EmbeddingConfig)
         modules = [
             DistEmbedding(
                 config.num_embeddings,
@@ -73,6 +89,9 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
                 eviction=config.eviction or eviction,
                 memory_limit=config.memory_limit,
                 disk=config.disk,
+                process_group=process_group,
+                grad_reduce=grad_reduce,
+                wire_dtype=wire_dtype,
             )
             for config in configs
         ]
@@ -96,14 +115,34 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
             ValueError: features are missing or there are others.
             IndexError: an id out of its table's `num_embeddings`.
         """
+        values = self._sharded_rows(features) if self._is_sharded() else self._rows(features)
         parts = self._checked(features).to_dict()
         jagged = type_beside(features, "JaggedTensor")
         rows = {}
-        for output in self._outputs:
+        for output, each in zip(self._outputs, values, strict=True):
             part = parts[output.feature]
-            values = self._module_of(output)(part.values())
-            rows[output.name] = jagged(values=values, weights=part.weights_or_none(), lengths=part.lengths())
+            rows[output.name] = jagged(values=each, weights=part.weights_or_none(), lengths=part.lengths())
         return rows
+
+    def requests(self, features: Any) -> list[Request]:
+        """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""
+        parts = self._checked(features).to_dict()
+        return [Request(self._table_of(output), check_ids(parts[output.feature].values())) for output in self._outputs]
+
+    def _rows(self, features: Any) -> list[Tensor]:
+        """The rows of each output, one lookup each."""
+        parts = self._checked(features).to_dict()
+        return [self._module_of(output)(parts[output.feature].values()) for output in self._outputs]
+
+    def _sharded_rows(self, features: Any) -> list[Tensor]:
+        """The rows of each output, one exchange for all."""
+        with failing_together(self.tables()):
+            requests = self.requests(features)
+        found = sharded_rows(requests)
+        return [
+            spread_rows(rows).to(self._module_of(output).output_dtype)
+            for output, rows in zip(self._outputs, found, strict=True)
+        ]
 
     def embedding_configs(self) -> list[EmbeddingConfig]:
         """What describes the tables."""

@@ -11,6 +11,8 @@ from torch import Tensor
 from recstore_ops import _ops
 from recstore_ops._table import Table, default_table
 from recstore_ops.autograd import _DistEmbBagFunction, _DistEmbFunction
+from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
+from recstore_ops.sharding.pooling import check_offsets, pool_rows, spread_rows
 
 _MODES = {"sum": _ops.SUM, "mean": _ops.MEAN, "max": _ops.MAX}
 
@@ -31,6 +33,8 @@ def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -
         IndexError: an id out of the table's `num_embeddings`; names table, id and position.
     """
     table = _open(table)
+    if table.is_sharded:
+        return _sharded_embedding(ids, table, padding_idx)
     ids = check_ids(ids)
     return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
 
@@ -64,12 +68,9 @@ def embedding_bag(
         IndexError: an id out of the table's `num_embeddings`.
     """
     table = _open(table)
-    if mode not in _MODES:
-        raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
-    ids = check_ids(input)
-    check_weights(ids, per_sample_weights, mode)
-    ids_N, offsets = flatten_bags(ids, offsets, include_last_offset)
-    weights_N = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+    if table.is_sharded:
+        return _sharded_embedding_bag(input, table, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
+    ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
     return _DistEmbBagFunction.apply(
         table.anchor,
         weights_N,
@@ -81,6 +82,41 @@ def embedding_bag(
         _MODES[mode],
         padding_idx,
     )  # type: ignore[return-value]
+
+
+def _flat_bags(
+    input: Tensor, offsets: Tensor | None, mode: str, per_sample_weights: Tensor | None, include_last_offset: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Checks what `embedding_bag` was given, and returns ids `[N]`, offsets `[B + 1]` and weights `[N]`."""
+    if mode not in _MODES:
+        raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
+    ids = check_ids(input)
+    check_weights(ids, per_sample_weights, mode)
+    ids_N, offsets = flatten_bags(ids, offsets, include_last_offset)
+    return ids_N, offsets, None if per_sample_weights is None else per_sample_weights.reshape(-1)
+
+
+def _sharded_embedding(ids: Tensor, table: Table, padding_idx: int | None) -> Tensor:
+    with failing_together([table]):
+        request = Request(table, check_ids(ids), padding_idx)
+    (rows,) = sharded_rows([request])
+    return spread_rows(rows)
+
+
+def _sharded_embedding_bag(
+    input: Tensor,
+    table: Table,
+    offsets: Tensor | None,
+    mode: str,
+    per_sample_weights: Tensor | None,
+    include_last_offset: bool,
+    padding_idx: int | None,
+) -> Tensor:
+    with failing_together([table]):
+        ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
+        check_offsets(table.name, ids_N, offsets)
+    (rows,) = sharded_rows([Request(table, ids_N, padding_idx)])
+    return pool_rows(rows, offsets, mode, weights_N)
 
 
 def check_ids(ids: Tensor) -> Tensor:

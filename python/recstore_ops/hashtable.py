@@ -10,17 +10,24 @@ import gc
 import math
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any, ClassVar, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recstore_ops import _native, _ops
+from recstore_ops._table import disagreeing_on_error
 from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunction
 from recstore_ops.client import evict
 from recstore_ops.dist_embedding import TableModule
 from recstore_ops.functional import check_ids
+from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
+from recstore_ops.sharding.ownership import check_owned, write_own
+from recstore_ops.sharding.pooling import spread_rows
+from recstore_ops.sharding.shard import GradReduce, Shard
 
 EMBEDDING_SLOT = "embedding"
 """The name of the slot that holds the rows themselves; the others are the optimizer's."""
@@ -108,7 +115,14 @@ class HashTable(TableModule):
             their first update.
         grad_reduce_by: what a row's gradients are divided by once they are summed: `worker`, the number of workers;
             `id`, the times that the row occurs in the call.
-        num_workers: the workers whose gradients come to this table; those of the `torch.distributed` job by default.
+        num_workers: the workers whose gradients come to this table; those of the `torch.distributed` job by default,
+            and 1 with a `process_group`, whose `grad_reduce` divides already.
+        process_group: the ranks over which the table is sharded, as in `DistEmbedding`, and so are `grad_reduce` and
+            `wire_dtype`. A forward reaches the rows of all ranks; `insert` and `delete` change those of this rank, so
+            that all are changed once every rank has called them with all ids; what lists ids, rows or gradients lists
+            those of this rank.
+        grad_reduce: whether gradients of the ranks are averaged, `mean`, or summed, `sum`.
+        wire_dtype: the type in which rows and gradients travel.
 
     Attributes:
         embedding_shape: the shape of one row.
@@ -117,7 +131,8 @@ class HashTable(TableModule):
     Raises:
         ValueError: the name is empty or taken, an argument is invalid, or the table exists with another
             configuration.
-        RuntimeError: in a job of several processes, where each would train a copy of its own.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
+            `process_group`.
 
     Example:
         >>> table = HashTable([2, 3], "user", optimizer={"kind": "adam", "lr": 0.1})
@@ -144,19 +159,19 @@ class HashTable(TableModule):
         eviction: dict[str, Any] | None = None,
         memory_limit: int | None = None,
         disk: str | PathLike[str] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        grad_reduce: GradReduce = "mean",
+        wire_dtype: torch.dtype | None = None,
         insert_on_lookup: bool = False,
         grad_reduce_by: Literal["worker", "id"] = "worker",
         num_workers: int | None = None,
     ) -> None:
-        shape = _checked_shape(embedding_shape)
-        if grad_reduce_by not in ("worker", "id"):
-            raise ValueError(f'grad_reduce_by must be "worker" or "id", got {grad_reduce_by!r}')
-        if insert_on_lookup and admission is not None:
-            raise ValueError("insert_on_lookup gives every id a row, and admission does not: give one of them")
-        if num_workers is not None and num_workers < 1:
-            raise ValueError(f"num_workers must be at least 1, got {num_workers}")
-        description = f"HashTable({shape}, {initializer=}, {optimizer=}, {lr=}, {block_size=}, {seed=})"
-        HashTableRegister().check_free(name, description)
+        shard = Shard.of(process_group, grad_reduce, wire_dtype)
+        with disagreeing_on_error(shard):
+            shape = _checked_shape(embedding_shape)
+            _check_arguments(grad_reduce_by, insert_on_lookup, admission, num_workers)
+            description = f"HashTable({shape}, {initializer=}, {optimizer=}, {lr=}, {block_size=}, {seed=})"
+            HashTableRegister().check_free(name, description)
         super().__init__(
             num_embeddings,
             math.prod(shape),
@@ -172,13 +187,18 @@ class HashTable(TableModule):
             eviction=eviction,
             memory_limit=memory_limit,
             disk=disk,
+            process_group=process_group,
+            grad_reduce=grad_reduce,
+            wire_dtype=wire_dtype,
         )
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
         self._claim = HashTableRegister().register(name, description)
         self.embedding_shape = shape
         self.insert_on_lookup = insert_on_lookup
         self.grad_reduce_by = grad_reduce_by
-        self.num_workers = count_workers() if num_workers is None else num_workers
+        # The exchange divides gradients of a sharded table, by its grad_reduce.
+        workers = 1 if shard is not None else count_workers()
+        self.num_workers = workers if num_workers is None else num_workers
 
     def forward(self, ids: Tensor) -> Tensor:
         """Looks up the row of each id.
@@ -196,17 +216,32 @@ class HashTable(TableModule):
             TypeError: ids of another dtype.
             IndexError: an id out of the table's `num_embeddings`; names table and id.
         """
-        ids = _int64(ids)
-        rows = self._trainable_rows(ids.reshape(-1)) if self.training else self._read(ids)
+        with failing_together([self.table]) if self.table.is_sharded else nullcontext():
+            ids = _int64(ids)
+        rows = self._trainable_rows(ids.reshape(-1)) if self.training else self._evaluated_rows(ids.reshape(-1))
         return rows.reshape((*ids.shape, *self.embedding_shape))
 
     def _trainable_rows(self, ids_N: Tensor) -> Tensor:
-        distinct_U, inverse_N = _distinct(ids_N)
         table = self.table
-        _, rows_UD = HashTableLookupFunction.apply(  # type: ignore[misc]
-            table.anchor, distinct_U, table.handle, table.collector, table.dim, self.insert_on_lookup
-        )
+        if table.is_sharded:
+            ((rows_UD, inverse_N, _),) = sharded_rows([Request(table, ids_N, inserts=self.insert_on_lookup)])
+        else:
+            distinct_U, inverse_N = _distinct(ids_N)
+            _, rows_UD = HashTableLookupFunction.apply(  # type: ignore[misc]
+                table.anchor, distinct_U, table.handle, table.collector, table.dim, self.insert_on_lookup
+            )
         return GradWorkerMeanFunction.apply(rows_UD, inverse_N, self.grad_reduce_by, self.num_workers)  # type: ignore[return-value]
+
+    def _evaluated_rows(self, ids_N: Tensor) -> Tensor:
+        if not self.table.is_sharded:
+            return self._read(ids_N)
+        with torch.no_grad():
+            (rows,) = sharded_rows([Request(self.table, ids_N)])
+        return spread_rows(rows)
+
+    def requests(self, features: Tensor) -> list[Request]:
+        """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
+        return [Request(self.table, _int64(features), inserts=self.training and self.insert_on_lookup)]
 
     def _read(self, ids: Tensor) -> Tensor:
         return _ops.emb_read(self.table.handle, ids, self.table.dim)
@@ -223,8 +258,12 @@ class HashTable(TableModule):
             ValueError: embeddings of another shape.
             RuntimeError: a value that is not finite, under the policy `error`; names table, id and position.
         """
-        ids = check_ids(ids)
-        _ops.emb_write(self.table.handle, ids, self._flat("insert", "embeddings", ids, embeddings))
+        ids = _int64(ids)
+        rows = self._flat("insert", "embeddings", ids, embeddings)
+        if self.table.is_sharded:
+            write_own(self.table, ids.reshape(-1), rows.reshape(-1, self.table.dim))
+        else:
+            _ops.emb_write(self.table.handle, ids, rows)
 
     def delete(self, ids: Tensor) -> None:
         """Deletes rows, slots included, and frees their indices; an id without a row is no error.
@@ -273,13 +312,14 @@ class HashTable(TableModule):
             gives zeros, and its initial value in the slot `embedding`.
 
         Raises:
-            ValueError: no slot of this name.
+            ValueError: no slot of this name, or ids of a sharded table that another rank owns.
             TypeError: ids of another dtype.
         """
         names = self.slot_names()
         if name not in names:
             raise ValueError(f'table "{self.name}" has the slots {names}, got {name!r}')
         ids = self.ids() if ids is None else _int64(ids)
+        check_owned(self.table, ids)
         values = self._read(ids) if name == EMBEDDING_SLOT else _ops.hashtable_slot(self.table.handle, ids, name)
         return self._shaped(values)
 
@@ -292,10 +332,12 @@ class HashTable(TableModule):
 
         Raises:
             TypeError: ids or gradients of another dtype.
-            ValueError: gradients of another shape.
+            ValueError: gradients of another shape, or ids of a sharded table that another rank owns.
         """
         ids = check_ids(ids)
+        check_owned(self.table, ids)
         gradients = self._flat("accept_grad", "gradients", ids, grad)
+        self.table.note_received(gradients)
         _ops.accept_grad(self.table.collector, self.table.handle, ids, gradients, None)
 
     def grad(self) -> tuple[Tensor, Tensor]:
@@ -349,6 +391,17 @@ def _distinct(ids_N: Tensor) -> tuple[Tensor, Tensor]:
 def _int64(ids: Tensor) -> Tensor:
     ids = check_ids(ids)
     return ids.view(torch.int64) if ids.dtype == torch.uint64 else ids
+
+
+def _check_arguments(
+    grad_reduce_by: str, insert_on_lookup: bool, admission: dict[str, Any] | None, num_workers: int | None
+) -> None:
+    if grad_reduce_by not in ("worker", "id"):
+        raise ValueError(f'grad_reduce_by must be "worker" or "id", got {grad_reduce_by!r}')
+    if insert_on_lookup and admission is not None:
+        raise ValueError("insert_on_lookup gives every id a row, and admission does not: give one of them")
+    if num_workers is not None and num_workers < 1:
+        raise ValueError(f"num_workers must be at least 1, got {num_workers}")
 
 
 def _checked_shape(embedding_shape: int | Sequence[int]) -> tuple[int, ...]:

@@ -14,6 +14,8 @@ from recstore_ops._table import Table
 from recstore_ops.client import RecStoreClient, get_kv_client
 from recstore_ops.collected_gradients import CollectedGradients
 from recstore_ops.config import check_learning_rate
+from recstore_ops.sharding.gradient_norm import clip_sharded_norm
+from recstore_ops.sharding.step import check_other_ranks
 from recstore_ops.state import native_state, optimizer_state
 
 Tables = nn.Module | Table
@@ -94,7 +96,8 @@ class SparseOptimizer(torch.optim.Optimizer):
 
         Raises:
             ValueError: no modules here nor at construction, or modules without any table.
-            RuntimeError: gradients that a table refuses; then no table has changed and all traces are kept.
+            RuntimeError: gradients that a table refuses, of a sharded table those of any rank; then no table has
+                changed and all traces are kept.
         """
         if callable(modules) and not isinstance(modules, nn.Module | Table):
             modules, closure = None, modules  # As torch.optim: step(closure).
@@ -109,6 +112,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         for table in tables:
             self._seen.add(table)
             self._follow_rate(table)
+        check_other_ranks(tables)
         self.kv_client.apply_grads(tables)
         return loss
 
@@ -126,8 +130,10 @@ class SparseOptimizer(torch.optim.Optimizer):
     ) -> Tensor:
         """Scales what was collected so that its norm does not exceed `max_norm`; `torch.nn.utils.clip_grad_norm_`.
 
-        The norm is over the merged gradients of all tables together, as if they were one vector. For a norm over dense
-        parameters as well, give `torch.nn.utils.clip_grad_norm_` the parameters of this optimizer's groups beside them.
+        The norm is over the merged gradients of all tables together, as if they were one vector, and of all ranks where
+        tables are sharded; all ranks then call it together. For a norm over dense
+        parameters as well, give `torch.nn.utils.clip_grad_norm_` the parameters of this optimizer's groups beside them;
+        of sharded tables that sees this rank's rows only.
 
         Args:
             max_norm: the greatest norm that is kept as it is.
@@ -146,6 +152,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         for table in _tables_of(self._chosen("clip_grad_norm_", modules)):
             by_name.setdefault(table.name, []).append(table)
         parameters = [CollectedGradients.of(functools.partial(list, tables)) for tables in by_name.values()]
+        if any(table.is_sharded for tables in by_name.values() for table in tables):
+            return clip_sharded_norm(list(by_name.values()), parameters, max_norm, norm_type, error_if_nonfinite)
         return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
 
     @eager_only

@@ -24,6 +24,7 @@ from recstore_ops import _native, _ops
 from recstore_ops._table import Table
 from recstore_ops.config import check_learning_rate
 from recstore_ops.row_types import ROW_TYPES
+from recstore_ops.sharding.ownership import check_owned
 
 TableRows = tuple[Tensor, Tensor]
 OptimizerState = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
@@ -79,8 +80,8 @@ def check_rows(table: Table, state: Any) -> TableRows:
 
     Raises:
         TypeError: something else than two tensors, or tensors of another type.
-        ValueError: tensors of another shape, an id that comes twice, or a value that is not finite, under the policy
-            `error`.
+        ValueError: tensors of another shape, an id that comes twice or that another rank owns, or a value that is not
+            finite, under the policy `error`.
         IndexError: an id outside the table's `num_embeddings`.
     """
     if not isinstance(state, tuple | list) or len(state) != 2 or not all(isinstance(part, Tensor) for part in state):
@@ -184,6 +185,7 @@ def _check_ids(table: Table, ids_N: Tensor) -> None:
         raise IndexError(
             f'the state of table "{table.name}" has the id {int(outside[0])}, outside [0, {bound}), its num_embeddings'
         )
+    check_owned(table, ids_N)
 
 
 def _check_finite(table: Table, ids_N: Tensor, rows_ND: Tensor) -> None:

@@ -58,6 +58,13 @@ class TableCollection(nn.Module, Generic[_Module]):
         """The gradients collected and not yet applied, as `(table_name, ids [U], grads [U, dim])`, ids distinct."""
         return [entry for module in self._by_name().values() for entry in module.table.collected()]
 
+    def tables(self) -> list[Table]:
+        """The tables, each once."""
+        return [module.table for module in self._by_name().values()]
+
+    def _is_sharded(self) -> bool:
+        return self.tables()[0].is_sharded
+
     def reset_trace(self) -> None:
         """Forgets the gradients collected and not yet applied."""
         for module in self._by_name().values():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from ranks import Ranks, started_ranks
 
 from recstore_ops import cli
 from recstore_ops.training import planted_interactions
@@ -33,6 +34,13 @@ def data_root() -> Path:
 def table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     """Gives another table name, unique in this process, at each call."""
     return lambda: f"{request.node.name}/{next(_table_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """The ranks of a job, started once for all tests."""
+    with started_ranks() as started:
+        yield started
 
 
 @pytest.fixture

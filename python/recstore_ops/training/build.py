@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from recstore_ops import DistEmbedding, table_statistics
@@ -25,7 +26,13 @@ MODELS: dict[ModelName, type[nn.Module]] = {
 }
 
 
-def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: Vocabulary | None = None) -> nn.Module:
+def build_model(
+    config: TrainingConfig,
+    name: str,
+    rows: RowSource,
+    vocabulary: Vocabulary | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> nn.Module:
     """Returns the configured model with fresh tables `<name>/...`.
 
     Initial values depend on the configured seed and on the name; those outside the tables on the seed alone.
@@ -33,6 +40,7 @@ def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: 
     Args:
         rows: whose fields and dense features the model is for.
         vocabulary: the ids, where tables are `nn.Embedding`.
+        process_group: the processes over which tables of the store are sharded.
 
     Raises:
         ValueError: such a table has rows already, so that training would not start anew.
@@ -40,7 +48,11 @@ def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: 
     options: dict[str, Any] = {**config.model_options(), "num_dense": len(rows.dense_names)}
     if config.model in MODELS_BY_FIELD:
         options["num_fields"] = len(rows.field_names)
-    tables = _store_tables(config, name) if vocabulary is None else NnTables(vocabulary.ids, name, seed=config.seed)
+    tables = (
+        _store_tables(config, name, process_group)
+        if vocabulary is None
+        else NnTables(vocabulary.ids, name, seed=config.seed)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = MODELS[config.model](tables, **options)
@@ -50,7 +62,7 @@ def build_model(config: TrainingConfig, name: str, rows: RowSource, vocabulary: 
     return model
 
 
-def _store_tables(config: TrainingConfig, name: str) -> StoreTables:
+def _store_tables(config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None) -> StoreTables:
     return StoreTables(
         name,
         table_optimizer(config),
@@ -60,6 +72,7 @@ def _store_tables(config: TrainingConfig, name: str) -> StoreTables:
         eviction=config.eviction(),
         memory_limit=config.memory_limit,
         disk=config.disk,
+        process_group=process_group,
     )
 
 

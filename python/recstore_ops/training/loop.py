@@ -23,6 +23,7 @@ from recstore_ops import SparseOptimizer
 from recstore_ops.training.build import table_bytes, table_rows
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.early_stopping import EarlyStopping
+from recstore_ops.training.job import Job, WholeBatches
 from recstore_ops.training.optimizers import make_optimizers
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
@@ -62,6 +63,7 @@ def train(
     rows: TrainingInput,
     observer: Observer | None = None,
     checkpoints: RunCheckpoints | None = None,
+    job: Job | None = None,
 ) -> list[EvaluationRecord]:
     """Trains a model and returns the record of each evaluation.
 
@@ -73,6 +75,8 @@ def train(
         observer: is told of what happens.
         checkpoints: where the run is saved, and what it goes on from if it was saved before. With them the model is in
             the end that of the best evaluation, without them that of the last step.
+        job: the processes that train together, over which the model's tables are sharded; this one alone by default.
+            All call it with the same rows, and all or none with an observer and checkpoints.
 
     Raises:
         ValueError: bad input, no training or validation rows, or a loss that is not finite.
@@ -81,7 +85,7 @@ def train(
     """
     if rows.test is not None:
         _read_through(rows.test)
-    run = _Run(config, model, rows, observer, checkpoints)
+    run = _Run(config, model, rows, observer, checkpoints, job or Job())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # For dropout.
         run.restore()
@@ -101,12 +105,15 @@ class _Run:
         rows: TrainingInput,
         observer: Observer | None,
         checkpoints: RunCheckpoints | None,
+        job: Job,
     ) -> None:
         self.records: list[EvaluationRecord] = []
         self.finished = False
         self._checkpoints = checkpoints
         self._config = config
         self._model = model
+        self._job = job
+        self._trained_model = job.with_mean_gradients(model)
         self._input = rows
         self._observer = observer
         self._optimizers = make_optimizers(config, model)
@@ -142,7 +149,9 @@ class _Run:
         batches = _training_batches(self._config, self._input.train, self._epoch, self._epoch_steps)
         with closing(batches):
             for batch, estimated_rows in batches:
-                self._expected_rows = self._expected_rows or estimated_rows
+                if not self._expected_rows:
+                    # Of one process for all: the learning rate may depend on it.
+                    self._expected_rows = self._job.told_by_first(estimated_rows)
                 self._train_on(batch)
                 self._report(estimated_rows)
                 if self._after_step():
@@ -164,7 +173,8 @@ class _Run:
 
     def _train_on(self, batch: Batch) -> None:
         self._schedule.before_step(self._step + 1, self._epochs_done())
-        loss_sum = _take_step(self._model, self._optimizers, batch, self._config.reduction)
+        model, optimizers, reduction = self._trained_model, self._optimizers, self._config.reduction
+        loss_sum = _take_step(model, optimizers, batch, reduction, self._job, self._checkpoints)
         self._step += 1
         self._epoch_steps += 1
         self._rows += len(batch)
@@ -206,6 +216,10 @@ class _Run:
 
     def _record_steps(self) -> None:
         if self._observer is not None and self._since_log.rows > 0:
+            rows_of_all, bytes_of_all, process_bytes_of_all = map(
+                int,
+                self._job.summed(table_rows(self._model), table_bytes(self._model, self._optimizers), process_bytes()),
+            )
             self._observer.on_steps(
                 StepRecord(
                     step=self._step,
@@ -214,9 +228,9 @@ class _Run:
                     loss=self._since_log.loss,
                     rows_per_second=self._since_log.rows / self._since_log.seconds,
                     lr=self._optimizers[0].param_groups[0]["lr"],
-                    table_rows=table_rows(self._model),
-                    table_bytes=table_bytes(self._model, self._optimizers),
-                    process_bytes=process_bytes(),
+                    table_rows=rows_of_all,
+                    table_bytes=bytes_of_all,
+                    process_bytes=process_bytes_of_all,
                 )
             )
         self._since_log.restart()
@@ -237,7 +251,7 @@ class _Run:
             seconds=seconds,
             validation=validation,
             test=test,
-            table_rows=table_rows(self._model),
+            table_rows=int(self._job.summed(table_rows(self._model))[0]),
         )
         self.records.append(record)
         if self._observer is not None:
@@ -309,7 +323,9 @@ class _Run:
     def _scores(self) -> dict[str, Scores]:
         parts = {"validation": self._input.validation, "test": self._input.test}
         return {
-            part: predict(self._model, regroup(rows, EVALUATION_ROWS), segment_field=self._segment_field)
+            part: predict(
+                WholeBatches(self._model, self._job), regroup(rows, EVALUATION_ROWS), segment_field=self._segment_field
+            )
             for part, rows in parts.items()
             if rows is not None
         }
@@ -320,25 +336,31 @@ def _take_step(
     optimizers: list[torch.optim.Optimizer],
     batch: Batch,
     reduction: Literal["mean", "sum"],
+    job: Job,
+    checkpoints: RunCheckpoints | None,
 ) -> float:
-    """Returns the batch's loss summed over its rows, before the step; in nats."""
-    loss = _logloss(model(batch), batch.labels, reduction)
-    loss_value = loss.item()
-    if not math.isfinite(loss_value):
-        raise ValueError(f"the training loss became {loss_value}; lower the learning rate")
+    """Returns the loss of a batch summed over its rows, before the step, in nats; all processes stop if one is to."""
+    own = job.share(batch)
+    loss_sum = _losses(model(own), own.labels).sum()
+    is_stopped = checkpoints is not None and checkpoints.is_stopped
+    loss_of_all, stopped = job.summed(loss_sum.item(), is_stopped)
+    if stopped and checkpoints is not None:
+        checkpoints.stop()
+    if not math.isfinite(loss_of_all):
+        raise ValueError(f"the training loss became {loss_of_all}; lower the learning rate")
     for optimizer in optimizers:
         optimizer.zero_grad()
-    loss.backward()
+    # Gradients are averaged over the processes.
+    (loss_sum * (job.world / (len(batch) if reduction == "mean" else 1))).backward()
     for optimizer in optimizers:
         optimizer.step()
-    return loss_value * (len(batch) if reduction == "mean" else 1)
+    return loss_of_all
 
 
-def _logloss(logits: Tensor, labels: Tensor, reduction: Literal["mean", "sum"]) -> Tensor:
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     # binary_cross_entropy_with_logits computes the same, but wakes all threads for a batch of any
     # size, which on a busy machine takes far longer than the step.
-    losses = softplus(logits) - labels * logits
-    return losses.mean() if reduction == "mean" else losses.sum()
+    return softplus(logits) - labels * logits
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

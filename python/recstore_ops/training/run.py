@@ -15,6 +15,7 @@ from rich.console import Console
 
 from recstore_ops.training.build import build_model
 from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.job import Job, joined_job, may_restart, restarts
 from recstore_ops.training.loop import train
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.segments import SegmentFigures
@@ -23,6 +24,7 @@ from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory, create_directory
 from recstore_ops.training.run_checkpoints import RunCheckpoints, SaveOptions, State
+from recstore_ops.training.sharded_run_checkpoints import ShardedRunCheckpoints
 from recstore_ops.training.stop_request import StopRequest
 from recstore_ops.training.tables import Vocabulary
 from recstore_ops.training.training_input import TrainingInput, check_file_sizes, open_input
@@ -31,27 +33,95 @@ from recstore_ops.training.training_input import TrainingInput, check_file_sizes
 def run_training(config: TrainingConfig, runs_dir: Path, name: str | None, saving: SaveOptions) -> Path:
     """Trains as configured and saves the run, writes to the terminal, and returns the run's directory.
 
+    In a job of `torchrun` all processes train together, tables sharded over them, and the first one writes. Started
+    anew by `torchrun` after a failure, the run goes on from its last save.
+
     The first SIGINT or SIGTERM ends the run after the step that is under way.
 
     Raises:
-        ValueError: bad input, a name that is taken, or a run that cannot go on as configured.
+        ValueError: bad input, a name that is taken, a run that cannot go on as configured, or tables that cannot be
+            sharded over the processes of a job.
         OSError: the run cannot be saved, or what was saved is damaged.
         RunStopped: the run was asked to end, and was saved.
     """
+    saving = _going_on_after_restart(runs_dir, name, saving)
+    with joined_job() as job, StopRequest() as stop:
+        _check_job(config, job)
+        if job.is_first:
+            return _run_first(config, runs_dir, name, saving, job, stop)
+        return _run_further(config, saving, job, stop)
+
+
+def _run_first(
+    config: TrainingConfig, runs_dir: Path, name: str | None, saving: SaveOptions, job: Job, stop: StopRequest
+) -> Path:
+    """Runs the process that writes the run's directory and shows what happens."""
     console = Console()
     with (
-        StopRequest() as stop,
-        RunDirectory(runs_dir, name, config, resume=saving.resume) as run,
+        _created(runs_dir, name, config, saving, job) as run,
         Display(console, config.epochs) as display,
     ):
-        checkpoints = RunCheckpoints(run, saving, stop)
+        checkpoints = _checkpoints(run.path, run, saving, stop, job)
         is_new = not (saving.resume and _go_on(config, run, checkpoints, display))
-        records = _train(config, run, display, checkpoints, is_new=is_new)
+        records = _train(config, run, display, checkpoints, job, is_new=is_new)
         _record_best(run, best_record(records))
     console.print(_summary(records), highlight=False, soft_wrap=True)
     console.print(f"model: {checkpoints.best_path}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"results: {run.path}", markup=False, highlight=False, soft_wrap=True)
     return run.path
+
+
+def _run_further(config: TrainingConfig, saving: SaveOptions, job: Job, stop: StopRequest) -> Path:
+    """Runs one of the other processes."""
+    path = job.told_by_first(None)
+    if path is None:
+        raise ValueError("the first process of the job could not begin; its own error tells why")
+    rows = open_input(config)
+    model = build_model(config, config.model, rows.train, process_group=job.group)
+    train(config, model, rows, _SilentObserver(), _checkpoints(path, None, saving, stop, job), job)
+    return path
+
+
+def _created(runs_dir: Path, name: str | None, config: TrainingConfig, saving: SaveOptions, job: Job) -> RunDirectory:
+    """Makes or takes the run's directory and tells the other processes, which wait for it, where it is."""
+    path = None
+    try:
+        run = RunDirectory(runs_dir, name, config, resume=saving.resume)
+        path = run.path
+    finally:
+        job.told_by_first(path)
+    return run
+
+
+def _checkpoints(
+    path: Path, run: RunDirectory | None, saving: SaveOptions, stop: StopRequest, job: Job
+) -> RunCheckpoints:
+    if job.group is None:
+        return RunCheckpoints(path, run, saving, stop)
+    return ShardedRunCheckpoints(path, run, saving, stop, job)
+
+
+def _check_job(config: TrainingConfig, job: Job) -> None:
+    """Refuses tables that cannot be sharded.
+
+    Raises:
+        ValueError: there are several processes, and the tables are `nn.Embedding`.
+    """
+    if job.world > 1 and config.tables == "nn":
+        raise ValueError(f"tables of nn.Embedding cannot be sharded over {job.world} processes")
+
+
+def _going_on_after_restart(runs_dir: Path, name: str | None, saving: SaveOptions) -> SaveOptions:
+    """The options of a run that goes on by itself where `torchrun` has started its job anew.
+
+    Raises:
+        ValueError: `torchrun` may do so, and the run has no name by which it would be found again.
+    """
+    if name is None:
+        if may_restart():
+            raise ValueError("with --max-restarts a run needs --run-name, by which it goes on")
+        return saving
+    return replace(saving, resume=saving.resume or (restarts() > 0 and (runs_dir / name).is_dir()))
 
 
 def _go_on(config: TrainingConfig, run: RunDirectory, checkpoints: RunCheckpoints, display: Display) -> bool:
@@ -82,6 +152,7 @@ def _train(
     run: RunDirectory,
     display: Display,
     checkpoints: RunCheckpoints | None,
+    job: Job,
     *,
     is_new: bool = True,
 ) -> list[EvaluationRecord]:
@@ -93,8 +164,8 @@ def _train(
         vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
         rows = rows.in_places_of(vocabulary)
     # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-    model = build_model(config, config.model, rows.train, vocabulary)
-    records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary), checkpoints)
+    model = build_model(config, config.model, rows.train, vocabulary, job.group)
+    records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary), checkpoints, job)
     for part, figures in run.segments().items():
         display.note(_segments_note(config, part, figures))
     return records
@@ -112,6 +183,8 @@ def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> 
     Raises:
         ValueError: as `run_training`, or a configuration that `nn.Embedding` cannot follow.
     """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ValueError("a comparison with a baseline is of one process: start it without torchrun")
     sides = {tables: replace(config, tables=tables) for tables in ("store", "nn")}
     path = create_directory(runs_dir, name, f"{config.model}-comparison")
     console = Console()
@@ -131,7 +204,7 @@ def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> 
 def _run_side(config: TrainingConfig, runs_dir: Path, name: str) -> Path:
     """Trains one side of a comparison; nothing is saved, which would take its time."""
     with RunDirectory(runs_dir, name, config) as run, Display(Console(), config.epochs) as display:
-        records = _train(config, run, display, None)
+        records = _train(config, run, display, None, Job())
     Console().print(_summary(records), highlight=False, soft_wrap=True)
     return run.path
 
@@ -157,6 +230,19 @@ def _take_vocabulary(rows: TrainingInput, run: RunDirectory, display: Display, *
         run.record_event("vocabulary", ids=len(vocabulary), seconds=seconds)
     display.note(f"a pass for the vocabulary of nn.Embedding: {len(vocabulary):,} ids in {seconds:.1f} s")
     return vocabulary
+
+
+class _SilentObserver:
+    """Of the processes that do not show what happens, but have a part in finding it out."""
+
+    def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
+        pass
+
+    def on_steps(self, record: StepRecord) -> None:
+        pass
+
+    def on_evaluation(self, record: EvaluationRecord, scores: dict[str, Scores]) -> None:
+        pass
 
 
 class _RunObserver:

@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import secrets
+import signal
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -31,7 +32,8 @@ from recstore_ops.training.stop_request import RunStopped, StopRequest
 
 State = dict[str, Any]
 
-_DENSE = "dense-"
+DENSE = "dense-"
+"""How the names begin of files with what the run knows besides the tables."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,14 @@ class RunCheckpoints:
     """Saves a run and gives back what was saved.
 
     Args:
-        run: whose directory is written to, and what it has recorded is saved too.
+        path: the run's directory.
+        run: what it has recorded is saved too.
         options: how.
         stop: asks the run to end.
     """
 
-    def __init__(self, run: RunDirectory, options: SaveOptions, stop: StopRequest) -> None:
-        self.path, self.best_path = run.path / "checkpoint", run.path / "best"
+    def __init__(self, path: Path, run: RunDirectory | None, options: SaveOptions, stop: StopRequest) -> None:
+        self.path, self.best_path = path / "checkpoint", path / "best"
         self._run = run
         self._options = options
         self._stop = stop
@@ -75,10 +78,19 @@ class RunCheckpoints:
         self._saving_best = False
         self._full_bytes = self._delta_bytes = 0
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the run is asked to end."""
+        return self._stop.number is not None
+
+    def stop(self) -> None:
+        """Asks the run to end, as another of its processes was."""
+        self._stop.number = self._stop.number or signal.SIGTERM
+
     def is_due(self, step: int) -> bool:
         """Whether to save after a step: by its number, or because the run is asked to end."""
         every = self._options.every
-        return self._stop.number is not None or (every is not None and step % every == 0)
+        return self.is_stopped or (every is not None and step % every == 0)
 
     def save(self, state: State, *, is_best: bool) -> None:
         """Saves the tables as they are now, and `state` with them; the tables are written in the background.
@@ -92,9 +104,10 @@ class RunCheckpoints:
         """
         self.settle()
         self.path.mkdir(exist_ok=True)
-        name = f"{_DENSE}{secrets.token_hex(8)}.pt"
+        assert self._run is not None, "a run of one process has its directory"
+        name = f"{DENSE}{secrets.token_hex(8)}.pt"
         recorded = self._run.state_dict(with_scores=is_best)
-        _write(self.path / name, {**state, "is_best": is_best, "recorded": recorded})
+        write_state(self.path / name, {**state, "is_best": is_best, "recorded": recorded})
         metadata = {"dense": name, "step": state["step"], "epoch": state["epoch"]}
         # Deltas are written until they weigh as much as the full snapshot that they follow.
         kind = "full" if self._delta_bytes >= self._full_bytes else "auto"
@@ -110,13 +123,13 @@ class RunCheckpoints:
         if self._saving is None:
             return
         saving, self._saving = self._saving, None
-        with _as_os_error("the run could not be saved"):
+        with as_os_error("the run could not be saved"):
             report = saving.result()
         if report.is_delta:
             self._delta_bytes += report.bytes
         else:
             self._full_bytes, self._delta_bytes = report.bytes, 0
-        self._remove_unneeded()
+        self.remove_unneeded()
         if self._saving_best:
             mirror_checkpoint(self.path, self.best_path)
 
@@ -155,12 +168,13 @@ class RunCheckpoints:
         mirror_checkpoint(self.path, self.best_path)
 
     def _load_tables(self, path: Path) -> None:
-        with _as_os_error("the run cannot go on"):
+        with as_os_error("the run cannot go on"):
             checkpoint.load(path, progress=False)
 
-    def _remove_unneeded(self) -> None:
+    def remove_unneeded(self) -> None:
+        """Removes the files of snapshots that are gone."""
         needed = {snapshot["metadata"]["dense"] for snapshot in _snapshots(self.path)}
-        for file in self.path.glob(f"{_DENSE}*"):
+        for file in self.path.glob(f"{DENSE}*"):
             if file.name not in needed:
                 file.unlink()
 
@@ -177,7 +191,12 @@ def _snapshots(path: Path) -> list[dict[str, Any]]:
         raise OSError(f"{path / MANIFEST} is damaged: it tells no snapshots") from None
 
 
-def _write(path: Path, state: State) -> None:
+def write_state(path: Path, state: State) -> None:
+    """Writes a state to a new file, and waits until it is on disk.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     content = io.BytesIO()
     torch.save(state, content)
     try:
@@ -203,7 +222,7 @@ def _read_state(path: Path) -> State | None:
 
 
 @contextmanager
-def _as_os_error(what: str) -> Iterator[None]:
+def as_os_error(what: str) -> Iterator[None]:
     """Says what could not be done as the command line says it, in one sentence."""
     try:
         yield

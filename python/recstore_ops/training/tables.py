@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, RecStoreClient
@@ -41,6 +42,7 @@ class StoreTables:
         eviction: which rows leave, as in `DistEmbedding`.
         memory_limit: the most bytes of memory that each table may take, as in `DistEmbedding`.
         disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
+        process_group: the processes over which tables are sharded, as in `DistEmbedding`.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class StoreTables:
         eviction: dict[str, Any] | None = None,
         memory_limit: int | None = None,
         disk: str | PathLike[str] | None = None,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         self._prefix = prefix
         self._optimizer = optimizer
@@ -65,6 +68,7 @@ class StoreTables:
         self._eviction = eviction
         self._memory_limit = memory_limit
         self._disk = disk
+        self._process_group = process_group
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> DistEmbedding:
         return DistEmbedding(
@@ -79,6 +83,7 @@ class StoreTables:
             eviction=self._eviction,
             memory_limit=self._memory_limit,
             disk=self._disk,
+            process_group=self._process_group,
         )
 
 

@@ -26,7 +26,8 @@ fn while_training(store: &LocalStore, linked: Linked, body: impl FnOnce() + Send
     thread::scope(|scope| {
         for (trainer, made) in made.iter().enumerate() {
             scope.spawn(move || {
-                for group in (1..).take_while(|_| goes_on()) {
+                // One in any case: a busy machine may not let a thread run before the end.
+                for group in (1..).take_while(|&group| group == 1 || goes_on()) {
                     linked.train(store, trainer, group);
                     made.store(group, Ordering::Release);
                     thread::sleep(PAUSE);

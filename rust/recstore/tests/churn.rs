@@ -11,6 +11,8 @@ use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableCon
 const DIM: usize = 8;
 const IDS_A_STEP: usize = 5_000;
 const CAPACITY: usize = 100_000;
+/// Some huge pages, and what an allocator keeps for the threads of sweeps.
+const SLACK_BYTES: usize = 16 << 20;
 /// Enough steps for a median that one slow moment does not move.
 const STEPS_COMPARED: usize = 1_000;
 
@@ -57,7 +59,7 @@ fn a_table_with_a_capacity_stays_as_it_is_for_ever() {
     assert!(statistics.rows <= CAPACITY + 15 * IDS_A_STEP, "{statistics:?}");
     let (first, last) = (bytes[0], bytes[bytes.len() - 1]);
     assert_eq!(first.0, last.0, "the table grew");
-    assert!(last.1 <= first.1 + first.1 / 10, "the process grew from {} to {} bytes", first.1, last.1);
+    assert!(last.1 <= first.1 + SLACK_BYTES, "the process grew from {} to {} bytes", first.1, last.1);
     if steps >= settled + 4 * STEPS_COMPARED {
         let early = median(&times[settled..settled + STEPS_COMPARED]);
         let late = median(&times[steps - STEPS_COMPARED..]);

@@ -1,0 +1,124 @@
+"""`torchrun ... -m benches.cells.sharded_process ROWS BATCH STEPS [WAY]` prints, on rank 0, the seconds of steps.
+
+The collection has four tables of one feature each; every rank has its share of the same batches. Also runs alone, with
+tables that are not sharded. `WAY` takes TorchRec's collection instead, sharded in this way.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from benches.competitors import sharded_torchrec
+from benches.competitors.recstore import ADAGRAD
+from benches.ids import ids_of
+from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
+from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
+
+_TABLES, _DIM = 4, 64
+_WARM_UP = 3
+KEYS = [f"f{number}" for number in range(_TABLES)]
+
+
+def places(rows: int, batch: int, steps: int) -> list[Tensor]:
+    """This rank's part of each batch: a row number for each feature and example, more often a low one."""
+    rank, world = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    generator = torch.Generator().manual_seed(0)
+    own = slice(batch * rank // world, batch * (rank + 1) // world)
+    drawn = [(torch.rand(_TABLES, batch, generator=generator) ** 3 * rows).long() for _ in range(steps)]
+    return [places_FB[:, own].contiguous() for places_FB in drawn]
+
+
+def batches(parts: Iterable[Tensor]) -> list[KeyedJaggedTensor]:
+    """Batches of ids, which are spread over all 64 bits."""
+    ids = [ids_of(places_FB.flatten()) for places_FB in parts]
+    return [KeyedJaggedTensor(KEYS, ids_N, lengths=torch.ones_like(ids_N)) for ids_N in ids]
+
+
+def measured_torchrec(rows: int, batch: int, steps: int, way: str) -> dict[str, float]:
+    """Seconds a step of TorchRec's collection."""
+    collection, top = sharded_torchrec.sharded_collection(KEYS, rows, _DIM, way), _top()
+    own = sharded_torchrec.batches(KEYS, places(rows, batch, steps + _WARM_UP))
+    for part in (own[:_WARM_UP], own[_WARM_UP:]):
+        started = time.perf_counter()
+        for features in part:
+            top(collection(features).values()).square().mean().backward()
+        seconds = time.perf_counter() - started
+    return {"plain": seconds / steps}
+
+
+def _top() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(_TABLES * _DIM, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
+
+
+def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
+    """Seconds a step without and with an exchange ahead, and what was exchanged."""
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    collection = RecStoreEmbeddingBagCollection(
+        [{"name": key, "num_embeddings": None, "embedding_dim": _DIM, "feature_names": [key]} for key in KEYS],
+        optimizer=ADAGRAD,
+        process_group=group,
+    )
+    top, stepper = _top(), SparseOptimizer(modules=[collection])
+    own = batches(places(rows, batch, steps + _WARM_UP))
+    _train(own[:_WARM_UP], collection, top, stepper)
+    figures = {}
+    ways: dict[str, Iterable[KeyedJaggedTensor]] = {"plain": own[_WARM_UP:]}
+    if group is not None:
+        ways["ahead"] = ShardedPipeline(own[_WARM_UP:], [collection])
+    for name, loader in ways.items():
+        exchange_statistics(reset=True)
+        started = time.perf_counter()
+        _train(loader, collection, top, stepper)
+        figures[name] = (time.perf_counter() - started) / steps
+        found = exchange_statistics()
+        figures[f"{name} exposed"] = found["exposed_seconds"] / steps
+        if name == "plain" and world > 1:
+            sent = sum(found[key] for key in ("id_bytes", "row_bytes", "gradient_bytes", "count_bytes"))
+            sums = torch.tensor([sent, _fewest_bytes(own[_WARM_UP:], rank, world)], dtype=torch.float64)
+            dist.all_reduce(sums)
+            figures["bytes over minimum"] = float(sums[0] / sums[1])
+    return figures
+
+
+def _train(loader: Iterable[Any], collection: Any, top: torch.nn.Module, stepper: SparseOptimizer) -> None:
+    for batch in loader:
+        top(collection(batch).flatten(1)).square().mean().backward()
+        stepper.step()
+
+
+def _fewest_bytes(parts: list[KeyedJaggedTensor], rank: int, world: int) -> float:
+    """The bytes of ids and gradients that a rank must send to their owners, and of rows that must come from them."""
+    foreign = sum(
+        int((shard_of(ids.unique(), world) != rank).sum())
+        for part in parts
+        for ids in part.values().split(part.length_per_key())
+    )
+    return foreign * (8 + 2 * 4 * _DIM)
+
+
+def main() -> None:
+    """Measures, and prints JSON on the first rank."""
+    rows, batch, steps = map(int, sys.argv[1:4])
+    way = sys.argv[4] if len(sys.argv) > 4 else None
+    is_sharded = int(os.environ.get("WORLD_SIZE", "1")) > 1
+    if is_sharded:
+        dist.init_process_group("gloo")
+    group = dist.group.WORLD if is_sharded else None
+    figures = measured(rows, batch, steps, group) if way is None else measured_torchrec(rows, batch, steps, way)
+    if not is_sharded or dist.get_rank() == 0:
+        print(json.dumps(figures))
+    if is_sharded:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

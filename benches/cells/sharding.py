@@ -1,0 +1,60 @@
+"""Tables sharded over two ranks of a thread each, beside one process with two threads, and TorchRec."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+from benches.cells.stage import Stage
+from benches.competitors import sharded_torchrec
+from benches.measured import Figure
+from benches.scale import Scale
+
+CELL = "sharding"
+
+_ROWS, _BATCH, _STEPS = 1_000_000, 8_192, 50
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """One stage."""
+    if CELL not in chosen:
+        return []
+    title = f"4 tables of {_ROWS:,} rows of 64, batches of {_BATCH:,}, on two ranks"
+    return [Stage(CELL, title, 1, lambda: _figures(scale))]
+
+
+def _figures(scale: Scale) -> Iterator[Figure]:
+    sizes = [scale.of(_ROWS), scale.of(_BATCH), min(_STEPS, max(4, scale.of(_STEPS)))]
+    alone, ranks = _measured(1, sizes), _measured(2, sizes)
+    yield Figure(CELL, "a step in one process of two threads", 1e3 * alone["plain"], "ms")
+    yield Figure(CELL, "a step on two ranks of one thread", 1e3 * ranks["plain"], "ms")
+    yield Figure(CELL, "a step on two ranks, exchanged ahead", 1e3 * ranks["ahead"], "ms")
+    yield Figure(CELL, "communication exposed in a step", 1e3 * ranks["plain exposed"], "ms")
+    yield Figure(CELL, "communication exposed in a step, exchanged ahead", 1e3 * ranks["ahead exposed"], "ms")
+    if sharded_torchrec.is_installed():
+        for way in sharded_torchrec.WAYS:
+            torchrec = _measured(2, sizes, way)
+            yield Figure(CELL, f"a step of TorchRec on two ranks, {way}", 1e3 * torchrec["plain"], "ms")
+    yield Figure(CELL, "bytes sent over the fewest possible", ranks["bytes over minimum"], "x", "<= 1.05")
+
+
+def _measured(world: int, sizes: list[int], *way: str) -> dict[str, float]:
+    """What the processes of a job measured.
+
+    Raises:
+        RuntimeError: they failed.
+    """
+    program = ["-m", "benches.cells.sharded_process", *map(str, sizes), *way]
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
+    environment = {**os.environ, "OMP_NUM_THREADS": str(2 // world)}
+    done = subprocess.run(
+        [sys.executable, *launcher, *program], cwd=_ROOT, env=environment, capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{world} ranks failed: {done.stderr.strip()[-500:]}")
+    return json.loads(done.stdout.splitlines()[-1])

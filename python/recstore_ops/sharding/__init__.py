@@ -1,0 +1,22 @@
+"""Tables sharded by id over the ranks of a `torch.distributed` job.
+
+Modules take `process_group=`. A rank has the rows of the ids that `shard_of` gives it, in the store of its process; a
+lookup sends each distinct id to its owner and gets its row back, and gradients go the same way. See `docs/sharding.md`.
+"""
+
+from recstore_ops.sharded_checkpoint import shard_of
+from recstore_ops.sharding.checkpoint import load, save
+from recstore_ops.sharding.pipeline import ShardedPipeline
+from recstore_ops.sharding.shard import GradReduce, Shard
+from recstore_ops.sharding.statistics import ExchangeStatistics, exchange_statistics
+
+__all__ = [
+    "ExchangeStatistics",
+    "GradReduce",
+    "Shard",
+    "ShardedPipeline",
+    "exchange_statistics",
+    "load",
+    "save",
+    "shard_of",
+]

@@ -1,0 +1,120 @@
+"""`ShardedPipeline`: the exchange of the next batch while this one computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from recstore_ops.prefetch import find_features
+from recstore_ops.sharding.lookup import Lookup, Request, key_of, make_lookup, shard_of_tables
+from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pending
+from recstore_ops.sharding.shard import Shard
+from recstore_ops.sharding.statistics import timed
+
+
+class Sharded(Protocol):
+    """A module whose tables are sharded."""
+
+    def requests(self, features: Any) -> list[Request]:
+        """What a forward of these features looks up."""
+        ...
+
+
+class ShardedPipeline:
+    """Goes through a DataLoader and exchanges ids and rows of the next batch while the batch before is worked on.
+
+    Results are those of a loop without it: when a batch has come, the owners of its rows send those again that changed
+    since. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
+    each looks up every batch once. Ids have to lie on the CPU or be ready when the batch is.
+
+    Args:
+        loader: any iterable of batches; all ranks have as many.
+        modules: collections or table modules of one process group. `forward` of each then finds its rows.
+        features: takes what the modules' `forward` is given out of a batch, the same for all. By default what
+            `PrefetchingDataLoader` takes.
+        second_group: the ranks of the modules' group once more. By default one is made, where theirs has all ranks of
+            the job; all of them then make the pipeline together.
+
+    Raises:
+        ValueError: no modules, one whose tables are not sharded, or a group of other ranks.
+    """
+
+    def __init__(
+        self,
+        loader: Iterable[Any],
+        modules: Sequence[Any],
+        features: Callable[[Any], Any] | None = None,
+        second_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.loader = loader
+        self.modules = list(modules)
+        self._features = features or find_features
+        self._shard = _second_shard(_common_shard(self.modules), second_group)
+
+    def __len__(self) -> int:
+        """The number of batches, where the DataLoader knows it."""
+        return len(self.loader)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._shard.is_alone:
+            yield from self.loader
+            return
+        begun: list[list[PendingLookup]] = []
+        with ThreadPoolExecutor(1, "recstore-exchange") as thread:
+            try:
+                waiting: list[Any] = []
+                for batch in self.loader:
+                    begun.append(self._begin(thread, batch))
+                    waiting.append(batch)
+                    if len(waiting) > 1:
+                        yield waiting.pop(0)
+                        drop_pending(begun.pop(0))
+                yield from waiting
+            finally:
+                for pending in begun:
+                    drop_pending(pending)
+
+    def _begin(self, thread: ThreadPoolExecutor, batch: Any) -> list[PendingLookup]:
+        features = self._features(batch)
+        begun = []
+        for module in self.modules:
+            requests = module.requests(features)
+            future: Future[Lookup] = thread.submit(_look_up, requests, self._shard)
+            begun.append(PendingLookup(key_of(requests), future))
+            add_pending(begun[-1])
+        return begun
+
+
+def _look_up(requests: list[Request], shard: Shard) -> Lookup:
+    with timed("hidden_seconds"):
+        return make_lookup(requests, shard)
+
+
+def _common_shard(modules: Sequence[Any]) -> Shard:
+    tables = [table for module in modules for table in module.tables()]
+    if not tables or any(table.shard is None for table in tables):
+        raise ValueError("a ShardedPipeline needs modules with a process_group")
+    shard = shard_of_tables(tables)
+    if any(table.shard.group is not shard.group for table in tables):
+        raise ValueError("the modules of a ShardedPipeline must have the same process_group")
+    return shard
+
+
+def _second_shard(shard: Shard, group: dist.ProcessGroup | None) -> Shard:
+    """The same ranks in a group of their own, so that two exchanges can be under way."""
+    ranks = dist.get_process_group_ranks(shard.group)
+    if group is not None:
+        if dist.get_process_group_ranks(group) != ranks or group is shard.group:
+            raise ValueError(f"second_group must be another group of the ranks {ranks}")
+        return replace(shard, group=group)
+    if shard.is_alone:
+        return shard
+    if len(ranks) < dist.get_world_size():
+        raise ValueError(f"the tables are sharded over the ranks {ranks} only: give second_group")
+    made = dist.new_group(ranks, backend=dist.get_backend(shard.group))
+    assert isinstance(made, dist.ProcessGroup), "this process is among the ranks"
+    return replace(shard, group=made)

@@ -1,0 +1,283 @@
+"""Modules over sharded tables: each gives on several ranks what it gives in one process."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from ranks import Ranks
+from sharded_training import VOCABULARY, Group, share
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from recstore_ops import (
+    DistEmbedding,
+    DistEmbeddingBag,
+    HashTable,
+    KeyedJaggedTensor,
+    RecStoreEmbeddingBagCollection,
+    RecStoreEmbeddingCollection,
+    SparseOptimizer,
+)
+from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
+from recstore_ops.sharding.ownership import own_ids
+
+ADAGRAD = {"kind": "adagrad", "lr": 0.1}
+BAGS = 24
+
+
+def bags(step: int) -> tuple[Tensor, Tensor]:
+    """The ids of bags of 0 to 4 ids, and their lengths `[BAGS]`."""
+    generator = torch.Generator().manual_seed(step)
+    lengths = torch.randint(0, 5, (BAGS,), generator=generator)
+    places = torch.randint(len(VOCABULARY), (int(lengths.sum()),), generator=generator)
+    return VOCABULARY[places], lengths
+
+
+def own_bags(step: int, group: Group, weights: list[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """The ids, offsets `[B]` and factors of the ids of this rank's bags."""
+    ids, lengths = bags(step)
+    factors = torch.linspace(0.5, 1.5, len(ids))
+    own = share(BAGS, group, weights)
+    ends = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    part = slice(int(ends[own.start]), int(ends[own.stop]))
+    offsets = ends[own.start : own.stop] - ends[own.start]
+    return ids[part], offsets, factors[part]
+
+
+def features(step: int, group: Group, keys: list[str]) -> KeyedJaggedTensor:
+    """A batch of this rank's bags, other ones for each key."""
+    parts = [own_bags(100 * step + number, group) for number in range(len(keys))]
+    lengths = [torch.cat([offsets, torch.tensor([len(ids)])]).diff() for ids, offsets, _ in parts]
+    return KeyedJaggedTensor(keys, torch.cat([ids for ids, _, _ in parts]), lengths=torch.cat(lengths))
+
+
+def train_bag(group: Group, name: str, mode: Any, weighted: bool, padding_idx: int | None) -> tuple[Tensor, Tensor]:
+    """Trains a bag for ten steps; returns the rows and this rank's gradients of the last factors."""
+    bag = DistEmbeddingBag(
+        None,
+        5,
+        name,
+        mode,
+        padding_idx,
+        optimizer=ADAGRAD,
+        process_group=group,
+        **_summed(group),  # type: ignore[arg-type]
+    )
+    stepper = SparseOptimizer(modules=[bag])
+    factors = torch.empty(0)
+    for step in range(10):
+        ids, offsets, factors = own_bags(step, group)
+        factors.requires_grad_()
+        pooled = bag(ids, offsets, factors if weighted else None)
+        (pooled - 1).square().sum().backward()
+        stepper.step()
+    rows = DistEmbedding(None, 5, name, optimizer=ADAGRAD, process_group=group, padding_idx=padding_idx)
+    with torch.no_grad():
+        return rows(VOCABULARY), torch.empty(0) if factors.grad is None else factors.grad
+
+
+def _summed(group: Group) -> dict[str, Any]:
+    return {} if group is None else {"grad_reduce": "sum"}
+
+
+@pytest.mark.parametrize(
+    ("mode", "weighted", "padding_idx"),
+    [("sum", False, None), ("sum", True, 7), ("mean", False, 7), ("mean", False, None), ("max", False, -1)],
+)
+def test_bags_train_as_in_one_process(
+    ranks: Ranks, table_name: Callable[[], str], mode: str, weighted: bool, padding_idx: int | None
+) -> None:
+    name = table_name()
+    alone, grads = train_bag(None, name, mode, weighted, padding_idx)
+    found = ranks.run(3, train_bag, name, mode, weighted, padding_idx)
+    for rows, _ in found:
+        torch.testing.assert_close(rows, alone, rtol=0, atol=1e-5)
+    torch.testing.assert_close(torch.cat([part for _, part in found]), grads, rtol=0, atol=1e-5)
+
+
+TABLES = [
+    {"name": "user", "num_embeddings": None, "embedding_dim": 4, "feature_names": ["user"]},
+    {"name": "item", "num_embeddings": None, "embedding_dim": 6, "feature_names": ["seen", "bought"]},
+]
+KEYS = ["bought", "user", "seen"]
+
+
+def tables_of(prefix: str, **more: Any) -> list[dict[str, Any]]:
+    """The two tables under names of their own."""
+    return [{**table, "name": f"{prefix}/{table['name']}", **more} for table in TABLES]
+
+
+def train_collection(group: Group, prefix: str, pooling: str, fusion: bool, ahead: bool) -> tuple[list[Tensor], float]:
+    """Trains a collection for ten steps; returns the outputs of an 11th and of all, and the exchanges."""
+    collection = RecStoreEmbeddingBagCollection(
+        tables_of(prefix, pooling=pooling),
+        enable_fusion=fusion,
+        optimizer=ADAGRAD,
+        process_group=group,
+        **_summed(group),
+    )
+    stepper = SparseOptimizer(modules=[collection])
+    exchange_statistics(reset=True)
+    batches: Any = [features(step, group, KEYS) for step in range(10)]
+    for batch in ShardedPipeline(batches, [collection]) if ahead and group is not None else batches:
+        pooled = collection(batch)
+        (pooled.values() - 1).square().sum().backward()
+        stepper.step()
+    exchanges = exchange_statistics()["exchanges"]
+    with torch.no_grad():
+        return [collection(features(10, group, KEYS)).values()], exchanges
+
+
+@pytest.mark.parametrize(
+    ("pooling", "fusion", "ahead"),
+    [("sum", True, False), ("mean", True, False), ("mean", False, False), ("sum", True, True)],
+)
+def test_collections_train_as_in_one_process_in_one_exchange_a_batch(
+    ranks: Ranks, table_name: Callable[[], str], pooling: str, fusion: bool, ahead: bool
+) -> None:
+    prefix = table_name()
+    (alone,), _ = train_collection(None, prefix, pooling, fusion, ahead)
+    found = ranks.run(4, train_collection, prefix, pooling, fusion, ahead)
+    torch.testing.assert_close(torch.cat([outputs[0] for outputs, _ in found]), alone, rtol=0, atol=1e-5)
+    assert {exchanges for _, exchanges in found} == {10 if fusion else 30}
+
+
+def train_sequences(group: Group, prefix: str, hashed: bool) -> list[Tensor]:
+    """Trains a collection without pooling, or a HashTable, for ten steps; returns the outputs of an 11th."""
+    options: dict[str, Any] = {"optimizer": ADAGRAD, "process_group": group, **_summed(group)}
+    if hashed:
+        module: Any = HashTable([2, 3], prefix, insert_on_lookup=True, num_workers=1, **options)
+    else:
+        module = RecStoreEmbeddingCollection(tables_of(prefix), **options)
+
+    def outputs(step: int) -> list[Tensor]:
+        batch = features(step, group, KEYS)
+        return [module(batch.values())] if hashed else [part.values() for part in module(batch).values()]
+
+    stepper = SparseOptimizer(modules=[module])
+    for step in range(10):
+        sum((each - 1).square().sum() for each in outputs(step)).backward()  # type: ignore[union-attr]
+        stepper.step()
+    with torch.no_grad():
+        module.eval()
+        batch = (
+            VOCABULARY
+            if hashed
+            else KeyedJaggedTensor(KEYS, VOCABULARY.repeat(3), lengths=torch.full((3,), len(VOCABULARY)))
+        )
+        return [module(batch)] if hashed else [part.values() for part in module(batch).values()]
+
+
+@pytest.mark.parametrize("hashed", [False, True])
+def test_rows_without_pooling_train_as_in_one_process(
+    ranks: Ranks, table_name: Callable[[], str], hashed: bool
+) -> None:
+    prefix = table_name()
+    alone = train_sequences(None, prefix, hashed)
+    for found in ranks.run(3, train_sequences, prefix, hashed):
+        torch.testing.assert_close(found, alone, rtol=0, atol=1e-5)
+
+
+class Dense(nn.Module):
+    """A table under a perceptron."""
+
+    def __init__(self, name: str, group: Group) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.bag = DistEmbeddingBag(None, 5, name, "sum", optimizer={"kind": "adam", "lr": 0.01}, process_group=group)
+        self.top = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1))
+
+    def forward(self, ids: Tensor, offsets: Tensor) -> Tensor:
+        return self.top(self.bag(ids, offsets)).squeeze(1)
+
+
+def train_dense(group: Group, name: str, weights: list[int] | None, is_fully_sharded: bool = False) -> Tensor:
+    """Trains for 20 steps, the dense part under DDP or FSDP; returns this rank's logits of a further batch."""
+    own_model = Dense(name, group)
+    if is_fully_sharded and group is not None:
+        fully_shard(own_model.top, mesh=DeviceMesh.from_group(group, "cpu"))
+    is_replicated = group is not None and not is_fully_sharded
+    model = DistributedDataParallel(own_model, process_group=group) if is_replicated else own_model
+    optimizers = [SparseOptimizer(modules=[own_model]), torch.optim.Adam(own_model.parameters(), lr=0.01)]
+    world = 1 if group is None else group.size()
+    for step in range(20):
+        ids, offsets, _ = own_bags(step, group, weights)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        (world * (model(ids, offsets) - 1).square().sum() / BAGS).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+    with torch.no_grad():
+        ids, offsets, _ = own_bags(20, group, weights)
+        return model(ids, offsets)
+
+
+@pytest.mark.parametrize(("world", "weights"), [(1, None), (2, None), (4, None), (2, [5, 0])])
+def test_logits_with_a_dense_part_under_ddp_agree(
+    ranks: Ranks, table_name: Callable[[], str], world: int, weights: list[int] | None
+) -> None:
+    name = table_name()
+    alone = train_dense(None, name, None)
+    found = ranks.run(world, train_dense, name, weights)
+    torch.testing.assert_close(torch.cat(found), alone, rtol=0, atol=1e-5)
+
+
+def test_logits_with_a_dense_part_under_fsdp_agree(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    found = ranks.run(2, train_dense, name, None, True)
+    torch.testing.assert_close(torch.cat(found), train_dense(None, name, None), rtol=0, atol=1e-5)
+
+
+def train_with_comings_and_goings(group: Group, name: str) -> tuple[Tensor, list[int]]:
+    """Trains a table that admits ids at their second update and lets rows go; returns rows and this rank's ids."""
+    table = DistEmbedding(
+        None,
+        3,
+        name,
+        optimizer=ADAGRAD,
+        process_group=group,
+        admission={"kind": "count", "threshold": 2},
+        eviction={"ttl": 3, "interval": 1, "delay": 1},
+        **_summed(group),
+    )
+    stepper = SparseOptimizer(modules=[table])
+    for step in range(12):
+        ids, _, _ = own_bags(step, group)
+        (table(ids) - 1).square().sum().backward()
+        stepper.step()
+    ids = torch.ops.recstore.hashtable_ids(table.table.handle)
+    with torch.no_grad():
+        return table(VOCABULARY), ids.tolist()
+
+
+def test_rows_are_admitted_and_leave_as_in_one_process(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    alone, ids = train_with_comings_and_goings(None, name)
+    found = ranks.run(3, train_with_comings_and_goings, name)
+    assert 0 < len(ids) < len(VOCABULARY)
+    assert sorted(number for _, own in found for number in own) == sorted(ids)
+    for rows, _ in found:
+        torch.testing.assert_close(rows, alone, rtol=0, atol=1e-5)
+
+
+def written_rows(group: Group, name: str) -> tuple[bool, bool, list[int]]:
+    """Whether a new table has the rows it was given, its padding row, and the ids of this rank."""
+    matrix = torch.arange(40, dtype=torch.float32).view(20, 2) + 1
+    given = DistEmbedding.from_pretrained(matrix, f"{name}/given", padding_idx=3, process_group=group)
+    padded = DistEmbedding(20, 2, f"{name}/padded", padding_idx=4, process_group=group)
+    same = torch.equal(given(torch.arange(20)), matrix)
+    is_own = bool(own_ids(padded.table, torch.tensor([4])))
+    zero = bool((padded(torch.tensor([4])) == 0).all()) and len(padded.table) == int(is_own)
+    return same, zero, torch.ops.recstore.hashtable_ids(given.table.handle).sort().values.tolist()
+
+
+def test_rows_that_a_module_writes_lie_with_their_owners(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    found = ranks.run(3, written_rows, table_name())
+    owners = shard_of(torch.arange(20), 3)
+    for rank, (same, zero, ids) in enumerate(found):
+        assert same
+        assert zero
+        assert ids == (owners == rank).nonzero().flatten().tolist()

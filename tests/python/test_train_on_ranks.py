@@ -1,0 +1,126 @@
+"""`recstore train` under torchrun: what several processes train is what one does."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SECONDS = 240
+OPTIONS = ("--planted", "pairs", "--planted-rows", "3000", "--epochs", "2", "--batch-size", "100", "--log-every", "5")
+
+
+def torchrun(world: int, *options: str, elastic: tuple[str, ...] = ()) -> list[str]:
+    """The command of a run on `world` ranks."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port), *elastic]
+    return [sys.executable, *job, "-m", "recstore_ops.cli", "train", *OPTIONS, *options]
+
+
+def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Runs it to its end."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+
+
+def evaluations(path: Path) -> list[dict[str, Any]]:
+    """What a run recorded of its evaluations."""
+    lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+    return [record for record in map(json.loads, lines) if record["event"] == "evaluation"]
+
+
+def assert_same_figures(path: Path, alone: Path) -> None:
+    """Holds the figures of two runs against each other."""
+    found, expected = evaluations(path), evaluations(alone)
+    assert [record["step"] for record in found] == [record["step"] for record in expected]
+    for own, other in zip(found, expected, strict=True):
+        assert own["table_rows"] == other["table_rows"]
+        for part in ("validation", "test"):
+            assert own[f"{part}_auc"] == pytest.approx(other[f"{part}_auc"], abs=0.002)
+            assert own[f"{part}_logloss"] == pytest.approx(other[f"{part}_logloss"], abs=1e-4)
+
+
+@pytest.mark.parametrize(("model", "world"), [("fm", 2), ("deepfm", 1), ("deepfm", 4), ("lr", 2)])
+def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, world: int) -> None:
+    options = ("--model", model, "--optimizer", "adam")
+    alone = [sys.executable, "-m", "recstore_ops.cli", "train", *OPTIONS, *options, "--run-name", "alone"]
+    assert run(tmp_path, alone).returncode == 0
+    done = run(tmp_path, torchrun(world, *options, "--run-name", "ranks"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("lowest validation logloss") == 1, "one rank shows what happens"
+    assert_same_figures(tmp_path / "runs" / "ranks", tmp_path / "runs" / "alone")
+
+
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+    options = ("--model", "deepfm", "--save-every", "10")
+    assert run(tmp_path, torchrun(2, *options, "--run-name", "whole")).returncode == 0
+    named = (*options, "--run-name", "parts")
+    for world, epochs in ((2, 10), (3, 25), (1, 40)):
+        process = subprocess.Popen(torchrun(world, *named, *(["--resume"] if epochs > 10 else [])), cwd=tmp_path)
+        _wait_for_step(tmp_path / "runs" / "parts", epochs, process)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) != 0
+    done = run(tmp_path, torchrun(2, *named, "--resume"))
+    assert done.returncode == 0, done.stderr
+    assert_same_figures(tmp_path / "runs" / "parts", tmp_path / "runs" / "whole")
+
+
+def _wait_for_step(path: Path, step: int, process: "subprocess.Popen[bytes]") -> None:
+    """Waits until a run has saved a step beyond `step`."""
+    until = time.monotonic() + SECONDS
+    while time.monotonic() < until:
+        assert process.poll() is None, "the run has not ended before"
+        manifest = path / "checkpoint" / "manifest.json"
+        if manifest.is_file() and json.loads(manifest.read_text())["snapshots"][-1]["metadata"]["step"] >= step:
+            return
+        time.sleep(0.02)
+    raise AssertionError(f"step {step} was not saved within {SECONDS} seconds")
+
+
+def _rank_processes(parent: int) -> list[int]:
+    """The processes that torchrun started."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in children if "recstore_ops" in Path(f"/proc/{child}/cmdline").read_text()]
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_killed_rank_is_started_anew_and_the_run_goes_on(tmp_path: Path, number: int) -> None:
+    options = ("--model", "fm", "--save-every", "5")
+    assert run(tmp_path, torchrun(2, *options, "--run-name", "whole")).returncode == 0
+    command = torchrun(2, *options, "--run-name", "killed", elastic=("--max-restarts", "1"))
+    with open(tmp_path / "said", "wb") as said:
+        process = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)
+        _wait_for_step(tmp_path / "runs" / "killed", 15, process)
+        os.kill(_rank_processes(process.pid)[number], signal.SIGKILL)
+        assert process.wait(SECONDS) == 0, (tmp_path / "said").read_text()
+    text = (tmp_path / "said").read_text()
+    assert re.search(r"going on after step \d+", text), text
+    assert_same_figures(tmp_path / "runs" / "killed", tmp_path / "runs" / "whole")
+
+
+@pytest.mark.parametrize(
+    ("options", "elastic", "message"),
+    [
+        (("--tables", "nn"), (), "tables of nn.Embedding cannot be sharded over 2 processes"),
+        (("--baseline", "nn"), (), "a comparison with a baseline is of one process: start it without torchrun"),
+        ((), ("--max-restarts", "1"), "with --max-restarts a run needs --run-name, by which it goes on"),
+        (("--run-name", "none", "--resume"), (), "the first process of the job could not begin; its own error tells"),
+    ],
+)
+def test_what_ranks_cannot_do_ends_all_of_them(
+    tmp_path: Path, options: tuple[str, ...], elastic: tuple[str, ...], message: str
+) -> None:
+    done = run(tmp_path, torchrun(2, *options, elastic=elastic))
+    assert done.returncode != 0
+    assert message in done.stderr, done.stderr
