@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from checkpoints import drop_all_tables
 from examples import examples
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -29,6 +30,16 @@ from recstore_ops import (
 )
 
 DIM = 2
+
+
+@pytest.fixture(autouse=True)
+def _empty_store() -> Iterator[None]:
+    """A save holds all tables of the process."""
+    drop_all_tables()
+    yield
+    drop_all_tables()
+
+
 POOL = [-(2**63), -7, 0, 1, 2, 3, 4, 5, 6, 7, 2**63 - 1]
 
 _numbers = itertools.count()
