@@ -19,7 +19,7 @@ _UNTIL_THREADS_PARK = 0.003
 def measure(case: Case, on_round: Callable[[], None] = lambda: None) -> Timed:
     """Times a case; what a competitor raises ends it and is kept as its error."""
     timed = Timed(case.cell, case.axes, {name: [] for name in _names(case)}, _bases(case))
-    with _threads(case.threads), _without_gc():
+    with threads(case.threads), _without_gc():
         try:
             for number in _round_numbers(case.plan):
                 _time_round(case, number, timed)
@@ -76,7 +76,8 @@ def _prepare(case: Case, competitor: Competitor) -> None:
 
 
 @contextlib.contextmanager
-def _threads(count: int) -> Iterator[None]:
+def threads(count: int) -> Iterator[None]:
+    """Gives torch that many threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

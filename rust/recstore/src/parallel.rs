@@ -2,7 +2,10 @@
 //!
 //! Results never depend on the executor: a loop's bodies touch disjoint data, and every sum is taken within one body.
 
-use std::sync::{Mutex, PoisonError};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{LazyLock, Mutex, PoisonError};
+use std::thread;
 
 /// Runs the bodies of a loop, in any order, on any threads, and returns when all have run.
 ///
@@ -68,6 +71,64 @@ fn rayon_pool() -> Option<&'static rayon::ThreadPool> {
     POOL.get_or_init(|| start().ok()).as_ref()
 }
 
+/// Runs loops on another executor's threads, but leaves a core to each that works besides.
+///
+/// Threads of a loop wait for each other: were one more busy than there are cores, each loop would last until the
+/// scheduler had come round to its last thread, a score of milliseconds and more.
+pub(crate) struct Sparing {
+    inner: Box<dyn Executor>,
+    others: AtomicUsize,
+}
+
+/// Says that somebody works besides the loops, as long as it lives.
+pub(crate) struct Besides<'a>(&'a AtomicUsize);
+
+impl Drop for Besides<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Sparing {
+    pub(crate) fn new(inner: Box<dyn Executor>) -> Self {
+        Self { inner, others: AtomicUsize::new(0) }
+    }
+
+    /// Leaves a core to the caller until what is returned is dropped.
+    pub(crate) fn besides(&self) -> Besides<'_> {
+        self.others.fetch_add(1, Ordering::Relaxed);
+        Besides(&self.others)
+    }
+
+    /// Returns how many threads there are for a loop beside others.
+    fn spared(&self, others: usize) -> usize {
+        static CORES: LazyLock<usize> =
+            LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
+        self.inner.num_threads().min(CORES.saturating_sub(others)).max(1)
+    }
+}
+
+impl Executor for Sparing {
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+        let others = self.others.load(Ordering::Relaxed);
+        if others == 0 {
+            return self.inner.for_each(count, body);
+        }
+        let threads = self.spared(others);
+        if threads == 1 {
+            return Serial.for_each(count, body);
+        }
+        self.inner.for_each(threads.min(count), &|first| (first..count).step_by(threads).for_each(body));
+    }
+
+    fn num_threads(&self) -> usize {
+        match self.others.load(Ordering::Relaxed) {
+            0 => self.inner.num_threads(),
+            others => self.spared(others),
+        }
+    }
+}
+
 /// Into how many parts a batch of `floats` is cut: one a thread, or one for what is small.
 pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
     if floats < FLOATS_A_THREAD { 1 } else { executor.num_threads().max(1) }
@@ -111,6 +172,32 @@ mod tests {
         let mut values = vec![0; 100];
         for_each_mut(&Serial, values.iter_mut(), |value| *value += 1);
         assert!(values.iter().all(|&value| value == 1));
+    }
+
+    #[test]
+    fn a_core_is_left_to_who_works_besides() {
+        struct Wide(AtomicUsize);
+        impl Executor for Wide {
+            fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+                self.0.fetch_max(count, Ordering::Relaxed);
+                (0..count).for_each(body);
+            }
+            fn num_threads(&self) -> usize {
+                1_000_000
+            }
+        }
+        let cores = thread::available_parallelism().map_or(1, NonZero::get);
+        let sparing = Sparing::new(Box::new(Wide(AtomicUsize::new(0))));
+        assert_eq!(sparing.num_threads(), 1_000_000);
+        {
+            let _one = sparing.besides();
+            let _two = sparing.besides();
+            assert_eq!(sparing.num_threads(), cores.saturating_sub(2).max(1));
+            let mut values = vec![0; 100];
+            for_each_mut(&sparing, values.iter_mut(), |value| *value += 1);
+            assert!(values.iter().all(|&value| value == 1));
+        }
+        assert_eq!(sparing.num_threads(), 1_000_000);
     }
 
     #[cfg(feature = "rayon")]

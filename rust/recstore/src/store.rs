@@ -11,7 +11,7 @@ use crate::checkpoint::{
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
 use crate::memory::{MemoryBudget, MemoryUse};
-use crate::parallel::Executor;
+use crate::parallel::{Executor, Sparing};
 use crate::pooling::BagInput;
 use crate::simd::{Simd, SimdLevel};
 use crate::table::{self, CutTables, Engine, StepRequest, Table, TableCut};
@@ -299,7 +299,7 @@ pub trait EmbeddingStore: Send + Sync {
 
 /// The store that keeps its tables in the memory of this process.
 pub struct LocalStore {
-    executor: Box<dyn Executor>,
+    executor: Sparing,
     simd: Simd,
     tables: RwLock<Tables>,
     budget: Arc<MemoryBudget>,
@@ -332,7 +332,7 @@ impl LocalStore {
     /// Returns an empty store whose loops run on `executor`, with the widest instructions of this machine.
     pub fn new(executor: Box<dyn Executor>) -> Self {
         Self {
-            executor,
+            executor: Sparing::new(executor),
             simd: Simd::detect(),
             tables: RwLock::default(),
             budget: Arc::default(),
@@ -350,7 +350,7 @@ impl LocalStore {
     }
 
     fn engine(&self) -> Engine<'_> {
-        Engine { executor: &*self.executor, simd: self.simd }
+        Engine { executor: &self.executor, simd: self.simd }
     }
 
     /// Cuts all tables, none of which is opened, dropped or replaced meanwhile.
@@ -567,6 +567,7 @@ impl EmbeddingStore for LocalStore {
 
     fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
         let mut last = self.lock_saves(directory)?;
+        let _besides = self.executor.besides();
         checkpoint::save(&|cut| self.with_all(cut), &mut last, directory, options)
     }
 
@@ -578,6 +579,7 @@ impl EmbeddingStore for LocalStore {
         options: &SaveOptions<'_>,
     ) -> Result<SaveReport> {
         let mut last = self.lock_saves(directory)?;
+        let _besides = self.executor.besides();
         checkpoint::save_part(&|cut| self.with_all(cut), &mut last, directory, (snapshot, shard), options)
     }
 

@@ -139,7 +139,7 @@ impl Contents {
     }
 
     /// Returns what reads the piece `name`, which begins at `start` in the plain file.
-    pub(super) fn piece(&self, name: &str, start: u64) -> io::Result<Box<dyn Read>> {
+    pub(super) fn piece(&self, name: &str, start: u64) -> io::Result<Box<dyn Read + Send>> {
         let file = Arc::clone(&self.file);
         let Some(compressed) = &self.compressed else {
             return Ok(Box::new(FileFrom { file, at: start }));

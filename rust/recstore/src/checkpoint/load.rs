@@ -2,17 +2,21 @@
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
+use std::thread;
 
 use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
 use super::save::save_id;
 use super::table_file::{Layout, Reader, TableState};
-use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, refused};
+use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, at, refused};
 use crate::Result;
 use crate::bits::Bits;
 use crate::config::TableConfig;
 use crate::memory::MemoryBudget;
 use crate::table::{CopiedRows, Engine, SaveId, Table};
+
+/// Rows are read into one buffer while those of the other get their places.
+const BUFFERS: usize = 2;
 
 /// What a load gives: the tables, the save they are of, and what the save was given along.
 pub(crate) struct Loaded {
@@ -198,6 +202,7 @@ fn restore_state(
     Ok(())
 }
 
+/// Reads rows in a thread of their own, while those before get their places in the table.
 fn load_file(
     (table, layout): (&mut Table, &Layout),
     mut reader: Reader,
@@ -205,21 +210,51 @@ fn load_file(
     options: &LoadOptions<'_>,
     engine: Engine<'_>,
 ) -> Result<()> {
-    let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
     table.remove_records(&reader.deleted);
-    let mut rows = CopiedRows::default();
-    loop {
-        reader.read(layout, limit, &mut rows)?;
-        if rows.ids.is_empty() {
-            return Ok(());
+    let path = reader.path().to_owned();
+    let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
+    let (read, to_put) = mpsc::sync_channel(0);
+    let (emptied, to_fill) = mpsc::sync_channel(BUFFERS);
+    (0..BUFFERS).try_for_each(|_| emptied.send(CopiedRows::default())).map_err(at(&path))?;
+    thread::scope(|scope| {
+        let read_all = move || {
+            for mut rows in to_fill {
+                let found = reader.read(layout, limit, &mut rows);
+                let is_over = found.is_err() || rows.ids.is_empty();
+                // Whoever puts rows may have met an error, and then wants no more.
+                if read.send(found.map(|()| rows)).is_err() || is_over {
+                    return;
+                }
+            }
+        };
+        thread::Builder::new()
+            .name("recstore-load".into())
+            .spawn_scoped(scope, read_all)
+            .map_err(at(&path))?;
+        for rows in to_put {
+            let mut rows: CopiedRows = rows?;
+            Progress::advance(options.progress, (rows.ids.len() * layout.row_bytes()) as u64);
+            put_rows(table, &path, &mut rows, seen, options, engine)?;
+            _ = emptied.send(rows);
         }
-        Progress::advance(options.progress, (rows.ids.len() * layout.row_bytes()) as u64);
-        table.check_loaded(&rows.ids).map_err(|error| refused(reader.path(), error))?;
-        if let Some(keeps) = options.keeps {
-            rows.retain(keeps);
-        }
-        if let Some(id) = table.put_records(engine, &rows, seen)? {
-            return Err(refused(reader.path(), format!("the id {id} comes twice")));
-        }
+        Ok(())
+    })
+}
+
+fn put_rows(
+    table: &mut Table,
+    path: &Path,
+    rows: &mut CopiedRows,
+    seen: &mut Bits,
+    options: &LoadOptions<'_>,
+    engine: Engine<'_>,
+) -> Result<()> {
+    table.check_loaded(&rows.ids).map_err(|error| refused(path, error))?;
+    if let Some(keeps) = options.keeps {
+        rows.retain(keeps);
+    }
+    match table.put_records(engine, rows, seen)? {
+        Some(id) => Err(refused(path, format!("the id {id} comes twice"))),
+        None => Ok(()),
     }
 }

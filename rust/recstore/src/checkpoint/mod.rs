@@ -7,6 +7,7 @@
 
 mod compact;
 mod compression;
+mod flusher;
 mod load;
 mod manifest;
 mod parts;
@@ -34,7 +35,7 @@ const FILE_EXTENSION: &str = ".safetensors";
 const COMPRESSED_EXTENSION: &str = ".safetensors.zst";
 
 /// About how many bytes are copied or read at a time.
-const BYTES_AT_A_TIME: usize = 4 << 20;
+const BYTES_AT_A_TIME: usize = 512 << 10;
 
 /// What a save writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -176,19 +176,15 @@ fn write_table(
     let state =
         TableState { admission: cut.admission.as_ref().map(AdmissionCounts::sorted), leaving: cut.leaving() };
     let mut writer = Writer::create(path, layout, cut.cut.rows, deleted, &state)?;
-    let mut write = |rows: &CopiedRows| {
-        writer.write(layout, rows)?;
-        Progress::advance(progress, (rows.ids.len() * layout.row_bytes()) as u64);
-        Ok(())
-    };
     let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
     let (mut next, mut rows) = (Some(0), CopiedRows::default());
     while let Some(start) = next {
         rows.clear();
         next = cut.copy(start, limit, &mut rows)?;
-        write(&rows)?;
         // Behind the last row nothing is kept any more: these are all.
-        cut.cut.snapshot.take_kept().try_for_each(|kept| write(&kept))?;
+        cut.cut.snapshot.take_kept(&mut rows);
+        writer.write(layout, &rows)?;
+        Progress::advance(progress, (rows.ids.len() * layout.row_bytes()) as u64);
     }
     let (entry, pieces) = writer.finish()?;
     match compression {

@@ -17,6 +17,7 @@ use safetensors::Dtype as TensorType;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::compression::Contents;
+use super::flusher::Flusher;
 use super::manifest::ShardEntry;
 use super::{at, refused};
 use crate::Result;
@@ -38,6 +39,9 @@ const HEADER: &str = "header";
 
 /// The most bytes of a header: that of a real one takes less than a kilobyte.
 const HEADER_LIMIT: u64 = 1 << 20;
+
+/// The bytes written in one call at most: a kernel may let nobody else run on the core until a call ends.
+const WRITE_BYTES: usize = 128 << 10;
 
 /// What a column is made of.
 #[derive(Debug, Clone)]
@@ -222,7 +226,7 @@ struct Stream {
 /// A column on its way from a file.
 struct Source {
     column: Column,
-    bytes: Box<dyn Read>,
+    bytes: Box<dyn Read + Send>,
     checksum: Hasher,
 }
 
@@ -239,6 +243,7 @@ pub(super) struct Writer {
     /// Where the header and each tensor end.
     pieces: Vec<(String, u64)>,
     buffer: Vec<u8>,
+    flusher: Flusher,
 }
 
 impl Writer {
@@ -274,9 +279,20 @@ impl Writer {
         let pieces = iter::once((HEADER.to_owned(), data)).chain(ends).collect();
         let (deleted_bytes, deleted) =
             deleted.map_or((None, 0), |ids| (Some(bytemuck::cast_slice(ids)), ids.len()));
-        let (buffer, lengths) = (Vec::new(), state.lengths());
-        let mut writer =
-            Self { path, file, bytes, streams, checksums, rows, deleted, state: lengths, pieces, buffer };
+        let (buffer, flusher, state_lengths) = (Vec::new(), Flusher::default(), state.lengths());
+        let mut writer = Self {
+            path,
+            file,
+            bytes,
+            streams,
+            checksums,
+            rows,
+            deleted,
+            state: state_lengths,
+            pieces,
+            buffer,
+            flusher,
+        };
         let whole = state.tensors().into_iter().map(|(name, _, bytes)| (name, bytes));
         for (name, bytes) in deleted_bytes.map(|bytes| (DELETED, bytes)).into_iter().chain(whole) {
             if let Some((_, info)) = tensors.iter().find(|(known, _)| known == name) {
@@ -301,8 +317,11 @@ impl Writer {
             if stream.at + bytes.len() as u64 > stream.end {
                 return Err(refused(&self.path, "more rows than the snapshot has"));
             }
-            self.file.write_all_at(bytes, stream.at).map_err(at(&self.path))?;
-            stream.at += bytes.len() as u64;
+            for piece in bytes.chunks(WRITE_BYTES) {
+                self.file.write_all_at(piece, stream.at).map_err(at(&self.path))?;
+                stream.at += piece.len() as u64;
+            }
+            self.flusher.written(&self.file, bytes.len() as u64).map_err(at(&self.path))?;
             stream.checksum.update(bytes);
         }
         Ok(())
@@ -310,11 +329,12 @@ impl Writer {
 
     /// Makes the file survive a crash, and returns with its entry where its pieces end.
     pub(super) fn finish(self) -> Result<(ShardEntry, Vec<(String, u64)>)> {
-        let Self { path, file, bytes, streams, mut checksums, rows, deleted, state, pieces, .. } = self;
+        let Self { path, file, bytes, streams, mut checksums, rows, deleted, state, pieces, flusher, .. } =
+            self;
         if streams.iter().any(|stream| stream.at != stream.end) {
             return Err(refused(&path, "fewer rows than the snapshot has"));
         }
-        file.sync_all().map_err(at(&path))?;
+        flusher.finish().and_then(|()| file.sync_all()).map_err(at(&path))?;
         for stream in streams {
             checksums.insert(stream.column.name, stream.checksum.finalize());
         }
@@ -495,11 +515,9 @@ impl Reader {
     pub(super) fn read(&mut self, layout: &Layout, limit: usize, rows: &mut CopiedRows) -> Result<()> {
         let count = limit.min(self.rows_left);
         self.rows_left -= count;
-        rows.ids.clear();
+        // What `rows` held is overwritten; between the columns there were zeros before.
         rows.ids.resize(count, 0);
-        rows.usages.clear();
         rows.usages.resize(if layout.has_eviction { count } else { 0 }, Usage::default());
-        rows.records.clear();
         rows.records.resize(count * layout.stride, 0.0);
         let buffer = &mut self.buffer;
         for source in &mut self.sources {

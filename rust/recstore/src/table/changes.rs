@@ -40,6 +40,13 @@ impl CopiedRows {
         self.records.extend_from_slice(record);
     }
 
+    /// Moves all rows of `others` to the end; the memory of both stays for more.
+    fn append(&mut self, others: &mut Self) {
+        self.ids.append(&mut others.ids);
+        self.usages.append(&mut others.usages);
+        self.records.append(&mut others.records);
+    }
+
     pub(crate) fn clear(&mut self) {
         self.ids.clear();
         self.usages.clear();
@@ -110,9 +117,11 @@ impl Snapshot {
         Ok(next)
     }
 
-    /// Takes the copies of rows that changed.
-    pub(crate) fn take_kept(&self) -> impl Iterator<Item = CopiedRows> {
-        self.kept.iter().map(|pile| std::mem::take(&mut *pile.lock().unwrap_or_else(PoisonError::into_inner)))
+    /// Moves the copies of rows that changed behind those in `copied`.
+    pub(crate) fn take_kept(&self, copied: &mut CopiedRows) {
+        for pile in &self.kept {
+            copied.append(&mut pile.lock().unwrap_or_else(PoisonError::into_inner));
+        }
     }
 }
 
@@ -126,10 +135,14 @@ struct Since {
 
 impl Since {
     fn deleted_bytes(&self) -> usize {
-        // A hash set keeps a byte beside each place, and leaves an eighth of them free.
-        const PLACE_BYTES: usize = size_of::<i64>() + 1;
-        self.deleted.capacity() * PLACE_BYTES * 8 / 7
+        set_bytes(self.deleted.capacity())
     }
+}
+
+/// Returns the bytes of a hash set with room for so many ids: a byte beside each place, and an eighth of them free.
+fn set_bytes(capacity: usize) -> usize {
+    const PLACE_BYTES: usize = size_of::<i64>() + 1;
+    capacity * PLACE_BYTES * 8 / 7
 }
 
 /// What is to be told of changes.
@@ -203,8 +216,13 @@ impl Changes {
     pub(super) fn end_snapshot(&mut self, was_saved: bool) {
         self.snapshot = None;
         if !was_saved {
-            self.since = None;
+            self.forget();
         }
+    }
+
+    /// Notes no changes any more until the next save, which then has all rows of the table.
+    pub(super) fn forget(&mut self) {
+        self.since = None;
     }
 
     /// Counts changes from here on as those since `save`, which holds the table as it is.
@@ -223,6 +241,18 @@ impl Changes {
     /// save makes it so.
     pub(super) fn bytes_for(&self, len: usize) -> usize {
         len.div_ceil(64) * 8 + self.since.as_ref().map_or(0, Since::deleted_bytes)
+    }
+
+    /// Returns at most how many more bytes are in use after so many rows were deleted.
+    pub(super) fn bytes_to_delete(&self, rows: usize) -> usize {
+        let Some(Since { deleted, .. }) = &self.since else { return 0 };
+        let needed = deleted.len() + rows;
+        if needed <= deleted.capacity() {
+            return 0;
+        }
+        // A set has a power of two of places.
+        let capacity = (needed * 8 / 7 + 1).next_power_of_two() * 7 / 8;
+        set_bytes(capacity).saturating_sub(set_bytes(deleted.capacity()))
     }
 
     /// Whether the snapshot under way still has to copy a row before it changes.
