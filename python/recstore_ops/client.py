@@ -328,7 +328,8 @@ def set_memory_limit(memory_limit: int | None) -> None:
     """Limits the memory of all tables of this process together, in bytes; `None` takes the limit away.
 
     A call whose new rows would exceed it is refused, names the table and changes nothing; a table with a `disk` moves
-    rows there first. Tables that take more already keep what they have.
+    rows there first, and of one with `eviction` the least rows leave for new ones. Tables that take more already keep
+    what they have.
 
     Raises:
         ValueError: a limit below 1.

@@ -52,7 +52,8 @@ class TableModule(nn.Module):
         nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
         admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
         eviction: which rows leave; none by default. That of `padding_idx` never does. See `recstore_ops.TableConfig`.
-        memory_limit: the most bytes of memory that the table may take. Without `disk`, a call whose new rows would
+        memory_limit: the most bytes of memory that the table may take. Of a table with `eviction` the
+            least rows by its policy leave at once for new ones; else, without `disk`, a call whose new rows would
             exceed it is refused and changes nothing.
         disk: a directory for the rows that `memory_limit` leaves no room for: those used last stay in memory, and
             results are the same to the bit.

@@ -91,6 +91,21 @@ def test_statistics_account_for_every_byte(table_name: TableName, tmp_path: Path
     assert memory_in_use() == in_use - found["bytes"]
 
 
+def test_a_limit_is_kept_by_eviction_where_rows_may_leave(table_name: TableName) -> None:
+    name = table_name()
+    table = HashTable(DIM, name, optimizer="adagrad", memory_limit=LIMIT, eviction={"ttl": 1_000_000, "keep": [7]})
+    optimizer = SparseOptimizer(modules=[table])
+    for start in range(0, 100_000, 200):
+        table(torch.arange(start, start + 200)).sum().backward()
+        optimizer.step()
+        assert table_statistics(name)["bytes"] <= LIMIT
+    statistics = table_statistics(name)
+    assert statistics["rows"] + statistics["evictions"] == 100_000
+    # Those that came last, but for the one to keep.
+    expected = torch.arange(100_000 - statistics["rows"] + 1, 100_000)
+    torch.testing.assert_close(table.ids().sort().values, torch.cat([torch.tensor([7]), expected]))
+
+
 def test_a_limit_without_a_disk_names_the_table_and_changes_nothing(table_name: TableName) -> None:
     module = DistEmbedding(None, DIM, table_name(), memory_limit=50_000)
     module.weight[torch.arange(100)] = torch.ones(100, DIM)

@@ -36,10 +36,11 @@ pub struct TableConfig {
     /// Which rows leave; none without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub eviction: Option<EvictionConfig>,
-    /// The most bytes of memory that the table may take. Not part of checkpoints, as `disk` is not.
+    /// The most bytes of memory that the table may take. With `eviction` the least rows by its policy leave at once for new
+    /// ones that would exceed it. Not part of checkpoints, as `disk` is not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_limit: Option<u64>,
-    /// A directory for the rows that `memory_limit` leaves no room for; without it the limit is an error.
+    /// A directory for the rows that `memory_limit` leaves no room for; without it and `eviction` the limit is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
 }

@@ -5,7 +5,9 @@
 mod checkpoints;
 
 use checkpoints::{State, load, open, save, state, store, update};
-use recstore::{EmbeddingStore, LocalStore, Rayon, SaveKind, Serial, TableId};
+use recstore::{
+    EmbeddingStore, GradientChunk, LocalStore, Rayon, SaveKind, Serial, Step, TableId, TableUpdate,
+};
 
 const DIM: usize = 2;
 
@@ -113,5 +115,33 @@ fn a_sweep_outlives_its_table() {
         update(&store, table, &ids, &vec![1.0; ids.len()]);
         update(&store, table, &ids[..9], &[1.0; 9]);
         store.drop_table("t").unwrap();
+    }
+}
+
+#[test]
+fn ids_that_are_only_counted_are_held_against_the_limit() {
+    const LIMIT: usize = 1 << 20;
+    let (store, config) = (store(), r#""admission": {"kind": "count", "threshold": 9}"#);
+    let table = open(&store, "t", DIM, &format!(r#"{{{config}, "memory_limit": {LIMIT}}}"#));
+    let mut next = 0;
+    let refusal = loop {
+        let ids: Vec<i64> = (next..next + 2_000).collect();
+        let gradients = vec![0.5; ids.len() * DIM];
+        let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
+        if let Err(refusal) = store.update(&[TableUpdate { table, chunks, step: Step::Next }]) {
+            break refusal;
+        }
+        next += 2_000;
+        let statistics = store.statistics(table).unwrap();
+        assert_eq!((statistics.rows, statistics.candidates), (0, next as usize));
+        assert!(statistics.bytes <= LIMIT, "{statistics:?}");
+    };
+    assert!(refusal.to_string().contains("table \"t\""), "{refusal}");
+    assert!((10_000..100_000).contains(&next), "{next}");
+    assert_eq!(store.statistics(table).unwrap().candidates, next as usize);
+    // Those that are known are counted on.
+    let known: Vec<i64> = (0..2_000).collect();
+    for _ in 0..7 {
+        update(&store, table, &known, &vec![0.5; known.len() * DIM]);
     }
 }

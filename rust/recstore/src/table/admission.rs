@@ -70,6 +70,11 @@ impl Admission {
         }
     }
 
+    /// Whether an id without a row is counted already, by itself.
+    pub(super) fn is_candidate(&self, id: i64) -> bool {
+        matches!(self, Self::Count { counts, .. } if counts.find(id).is_some())
+    }
+
     /// Forgets what was counted of an id, as far as it can be told apart.
     pub(super) fn forget(&mut self, id: i64) {
         if let Self::Count { counts, .. } = self {
@@ -134,6 +139,14 @@ impl Admission {
                 Ok(())
             }
             Self::Probability(_) => Ok(()),
+        }
+    }
+
+    /// Returns the most bytes allocated when so many more ids are counted.
+    pub(super) fn bytes_after(&self, more: usize) -> usize {
+        match self {
+            Self::Count { counts, .. } => counts.bytes_after(more),
+            Self::Sketch { .. } | Self::Probability(_) => self.bytes(),
         }
     }
 

@@ -34,7 +34,12 @@ impl IdAllocator {
 
     /// Returns the bytes in use.
     pub(super) fn bytes(&self) -> usize {
-        self.freed.len() * size_of::<RowIndex>()
+        Self::bytes_for(self.freed.len())
+    }
+
+    /// Returns the bytes in use when so many indices are free.
+    pub(super) fn bytes_for(freed: usize) -> usize {
+        freed * size_of::<RowIndex>()
     }
 
     /// Returns how many indices were ever handed out: all in use lie below.

@@ -1,17 +1,39 @@
 //! What a table takes of memory, and whether more rows fit.
 
+use super::id_allocator::IdAllocator;
 use super::row_ids::RowIds;
 use super::usages::Usages;
 use super::{Admission, Rows, Table};
 use crate::memory::MemoryUse;
 use crate::{Error, Result};
 
+/// By how much a call makes a table larger.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Growth {
+    pub(super) rows: usize,
+    /// Ids without a row that admission begins to count.
+    pub(super) candidates: usize,
+}
+
+impl Growth {
+    pub(super) const NONE: Self = Self { rows: 0, candidates: 0 };
+
+    pub(super) fn of_rows(rows: usize) -> Self {
+        Self { rows, ..Self::NONE }
+    }
+}
+
+/// Gives indices of rows.
+pub(super) type Indices<'a> = dyn Fn(&Rows) -> Vec<u32> + 'a;
+
 /// The ids of a call that may get a row.
 pub(super) struct NewRows<'a> {
-    /// No fewer than there will be.
-    pub(super) at_most: usize,
+    /// No less than there will be.
+    pub(super) at_most: Growth,
     /// Counts the distinct ids without a row.
-    pub(super) count: &'a dyn Fn(&Rows) -> usize,
+    pub(super) count: &'a dyn Fn(&Rows) -> Growth,
+    /// The indices of rows that the call needs, where others may leave for the new ones.
+    pub(super) needed: Option<&'a Indices<'a>>,
 }
 
 /// Returns the distinct ids, in ascending order.
@@ -22,34 +44,40 @@ pub(super) fn distinct(mut ids: Vec<i64>) -> Vec<i64> {
 }
 
 impl Table {
-    /// Checks that new rows fit the limits of table and store, and returns how many there may be. What they take is
-    /// charged until [`Rows::settle`].
+    /// Sees that new rows fit the limits of table and store, and returns how many there may be. What they take is charged
+    /// until [`Rows::settle`]. Of a table with eviction others leave for them, if need be.
     ///
     /// # Errors
-    /// [`Error::MemoryLimit`].
+    /// [`Error::MemoryLimit`], [`Error::Disk`].
     pub(super) fn admit(
         &self,
         operation: &'static str,
         rows: &mut Rows,
         new_rows: &NewRows<'_>,
-    ) -> Result<usize> {
+    ) -> Result<Growth> {
         let at_most = new_rows.at_most;
-        if at_most == 0 || rows.tier.is_none() && rows.admit(at_most).is_ok() {
+        if at_most == Growth::NONE || rows.tier.is_none() && rows.admit(at_most).is_ok() {
             return Ok(at_most);
         }
         let count = (new_rows.count)(rows);
-        if count == 0 {
-            return Ok(0);
+        if count == Growth::NONE {
+            return Ok(count);
         }
-        let refused = |refusal: Refusal| Error::MemoryLimit {
+        let Err(refusal) = rows.admit(count) else { return Ok(count) };
+        if let (Some(eviction), Some(needed)) = (&self.config.eviction, new_rows.needed) {
+            let needed = needed(rows);
+            if rows.displace(eviction, count.rows, &needed)? && rows.admit(count).is_ok() {
+                return Ok(count);
+            }
+        }
+        Err(Error::MemoryLimit {
             operation,
             table: self.name.clone(),
             whose: refusal.whose,
             limit: refusal.limit,
             in_use: refusal.in_use,
             requested: refusal.requested,
-        };
-        rows.admit(count).map_err(refused).map(|()| count)
+        })
     }
 }
 
@@ -67,30 +95,36 @@ impl Rows {
         self.limit != u64::MAX || self.account.budget().limit().is_some()
     }
 
-    /// Returns the most bytes of all but records when there are `more` rows.
-    pub(super) fn index_bytes_after(&self, more: usize) -> usize {
-        let len = self.allocator.high_water_after(more);
-        self.ids.bytes_after(more)
+    /// Returns the most bytes of all but records after `growth`.
+    pub(super) fn index_bytes_after(&self, growth: Growth) -> usize {
+        let len = self.allocator.high_water_after(growth.rows);
+        self.ids.bytes_after(growth.rows)
             + RowIds::bytes_for(len)
             + self.changes.bytes_for(len)
-            + self.allocator.bytes()
+            + self.bytes_of_freed(len)
             + self.usages.as_ref().map_or(0, |_| Usages::bytes_for(len))
-            + self.admission.as_ref().map_or(0, Admission::bytes)
+            + self.admission.as_ref().map_or(0, |admission| admission.bytes_after(growth.candidates))
             + self.indices.capacity() * size_of::<u32>()
             + self.tier.as_ref().map_or(0, |tier| tier.bytes_for(len))
     }
 
-    /// Returns the least bytes with which there can be `more` rows. Of a table with a slot file they need one slab.
-    fn bytes_after(&self, more: usize) -> u64 {
-        let records = match self.tier {
-            None => self.storage.bytes_for(self.allocator.high_water_after(more)),
-            Some(_) => self.storage.bytes_for(self.storage.slab_records()),
-        };
-        (self.index_bytes_after(more) + records) as u64
+    /// Returns what is set aside for the indices of deleted rows, below `len`: all of them, so that a deletion never makes
+    /// a table too large. With a slot file, frames make room for them.
+    fn bytes_of_freed(&self, len: usize) -> usize {
+        if self.tier.is_some() { self.allocator.bytes() } else { IdAllocator::bytes_for(len) }
     }
 
-    fn admit(&mut self, more: usize) -> std::result::Result<(), Refusal> {
-        let (in_use, needed) = (self.memory().bytes(), self.bytes_after(more));
+    /// Returns the least bytes with which there can be `growth`. Rows of a table with a slot file need one slab.
+    fn bytes_after(&self, growth: Growth) -> u64 {
+        let records = match self.tier {
+            None => self.storage.bytes_for(self.allocator.high_water_after(growth.rows)),
+            Some(_) => self.storage.bytes_for(self.storage.slab_records()),
+        };
+        (self.index_bytes_after(growth) + records) as u64
+    }
+
+    fn admit(&mut self, growth: Growth) -> std::result::Result<(), Refusal> {
+        let (in_use, needed) = (self.memory().bytes(), self.bytes_after(growth));
         let requested = needed.saturating_sub(in_use);
         if needed > self.limit {
             return Err(Refusal { whose: "table's", limit: self.limit, in_use, requested });
@@ -101,6 +135,15 @@ impl Rows {
         let budget = self.account.budget();
         let limit = budget.limit().unwrap_or(u64::MAX);
         Err(Refusal { whose: "store's", limit, in_use: budget.in_use(), requested })
+    }
+
+    /// Returns the bytes that table and store may still take.
+    pub(super) fn room(&self) -> u64 {
+        let (own, needed) = (self.memory().bytes(), self.bytes_after(Growth::NONE));
+        let budget = self.account.budget();
+        let others = budget.in_use().saturating_sub(own);
+        let of_store = budget.limit().map_or(u64::MAX, |limit| limit.saturating_sub(others));
+        self.limit.min(of_store).saturating_sub(needed)
     }
 
     /// Charges what the table takes now.
@@ -122,8 +165,14 @@ impl Rows {
         };
         let resident = resident as u64;
         let len = self.allocator.high_water();
-        let reserved = self.ids.bytes_after(0) + self.changes.bytes_for(len);
-        let index = self.index_bytes_after(0) - reserved + self.ids.bytes() + self.changes.bytes();
+        let counted = |bytes: fn(&Admission) -> usize| self.admission.as_ref().map_or(0, bytes);
+        let reserved = self.ids.bytes_after(0)
+            + self.changes.bytes_for(len)
+            + self.bytes_of_freed(len)
+            + counted(|admission| admission.bytes_after(0));
+        let used =
+            self.ids.bytes() + self.changes.bytes() + self.allocator.bytes() + counted(Admission::bytes);
+        let index = self.index_bytes_after(Growth::NONE) - reserved + used;
         MemoryUse {
             row_bytes: resident * weights,
             slot_bytes: resident * (record - weights),

@@ -8,6 +8,7 @@
 mod admission;
 mod bags;
 mod changes;
+mod displacing;
 mod id_allocator;
 mod id_map;
 mod initializer;
@@ -53,7 +54,7 @@ pub(crate) use id_map::mix;
 use initializer::Initializer;
 pub(crate) use lookup::FindRows;
 use lookup::{ColdRows, ReadRows, RowSource};
-use memory::{NewRows, distinct};
+use memory::{Growth, Indices, NewRows, distinct};
 pub use places::TAG_WORDS;
 use row_ids::RowIds;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
@@ -259,7 +260,7 @@ impl Table {
         }
         let rows = &mut *self.exclusive();
         let indices = rows.find(engine, ids);
-        _ = rows.make_ready(engine.executor, &indices, 0);
+        _ = rows.make_ready(engine.executor, &indices, Growth::NONE);
         rows.settle();
     }
 
@@ -300,7 +301,7 @@ impl Table {
         let taken: Vec<usize> = (0..ids.len()).filter(is_taken).collect();
         let taken_ids: Vec<i64> = taken.iter().map(|&position| ids[position]).collect();
         let rows = &mut *self.exclusive();
-        self.make_ready(OPERATION, rows, engine, &taken_ids)?;
+        self.make_ready(OPERATION, rows, engine, &taken_ids, true)?;
         self.refusals.fetch_add(refused.len() as u64, Ordering::Relaxed);
         let rule = self.prepare_rule(rows);
         let written = taken.into_iter().zip(taken_ids).try_for_each(|(position, id)| {
@@ -319,7 +320,7 @@ impl Table {
         written
     }
 
-    /// Sees that new rows of `ids` fit, and brings the others into memory.
+    /// Sees that new rows of `ids` fit, in the place of others where `displaces`, and brings those there are into memory.
     ///
     /// # Errors
     /// [`Error::MemoryLimit`], [`Error::Disk`]; no row has changed.
@@ -329,14 +330,21 @@ impl Table {
         rows: &mut Rows,
         engine: Engine<'_>,
         ids: &[i64],
+        displaces: bool,
     ) -> Result<()> {
         if !rows.is_limited() {
             return Ok(());
         }
         rows.check_whole()?;
         let missing = |rows: &Rows| ids.iter().copied().filter(|id| rows.ids.find(*id).is_none()).collect();
-        let count = |rows: &Rows| distinct(missing(rows)).len();
-        let new = self.admit(operation, rows, &NewRows { at_most: ids.len(), count: &count })?;
+        let count = |rows: &Rows| Growth::of_rows(distinct(missing(rows)).len());
+        let found = |rows: &Rows| rows.find(engine, ids);
+        let needed = displaces.then_some(&found as &Indices<'_>);
+        let new = self.admit(
+            operation,
+            rows,
+            &NewRows { at_most: Growth::of_rows(ids.len()), count: &count, needed },
+        )?;
         let ready = match rows.tier {
             None => Ok(()),
             Some(_) => {
@@ -371,7 +379,7 @@ impl Table {
         if insert {
             self.check_writable(OPERATION, ids.len())?;
             let rows = &mut *self.exclusive();
-            self.make_ready(OPERATION, rows, engine, ids)?;
+            self.make_ready(OPERATION, rows, engine, ids, true)?;
             let inserted = self.insert_missing(rows, ids);
             rows.settle();
             inserted.and_then(|()| self.lookup_locked(rows, engine, ids, indices, out))
@@ -667,6 +675,11 @@ impl Rows {
         }
     }
 
+    /// Whether an id without a row is counted already.
+    fn is_candidate(&self, id: i64) -> bool {
+        self.admission.as_ref().is_some_and(|admission| admission.is_candidate(id))
+    }
+
     /// Whether an id without a row gets one by the next step that updates it.
     fn would_admit(&self, id: i64, noise: impl FnOnce() -> u64) -> bool {
         self.admission.as_ref().is_none_or(|admission| admission.would_admit(id, noise))
@@ -709,7 +722,7 @@ impl Rows {
         }
         let deleted = before - self.ids.len();
         // The ids deleted are noted for the next delta: that may cost frames. What cannot go now goes with the next step.
-        _ = self.shrink_frames(&Serial, 0);
+        _ = self.shrink_frames(&Serial, Growth::NONE);
         self.settle();
         self.deletes += deleted as u64;
         if deleted > 0 {

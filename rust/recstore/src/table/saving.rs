@@ -160,7 +160,8 @@ impl Table {
     ) -> Result<Option<i64>> {
         let CopiedRows { ids, usages, records } = copied;
         let stride = self.record_words().1;
-        self.make_ready("load", &mut self.exclusive(), engine, ids)?;
+        // A checkpoint is loaded as a whole or not at all.
+        self.make_ready("load", &mut self.exclusive(), engine, ids, false)?;
         let rows = self.own_rows();
         for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
             if let Some(ahead) = ids.get(position + IDS_AHEAD) {

@@ -23,6 +23,14 @@ const PILES: usize = 16;
 /// A row as the policy orders it.
 type Ranked = (u64, u64, i64);
 
+/// Returns how a policy orders a row: the least leave first.
+pub(super) fn rank(policy: EvictionPolicy, id: i64, usage: Usage) -> Ranked {
+    match policy {
+        EvictionPolicy::Lru => (usage.step(), usage.count(), id),
+        EvictionPolicy::Lfu => (usage.count(), usage.step(), id),
+    }
+}
+
 /// When a sweep began and when its rows leave, in steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -140,10 +148,7 @@ impl Sweep {
             progress.chosen.insert(id);
         }
         if self.config.capacity.is_some() {
-            progress.least.push(match self.config.policy {
-                EvictionPolicy::Lru => (usage.step(), usage.count(), id),
-                EvictionPolicy::Lfu => (usage.count(), usage.step(), id),
-            });
+            progress.least.push(rank(self.config.policy, id, usage));
         }
     }
 

@@ -10,6 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
+use super::memory::Growth;
 use super::slot_group::SlotGroup;
 use super::transfer::{read_in, write_back};
 use super::{RowIndex, Rows};
@@ -200,24 +201,25 @@ fn disk_error(table: &str, directory: &str, error: &io::Error) -> Error {
 }
 
 impl Rows {
-    /// Brings the rows at `indices` that lie on disk into memory, as many as fit, and leaves frames for `new` rows that
-    /// are made next. Indices without a row may be among them. A table without a slot file is always ready.
+    /// Brings the rows at `indices` that lie on disk into memory, as many as fit, and leaves frames for the `new` rows
+    /// that are made next. Indices without a row may be among them. A table without a slot file is always ready.
     ///
     /// # Errors
     /// [`Error::Disk`]; then no row has changed.
-    pub(super) fn make_ready(&mut self, executor: &dyn Executor, indices: &[u32], new: usize) -> Result<()> {
+    pub(super) fn make_ready(&mut self, executor: &dyn Executor, indices: &[u32], new: Growth) -> Result<()> {
         let Some(tier) = &self.tier else { return Ok(()) };
         tier.check()?;
         self.shrink_frames(executor, new)?;
         let cold = self.pin(indices);
-        if cold.is_empty() && new == 0 {
+        if cold.is_empty() && new.rows == 0 {
             return Ok(());
         }
-        self.grow_frames(cold.len() + new, new);
-        let high_water = self.allocator.high_water_after(new);
+        self.grow_frames(cold.len() + new.rows, new);
+        let high_water = self.allocator.high_water_after(new.rows);
         let Some(tier) = &mut self.tier else { return Ok(()) };
-        tier.exchange(executor, &mut self.storage, &cold, new)?;
-        if tier.residence.num_free() < new || cold.iter().any(|&index| tier.residence.frame(index).is_none())
+        tier.exchange(executor, &mut self.storage, &cold, new.rows)?;
+        if tier.residence.num_free() < new.rows
+            || cold.iter().any(|&index| tier.residence.frame(index).is_none())
         {
             // What goes through the disk during the step must find room there: a step cannot be taken back.
             tier.file.reserve(high_water).map_err(|error| tier.refused(&error))?;
@@ -243,15 +245,15 @@ impl Rows {
     }
 
     /// Returns how many slabs of frames there may be when there are `new` more rows.
-    fn most_slabs(&self, new: usize) -> usize {
+    fn most_slabs(&self, new: Growth) -> usize {
         let records = self.storage.slab_records();
         let slab = self.storage.bytes_for(records) + Residence::bytes_for(0, records);
         let index = self.index_bytes_after(new) - self.frame_bytes();
         usize::try_from(self.limit).unwrap_or(usize::MAX).saturating_sub(index) / slab
     }
 
-    /// Gives frames back that `new` more rows leave no room for.
-    pub(super) fn shrink_frames(&mut self, executor: &dyn Executor, new: usize) -> Result<()> {
+    /// Gives frames back that `new` rows leave no room for.
+    pub(super) fn shrink_frames(&mut self, executor: &dyn Executor, new: Growth) -> Result<()> {
         if self.tier.is_none() {
             return Ok(());
         }
@@ -274,7 +276,7 @@ impl Rows {
     }
 
     /// Adds frames until `wanted` are free, as far as the limits of table and store allow with `new` more rows.
-    fn grow_frames(&mut self, wanted: usize, new: usize) {
+    fn grow_frames(&mut self, wanted: usize, new: Growth) {
         let most = self.most_slabs(new).max(1);
         let records = self.storage.slab_records();
         let free = |rows: &Self| rows.tier.as_ref().map_or(usize::MAX, |tier| tier.residence.num_free());

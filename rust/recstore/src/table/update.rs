@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::changes::{Changes, RowKey};
 use super::lookup::{FindRows, round_trip};
-use super::memory::{NewRows, distinct};
+use super::memory::{Growth, NewRows, distinct};
 use super::records::SharedRecords;
 use super::row_ids::RowIds;
 use super::tier::Tier;
@@ -276,9 +276,15 @@ impl<'a> Locked<'a> {
         let noise = self.noise();
         let count = |rows: &Rows| {
             let ids = distinct(missing().map(|position| gradients.id(position)).collect());
-            ids.into_iter().filter(|&id| rows.would_admit(id, || noise(id))).count()
+            let (admitted, others): (Vec<i64>, Vec<i64>) =
+                ids.into_iter().partition(|&id| rows.would_admit(id, || noise(id)));
+            let candidates = others.into_iter().filter(|&id| !rows.is_candidate(id)).count();
+            Growth { rows: admitted.len(), candidates }
         };
-        let new = NewRows { at_most: missing().count(), count: &count };
+        let at_most = missing().count();
+        let at_most = Growth { rows: at_most, candidates: at_most };
+        let needed = |_: &Rows| indices.clone();
+        let new = NewRows { at_most, count: &count, needed: Some(&needed) };
         let new = self.table.admit(OPERATION, self.rows, &new)?;
         self.rows.make_ready(engine.executor, &self.indices, new)
     }
