@@ -40,7 +40,7 @@ fn write(store: &LocalStore, ids: std::ops::Range<i64>, value: f32) {
 fn rows(store: &LocalStore) -> Vec<(i64, Vec<f32>)> {
     let mut all = Vec::new();
     for name in ["user", "item"] {
-        let Some(table) = store.find_table(name) else { continue };
+        let Some(table) = store.find_table(name).unwrap() else { continue };
         let mut ids = store.ids(table).unwrap();
         ids.sort_unstable();
         for id in ids {

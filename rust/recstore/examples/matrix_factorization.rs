@@ -60,7 +60,7 @@ fn main() -> Result<()> {
             println!("step {number:4}   mean squared error {error:.4}");
         }
     }
-    for name in store.table_names() {
+    for name in store.table_names()? {
         let table = TableHandle::open(Arc::clone(&store), &name, &config)?;
         println!("{name}: {} rows, {} updates", table.statistics()?.rows, table.statistics()?.updates);
     }

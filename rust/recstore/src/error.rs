@@ -229,6 +229,45 @@ pub enum Error {
         prefetch: i64,
     },
 
+    /// A server cannot be reached, or gave no answer in time.
+    ///
+    /// Of a change it is not known which servers have it: the same call again changes the others, and no server twice.
+    #[error("{operation}: shard {shard} at {address} is unavailable: {message}")]
+    Unavailable {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The number of the server.
+        shard: usize,
+        /// Where it should be.
+        address: String,
+        /// What happened.
+        message: String,
+    },
+
+    /// A request or its answer is larger than a server takes at a time.
+    #[error(
+        "{operation}: {bytes} bytes for shard {shard} exceed the {limit} it takes at a time (max_frame_bytes)"
+    )]
+    RequestTooLarge {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The number of the server.
+        shard: usize,
+        /// The bytes of the request or answer.
+        bytes: u64,
+        /// The most the server takes.
+        limit: u64,
+    },
+
+    /// A call that a store on servers cannot do.
+    #[error("{operation}: {message}")]
+    Unsupported {
+        /// The call that was refused.
+        operation: &'static str,
+        /// Why, and what to do instead.
+        message: String,
+    },
+
     /// The processor lacks the instructions asked for, or the name is unknown.
     #[error("SIMD level \"{level}\" is not available; this machine has {available}")]
     UnavailableSimd {

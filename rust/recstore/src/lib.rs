@@ -73,4 +73,4 @@ pub use store::{
     EmbeddingStore, LocalStore, OptimizerState, Step, StoreMemory, TableDescription, TableId,
     TableStatistics, TableUpdate,
 };
-pub use table::TAG_WORDS as PLACES_TAG;
+pub use table::{RowlessTable, TAG_WORDS as PLACES_TAG};

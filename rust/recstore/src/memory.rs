@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 const NO_LIMIT: u64 = u64::MAX;
 
 /// What a table takes of memory, in bytes, and how its rows lie.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct MemoryUse {
     /// The weights of the rows in memory.
@@ -33,6 +33,20 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
+    /// Adds what another table, or another server's part of the table, takes.
+    pub fn add(&mut self, other: &Self) {
+        self.row_bytes += other.row_bytes;
+        self.slot_bytes += other.slot_bytes;
+        self.index_bytes += other.index_bytes;
+        self.free_bytes += other.free_bytes;
+        self.disk_bytes += other.disk_bytes;
+        self.memory_limit = self.memory_limit.zip(other.memory_limit).map(|(own, other)| own + other);
+        self.resident_rows += other.resident_rows;
+        self.rows_fetched += other.rows_fetched;
+        self.rows_spilled += other.rows_spilled;
+        self.disk_nanoseconds += other.disk_nanoseconds;
+    }
+
     /// Returns all bytes of memory.
     pub fn bytes(&self) -> u64 {
         self.row_bytes + self.slot_bytes + self.index_bytes + self.free_bytes

@@ -285,7 +285,7 @@ impl EmbeddingStore for PrefetchingStore {
         self.store.open_table(name, config)
     }
 
-    fn find_table(&self, name: &str) -> Option<TableId> {
+    fn find_table(&self, name: &str) -> Result<Option<TableId>> {
         self.store.find_table(name)
     }
 
@@ -293,7 +293,7 @@ impl EmbeddingStore for PrefetchingStore {
         self.store.drop_table(name)
     }
 
-    fn table_names(&self) -> Vec<String> {
+    fn table_names(&self) -> Result<Vec<String>> {
         self.store.table_names()
     }
 
@@ -436,8 +436,10 @@ impl EmbeddingStore for PrefetchingStore {
 
     fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
         let report = self.store.load(directory, options)?;
-        for table in report.tables.iter().filter_map(|(name, _)| self.store.find_table(name)) {
-            self.note(table, None::<std::iter::Empty<i64>>);
+        for (name, _) in &report.tables {
+            if let Some(table) = self.store.find_table(name)? {
+                self.note(table, None::<std::iter::Empty<i64>>);
+            }
         }
         Ok(report)
     }

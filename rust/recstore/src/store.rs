@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
 
+use serde::{Deserialize, Serialize};
+
 use crate::checkpoint::{
     self, LastSave, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Shard,
 };
@@ -71,7 +73,7 @@ pub struct TableDescription {
 }
 
 /// What a table holds and what was done to it.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TableStatistics {
     /// Rows now in the table.
@@ -103,7 +105,7 @@ pub struct TableStatistics {
 }
 
 /// What the tables of a store take of memory together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StoreMemory {
     /// The limit, in bytes, if there is one.
     pub limit: Option<u64>,
@@ -123,7 +125,10 @@ pub trait EmbeddingStore: Send + Sync {
     fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId>;
 
     /// Returns the table `name`, if there is one.
-    fn find_table(&self, name: &str) -> Option<TableId>;
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], of a store on servers.
+    fn find_table(&self, name: &str) -> Result<Option<TableId>>;
 
     /// Deletes the table `name` and its rows; numbers of it are unknown from then on.
     ///
@@ -132,7 +137,10 @@ pub trait EmbeddingStore: Send + Sync {
     fn drop_table(&self, name: &str) -> Result<()>;
 
     /// Returns the names of all tables, sorted.
-    fn table_names(&self) -> Vec<String>;
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], of a store on servers.
+    fn table_names(&self) -> Result<Vec<String>>;
 
     /// Returns name and configuration of a table.
     fn describe(&self, table: TableId) -> Result<TableDescription>;
@@ -324,7 +332,9 @@ impl Default for LocalStore {
 
 impl fmt::Debug for LocalStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LocalStore").field("tables", &self.table_names()).finish_non_exhaustive()
+        f.debug_struct("LocalStore")
+            .field("tables", &self.table_names().unwrap_or_default())
+            .finish_non_exhaustive()
     }
 }
 
@@ -400,10 +410,10 @@ impl EmbeddingStore for LocalStore {
         tables.open(name, config, &self.budget)
     }
 
-    fn find_table(&self, name: &str) -> Option<TableId> {
+    fn find_table(&self, name: &str) -> Result<Option<TableId>> {
         let _gate = fork::enter();
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        tables.by_name.get(name).copied()
+        Ok(tables.by_name.get(name).copied())
     }
 
     fn drop_table(&self, name: &str) -> Result<()> {
@@ -412,22 +422,17 @@ impl EmbeddingStore for LocalStore {
         tables.drop_table(name)
     }
 
-    fn table_names(&self) -> Vec<String> {
+    fn table_names(&self) -> Result<Vec<String>> {
         let _gate = fork::enter();
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let mut names: Vec<_> = tables.by_name.keys().cloned().collect();
         names.sort_unstable();
-        names
+        Ok(names)
     }
 
     fn describe(&self, table: TableId) -> Result<TableDescription> {
         let _gate = fork::enter();
-        let table = self.table("describe", table)?;
-        Ok(TableDescription {
-            name: table.name().to_owned(),
-            config: table.config().clone(),
-            slots: table.slots(),
-        })
+        Ok(self.table("describe", table)?.description())
     }
 
     fn dim(&self, table: TableId) -> Result<usize> {

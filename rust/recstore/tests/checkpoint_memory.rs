@@ -49,7 +49,7 @@ fn load_and_tell(directory: &Path) -> String {
     }
     let store: LocalStore = store();
     store.load(directory, &options).unwrap();
-    let statistics = store.statistics(store.find_table("t").unwrap()).unwrap();
+    let statistics = store.statistics(store.find_table("t").unwrap().unwrap()).unwrap();
     format!("told {} {} {}", statistics.rows, statistics.bytes, peak())
 }
 

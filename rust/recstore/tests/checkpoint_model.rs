@@ -109,7 +109,7 @@ impl Subject {
     /// Changes a table and its model, if there is such a table.
     fn change(&mut self, table: usize, change: impl FnOnce(&LocalStore, TableId, &mut BTreeMap<i64, Row>)) {
         if let Some(rows) = self.rows.get_mut(&table) {
-            change(&self.store, self.store.find_table(NAMES[table]).unwrap(), rows);
+            change(&self.store, self.store.find_table(NAMES[table]).unwrap().unwrap(), rows);
         }
     }
 
@@ -196,9 +196,9 @@ impl Subject {
 
     fn assert_same(&self) {
         let names: Vec<_> = self.rows.keys().map(|table| NAMES[*table].to_owned()).collect();
-        assert_eq!(self.store.table_names(), names);
+        assert_eq!(self.store.table_names().unwrap(), names);
         for (table, model) in &self.rows {
-            let id = self.store.find_table(NAMES[*table]).unwrap();
+            let id = self.store.find_table(NAMES[*table]).unwrap().unwrap();
             assert_eq!(BTreeSet::from_iter(self.store.ids(id).unwrap()), model.keys().copied().collect());
             let (ids, values) = split(model);
             assert_eq!(read(&self.store, id, &ids), values);

@@ -158,7 +158,7 @@ fn one_table_comes_of_a_name_opened_by_all_at_once() {
         });
         assert_eq!(tables.len(), 1);
     }
-    assert_eq!(store.table_names().len(), STEPS);
+    assert_eq!(store.table_names().unwrap().len(), STEPS);
 }
 
 #[test]

@@ -241,7 +241,7 @@ fn a_table_opens_again_with_another_learning_rate_and_keeps_its_own() {
         store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap())
     };
     assert_eq!(open(0.5), open(0.25));
-    let table = store.find_table("t").unwrap();
+    let table = store.find_table("t").unwrap().unwrap();
     assert_eq!(store.statistics(table).unwrap().learning_rate, 0.5);
 }
 
@@ -251,7 +251,7 @@ fn an_invalid_configuration_opens_no_table() {
         let store = store();
         let message = store.open_table(name, &config).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
-        assert!(store.table_names().is_empty());
+        assert!(store.table_names().unwrap().is_empty());
     };
     refused("", TableConfig::new(DIM), "name must not be empty");
     refused("t", TableConfig::new(0), "dim must be at least 1, got 0");

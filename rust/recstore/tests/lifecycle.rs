@@ -63,7 +63,7 @@ fn a_save_between_a_sweep_and_the_leaving_changes_nothing() {
             let before = state(&stopped);
             stopped = store();
             load(&stopped, directory.path()).unwrap();
-            table = stopped.find_table("t").unwrap();
+            table = stopped.find_table("t").unwrap().unwrap();
             assert_eq!(state(&stopped), before);
         }
     }

@@ -107,7 +107,8 @@ fn load_newest(
         .flat_map(|(_, parts)| parts)
         .flat_map(|part| &part.shards)
         .map(|shard| shard.plain_bytes());
-    Progress::expect(options.progress, bytes.fold(0, u64::saturating_add));
+    let bytes = bytes.fold(0, u64::saturating_add);
+    Progress::expect(options.progress, bytes);
     let mut tables = Vec::new();
     for (entry, parts) in parts {
         let saved = entry.config().map_err(|error| broken(format!("table \"{}\": {error}", entry.name)))?;
@@ -121,7 +122,8 @@ fn load_newest(
         tables.push(table);
     }
     let rows = tables.iter().map(|table| (table.name().to_owned(), table.len())).collect();
-    let report = LoadReport { snapshot: newest.id.clone(), metadata: newest.metadata.clone(), tables: rows };
+    let report =
+        LoadReport { snapshot: newest.id.clone(), metadata: newest.metadata.clone(), tables: rows, bytes };
     Ok(Loaded { tables, save, report })
 }
 

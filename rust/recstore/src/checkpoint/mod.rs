@@ -18,6 +18,8 @@ use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::{Deserialize, Serialize};
+
 use crate::Error;
 pub use compact::compact;
 pub use compression::Compression;
@@ -38,7 +40,8 @@ const COMPRESSED_EXTENSION: &str = ".safetensors.zst";
 const BYTES_AT_A_TIME: usize = 512 << 10;
 
 /// What a save writes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum SaveKind {
     /// All rows.
     #[default]
@@ -77,7 +80,7 @@ pub struct LoadOptions<'a> {
 }
 
 /// What a save wrote.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SaveReport {
     /// The snapshot's name.
@@ -93,7 +96,7 @@ pub struct SaveReport {
 }
 
 /// What a load read.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct LoadReport {
     /// The snapshot's name.
@@ -102,6 +105,8 @@ pub struct LoadReport {
     pub metadata: serde_json::Value,
     /// Names of tables and their rows.
     pub tables: Vec<(String, usize)>,
+    /// The bytes read.
+    pub bytes: u64,
 }
 
 /// How far a save or a load is, for whoever shows it from another thread.
@@ -115,6 +120,12 @@ impl Progress {
     /// Returns the bytes done and the bytes in all; 0 of 0 before these are known.
     pub fn bytes(&self) -> (u64, u64) {
         (self.done.load(Ordering::Relaxed), self.total.load(Ordering::Relaxed))
+    }
+
+    /// Counts bytes that were written or read elsewhere, by a server.
+    pub fn add_done(&self, bytes: u64) {
+        Self::expect(Some(self), bytes);
+        Self::advance(Some(self), bytes);
     }
 
     fn restart(progress: Option<&Self>) {

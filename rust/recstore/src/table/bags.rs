@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
-use super::{Engine, Locks, NO_INDEX, Table, places, with_row_type};
+use super::{Engine, Locks, NO_INDEX, TAG_WORDS, Table, places, with_row_type};
 use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
 use crate::row_type::{Float32, RowType};
@@ -24,7 +24,7 @@ pub(crate) fn pool(
     input.validate(tables.len())?;
     let bags = input.bags_a_table(tables.len());
     let stride: usize = tables.iter().map(|table| table.config.dim).sum();
-    check_outputs(tables, &input, bags * stride, pooled, max_positions, places)?;
+    check_outputs(tables, &input, bags * stride, [pooled.len(), max_positions.len(), places.len()])?;
     if !places.is_empty() {
         for (number, table) in tables.iter().enumerate() {
             table.bring_in(engine, input.ids_of(number * bags..(number + 1) * bags));
@@ -59,13 +59,12 @@ struct Call<'a> {
     failure: &'a OnceLock<Error>,
 }
 
-fn check_outputs(
+/// Checks ids, and the lengths of pooled values, positions of maxima and places.
+pub(super) fn check_outputs(
     tables: &[Arc<Table>],
     input: &BagInput<'_>,
     elements: usize,
-    pooled: &[f32],
-    max_positions: &[i64],
-    places: &[u32],
+    [pooled, max_positions, places]: [usize; 3],
 ) -> Result<()> {
     let bags = input.bags_a_table(tables.len());
     for (number, table) in tables.iter().enumerate() {
@@ -75,13 +74,13 @@ fn check_outputs(
     }
     let [table, ..] = tables else { return Ok(()) };
     if tables.len() == 1 {
-        table.check_width("emb_bag", "pooled rows", bags, pooled.len())?;
+        table.check_width("emb_bag", "pooled rows", bags, pooled)?;
     }
-    table.check_length("emb_bag", "pooled values", elements, pooled.len())?;
+    table.check_length("emb_bag", "pooled values", elements, pooled)?;
     let positions = if input.mode == PoolingMode::Max { elements } else { 0 };
-    table.check_length("emb_bag", "positions of maxima", positions, max_positions.len())?;
-    let expected = if places.is_empty() { 0 } else { input.ids.len() + tables.len() * places::TAG_WORDS };
-    table.check_length("emb_bag", "places", expected, places.len())
+    table.check_length("emb_bag", "positions of maxima", positions, max_positions)?;
+    let expected = if places == 0 { 0 } else { input.ids.len() + tables.len() * TAG_WORDS };
+    table.check_length("emb_bag", "places", expected, places)
 }
 
 /// Some bags of every table, and where what is found of them goes.
@@ -113,7 +112,7 @@ fn cut_places<'a>(
             piece.push(own);
             rest = behind;
         }
-        rest = &mut rest[places::TAG_WORDS..];
+        rest = &mut rest[TAG_WORDS..];
     }
     pieces
 }
@@ -125,7 +124,7 @@ fn seal_places(tables: &[Arc<Table>], locks: &Locks<'_>, input: &BagInput<'_>, m
             return;
         }
         let ids = input.ids_of(number * bags..(number + 1) * bags);
-        let (own, behind) = places.split_at_mut(ids.len() + places::TAG_WORDS);
+        let (own, behind) = places.split_at_mut(ids.len() + TAG_WORDS);
         places::seal(own, locks.of(table).epoch, ids);
         places = behind;
     }

@@ -19,6 +19,7 @@ mod philox;
 mod places;
 mod records;
 mod row_ids;
+mod rowless;
 mod saving;
 mod slot_group;
 mod state;
@@ -38,7 +39,7 @@ use crate::optimizer::{self, PreparedRule, Slot};
 use crate::parallel::{Executor, Serial, for_each_mut, piece_size};
 use crate::row_type::RowType;
 use crate::simd::Simd;
-use crate::store::TableStatistics;
+use crate::store::{TableDescription, TableStatistics};
 use crate::{Error, Result, fork};
 use admission::Admission;
 pub(crate) use admission::AdmissionCounts;
@@ -57,6 +58,7 @@ use lookup::{ColdRows, ReadRows, RowSource};
 use memory::{Growth, Indices, NewRows, distinct};
 pub use places::TAG_WORDS;
 use row_ids::RowIds;
+pub use rowless::RowlessTable;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 use slot_group::SlotGroup;
 pub(crate) use state::put_states;
@@ -469,9 +471,13 @@ impl Table {
         self.shared().ids.len()
     }
 
-    /// Returns the names and widths of the optimizer's slots.
-    pub(crate) fn slots(&self) -> Vec<(&'static str, usize)> {
-        self.slots.iter().map(|slot| (slot.name, slot.width)).collect()
+    /// Returns name, configuration, and the names and widths of the optimizer's slots.
+    pub(crate) fn description(&self) -> TableDescription {
+        TableDescription {
+            name: self.name.clone(),
+            config: self.config.clone(),
+            slots: self.slots.iter().map(|slot| (slot.name, slot.width)).collect(),
+        }
     }
 
     /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot.
@@ -501,14 +507,6 @@ impl Table {
         let rows = &mut *self.exclusive();
         rows.learning_rate = lr;
         rows.learning_rate_was_set |= explicit;
-        Ok(())
-    }
-
-    fn check_learning_rate(&self, lr: f64) -> Result<()> {
-        let is_ftrl_zero = lr as f32 == 0.0 && self.config.optimizer.needs_positive_learning_rate();
-        if !(lr as f32).is_finite() || lr < 0.0 || is_ftrl_zero {
-            return Err(Error::InvalidLearningRate { table: self.name.clone(), value: lr });
-        }
         Ok(())
     }
 
@@ -555,6 +553,14 @@ impl Table {
     /// Returns what seeds the noise of rounding at a step.
     fn noise(&self, step: u64) -> u64 {
         mix((self.initializer.seed() ^ mix(step as i64)) as i64)
+    }
+
+    fn check_learning_rate(&self, lr: f64) -> Result<()> {
+        let is_ftrl_zero = lr as f32 == 0.0 && self.config.optimizer.needs_positive_learning_rate();
+        if !(lr as f32).is_finite() || lr < 0.0 || is_ftrl_zero {
+            return Err(Error::InvalidLearningRate { table: self.name.clone(), value: lr });
+        }
+        Ok(())
     }
 
     fn check_ids(&self, operation: &'static str, ids: &[i64]) -> Result<()> {

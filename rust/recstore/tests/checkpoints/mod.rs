@@ -80,10 +80,10 @@ pub(crate) type State = BTreeMap<String, TableState>;
 
 pub(crate) fn state(store: &LocalStore) -> State {
     let table = |name: String| {
-        let table = store.find_table(&name).unwrap();
+        let table = store.find_table(&name).unwrap().unwrap();
         (name, table_state(store, table))
     };
-    store.table_names().into_iter().map(table).collect()
+    store.table_names().unwrap().into_iter().map(table).collect()
 }
 
 fn table_state(store: &LocalStore, table: TableId) -> TableState {

@@ -1,0 +1,135 @@
+//! Changes that reach every server once.
+//!
+//! A change carries a number to each server that it touches, and goes out again with the same number until it is
+//! answered. If a server stays silent the call fails, and what is known of it is kept: the caller repeats the call with
+//! equal content, and it goes to the servers that have not made it, those in doubt under the old number. Another change
+//! in between gives the one that failed up.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use recstore::Error;
+
+use super::session::{Call, Outcome, Session, check_size};
+use crate::codec::Reply;
+
+/// The numbers given out, and the change that failed last.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    last: u64,
+    failed: Option<FailedChange>,
+}
+
+/// A change that some servers may lack.
+#[derive(Debug)]
+struct FailedChange {
+    content: u128,
+    states: Vec<State>,
+}
+
+/// What is known of a change on one server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It was made; how many rows it deleted.
+    Made(u64),
+    /// It was sent, perhaps, under this number.
+    Sent(u64),
+    /// It has no number that could be used.
+    New,
+}
+
+impl Changes {
+    /// Forgets a change that failed: it can no more be repeated.
+    pub(super) fn give_up(&mut self) {
+        self.failed = None;
+    }
+}
+
+/// Makes a change on all servers that it touches and returns how many rows they deleted.
+///
+/// # Errors
+/// The first server's; then the change may be repeated with equal content.
+pub(super) fn change(
+    session: &Session,
+    operation: &'static str,
+    mut calls: Vec<Call<'_>>,
+    patience: Duration,
+) -> Result<u64, Error> {
+    let mut changes = session.changes.lock().unwrap_or_else(PoisonError::into_inner);
+    let Changes { last, failed } = &mut *changes;
+    let mut states = vec![State::New; calls.len()];
+    if let Some(failed) = failed.as_ref().filter(|failed| failed.content == content_of(&calls)) {
+        states.clone_from(&failed.states);
+    }
+    check_sizes(session, operation, &calls)?;
+    *last += 1;
+    for (call, state) in calls.iter_mut().zip(&mut states) {
+        call.sequence = match *state {
+            State::Made(_) => continue,
+            State::Sent(number) => number,
+            State::New => *last,
+        };
+        *state = State::Sent(call.sequence);
+    }
+    let result = make(session, operation, &calls, &mut states, patience);
+    let is_partly_made = states.iter().any(|state| *state != State::New);
+    *failed = result
+        .is_err()
+        .then(|| content_of(&calls))
+        .filter(|_| is_partly_made)
+        .map(|content| FailedChange { content, states: states.clone() });
+    result.map(|()| states.iter().map(|state| if let State::Made(count) = state { *count } else { 0 }).sum())
+}
+
+/// Nothing is sent to any server unless each will take what is sent to it.
+fn check_sizes(session: &Session, operation: &'static str, calls: &[Call<'_>]) -> Result<(), Error> {
+    const SURELY_TAKEN: u64 = 1 << 16;
+    let is_small = |call: &Call<'_>| check_size(operation, call, SURELY_TAKEN).is_ok();
+    if calls.iter().all(is_small) {
+        return Ok(());
+    }
+    let limits = session.limits(operation)?;
+    calls.iter().try_for_each(|call| check_size(operation, call, limits[call.shard]))
+}
+
+/// Sends what is not made and notes what comes of it.
+fn make(
+    session: &Session,
+    operation: &'static str,
+    calls: &[Call<'_>],
+    states: &mut [State],
+    patience: Duration,
+) -> Result<(), Error> {
+    let open: Vec<usize> =
+        (0..calls.len()).filter(|&number| !matches!(states[number], State::Made(_))).collect();
+    let sent: Vec<Call<'_>> = open.iter().map(|&number| calls[number].again()).collect();
+    let mut first = None;
+    for (number, outcome) in open.into_iter().zip(session.call_all(operation, &sent, patience)) {
+        match outcome {
+            Outcome::Answered(reply, _) => states[number] = State::Made(deleted(&reply)),
+            Outcome::Refused(error) => {
+                states[number] = State::New;
+                first.get_or_insert(error);
+            }
+            Outcome::Unknown(error) => _ = first.get_or_insert(error),
+        }
+    }
+    first.map_or(Ok(()), Err)
+}
+
+fn deleted(reply: &Reply) -> u64 {
+    reply.count().unwrap_or(0)
+}
+
+/// Returns what tells changes apart: a hash of all that is sent, whatever its numbers.
+fn content_of(calls: &[Call<'_>]) -> u128 {
+    let mut halves = [DefaultHasher::new(), DefaultHasher::new()];
+    halves[1].write_u8(1);
+    for call in calls {
+        let bytes = call.request.with_frame(0, 0, |frame| frame.to_bytes().unwrap_or_default());
+        let bytes = bytes.unwrap_or_default();
+        halves.iter_mut().for_each(|half| (call.shard, &bytes).hash(half));
+    }
+    u128::from(halves[0].finish()) << 64 | u128::from(halves[1].finish())
+}

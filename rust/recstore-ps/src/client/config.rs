@@ -1,0 +1,37 @@
+//! Which servers a client calls, and for how long.
+
+use std::time::Duration;
+
+use crate::router::HashMethod;
+
+/// Which servers a client calls, and for how long.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct RemoteConfig {
+    /// The bulk ports, `host:port`, in the order of the shards.
+    pub servers: Vec<String>,
+    /// How ids are spread over them. All clients of the servers must say the same.
+    pub hash_method: HashMethod,
+    /// What the servers want to hear.
+    pub token: Option<String>,
+    /// How long one attempt to connect may take.
+    pub connect_timeout: Duration,
+    /// How long a call may take, with all its attempts.
+    pub timeout: Duration,
+    /// How long servers may take to save or load.
+    pub save_timeout: Duration,
+}
+
+impl RemoteConfig {
+    /// Returns the default configuration for servers at `servers`, `host:port` each.
+    pub fn new(servers: Vec<String>) -> Self {
+        Self {
+            servers,
+            hash_method: HashMethod::default(),
+            token: None,
+            connect_timeout: Duration::from_secs(5),
+            timeout: Duration::from_secs(30),
+            save_timeout: Duration::from_secs(3600),
+        }
+    }
+}

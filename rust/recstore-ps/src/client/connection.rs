@@ -1,0 +1,129 @@
+//! One connection to a server: requests go out, replies come back, in order.
+
+use std::io::{self, BufWriter, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Instant;
+
+use recstore::{Error, Shard};
+
+use super::config::RemoteConfig;
+use crate::clients::ClientId;
+use crate::codec::{FrameError, Reply, Request, read_frame};
+use crate::handshake::{Hello, VERSIONS, Welcome};
+use crate::transport::Timed;
+
+/// Why an attempt failed.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// Another attempt may do better.
+    Passing(String),
+    /// It will not.
+    Final(String),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::UnexpectedEof => Self::Passing("the connection ended".to_owned()),
+            _ => Self::Passing(error.to_string()),
+        }
+    }
+}
+
+impl From<FrameError> for Failure {
+    fn from(error: FrameError) -> Self {
+        match error {
+            FrameError::Io(error) => error.into(),
+            other => Self::Passing(other.to_string()),
+        }
+    }
+}
+
+/// A connection that has been welcomed.
+#[derive(Debug)]
+pub(super) struct Connection {
+    stream: Timed<TcpStream>,
+    welcome: Welcome,
+    last: u64,
+}
+
+impl Connection {
+    /// Connects to the server at `address`, which must be `shard`.
+    pub(super) fn open(
+        address: &str,
+        shard: Shard,
+        client: ClientId,
+        config: &RemoteConfig,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
+        let deadline = deadline.min(Instant::now() + config.connect_timeout);
+        let mut stream = Timed::new(connect(address, deadline)?, deadline);
+        let token = config.token.clone().unwrap_or_default().into_bytes();
+        Hello { versions: VERSIONS, client, token }.write(&mut stream)?;
+        let welcome = Welcome::read(&mut stream)?;
+        if let Err(refusal) = &welcome.version {
+            return Err(Failure::Final(format!("the server refused: {refusal}")));
+        }
+        if welcome.shard != shard {
+            let Shard { number, of } = welcome.shard;
+            let message = format!(
+                "the server there is shard {number} of {of}, expected shard {} of {}",
+                shard.number, shard.of
+            );
+            return Err(Failure::Final(message));
+        }
+        Ok(Self { stream, welcome, last: 0 })
+    }
+
+    /// Returns what tells this run of the server from others.
+    pub(super) fn incarnation(&self) -> u64 {
+        self.welcome.incarnation
+    }
+
+    /// Returns the most bytes of a request or an answer.
+    pub(super) fn limit(&self) -> u64 {
+        self.welcome.max_frame_bytes
+    }
+
+    /// Sends a request and returns its number.
+    pub(super) fn send(
+        &mut self,
+        request: &Request<'_>,
+        sequence: u64,
+        deadline: Instant,
+    ) -> Result<u64, Failure> {
+        self.last += 1;
+        let mut stream = BufWriter::new(self.stream.until(deadline));
+        request.with_frame(self.last, sequence, |frame| frame.write(&mut stream))??;
+        stream.flush()?;
+        Ok(self.last)
+    }
+
+    /// Waits for the reply to a request.
+    pub(super) fn receive(
+        &mut self,
+        request: u64,
+        deadline: Instant,
+    ) -> Result<Result<Reply, Error>, Failure> {
+        let frame = read_frame(self.stream.until(deadline), self.welcome.max_frame_bytes.saturating_mul(2))?;
+        Ok(Reply::of(frame, request)?)
+    }
+}
+
+fn connect(address: &str, deadline: Instant) -> Result<TcpStream, Failure> {
+    let mut failure = Failure::Passing("the name has no address".to_owned());
+    for address in address.to_socket_addrs()? {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Failure::Passing("no connection in time".to_owned()));
+        }
+        match TcpStream::connect_timeout(&address, left) {
+            Ok(stream) => {
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => failure = error.into(),
+        }
+    }
+    Err(failure)
+}

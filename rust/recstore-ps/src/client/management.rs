@@ -1,0 +1,304 @@
+//! Tables as a whole, on all servers.
+
+use std::path::Path;
+
+use recstore::{
+    Error, LoadOptions, LoadReport, Result, SaveOptions, SaveReport, Shard, TableConfig, TableId,
+    TableStatistics, new_snapshot_name,
+};
+
+use super::changes::change;
+use super::errors::{misfit, translated};
+use super::session::{Call, Session};
+use super::tables::{Place, RemoteTable};
+use super::{RemoteStore, table_management};
+use crate::codec::{LoadShard, Managed, Management, SavePart};
+
+impl RemoteStore {
+    /// Asks all servers the same and returns their answers, in the order of the shards, and which runs gave them.
+    fn ask_all(
+        &self,
+        session: &Session,
+        operation: &'static str,
+        calls: Vec<Call<'_>>,
+        patience: std::time::Duration,
+    ) -> Result<Vec<(Managed, u64)>> {
+        let outcomes = session.call_all(operation, &calls, patience);
+        let answer = |(outcome, call): (super::session::Outcome, &Call<'_>)| {
+            let (reply, incarnation) = outcome.answer()?;
+            let managed = reply.managed().map_err(misfit(session, operation, call.shard))?;
+            Ok((managed, incarnation))
+        };
+        outcomes.into_iter().zip(&calls).map(answer).collect()
+    }
+
+    fn ask_about(
+        &self,
+        session: &Session,
+        operation: &'static str,
+        table: &RemoteTable,
+        request: impl Fn(i64) -> Management,
+    ) -> Result<Vec<Managed>> {
+        let calls = self.shards().map(|shard| table_management(table, shard, &request)).collect();
+        let answers = self.ask_all(session, operation, calls, self.patience());
+        let answers = answers.map_err(|error| translated(error, session, operation, table, &[]))?;
+        Ok(answers.into_iter().map(|(managed, _)| managed).collect())
+    }
+
+    pub(super) fn open(&self, session: &Session, name: &str, config: &TableConfig) -> Result<TableId> {
+        // What all servers would refuse need not be sent.
+        recstore::RowlessTable::new(name, config)?;
+        let request =
+            Management::OpenTable { name: name.to_owned(), dim: config.dim, config: config.clone() };
+        let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
+        let answers = self.ask_all(session, "open_table", calls, self.patience())?;
+        let place = |(shard, (answer, incarnation)): (usize, (Managed, u64))| match answer {
+            Managed::Table { table: Some(number) } => Ok(Place { number: TableId(number), incarnation }),
+            other => Err(unexpected(session, "open_table", shard, &other)),
+        };
+        let places = answers.into_iter().enumerate().map(place).collect::<Result<Vec<_>>>()?;
+        let mut tables = session.lock_tables();
+        let config = tables.find(name).map_or_else(|| config.clone(), |table| table.config().clone());
+        tables.note(name, &config, places)
+    }
+
+    /// Looks for a table. One that only some servers have, since its opening was cut off, is opened on the others.
+    pub(super) fn find(&self, session: &Session, name: &str) -> Result<Option<TableId>> {
+        const OPERATION: &str = "find_table";
+        let request = Management::FindTable { name: name.to_owned() };
+        let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
+        let answers = self.ask_all(session, OPERATION, calls, self.patience())?;
+        let places: Vec<Option<Place>> = answers
+            .into_iter()
+            .map(|(answer, incarnation)| match answer {
+                Managed::Table { table } => {
+                    table.map(|number| Place { number: TableId(number), incarnation })
+                }
+                _ => None,
+            })
+            .collect();
+        let Some((shard, place)) =
+            places.iter().enumerate().find_map(|(shard, place)| Some((shard, (*place)?)))
+        else {
+            session.lock_tables().forget(name);
+            return Ok(None);
+        };
+        let known = session.lock_tables().find(name).cloned();
+        if let Some(table) = known.filter(|table| table.places.iter().copied().map(Some).eq(places.clone())) {
+            return Ok(Some(table.id));
+        }
+        let request = Management::Describe { table: place.number.0 };
+        let mut call = Call::manage(shard, request);
+        call.incarnations = vec![place.incarnation];
+        let answer = self.ask_all(session, OPERATION, vec![call], self.patience())?.pop();
+        let Some((Managed::Description { dim, mut config, .. }, _)) = answer else {
+            return Err(session.unavailable(OPERATION, shard, "it does not describe the table".to_owned()));
+        };
+        config.dim = dim;
+        self.open(session, name, &config).map(Some)
+    }
+
+    pub(super) fn names(&self, session: &Session) -> Result<Vec<String>> {
+        const OPERATION: &str = "table_names";
+        let calls = self.shards().map(|shard| Call::manage(shard, Management::TableNames {})).collect();
+        let mut all = Vec::new();
+        for (answer, _) in self.ask_all(session, OPERATION, calls, self.patience())? {
+            if let Managed::Names { names } = answer {
+                all.extend(names);
+            }
+        }
+        all.sort_unstable();
+        all.dedup();
+        Ok(all)
+    }
+
+    /// Drops a table where it is there; a server that lacks it has dropped it before.
+    pub(super) fn drop(&self, session: &Session, name: &str) -> Result<()> {
+        const OPERATION: &str = "drop_table";
+        let unknown = || Error::UnknownTable { operation: OPERATION, table: name.to_owned() };
+        let table = self.find(session, name)?.ok_or_else(unknown)?;
+        let table = session.lock_tables().get(OPERATION, table)?;
+        let request = |_| Management::DropTable { name: name.to_owned() };
+        let calls = self.shards().map(|shard| table_management(&table, shard, request)).collect();
+        change(session, OPERATION, calls, self.patience())?;
+        session.lock_tables().forget(name);
+        Ok(())
+    }
+
+    pub(super) fn clear_rows(&self, session: &Session, table: &RemoteTable) -> Result<()> {
+        const OPERATION: &str = "hashtable_clear";
+        let request = |number| Management::Clear { table: number };
+        let calls = self.shards().map(|shard| table_management(table, shard, request)).collect();
+        let cleared = change(session, OPERATION, calls, self.patience());
+        cleared.map(drop).map_err(|error| translated(error, session, OPERATION, table, &[]))
+    }
+
+    pub(super) fn count_rows(&self, session: &Session, table: &RemoteTable) -> Result<usize> {
+        let request = |number| Management::NumRows { table: number };
+        let answers = self.ask_about(session, "hashtable_size", table, request)?;
+        let count = |(shard, answer): (usize, Managed)| match answer {
+            Managed::Count { count } => Ok(count),
+            other => Err(unexpected(session, "hashtable_size", shard, &other)),
+        };
+        answers.into_iter().enumerate().map(count).sum()
+    }
+
+    pub(super) fn set_rate(
+        &self,
+        session: &Session,
+        table: &RemoteTable,
+        learning_rate: f64,
+        explicit: bool,
+    ) -> Result<()> {
+        table.checks.check_learning_rate(learning_rate)?;
+        let request = |number| Management::SetLearningRate { table: number, learning_rate, explicit };
+        self.ask_about(session, "set_learning_rate", table, request).map(drop)
+    }
+
+    /// Counts are summed over servers; the step is the greatest, the rate that of the first.
+    /// Takes away the rows that eviction chooses on each server, and returns their ids in ascending order.
+    pub(super) fn evict_rows(
+        &self,
+        session: &Session,
+        table: &RemoteTable,
+        dry_run: bool,
+    ) -> Result<Vec<i64>> {
+        let request = |number| Management::Evict { table: number, dry_run };
+        let mut all = Vec::new();
+        for (shard, answer) in self.ask_about(session, "evict", table, request)?.into_iter().enumerate() {
+            let Managed::Ids { ids } = answer else {
+                return Err(unexpected(session, "evict", shard, &answer));
+            };
+            all.extend(ids);
+        }
+        all.sort_unstable();
+        Ok(all)
+    }
+
+    pub(super) fn summed_statistics(
+        &self,
+        session: &Session,
+        table: &RemoteTable,
+    ) -> Result<TableStatistics> {
+        let request = |number| Management::Statistics { table: number };
+        let answers = self.ask_about(session, "statistics", table, request)?;
+        let mut sum = TableStatistics::default();
+        sum.refusals = table.checks.refusals();
+        for (shard, answer) in answers.into_iter().enumerate() {
+            let Managed::Statistics { statistics: of_shard } = answer else {
+                return Err(unexpected(session, "statistics", shard, &answer));
+            };
+            sum.rows += of_shard.rows;
+            sum.bytes += of_shard.bytes;
+            sum.inserts += of_shard.inserts;
+            sum.updates += of_shard.updates;
+            sum.deletes += of_shard.deletes;
+            sum.rejections += of_shard.rejections;
+            sum.evictions += of_shard.evictions;
+            sum.candidates += of_shard.candidates;
+            sum.memory.add(&of_shard.memory);
+            sum.refusals += of_shard.refusals;
+            sum.step = sum.step.max(of_shard.step);
+            sum.learning_rate_was_set |= of_shard.learning_rate_was_set;
+            if shard == 0 {
+                sum.learning_rate = of_shard.learning_rate;
+            }
+        }
+        Ok(sum)
+    }
+
+    /// Every server saves its part to `directory`, which all see under this path, and the first one puts them together.
+    /// Changes of this client wait until all are done, so that the parts are of one moment; other clients must not
+    /// train meanwhile, or the parts are refused for they do not fit together.
+    pub(super) fn save_all(
+        &self,
+        session: &Session,
+        directory: &Path,
+        options: &SaveOptions<'_>,
+    ) -> Result<SaveReport> {
+        const OPERATION: &str = "save";
+        let _changes = session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let of = self.router.shards();
+        let part = SavePart {
+            directory: directory.to_owned(),
+            snapshot: new_snapshot_name(),
+            shard: Shard { number: 0, of },
+            kind: options.kind,
+            keep: options.keep,
+            metadata: options.metadata.clone(),
+        };
+        let of_shard = |number| SavePart { shard: Shard { number, of }, ..part.clone() };
+        let calls =
+            self.shards().map(|shard| Call::manage(shard, Management::SavePart(of_shard(shard)))).collect();
+        let answers = self.ask_all(session, OPERATION, calls, self.config().save_timeout)?;
+        let mut sum = SaveReport::default();
+        sum.snapshot.clone_from(&part.snapshot);
+        for (shard, (answer, _)) in answers.into_iter().enumerate() {
+            let Managed::Saved { report } = answer else {
+                return Err(unexpected(session, OPERATION, shard, &answer));
+            };
+            sum.is_delta |= report.is_delta;
+            sum.rows += report.rows;
+            sum.deleted += report.deleted;
+            sum.bytes += report.bytes;
+            if let Some(progress) = options.progress {
+                progress.add_done(report.bytes);
+            }
+        }
+        let commit = Call::manage(0, Management::Commit(part));
+        self.ask_all(session, OPERATION, vec![commit], self.config().save_timeout)?;
+        Ok(sum)
+    }
+
+    /// Every server loads the rows that are its own; any number of servers may have saved them.
+    pub(super) fn load_all(
+        &self,
+        session: &Session,
+        directory: &Path,
+        options: &LoadOptions<'_>,
+    ) -> Result<LoadReport> {
+        const OPERATION: &str = "load";
+        if options.keeps.is_some() {
+            let message = "servers load the rows that are routed to them and take no function of the client";
+            return Err(Error::Unsupported { operation: OPERATION, message: message.to_owned() });
+        }
+        session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give_up();
+        let (of, hash_method) = (self.router.shards(), self.router.method());
+        let load = |number| {
+            let shard = Shard { number, of };
+            Management::Load(LoadShard { directory: directory.to_owned(), shard, hash_method })
+        };
+        let calls = self.shards().map(|shard| Call::manage(shard, load(shard))).collect();
+        let answers = self.ask_all(session, OPERATION, calls, self.config().save_timeout)?;
+        let mut sum = LoadReport::default();
+        for (shard, (answer, _)) in answers.into_iter().enumerate() {
+            let Managed::Loaded { report } = answer else {
+                return Err(unexpected(session, OPERATION, shard, &answer));
+            };
+            if let Some(progress) = options.progress {
+                progress.add_done(report.bytes);
+            }
+            add_report(&mut sum, report);
+        }
+        // After a restart the servers call the tables otherwise.
+        for (name, _) in &sum.tables {
+            self.find(session, name)?;
+        }
+        Ok(sum)
+    }
+}
+
+fn add_report(sum: &mut LoadReport, report: LoadReport) {
+    sum.bytes += report.bytes;
+    for (name, rows) in report.tables {
+        match sum.tables.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, sum)) => *sum += rows,
+            None => sum.tables.push((name, rows)),
+        }
+    }
+    (sum.snapshot, sum.metadata) = (report.snapshot, report.metadata);
+}
+
+fn unexpected(session: &Session, operation: &'static str, shard: usize, answer: &Managed) -> Error {
+    session.unavailable(operation, shard, format!("an answer that does not fit: {answer:?}"))
+}

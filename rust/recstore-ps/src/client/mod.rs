@@ -1,0 +1,121 @@
+//! The store whose tables lie on servers.
+
+mod changes;
+mod config;
+mod connection;
+mod errors;
+mod fetch;
+mod management;
+mod session;
+mod store;
+mod tables;
+
+use std::fmt;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
+
+use recstore::{Executor, Result, TableId, fork};
+
+use crate::codec::{Management, Request};
+use crate::router::Router;
+pub use config::RemoteConfig;
+use session::{Call, Session};
+use tables::{RemoteTable, Tables};
+
+/// A store whose tables lie on servers, each row on one of them.
+///
+/// What a call is given is checked here, before anything is sent, with the errors of a store in this process. Reads are
+/// repeated until the deadline; changes too, and no server makes one twice.
+///
+/// **A change that fails with [`recstore::Error::Unavailable`]** may have reached some servers. Repeat the same call
+/// with equal content: it goes only to the servers that have not made it. Another change in between, or a load, gives it
+/// up as it is. Changes of one store come one by one; reads go on beside them.
+///
+/// Several clients may share servers. Each sees its own changes; between tables or shards there is no common moment.
+pub struct RemoteStore {
+    config: RemoteConfig,
+    router: Router,
+    executor: Box<dyn Executor>,
+    session: RwLock<Arc<Session>>,
+}
+
+impl fmt::Debug for RemoteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteStore").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+impl RemoteStore {
+    /// Connects to all servers; loops over rows run on `executor`.
+    ///
+    /// # Errors
+    /// [`recstore::Error::Unavailable`] names the first server that does not answer, or refuses;
+    /// [`recstore::Error::InvalidConfig`] without any server.
+    pub fn connect(config: RemoteConfig, executor: Box<dyn Executor>) -> Result<Self> {
+        if config.servers.is_empty() {
+            let message = "a store on servers needs at least one server".to_owned();
+            return Err(recstore::Error::InvalidConfig { message });
+        }
+        let router = Router::new(config.hash_method, config.servers.len());
+        let session = Arc::new(Session::new(&config, Tables::default()));
+        session.limits("connect")?;
+        Ok(Self { config, router, executor, session: RwLock::new(session) })
+    }
+
+    /// Returns which servers it calls.
+    pub fn config(&self) -> &RemoteConfig {
+        &self.config
+    }
+
+    /// Returns the session of this process. In a forked child it begins one: connections and changes under way are its
+    /// parent's.
+    fn session(&self) -> Result<Arc<Session>> {
+        let session = Arc::clone(&self.session.read().unwrap_or_else(PoisonError::into_inner));
+        if session.process == std::process::id() {
+            return Ok(session);
+        }
+        let mut current = self.session.write().unwrap_or_else(PoisonError::into_inner);
+        if current.process != std::process::id() {
+            let tables = current.lock_tables().for_child()?;
+            *current = Arc::new(Session::new(&self.config, tables));
+        }
+        Ok(Arc::clone(&current))
+    }
+
+    /// Calls `work` with this process's session; a fork waits until it is done.
+    fn with_session<R>(&self, work: impl FnOnce(&Session) -> Result<R>) -> Result<R> {
+        let _gate = fork::enter();
+        work(&*self.session()?)
+    }
+
+    /// Calls `work` with the session and a table.
+    fn with_table<R>(
+        &self,
+        operation: &'static str,
+        id: TableId,
+        work: impl FnOnce(&Session, &Arc<RemoteTable>) -> Result<R>,
+    ) -> Result<R> {
+        self.with_session(|session| {
+            let table = session.lock_tables().get(operation, id)?;
+            work(session, &table)
+        })
+    }
+
+    fn shards(&self) -> std::ops::Range<usize> {
+        0..self.router.shards()
+    }
+
+    fn patience(&self) -> Duration {
+        self.config.timeout
+    }
+}
+
+/// Returns a request about one table to one server.
+fn table_call<'a>(table: &RemoteTable, shard: usize, request: Request<'a>) -> Call<'a> {
+    Call { shard, incarnations: vec![table.on(shard).incarnation], sequence: 0, request }
+}
+
+/// Returns a management request about one table to one server.
+fn table_management(table: &RemoteTable, shard: usize, request: impl Fn(i64) -> Management) -> Call<'static> {
+    table_call(table, shard, Request::Manage(request(table.on(shard).number.0)))
+}

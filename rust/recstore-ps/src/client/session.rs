@@ -1,0 +1,298 @@
+//! Calls on several servers at a time: sent to all, then awaited from all, and repeated where they failed.
+//!
+//! A call writes its requests to all servers before it reads the first answer, so they work at the same time and no
+//! threads are needed, which a forked child would not have.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant, SystemTime};
+
+use recstore::{Error, Shard};
+
+use super::changes::Changes;
+use super::config::RemoteConfig;
+use super::connection::{Connection, Failure};
+use super::tables::Tables;
+use crate::clients::ClientId;
+use crate::codec::{Management, Reply, Request};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// Connections kept for the next calls to a server.
+const MOST_IDLE: usize = 8;
+
+/// A process's connections, tables and changes under way. A forked child begins one of its own.
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) process: u32,
+    client: ClientId,
+    config: RemoteConfig,
+    links: Vec<Link>,
+    pub(super) tables: Mutex<Tables>,
+    pub(super) changes: Mutex<Changes>,
+}
+
+/// The way to one server.
+#[derive(Debug)]
+struct Link {
+    shard: Shard,
+    address: String,
+    idle: Mutex<Vec<Connection>>,
+    /// The most bytes that the server takes at a time; 0 before it was asked.
+    limit: AtomicU64,
+}
+
+/// A request to one server.
+#[derive(Debug)]
+pub(super) struct Call<'a> {
+    pub(super) shard: usize,
+    /// The runs of the server that the tables in the request are of.
+    pub(super) incarnations: Vec<u64>,
+    /// The number of a change, or 0.
+    pub(super) sequence: u64,
+    pub(super) request: Request<'a>,
+}
+
+impl<'a> Call<'a> {
+    /// Asks about no table that was opened before.
+    pub(super) fn manage(shard: usize, management: Management) -> Call<'a> {
+        Call { shard, incarnations: Vec::new(), sequence: 0, request: Request::Manage(management) }
+    }
+
+    /// Returns the same call, to be made once more.
+    pub(super) fn again(&self) -> Self {
+        let (request, incarnations) = (self.request.clone(), self.incarnations.clone());
+        Self { request, incarnations, ..*self }
+    }
+
+    /// Whether the server may get it twice.
+    fn is_repeatable(&self) -> bool {
+        let once = |management: &Management| {
+            matches!(management, Management::SavePart(_) | Management::Commit(_) | Management::Load(_))
+        };
+        !matches!(&self.request, Request::Manage(management) if once(management))
+    }
+}
+
+/// What came of a call.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The answer, and which run of the server gave it.
+    Answered(Reply, u64),
+    /// The server, or this program, refused: nothing has changed there.
+    Refused(Error),
+    /// Nobody knows whether the server did it.
+    Unknown(Error),
+}
+
+impl Outcome {
+    /// Returns the answer, or why there is none.
+    pub(super) fn answer(self) -> Result<(Reply, u64), Error> {
+        match self {
+            Self::Answered(reply, incarnation) => Ok((reply, incarnation)),
+            Self::Refused(error) | Self::Unknown(error) => Err(error),
+        }
+    }
+}
+
+/// What is known of a call while attempts go on.
+enum Attempt {
+    Failed(String),
+    Over(Outcome),
+}
+
+impl Session {
+    pub(super) fn new(config: &RemoteConfig, tables: Tables) -> Self {
+        let of = config.servers.len();
+        let link = |(number, address): (usize, &String)| Link {
+            shard: Shard { number, of },
+            address: address.clone(),
+            idle: Mutex::default(),
+            limit: AtomicU64::new(0),
+        };
+        Self {
+            process: std::process::id(),
+            client: new_client(),
+            config: config.clone(),
+            links: config.servers.iter().enumerate().map(link).collect(),
+            tables: Mutex::new(tables),
+            changes: Mutex::default(),
+        }
+    }
+
+    /// Makes calls, at most one a server, until each is over or `patience` is.
+    pub(super) fn call_all(
+        &self,
+        operation: &'static str,
+        calls: &[Call<'_>],
+        patience: Duration,
+    ) -> Vec<Outcome> {
+        let deadline = Instant::now() + patience;
+        let mut attempts: Vec<Attempt> =
+            calls.iter().map(|_| Attempt::Failed("no connection in time".to_owned())).collect();
+        let mut pause = FIRST_PAUSE;
+        loop {
+            self.attempt(operation, calls, &mut attempts, deadline);
+            let is_over = attempts.iter().all(|attempt| matches!(attempt, Attempt::Over(_)));
+            if is_over || Instant::now() + pause >= deadline {
+                break;
+            }
+            thread::sleep(pause);
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        let over = |(attempt, call): (Attempt, &Call<'_>)| match attempt {
+            Attempt::Over(outcome) => outcome,
+            Attempt::Failed(message) => Outcome::Unknown(self.unavailable(operation, call.shard, message)),
+        };
+        attempts.into_iter().zip(calls).map(over).collect()
+    }
+
+    /// Makes each call that is not over once more.
+    fn attempt(
+        &self,
+        operation: &'static str,
+        calls: &[Call<'_>],
+        attempts: &mut [Attempt],
+        deadline: Instant,
+    ) {
+        let mut sent = Vec::new();
+        for (number, (call, attempt)) in calls.iter().zip(&mut *attempts).enumerate() {
+            if matches!(attempt, Attempt::Over(_)) {
+                continue;
+            }
+            match self.send(operation, call, deadline) {
+                Ok((connection, request)) => sent.push((number, connection, request)),
+                Err(failed) => *attempt = failed,
+            }
+        }
+        for (number, mut connection, request) in sent {
+            let call = &calls[number];
+            let received = connection.receive(request, deadline);
+            attempts[number] = match received {
+                Ok(Ok(reply)) => Attempt::Over(Outcome::Answered(reply, connection.incarnation())),
+                Ok(Err(error)) => Attempt::Over(Outcome::Refused(error)),
+                Err(failure) => {
+                    self.links[call.shard].lock_idle().clear();
+                    self.failed(operation, call.shard, failure, call.is_repeatable())
+                }
+            };
+            if matches!(attempts[number], Attempt::Over(Outcome::Answered(..) | Outcome::Refused(_))) {
+                self.links[call.shard].put_back(connection);
+            }
+        }
+    }
+
+    fn send(
+        &self,
+        operation: &'static str,
+        call: &Call<'_>,
+        deadline: Instant,
+    ) -> Result<(Connection, u64), Attempt> {
+        let link = &self.links[call.shard];
+        let again = |failure| self.failed(operation, call.shard, failure, true);
+        let mut connection = self.connection(link, deadline).map_err(again)?;
+        if call.incarnations.iter().any(|&incarnation| incarnation != connection.incarnation()) {
+            link.put_back(connection);
+            let message =
+                "it was restarted since its tables were opened: load a checkpoint, or open the tables again";
+            return Err(self.failed(operation, call.shard, Failure::Final(message.to_owned()), true));
+        }
+        if let Err(error) = check_size(operation, call, connection.limit()) {
+            link.put_back(connection);
+            return Err(Attempt::Over(Outcome::Refused(error)));
+        }
+        let request = connection.send(&call.request, call.sequence, deadline).map_err(|failure| {
+            link.lock_idle().clear();
+            again(failure)
+        })?;
+        Ok((connection, request))
+    }
+
+    fn connection(&self, link: &Link, deadline: Instant) -> Result<Connection, Failure> {
+        let idle = link.lock_idle().pop();
+        match idle {
+            Some(connection) => Ok(connection),
+            None => {
+                let opened =
+                    Connection::open(&link.address, link.shard, self.client, &self.config, deadline)?;
+                link.limit.store(opened.limit(), Ordering::Relaxed);
+                Ok(opened)
+            }
+        }
+    }
+
+    /// Returns the most bytes that each server takes at a time.
+    pub(super) fn limits(&self, operation: &'static str) -> Result<Vec<u64>, Error> {
+        let deadline = Instant::now() + self.config.timeout;
+        let limit = |link: &Link| loop {
+            let limit = link.limit.load(Ordering::Relaxed);
+            if limit > 0 {
+                return Ok(limit);
+            }
+            match self.connection(link, deadline) {
+                Ok(connection) => link.put_back(connection),
+                Err(Failure::Passing(_)) if Instant::now() + LONGEST_PAUSE < deadline => {
+                    thread::sleep(FIRST_PAUSE);
+                }
+                Err(Failure::Passing(message) | Failure::Final(message)) => {
+                    return Err(self.unavailable(operation, link.shard.number, message));
+                }
+            }
+        };
+        self.links.iter().map(limit).collect()
+    }
+
+    fn failed(
+        &self,
+        operation: &'static str,
+        shard: usize,
+        failure: Failure,
+        is_repeatable: bool,
+    ) -> Attempt {
+        match failure {
+            Failure::Passing(message) if is_repeatable => Attempt::Failed(message),
+            Failure::Passing(message) | Failure::Final(message) => {
+                Attempt::Over(Outcome::Unknown(self.unavailable(operation, shard, message)))
+            }
+        }
+    }
+
+    pub(super) fn unavailable(&self, operation: &'static str, shard: usize, message: String) -> Error {
+        Error::Unavailable { operation, shard, address: self.links[shard].address.clone(), message }
+    }
+
+    pub(super) fn lock_tables(&self) -> MutexGuard<'_, Tables> {
+        self.tables.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Link {
+    fn lock_idle(&self) -> MutexGuard<'_, Vec<Connection>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn put_back(&self, connection: Connection) {
+        let mut idle = self.lock_idle();
+        if idle.len() < MOST_IDLE {
+            idle.push(connection);
+        }
+    }
+}
+
+/// Refuses a request that the server would refuse unread.
+pub(super) fn check_size(operation: &'static str, call: &Call<'_>, limit: u64) -> Result<(), Error> {
+    let bytes = call.request.with_frame(0, 0, |frame| frame.body_len() as u64).unwrap_or(0);
+    match bytes <= limit {
+        true => Ok(()),
+        false => Err(Error::RequestTooLarge { operation, shard: call.shard, bytes, limit }),
+    }
+}
+
+/// Draws a client's number.
+fn new_client() -> ClientId {
+    let draw = || u128::from(RandomState::new().hash_one((SystemTime::now(), std::process::id())));
+    ClientId(draw() << 64 | draw())
+}

@@ -1,0 +1,101 @@
+//! The tables that a client has opened, and what the servers call them.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use recstore::{Error, Result, RowlessTable, TableConfig, TableId};
+
+/// A table on all servers.
+#[derive(Debug)]
+pub(super) struct RemoteTable {
+    pub(super) id: TableId,
+    pub(super) checks: RowlessTable,
+    config: TableConfig,
+    /// Its number on each server, and the run of that server.
+    pub(super) places: Vec<Place>,
+}
+
+/// A table's number on a server, and the run of the server that gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) number: TableId,
+    pub(super) incarnation: u64,
+}
+
+/// The tables that a client has opened.
+#[derive(Debug, Default)]
+pub(super) struct Tables {
+    last: i64,
+    by_name: HashMap<String, Arc<RemoteTable>>,
+    by_id: HashMap<TableId, Arc<RemoteTable>>,
+}
+
+impl RemoteTable {
+    /// Describes the table to the servers.
+    pub(super) fn config(&self) -> &TableConfig {
+        &self.config
+    }
+
+    /// Returns what the server `shard` calls it.
+    pub(super) fn on(&self, shard: usize) -> Place {
+        self.places[shard]
+    }
+}
+
+impl Tables {
+    pub(super) fn get(&self, operation: &'static str, id: TableId) -> Result<Arc<RemoteTable>> {
+        self.by_id.get(&id).cloned().ok_or(Error::UnknownHandle { operation, handle: id.0 })
+    }
+
+    pub(super) fn find(&self, name: &str) -> Option<&Arc<RemoteTable>> {
+        self.by_name.get(name)
+    }
+
+    /// Notes where the servers have the table `name`. It keeps its number unless it is another table than before: where
+    /// a server was not restarted but calls it otherwise, it was dropped and made anew.
+    pub(super) fn note(&mut self, name: &str, config: &TableConfig, places: Vec<Place>) -> Result<TableId> {
+        let known = self.by_name.get(name).cloned();
+        let is_same = |table: &Arc<RemoteTable>| {
+            let mut pairs = table.places.iter().zip(&places);
+            pairs.all(|(old, new)| old.incarnation != new.incarnation || old.number == new.number)
+        };
+        let same = known.as_ref().filter(|table| is_same(table));
+        if let Some(table) = same.filter(|table| table.places == places) {
+            return Ok(table.id);
+        }
+        let id = same.map_or(TableId(self.last + 1), |table| table.id);
+        self.forget(name);
+        let checks = RowlessTable::new(name, config)?;
+        let table = Arc::new(RemoteTable { id, checks, config: config.clone(), places });
+        self.last = self.last.max(id.0);
+        self.by_name.insert(name.to_owned(), Arc::clone(&table));
+        self.by_id.insert(id, table);
+        Ok(id)
+    }
+
+    pub(super) fn forget(&mut self, name: &str) {
+        if let Some(table) = self.by_name.remove(name) {
+            self.by_id.remove(&table.id);
+        }
+    }
+
+    pub(super) fn forget_number(&mut self, id: TableId) {
+        if let Some(table) = self.by_id.remove(&id) {
+            self.by_name.remove(table.checks.name());
+        }
+    }
+
+    /// Returns the same tables for a forked child, which may change what servers hold as its parent may.
+    pub(super) fn for_child(&self) -> Result<Self> {
+        let mut tables = Self { last: self.last, ..Self::default() };
+        for table in self.by_id.values() {
+            let name = table.checks.name();
+            let checks = RowlessTable::new(name, &table.config)?;
+            let (config, places) = (table.config.clone(), table.places.clone());
+            let copy = Arc::new(RemoteTable { id: table.id, checks, config, places });
+            tables.by_name.insert(name.to_owned(), Arc::clone(&copy));
+            tables.by_id.insert(table.id, copy);
+        }
+        Ok(tables)
+    }
+}

@@ -1,0 +1,277 @@
+//! Frames: a header and a body of sections.
+//!
+//! | bytes | what |
+//! |---|---|
+//! | 0 | version of the layout |
+//! | 1 | [`Kind`] |
+//! | 2 to 3 | number of sections, u16 |
+//! | 4 to 7 | CRC-32 of the frame with zeros in these bytes, u32 |
+//! | 8 to 15 | bytes of the body, a multiple of 8, u64 |
+//! | 16 to 23 | number of the request, which its reply repeats, u64 |
+//! | 24 to 31 | number of the table on this server, or 0, i64 |
+//! | 32 to 39 | sequence number of a change, or 0, u64 |
+
+use std::io::{self, Read, Write};
+
+use super::section::Section;
+
+/// The version of the layout.
+pub const VERSION: u8 = 1;
+
+/// The bytes of a header.
+pub const HEADER_BYTES: usize = 40;
+
+/// How much is made ready for bytes that have not come yet.
+const READ_AHEAD: usize = 1 << 20;
+
+/// What a frame asks for, or answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Kind {
+    /// A request in JSON; see [`super::Management`].
+    Manage = 1,
+    /// Rows of ids.
+    Read = 2,
+    /// Overwrites rows.
+    Write = 3,
+    /// Optimizer steps.
+    Update = 4,
+    /// Indices and rows.
+    Lookup = 5,
+    /// Deletes rows.
+    Delete = 6,
+    /// All ids of a table.
+    Ids = 7,
+    /// Values of an optimizer's slot.
+    Slot = 8,
+    /// The answer to a request.
+    Reply = 128,
+    /// The error that a request met.
+    Refused = 129,
+}
+
+impl Kind {
+    const ALL: [Self; 10] = [
+        Self::Manage,
+        Self::Read,
+        Self::Write,
+        Self::Update,
+        Self::Lookup,
+        Self::Delete,
+        Self::Ids,
+        Self::Slot,
+        Self::Reply,
+        Self::Refused,
+    ];
+
+    fn of(byte: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| *kind as u8 == byte)
+    }
+}
+
+/// Why bytes are no frame.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// The connection failed or ended.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// A layout that this program does not know.
+    #[error("a frame of version {0}, expected {VERSION}")]
+    Version(u8),
+    /// The body is larger than allowed.
+    #[error("a frame of {bytes} bytes exceeds the limit of {limit}")]
+    TooLarge {
+        /// Its bytes.
+        bytes: u64,
+        /// The most allowed.
+        limit: u64,
+    },
+    /// Anything else.
+    #[error("malformed frame: {0}")]
+    Malformed(String),
+}
+
+/// What stands before the sections.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Header {
+    /// What the frame asks for, or answers.
+    pub kind: Kind,
+    /// The number of the request.
+    pub request: u64,
+    /// The number of the table, or 0.
+    pub table: i64,
+    /// The sequence number of a change, or 0.
+    pub sequence: u64,
+}
+
+impl Header {
+    /// Returns a header without table and sequence number.
+    pub fn new(kind: Kind, request: u64) -> Self {
+        Self { kind, request, table: 0, sequence: 0 }
+    }
+}
+
+/// A frame to be sent.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame<'a> {
+    /// The header.
+    pub header: Header,
+    /// The sections.
+    pub sections: Vec<Section<'a>>,
+}
+
+impl Frame<'_> {
+    /// Returns the bytes of its body.
+    pub fn body_len(&self) -> usize {
+        self.sections.iter().map(Section::encoded_len).sum()
+    }
+
+    /// Writes the frame.
+    ///
+    /// # Errors
+    /// As `to`; more sections than a header can count.
+    pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let count = u16::try_from(self.sections.len()).map_err(io::Error::other)?;
+        let mut header = [0; HEADER_BYTES];
+        header[0] = VERSION;
+        header[1] = self.header.kind as u8;
+        header[2..4].copy_from_slice(&count.to_le_bytes());
+        header[8..16].copy_from_slice(&(self.body_len() as u64).to_le_bytes());
+        header[16..24].copy_from_slice(&self.header.request.to_le_bytes());
+        header[24..32].copy_from_slice(&self.header.table.to_le_bytes());
+        header[32..40].copy_from_slice(&self.header.sequence.to_le_bytes());
+        let mut checksum = Checksum(crc32fast::Hasher::new());
+        checksum.0.update(&header);
+        self.sections.iter().try_for_each(|section| section.write(&mut checksum))?;
+        header[4..8].copy_from_slice(&checksum.0.finalize().to_le_bytes());
+        to.write_all(&header)?;
+        self.sections.iter().try_for_each(|section| section.write(to))
+    }
+
+    /// Returns the frame as bytes.
+    ///
+    /// # Errors
+    /// More sections than a header can count.
+    pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body_len());
+        self.write(&mut bytes).map(|()| bytes)
+    }
+}
+
+/// Takes the checksum of what is written.
+struct Checksum(crc32fast::Hasher);
+
+impl Write for Checksum {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// A frame that came, every length in it checked.
+#[derive(Debug)]
+pub struct Received {
+    /// The header.
+    pub header: Header,
+    count: u16,
+    words: Vec<u64>,
+}
+
+impl Received {
+    /// Returns the sections.
+    ///
+    /// # Errors
+    /// [`FrameError::Malformed`], never for a frame of [`read_frame`] or [`decode`].
+    pub fn sections(&self) -> Result<Vec<Section<'_>>, FrameError> {
+        let mut rest = &self.words[..];
+        let mut sections = Vec::new();
+        for _ in 0..self.count {
+            let (section, behind) = Section::parse(rest)?;
+            sections.push(section);
+            rest = behind;
+        }
+        match rest.len() {
+            0 => Ok(sections),
+            words => Err(FrameError::Malformed(format!("{words} words behind the last section"))),
+        }
+    }
+}
+
+/// Reads a frame whose body has at most `limit` bytes.
+///
+/// # Errors
+/// [`FrameError`]; a reader that ends before the frame gives [`FrameError::Io`].
+pub fn read_frame(from: &mut impl Read, limit: u64) -> Result<Received, FrameError> {
+    let mut bytes = [0; HEADER_BYTES];
+    from.read_exact(&mut bytes)?;
+    let (header, count, len) = parse_header(&bytes, limit)?;
+    let received = Received { header, count, words: read_words(from, len / 8)? };
+    check(&bytes, &received.words)?;
+    received.sections()?;
+    Ok(received)
+}
+
+/// Reads the one frame that `bytes` are.
+///
+/// # Errors
+/// As [`read_frame`], and if there are bytes behind the frame.
+pub fn decode(mut bytes: &[u8], limit: u64) -> Result<Received, FrameError> {
+    let received = read_frame(&mut bytes, limit)?;
+    match bytes.len() {
+        0 => Ok(received),
+        behind => Err(FrameError::Malformed(format!("{behind} bytes behind the frame"))),
+    }
+}
+
+/// Checks that no byte was lost, added or changed.
+fn check(header: &[u8; HEADER_BYTES], words: &[u64]) -> Result<(), FrameError> {
+    let mut plain = *header;
+    plain[4..8].fill(0);
+    let mut checksum = crc32fast::Hasher::new();
+    checksum.update(&plain);
+    checksum.update(bytemuck::cast_slice(words));
+    match checksum.finalize().to_le_bytes() == header[4..8] {
+        true => Ok(()),
+        false => Err(FrameError::Malformed("the checksum does not fit".to_owned())),
+    }
+}
+
+/// Returns the header, the number of sections and the bytes of the body.
+fn parse_header(bytes: &[u8; HEADER_BYTES], limit: u64) -> Result<(Header, u16, usize), FrameError> {
+    if bytes[0] != VERSION {
+        return Err(FrameError::Version(bytes[0]));
+    }
+    let malformed = |message: String| FrameError::Malformed(message);
+    let kind = Kind::of(bytes[1]).ok_or_else(|| malformed(format!("the unknown kind {}", bytes[1])))?;
+    let word = |place: usize| -> [u8; 8] { std::array::from_fn(|byte| bytes[place + byte]) };
+    let len = u64::from_le_bytes(word(8));
+    if len > limit {
+        return Err(FrameError::TooLarge { bytes: len, limit });
+    }
+    if !len.is_multiple_of(8) {
+        return Err(malformed(format!("a body of {len} bytes, which is no multiple of 8")));
+    }
+    let len = usize::try_from(len).map_err(|_| FrameError::TooLarge { bytes: len, limit })?;
+    let header = Header {
+        kind,
+        request: u64::from_le_bytes(word(16)),
+        table: i64::from_le_bytes(word(24)),
+        sequence: u64::from_le_bytes(word(32)),
+    };
+    Ok((header, u16::from_le_bytes([bytes[2], bytes[3]]), len))
+}
+
+/// Memory is made as bytes come, at most [`READ_AHEAD`] or what there is already before them.
+fn read_words(from: &mut impl Read, count: usize) -> Result<Vec<u64>, FrameError> {
+    let mut words = Vec::new();
+    while words.len() < count {
+        let have = words.len();
+        words.resize(count.min(have + have.max(READ_AHEAD / 8)), 0);
+        from.read_exact(bytemuck::cast_slice_mut(&mut words[have..]))?;
+    }
+    Ok(words)
+}

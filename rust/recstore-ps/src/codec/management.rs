@@ -1,0 +1,161 @@
+//! The requests about tables as a whole, and their answers, in JSON.
+
+use std::path::PathBuf;
+
+use recstore::{LoadReport, SaveKind, SaveReport, Shard, TableConfig, TableStatistics};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::router::HashMethod;
+
+/// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "verb", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Management {
+    /// Creates or opens a table; [`Managed::Table`].
+    OpenTable {
+        /// Its name.
+        name: String,
+        /// The elements of its rows.
+        dim: usize,
+        /// Its configuration.
+        config: TableConfig,
+    },
+    /// Looks for a table; [`Managed::Table`].
+    FindTable {
+        /// Its name.
+        name: String,
+    },
+    /// Deletes a table; [`Managed::Done`].
+    DropTable {
+        /// Its name.
+        name: String,
+    },
+    /// The names of all tables; [`Managed::Names`].
+    TableNames {},
+    /// Name, dim and configuration; [`Managed::Description`].
+    Describe {
+        /// The table.
+        table: i64,
+    },
+    /// Deletes every row; [`Managed::Done`].
+    Clear {
+        /// The table.
+        table: i64,
+    },
+    /// Takes away the rows that eviction chooses; [`Managed::Ids`].
+    Evict {
+        /// The table.
+        table: i64,
+        /// Whether nothing changes.
+        dry_run: bool,
+    },
+    /// The number of rows; [`Managed::Count`].
+    NumRows {
+        /// The table.
+        table: i64,
+    },
+    /// Sets the learning rate; [`Managed::Done`].
+    SetLearningRate {
+        /// The table.
+        table: i64,
+        /// The rate.
+        learning_rate: f64,
+        /// Whether it counts as set by hand.
+        explicit: bool,
+    },
+    /// What a table holds and what was done to it; [`Managed::Statistics`].
+    Statistics {
+        /// The table.
+        table: i64,
+    },
+    /// Saves this server's part of a snapshot; [`Managed::Saved`].
+    SavePart(SavePart),
+    /// Makes what all shards saved the newest snapshot; [`Managed::Done`].
+    Commit(SavePart),
+    /// Loads the rows of this shard from the newest snapshot; [`Managed::Loaded`].
+    Load(LoadShard),
+}
+
+/// A shard's part of a snapshot.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavePart {
+    /// The directory, which all servers see under this path.
+    pub directory: PathBuf,
+    /// The snapshot's name.
+    pub snapshot: String,
+    /// Which of the servers this is.
+    pub shard: Shard,
+    /// Full, or what changed.
+    pub kind: SaveKind,
+    /// The full snapshots that stay.
+    pub keep: usize,
+    /// What is kept along with the tables.
+    pub metadata: Value,
+}
+
+/// A shard's share of the rows in a directory.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LoadShard {
+    /// The directory, which all servers see under this path.
+    pub directory: PathBuf,
+    /// Which of the servers this is.
+    pub shard: Shard,
+    /// How ids are routed.
+    pub hash_method: HashMethod,
+}
+
+/// The answer to a [`Management`] request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Managed {
+    /// It was done.
+    Done {},
+    /// The table's number, if there is one.
+    Table {
+        /// The number.
+        table: Option<i64>,
+    },
+    /// Names.
+    Names {
+        /// Sorted.
+        names: Vec<String>,
+    },
+    /// A table's name, dim and configuration.
+    Description {
+        /// Its name.
+        name: String,
+        /// The elements of its rows.
+        dim: usize,
+        /// Its configuration.
+        config: TableConfig,
+    },
+    /// Ids.
+    Ids {
+        /// Ascending.
+        ids: Vec<i64>,
+    },
+    /// A number of rows.
+    Count {
+        /// The number.
+        count: usize,
+    },
+    /// What a table holds.
+    Statistics {
+        /// The figures.
+        statistics: TableStatistics,
+    },
+    /// What was saved.
+    Saved {
+        /// The report.
+        report: SaveReport,
+    },
+    /// What was loaded.
+    Loaded {
+        /// The report.
+        report: LoadReport,
+    },
+}

@@ -1,0 +1,22 @@
+//! What goes over the wire: frames of typed arrays, the requests and replies in them, and errors as values.
+//!
+//! Integers are little-endian. A frame is a header of [`HEADER_BYTES`] and a body of sections; `frame` has the layout.
+//! Nothing is allocated for a length that a peer only claims: memory grows with the bytes that have come.
+
+mod error;
+mod frame;
+mod management;
+mod reply;
+mod request;
+mod section;
+
+pub use error::WireError;
+pub use frame::{Frame, FrameError, HEADER_BYTES, Header, Kind, Received, VERSION, decode, read_frame};
+pub use management::{LoadShard, Managed, Management, SavePart};
+pub(crate) use reply::with_reply_frame;
+pub use reply::{Answer, Reply};
+pub use request::{MergedUpdate, Request, TableIds};
+pub use section::Section;
+
+#[cfg(target_endian = "big")]
+compile_error!("frames are read where they lie, which needs a little-endian machine");

@@ -1,0 +1,212 @@
+//! A request as a value, and as a frame.
+
+use recstore::{Step, TableId};
+
+use super::frame::{Frame, FrameError, Header, Kind, Received};
+use super::management::Management;
+use super::section::Section;
+
+/// What a client asks of a server.
+#[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
+#[derive(Debug, Clone, PartialEq)]
+pub enum Request<'a> {
+    /// About tables as a whole.
+    Manage(Management),
+    /// The rows of ids, of several tables.
+    Read(Vec<TableIds<'a>>),
+    /// Overwrites the rows of ids.
+    Write {
+        /// The table.
+        table: TableId,
+        /// The ids.
+        ids: &'a [i64],
+        /// A row for each.
+        rows: &'a [f32],
+    },
+    /// Optimizer steps, all or none.
+    Update(Vec<MergedUpdate<'a>>),
+    /// Indices and rows of ids.
+    Lookup {
+        /// The table.
+        table: TableId,
+        /// The ids.
+        ids: &'a [i64],
+        /// Whether ids without a row get one.
+        insert: bool,
+    },
+    /// Deletes the rows of ids.
+    Delete {
+        /// The table.
+        table: TableId,
+        /// The ids.
+        ids: &'a [i64],
+    },
+    /// All ids of a table.
+    Ids {
+        /// The table.
+        table: TableId,
+    },
+    /// Values of an optimizer's slot.
+    Slot {
+        /// The table.
+        table: TableId,
+        /// The slot's name.
+        slot: String,
+        /// The ids.
+        ids: &'a [i64],
+    },
+}
+
+/// Ids of a table.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct TableIds<'a> {
+    /// The table.
+    pub table: TableId,
+    /// The ids.
+    pub ids: &'a [i64],
+}
+
+/// One optimizer step of a table, the gradients of equal ids summed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct MergedUpdate<'a> {
+    /// The table.
+    pub table: TableId,
+    /// The step that this is.
+    pub step: Step,
+    /// Distinct ids.
+    pub ids: &'a [i64],
+    /// A gradient for each.
+    pub sums: &'a [f32],
+}
+
+/// How [`Step::Next`] travels: a step that nobody may take.
+const NEXT_STEP: i64 = 0;
+
+impl<'a> Request<'a> {
+    /// Whether it changes rows or tables and must not be carried out twice.
+    pub fn is_change(&self) -> bool {
+        match self {
+            Self::Write { .. } | Self::Update(_) | Self::Delete { .. } => true,
+            Self::Manage(management) => {
+                matches!(management, Management::DropTable { .. } | Management::Clear { .. })
+            }
+            _ => false,
+        }
+    }
+
+    /// Calls `send` with the request as a frame.
+    ///
+    /// # Errors
+    /// [`FrameError::Malformed`] if it cannot be written as JSON, which no valid request brings about.
+    pub fn with_frame<R>(
+        &self,
+        request: u64,
+        sequence: u64,
+        send: impl FnOnce(&Frame<'_>) -> R,
+    ) -> Result<R, FrameError> {
+        let (flag, text, heads, tables);
+        let (kind, table, sections) = match self {
+            Self::Manage(management) => {
+                text = serde_json::to_string(management).map_err(unwritable)?;
+                (Kind::Manage, TableId(0), vec![Section::Json(&text)])
+            }
+            Self::Read(reads) => {
+                tables = reads.iter().map(|read| [read.table.0]).collect::<Vec<_>>();
+                let sections = reads.iter().zip(&tables).flat_map(|(read, table)| [&table[..], read.ids]);
+                (Kind::Read, TableId(0), sections.map(Section::I64).collect())
+            }
+            Self::Write { table, ids, rows } => {
+                (Kind::Write, *table, vec![Section::I64(ids), Section::F32(rows)])
+            }
+            Self::Update(updates) => {
+                heads = updates.iter().map(MergedUpdate::head).collect::<Vec<_>>();
+                let sections = updates.iter().zip(&heads).flat_map(|(update, head)| update.sections(head));
+                (Kind::Update, TableId(0), sections.collect())
+            }
+            Self::Lookup { table, ids, insert } => {
+                flag = [u32::from(*insert)];
+                (Kind::Lookup, *table, vec![Section::U32(&flag), Section::I64(ids)])
+            }
+            Self::Delete { table, ids } => (Kind::Delete, *table, vec![Section::I64(ids)]),
+            Self::Ids { table } => (Kind::Ids, *table, vec![]),
+            Self::Slot { table, slot, ids } => {
+                text = serde_json::to_string(slot).map_err(unwritable)?;
+                (Kind::Slot, *table, vec![Section::Json(&text), Section::I64(ids)])
+            }
+        };
+        let header = Header { table: table.0, sequence, ..Header::new(kind, request) };
+        Ok(send(&Frame { header, sections }))
+    }
+
+    /// Reads the request in a frame.
+    ///
+    /// # Errors
+    /// [`FrameError::Malformed`] for a frame of another form, or a reply.
+    pub fn of(frame: &'a Received) -> Result<Self, FrameError> {
+        let table = TableId(frame.header.table);
+        let sections = frame.sections()?;
+        Ok(match (frame.header.kind, &sections[..]) {
+            (Kind::Manage, [Section::Json(text)]) => Self::Manage(parse(text)?),
+            (Kind::Read, sections) => Self::Read(reads(sections)?),
+            (Kind::Write, &[Section::I64(ids), Section::F32(rows)]) => Self::Write { table, ids, rows },
+            (Kind::Update, sections) => Self::Update(updates(sections)?),
+            (Kind::Lookup, &[Section::U32(&[insert @ (0 | 1)]), Section::I64(ids)]) => {
+                Self::Lookup { table, ids, insert: insert == 1 }
+            }
+            (Kind::Delete, &[Section::I64(ids)]) => Self::Delete { table, ids },
+            (Kind::Ids, []) => Self::Ids { table },
+            (Kind::Slot, &[Section::Json(slot), Section::I64(ids)]) => {
+                Self::Slot { table, slot: parse(slot)?, ids }
+            }
+            (kind, sections) => return Err(unexpected(&format!("{kind:?}"), sections)),
+        })
+    }
+}
+
+impl MergedUpdate<'_> {
+    fn head(&self) -> [i64; 2] {
+        let step = match self.step {
+            Step::Next => NEXT_STEP,
+            Step::At(step) => step as i64,
+        };
+        [self.table.0, step]
+    }
+
+    fn sections<'s>(&'s self, head: &'s [i64]) -> [Section<'s>; 3] {
+        [Section::I64(head), Section::I64(self.ids), Section::F32(self.sums)]
+    }
+}
+
+fn reads<'a>(sections: &[Section<'a>]) -> Result<Vec<TableIds<'a>>, FrameError> {
+    let read = |sections: &[Section<'a>]| match *sections {
+        [Section::I64(&[table]), Section::I64(ids)] => Ok(TableIds { table: TableId(table), ids }),
+        _ => Err(unexpected("Read", sections)),
+    };
+    sections.chunks(2).map(read).collect()
+}
+
+fn updates<'a>(sections: &[Section<'a>]) -> Result<Vec<MergedUpdate<'a>>, FrameError> {
+    let update = |sections: &[Section<'a>]| match *sections {
+        [Section::I64(&[table, step]), Section::I64(ids), Section::F32(sums)] => {
+            let step = if step == NEXT_STEP { Step::Next } else { Step::At(step as u64) };
+            Ok(MergedUpdate { table: TableId(table), step, ids, sums })
+        }
+        _ => Err(unexpected("Update", sections)),
+    };
+    sections.chunks(3).map(update).collect()
+}
+
+fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, FrameError> {
+    serde_json::from_str(text).map_err(|error| FrameError::Malformed(error.to_string()))
+}
+
+fn unwritable(error: serde_json::Error) -> FrameError {
+    FrameError::Malformed(error.to_string())
+}
+
+/// An error about sections that do not go with a kind of frame.
+pub(super) fn unexpected(kind: &str, sections: &[Section<'_>]) -> FrameError {
+    const SHOWN: usize = 8;
+    let names: Vec<_> = sections.iter().take(SHOWN).map(Section::name).collect();
+    FrameError::Malformed(format!("{kind} with {} sections {names:?}", sections.len()))
+}

@@ -1,0 +1,174 @@
+//! What a server does with a request, however it came.
+
+use std::sync::Arc;
+
+use recstore::{
+    EmbeddingStore, Error, GradientChunk, LoadOptions, Result, SaveOptions, Shard, TableId, TableUpdate,
+    commit_snapshot,
+};
+
+use crate::clients::{ClientId, Clients};
+use crate::codec::{Answer, LoadShard, Managed, Management, MergedUpdate, Request, SavePart, TableIds};
+use crate::router::Router;
+
+/// A store and who changed it.
+pub struct Handler {
+    store: Arc<dyn EmbeddingStore>,
+    clients: Clients,
+    shard: Shard,
+    max_frame_bytes: u64,
+}
+
+impl std::fmt::Debug for Handler {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handler").field("shard", &self.shard).finish_non_exhaustive()
+    }
+}
+
+impl Handler {
+    /// Serves `store` as one of several shards; no answer is larger than `max_frame_bytes`.
+    pub fn new(store: Arc<dyn EmbeddingStore>, shard: Shard, max_frame_bytes: u64) -> Self {
+        Self { store, clients: Clients::default(), shard, max_frame_bytes }
+    }
+
+    /// Does what a client asks. A change with a sequence number is made once, however often it comes; one with the
+    /// number 0 each time.
+    ///
+    /// # Errors
+    /// As the store's; [`Error::RequestTooLarge`] for an answer beyond the limit.
+    pub fn handle(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+        if request.is_change() && sequence > 0 {
+            self.clients.once(client, sequence, || self.carry_out(request))
+        } else {
+            self.carry_out(request)
+        }
+    }
+
+    fn carry_out(&self, request: &Request<'_>) -> Result<Answer> {
+        let store = &*self.store;
+        match *request {
+            Request::Manage(ref management) => self.manage(management).map(Answer::Managed),
+            Request::Read(ref reads) => self.read(reads).map(Answer::Rows),
+            Request::Write { table, ids, rows } => store.write(table, ids, rows).map(|()| Answer::Done),
+            Request::Update(ref updates) => self.update(updates).map(|()| Answer::Done),
+            Request::Lookup { table, ids, insert } => self.lookup(table, ids, insert),
+            Request::Delete { table, ids } => {
+                store.delete(table, ids).map(|count| Answer::Count(count as u64))
+            }
+            Request::Ids { table } => {
+                self.check_answer("hashtable_ids", store.num_rows(table)?, size_of::<i64>())?;
+                store.ids(table).map(Answer::Ids)
+            }
+            Request::Slot { table, ref slot, ids } => self.slot(table, slot, ids),
+        }
+    }
+
+    /// Checks the size of an answer before anything is made for it.
+    fn check_answer(&self, operation: &'static str, count: usize, size: usize) -> Result<()> {
+        let (bytes, limit) = ((count as u64).saturating_mul(size as u64), self.max_frame_bytes);
+        if bytes <= limit {
+            return Ok(());
+        }
+        Err(Error::RequestTooLarge { operation, shard: self.shard.number, bytes, limit })
+    }
+
+    fn read(&self, reads: &[TableIds<'_>]) -> Result<Vec<Vec<f32>>> {
+        let floats = reads.iter().map(|read| Ok(read.ids.len().saturating_mul(self.store.dim(read.table)?)));
+        let floats = floats.collect::<Result<Vec<usize>>>()?;
+        let total = floats.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
+        self.check_answer("emb_read", total, size_of::<f32>())?;
+        let read = |(read, count): (&TableIds<'_>, usize)| {
+            let mut rows = vec![0.0; count];
+            self.store.read(read.table, read.ids, &mut rows).map(|()| rows)
+        };
+        reads.iter().zip(floats).map(read).collect()
+    }
+
+    fn update(&self, updates: &[MergedUpdate<'_>]) -> Result<()> {
+        let updates = updates.iter().map(|update| self.step(update)).collect::<Result<Vec<_>>>()?;
+        self.store.update(&updates)
+    }
+
+    fn step<'a>(&self, update: &MergedUpdate<'a>) -> Result<TableUpdate<'a>> {
+        let chunk = GradientChunk::new(update.ids, update.sums, self.store.dim(update.table)?);
+        Ok(TableUpdate { table: update.table, chunks: vec![chunk], step: update.step })
+    }
+
+    fn lookup(&self, table: TableId, ids: &[i64], insert: bool) -> Result<Answer> {
+        let dim = self.store.dim(table)?;
+        let row_bytes = dim.saturating_mul(size_of::<f32>()).saturating_add(size_of::<i64>());
+        self.check_answer("hashtable_lookup", ids.len(), row_bytes)?;
+        let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; ids.len() * dim]);
+        self.store.lookup(table, ids, insert, &mut indices, &mut rows)?;
+        Ok(Answer::Found { indices, rows })
+    }
+
+    fn slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Answer> {
+        let slots = self.store.describe(table)?.slots;
+        let width = slots.iter().find(|(name, _)| *name == slot).map_or(0, |&(_, width)| width);
+        self.check_answer("hashtable_slot", ids.len(), width.saturating_mul(size_of::<f32>()))?;
+        Ok(self.store.read_slot(table, slot, ids)?.map_or(Answer::NoSlot, Answer::Slot))
+    }
+
+    fn manage(&self, request: &Management) -> Result<Managed> {
+        let store = &*self.store;
+        Ok(match request {
+            Management::OpenTable { name, dim, config } => {
+                let mut config = config.clone();
+                config.dim = *dim;
+                Managed::Table { table: Some(store.open_table(name, &config)?.0) }
+            }
+            Management::FindTable { name } => {
+                Managed::Table { table: store.find_table(name)?.map(|table| table.0) }
+            }
+            Management::DropTable { name } => store.drop_table(name).map(|()| Managed::Done {})?,
+            Management::TableNames {} => Managed::Names { names: store.table_names()? },
+            Management::Describe { table } => {
+                let found = store.describe(TableId(*table))?;
+                Managed::Description { name: found.name, dim: found.config.dim, config: found.config }
+            }
+            Management::Clear { table } => store.clear(TableId(*table)).map(|()| Managed::Done {})?,
+            Management::Evict { table, dry_run } => {
+                Managed::Ids { ids: store.evict(TableId(*table), *dry_run)? }
+            }
+            Management::NumRows { table } => Managed::Count { count: store.num_rows(TableId(*table))? },
+            Management::SetLearningRate { table, learning_rate, explicit } => {
+                store.set_learning_rate(TableId(*table), *learning_rate, *explicit)?;
+                Managed::Done {}
+            }
+            Management::Statistics { table } => {
+                Managed::Statistics { statistics: store.statistics(TableId(*table))? }
+            }
+            Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
+            Management::Commit(part) => {
+                let SavePart { directory, snapshot, shard, .. } = part;
+                commit_snapshot(directory, snapshot, shard.of, &save_options(part))?;
+                Managed::Done {}
+            }
+            Management::Load(load) => Managed::Loaded { report: self.load(load)? },
+        })
+    }
+
+    fn save_part(&self, part: &SavePart) -> Result<recstore::SaveReport> {
+        self.store.save_part(&part.directory, &part.snapshot, part.shard, &save_options(part))
+    }
+
+    /// One server loads all there is, so that the tables' counts come along; several share the rows.
+    fn load(&self, load: &LoadShard) -> Result<recstore::LoadReport> {
+        let router = Router::new(load.hash_method, load.shard.of);
+        let keeps = |id| router.shard_of(id) == load.shard.number;
+        let mut options = LoadOptions::default();
+        if load.shard.of > 1 {
+            options.keeps = Some(&keeps);
+        }
+        self.store.load(&load.directory, &options)
+    }
+}
+
+fn save_options(part: &SavePart) -> SaveOptions<'static> {
+    let mut options = SaveOptions::default();
+    options.kind = part.kind;
+    options.keep = part.keep;
+    options.metadata = part.metadata.clone();
+    options
+}

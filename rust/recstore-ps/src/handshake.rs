@@ -1,0 +1,183 @@
+//! How a connection to the bulk port begins: who calls, which version both speak, and who answers.
+//!
+//! The client sends [`Hello`]: the magic, the lowest and the highest version it speaks (u16 each), the length of its
+//! token (u32), its number (16 bytes), and the token. The server answers with [`Welcome`]: the magic, the version chosen
+//! or 0 for a refusal (u16), two zeros, the length of the refusal's text (u32), what tells this run of the server from
+//! others (u64), the most bytes of a frame's body (u64), its shard and of how many (u32 each), and the text.
+
+use std::io::{self, ErrorKind, Read, Write};
+
+use recstore::Shard;
+use subtle::ConstantTimeEq;
+
+use crate::clients::ClientId;
+
+const MAGIC: [u8; 8] = *b"RECSTORE";
+
+/// The versions that this program speaks.
+pub(crate) const VERSIONS: (u16, u16) = (1, 1);
+
+/// The longest token or refusal.
+const MOST_TEXT_BYTES: usize = 4096;
+
+/// What a client says first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hello {
+    pub(crate) versions: (u16, u16),
+    pub(crate) client: ClientId,
+    pub(crate) token: Vec<u8>,
+}
+
+/// What a server answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Welcome {
+    /// The version both speak, or why there is none.
+    pub(crate) version: Result<u16, String>,
+    /// Tells this run of the server from others.
+    pub(crate) incarnation: u64,
+    pub(crate) max_frame_bytes: u64,
+    pub(crate) shard: Shard,
+}
+
+impl Hello {
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.versions.0.to_le_bytes());
+        bytes.extend(self.versions.1.to_le_bytes());
+        bytes.extend((self.token.len() as u32).to_le_bytes());
+        bytes.extend(self.client.0.to_le_bytes());
+        bytes.extend(&self.token);
+        to.write_all(&bytes)
+    }
+
+    pub(crate) fn read(from: &mut impl Read) -> io::Result<Self> {
+        read_magic(from)?;
+        let versions = (u16::from_le_bytes(array(from)?), u16::from_le_bytes(array(from)?));
+        let len = u32::from_le_bytes(array(from)?) as usize;
+        let client = ClientId(u128::from_le_bytes(array(from)?));
+        Ok(Self { versions, client, token: read_text(from, len)? })
+    }
+
+    /// Returns the highest version that both speak.
+    ///
+    /// # Errors
+    /// Why there is none, or that the token is another than `token`.
+    pub(crate) fn accept(&self, token: Option<&str>) -> Result<u16, String> {
+        let (lowest, highest) = self.versions;
+        let version = highest.min(VERSIONS.1);
+        if version < lowest.max(VERSIONS.0) {
+            return Err(format!(
+                "the server speaks the versions {} to {} of the protocol, the client {lowest} to {highest}",
+                VERSIONS.0, VERSIONS.1
+            ));
+        }
+        match token {
+            Some(token) if !bool::from(token.as_bytes().ct_eq(&self.token)) => {
+                Err("the token is not the server's".to_owned())
+            }
+            _ => Ok(version),
+        }
+    }
+}
+
+impl Welcome {
+    pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let text = self.version.as_ref().err().map_or("", String::as_str);
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.version.as_ref().copied().unwrap_or(0).to_le_bytes());
+        bytes.extend([0; 2]);
+        bytes.extend((text.len() as u32).to_le_bytes());
+        bytes.extend(self.incarnation.to_le_bytes());
+        bytes.extend(self.max_frame_bytes.to_le_bytes());
+        bytes.extend((self.shard.number as u32).to_le_bytes());
+        bytes.extend((self.shard.of as u32).to_le_bytes());
+        bytes.extend(text.as_bytes());
+        to.write_all(&bytes)
+    }
+
+    pub(crate) fn read(from: &mut impl Read) -> io::Result<Self> {
+        read_magic(from)?;
+        let version = u16::from_le_bytes(array(from)?);
+        let _: [u8; 2] = array(from)?;
+        let len = u32::from_le_bytes(array(from)?) as usize;
+        let (incarnation, max_frame_bytes) =
+            (u64::from_le_bytes(array(from)?), u64::from_le_bytes(array(from)?));
+        let [number, of] = [u32::from_le_bytes(array(from)?), u32::from_le_bytes(array(from)?)];
+        let text = read_text(from, len)?;
+        let refusal = || String::from_utf8_lossy(&text).into_owned();
+        Ok(Self {
+            version: if version == 0 { Err(refusal()) } else { Ok(version) },
+            incarnation,
+            max_frame_bytes,
+            shard: Shard { number: number as usize, of: of as usize },
+        })
+    }
+}
+
+fn read_magic(from: &mut impl Read) -> io::Result<()> {
+    match array(from)? == MAGIC {
+        true => Ok(()),
+        false => Err(io::Error::new(ErrorKind::InvalidData, "this is no bulk port of a recstore server")),
+    }
+}
+
+fn array<const N: usize>(from: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    from.read_exact(&mut bytes).map(|()| bytes)
+}
+
+fn read_text(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
+    if len > MOST_TEXT_BYTES {
+        let message = format!("a text of {len} bytes exceeds {MOST_TEXT_BYTES}");
+        return Err(io::Error::new(ErrorKind::InvalidData, message));
+    }
+    let mut text = vec![0; len];
+    from.read_exact(&mut text).map(|()| text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(versions: (u16, u16), token: &str) -> Hello {
+        Hello { versions, client: ClientId(u128::MAX - 7), token: token.as_bytes().to_vec() }
+    }
+
+    fn welcome(version: Result<u16, String>) -> Welcome {
+        Welcome { version, incarnation: 9, max_frame_bytes: 1 << 40, shard: Shard { number: 2, of: 3 } }
+    }
+
+    #[test]
+    fn what_is_said_is_understood() {
+        let mut bytes = Vec::new();
+        hello((1, 2), "secret").write(&mut bytes).unwrap();
+        assert_eq!(Hello::read(&mut &bytes[..]).unwrap(), hello((1, 2), "secret"));
+        for welcome in [welcome(Ok(1)), welcome(Err("no".to_owned()))] {
+            bytes.clear();
+            welcome.write(&mut bytes).unwrap();
+            assert_eq!(Welcome::read(&mut &bytes[..]).unwrap(), welcome);
+        }
+    }
+
+    #[test]
+    fn other_versions_and_tokens_are_refused_in_words() {
+        assert_eq!(hello((1, 9), "").accept(None), Ok(1));
+        assert_eq!(hello((1, 1), "a").accept(Some("a")), Ok(1));
+        let versions = hello((2, 9), "").accept(None).unwrap_err();
+        assert_eq!(versions, "the server speaks the versions 1 to 1 of the protocol, the client 2 to 9");
+        assert!(hello((0, 0), "").accept(None).is_err());
+        for token in ["", "b", "ab"] {
+            assert_eq!(hello((1, 1), token).accept(Some("a")).unwrap_err(), "the token is not the server's");
+        }
+    }
+
+    #[test]
+    fn other_protocols_and_endless_texts_are_refused() {
+        let error = Hello::read(&mut &b"GET / HTTP/1.1\r\n"[..]).unwrap_err();
+        assert_eq!(error.to_string(), "this is no bulk port of a recstore server");
+        let mut bytes = Vec::new();
+        hello((1, 1), "").write(&mut bytes).unwrap();
+        bytes[12..16].fill(0xFF);
+        assert!(Hello::read(&mut &bytes[..]).unwrap_err().to_string().contains("exceeds 4096"));
+    }
+}

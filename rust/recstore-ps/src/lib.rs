@@ -1,0 +1,38 @@
+//! Parameter servers for `recstore`: tables on other machines behind the same trait.
+//!
+//! [`Server`] serves any [`recstore::EmbeddingStore`] as one shard, over a bulk TCP port and gRPC; [`RemoteStore`] is the
+//! store whose rows lie on such servers. Results are those of a store in this process, to the bit.
+//!
+//! ```
+//! use recstore::{EmbeddingStore, LocalStore, Serial, TableConfig};
+//! use recstore_ps::{RemoteConfig, RemoteStore, Server, ServerConfig};
+//! use std::{sync::Arc, time::Duration};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let server = Server::start(Arc::new(LocalStore::default()), ServerConfig::default())?;
+//! let servers = RemoteConfig::new(vec![server.address().to_string()]);
+//! let store = RemoteStore::connect(servers, Box::new(Serial))?;
+//! let table = store.open_table("user", &TableConfig::new(2))?;
+//! store.write(table, &[7], &[1.0, 2.0])?;
+//! let mut row = [0.0; 2];
+//! store.read(table, &[7], &mut row)?;
+//! assert_eq!(row, [1.0, 2.0]);
+//! server.stop(Duration::from_secs(1));
+//! # Ok(())
+//! # }
+//! ```
+
+mod client;
+mod clients;
+pub mod codec;
+pub mod grpc;
+mod handler;
+mod handshake;
+pub mod router;
+mod server;
+mod transport;
+pub use client::{RemoteConfig, RemoteStore};
+pub use clients::ClientId;
+pub use handler::Handler;
+pub use server::{Server, ServerConfig, ServerError};
+pub use transport::Transport;

@@ -1,0 +1,215 @@
+//! The bulk port: a thread a connection, one request after another on each.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher, RandomState};
+use std::io::{self, BufWriter, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant, SystemTime};
+
+use recstore::{Error, Result as StoreResult};
+
+use super::config::ServerConfig;
+use crate::clients::ClientId;
+use crate::codec::{Answer, FrameError, Received, Request, read_frame, with_reply_frame};
+use crate::handler::Handler;
+use crate::handshake::{Hello, Welcome};
+use crate::transport::{Timed, Transport};
+
+/// How long a peer that is turned away may take to hear why.
+const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The bulk port and its connections.
+#[derive(Debug)]
+pub(super) struct Bulk {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    acceptor: JoinHandle<()>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    handler: Arc<Handler>,
+    config: ServerConfig,
+    incarnation: u64,
+    connections: Mutex<Connections>,
+    ended: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Connections {
+    stopping: bool,
+    last: u64,
+    open: HashMap<u64, TcpStream>,
+}
+
+impl Bulk {
+    pub(super) fn start(
+        handler: Arc<Handler>,
+        config: ServerConfig,
+        address: SocketAddr,
+    ) -> io::Result<Self> {
+        let listener = TcpListener::bind(address)?;
+        let address = listener.local_addr()?;
+        let incarnation = RandomState::new().hash_one(SystemTime::now());
+        let connections = Mutex::default();
+        let shared = Arc::new(Shared { handler, config, incarnation, connections, ended: Condvar::new() });
+        let accepting = Arc::clone(&shared);
+        let acceptor = thread::Builder::new()
+            .name("recstore-accept".to_owned())
+            .spawn(move || accept(&listener, &accepting))?;
+        Ok(Self { shared, address, acceptor })
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn stop(self, grace: Duration) {
+        let mut connections = self.shared.lock();
+        connections.stopping = true;
+        // Whoever waits for a request reads the end; whoever carries one out can still answer.
+        connections.open.values().for_each(|stream| _ = stream.shutdown(Shutdown::Read));
+        let all_ended = |connections: &mut Connections| !connections.open.is_empty();
+        let waited = self.shared.ended.wait_timeout_while(connections, grace, all_ended);
+        let (connections, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        connections.open.values().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
+        drop(connections);
+        // Wakes the acceptor, which sees that it is over.
+        if TcpStream::connect_timeout(&reachable(self.address), REFUSAL_TIMEOUT).is_ok() {
+            _ = self.acceptor.join();
+        }
+    }
+}
+
+/// Returns an address by which this machine reaches a listener on any of its own.
+fn reachable(mut address: SocketAddr) -> SocketAddr {
+    match address {
+        SocketAddr::V4(v4) if v4.ip().is_unspecified() => {
+            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into())
+        }
+        SocketAddr::V6(v6) if v6.ip().is_unspecified() => {
+            address.set_ip(std::net::Ipv6Addr::LOCALHOST.into())
+        }
+        _ => {}
+    }
+    address
+}
+
+fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+    loop {
+        let accepted = listener.accept();
+        if shared.lock().stopping {
+            return;
+        }
+        match accepted {
+            Ok((stream, _)) => shared.begin(stream),
+            // Out of descriptors, or a peer that went away: others may still come.
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a connection a thread, unless there are too many.
+    fn begin(self: &Arc<Self>, stream: TcpStream) {
+        _ = stream.set_nodelay(true);
+        let Ok(control) = stream.try_clone() else { return };
+        let Some(number) = self.register(control) else {
+            let limit = self.config.max_connections;
+            return self.turn_away(stream, format!("the server has {limit} connections, which is its limit"));
+        };
+        let serving = Arc::clone(self);
+        let serve = move || {
+            // A panic ends this connection only.
+            _ = catch_unwind(AssertUnwindSafe(|| serving.serve(stream)));
+            serving.forget(number);
+        };
+        if thread::Builder::new().name(format!("recstore-bulk-{number}")).spawn(serve).is_err() {
+            self.forget(number);
+        }
+    }
+
+    fn register(&self, control: TcpStream) -> Option<u64> {
+        let mut connections = self.lock();
+        if connections.open.len() >= self.config.max_connections {
+            return None;
+        }
+        connections.last += 1;
+        let number = connections.last;
+        connections.open.insert(number, control);
+        Some(number)
+    }
+
+    fn forget(&self, number: u64) {
+        self.lock().open.remove(&number);
+        self.ended.notify_all();
+    }
+
+    fn turn_away(&self, stream: TcpStream, why: String) {
+        let mut stream = Timed::new(stream, Instant::now() + REFUSAL_TIMEOUT);
+        _ = self.welcome(Err(why)).write(&mut stream);
+    }
+
+    fn welcome(&self, version: Result<u16, String>) -> Welcome {
+        Welcome {
+            version,
+            incarnation: self.incarnation,
+            max_frame_bytes: self.config.max_frame_bytes,
+            shard: self.config.shard,
+        }
+    }
+
+    /// Answers one request after another until the peer ends, fails or breaks the rules.
+    fn serve<S: Transport>(&self, stream: S) -> Result<(), FrameError> {
+        let mut stream = Timed::new(stream, Instant::now() + self.config.handshake_timeout);
+        let hello = Hello::read(&mut stream);
+        let accepted = match &hello {
+            Ok(hello) => hello.accept(self.config.token.as_deref()),
+            Err(error) => Err(error.to_string()),
+        };
+        let is_refused = accepted.is_err();
+        self.welcome(accepted).write(&mut stream)?;
+        let hello = hello?;
+        if is_refused {
+            return Ok(());
+        }
+        loop {
+            let idle = (self.config.idle_timeout, self.config.transfer_timeout);
+            let frame = read_frame(stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
+            self.answer(&mut stream, hello.client, frame?)?;
+        }
+    }
+
+    fn answer<S: Transport>(
+        &self,
+        stream: &mut Timed<S>,
+        client: ClientId,
+        frame: Received,
+    ) -> Result<(), FrameError> {
+        let (number, sequence) = (frame.header.request, frame.header.sequence);
+        let request = Request::of(&frame)?;
+        let outcome = self.guarded(|| self.handler.handle(client, sequence, &request));
+        // The answer is made: the request's memory can go before the peer takes it.
+        drop(frame);
+        let mut stream = BufWriter::new(stream.until(Instant::now() + self.config.transfer_timeout));
+        with_reply_frame(number, &outcome, |reply| reply.write(&mut stream))??;
+        Ok(stream.flush()?)
+    }
+
+    /// A panic becomes an error of the request that met it.
+    fn guarded(&self, work: impl FnOnce() -> StoreResult<Answer>) -> StoreResult<Answer> {
+        catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|_| {
+            Err(Error::Unsupported {
+                operation: "a call on a server",
+                message: format!("shard {} met an internal panic", self.config.shard.number),
+            })
+        })
+    }
+}

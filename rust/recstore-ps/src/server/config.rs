@@ -1,0 +1,126 @@
+//! How a server is set up.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use recstore::Shard;
+
+/// How a server is set up.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerConfig {
+    /// The address to listen on; this machine alone by default.
+    pub host: String,
+    /// The bulk port; 0 takes any that is free.
+    pub port: u16,
+    /// The gRPC port, beside the bulk port; 0 takes any that is free, `None` has none.
+    pub grpc_port: Option<u16>,
+    /// Which of the shards this is.
+    pub shard: Shard,
+    /// What clients must know.
+    pub token: Option<String>,
+    /// Allows an address that other machines reach, though nothing is encrypted.
+    pub insecure: bool,
+    /// The most connections at a time; more are turned away.
+    pub max_connections: usize,
+    /// The most bytes of a request or an answer: a connection takes no more memory than one of each.
+    pub max_frame_bytes: u64,
+    /// How long a connection may have nothing to ask.
+    pub idle_timeout: Duration,
+    /// How long a request may take to come, and an answer to be taken.
+    pub transfer_timeout: Duration,
+    /// How long a new connection may take to say who it is.
+    pub handshake_timeout: Duration,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            host: "127.0.0.1".to_owned(),
+            port: 0,
+            grpc_port: None,
+            shard: Shard { number: 0, of: 1 },
+            token: None,
+            insecure: false,
+            max_connections: 1024,
+            max_frame_bytes: 256 << 20,
+            idle_timeout: Duration::from_secs(600),
+            transfer_timeout: Duration::from_secs(60),
+            handshake_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why a server does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServerError {
+    /// Other machines could read and change the tables.
+    #[error(
+        "{address} can be reached from other machines and nothing is encrypted: listen on a loopback address, or set insecure where the network is trusted"
+    )]
+    Insecure {
+        /// The address.
+        address: String,
+    },
+    /// The address is none, or taken.
+    #[error("cannot listen on {address}: {error}")]
+    Bind {
+        /// The address.
+        address: String,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// There is no such shard.
+    #[error("there is no shard {number} of {of}")]
+    Shard {
+        /// The shard asked for.
+        number: usize,
+        /// How many there are.
+        of: usize,
+    },
+}
+
+impl ServerConfig {
+    /// Returns where to listen.
+    pub(super) fn address(&self) -> Result<SocketAddr, ServerError> {
+        let Shard { number, of } = self.shard;
+        if number >= of {
+            return Err(ServerError::Shard { number, of });
+        }
+        let shown = format!("{}:{}", self.host, self.port);
+        let cannot = |error| ServerError::Bind { address: shown.clone(), error };
+        let found = (self.host.as_str(), self.port).to_socket_addrs().map_err(cannot)?.next();
+        let address = found.ok_or_else(|| cannot(io::Error::other("the name has no address")))?;
+        match address.ip().is_loopback() || self.insecure {
+            true => Ok(address),
+            false => Err(ServerError::Insecure { address: shown }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn others_reach_a_server_only_with_leave() {
+        let open =
+            |insecure| ServerConfig { host: "0.0.0.0".to_owned(), insecure, ..ServerConfig::default() };
+        let refused = open(false).address().unwrap_err().to_string();
+        assert!(refused.contains("0.0.0.0:0 can be reached from other machines"), "{refused}");
+        assert!(open(true).address().is_ok());
+        assert!(ServerConfig { host: "::1".to_owned(), ..ServerConfig::default() }.address().is_ok());
+    }
+
+    #[test]
+    fn a_shard_that_is_none_and_a_name_that_is_none_are_refused() {
+        let shard = Shard { number: 2, of: 2 };
+        let message = |config: ServerConfig| config.address().unwrap_err().to_string();
+        let refused = message(ServerConfig { shard, ..ServerConfig::default() });
+        assert_eq!(refused, "there is no shard 2 of 2");
+        let host = "no such host".to_owned();
+        let refused = message(ServerConfig { host, ..ServerConfig::default() });
+        assert!(refused.starts_with("cannot listen on no such host:0: "), "{refused}");
+    }
+}

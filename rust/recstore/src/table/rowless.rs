@@ -1,0 +1,197 @@
+//! Tables whose rows are elsewhere: what a store needs to know of them to refuse what they would refuse.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::update::{StepRequest, check};
+use super::{Engine, Table, bags};
+use crate::config::{NanPolicy, TableConfig};
+use crate::gradient::MergedGradients;
+use crate::parallel::{Executor, for_each_mut, piece_size};
+use crate::pooling::{BagInput, PooledColumns, Pooling};
+use crate::simd::Simd;
+use crate::store::{TableDescription, TableUpdate};
+use crate::{Error, Result};
+
+/// A table without its rows, for stores that keep these on other machines.
+///
+/// It refuses what the table itself would refuse, with the same errors, before anything is sent.
+pub struct RowlessTable(Arc<Table>);
+
+impl fmt::Debug for RowlessTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowlessTable").field("name", &self.0.name).finish_non_exhaustive()
+    }
+}
+
+impl RowlessTable {
+    /// Describes the table `name`.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`].
+    pub fn new(name: &str, config: &TableConfig) -> Result<Self> {
+        if name.is_empty() {
+            return Err(Error::InvalidConfig { message: "the table's name must not be empty".to_owned() });
+        }
+        config.validate()?;
+        let table = Table::new(name, &config.without_memory(), &Arc::default())?;
+        Ok(Self(Arc::new(table)))
+    }
+
+    /// Returns the table's name.
+    pub fn name(&self) -> &str {
+        self.0.name()
+    }
+
+    /// Returns the elements of its rows.
+    pub fn dim(&self) -> usize {
+        self.0.config.dim
+    }
+
+    /// Returns name, configuration and slots.
+    pub fn description(&self) -> TableDescription {
+        self.0.description()
+    }
+
+    /// Returns how many calls the checks below have refused for values that are not finite.
+    pub fn refusals(&self) -> u64 {
+        self.0.refusals.load(Ordering::Relaxed)
+    }
+
+    /// Checks the ids of a call.
+    ///
+    /// # Errors
+    /// [`Error::IdOutOfRange`].
+    pub fn check_ids(&self, operation: &'static str, ids: &[i64]) -> Result<()> {
+        self.0.check_ids(operation, ids)
+    }
+
+    /// Checks ids and that `values` floats are a row for each.
+    ///
+    /// # Errors
+    /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`].
+    pub fn check_rows(&self, operation: &'static str, ids: &[i64], values: usize) -> Result<()> {
+        self.0.check_ids(operation, ids)?;
+        self.0.check_width(operation, "rows", ids.len(), values)
+    }
+
+    /// Checks that there are `expected` of what a call wants for its ids, such as `places`.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`].
+    pub fn check_length(
+        &self,
+        operation: &'static str,
+        what: &str,
+        expected: usize,
+        actual: usize,
+    ) -> Result<()> {
+        self.0.check_length(operation, what, expected, actual)
+    }
+
+    /// Checks rows that are to be written; under [`NanPolicy::Skip`] those that are not finite pass.
+    ///
+    /// # Errors
+    /// As [`RowlessTable::check_rows`]; [`Error::NonFinite`].
+    pub fn check_write(&self, ids: &[i64], values: &[f32]) -> Result<()> {
+        self.check_rows("emb_write", ids, values.len())?;
+        if self.0.config.nan_policy == NanPolicy::Error {
+            self.0.check_finite("emb_write", "row", ids, values)?;
+        }
+        Ok(())
+    }
+
+    /// Checks a learning rate.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLearningRate`].
+    pub fn check_learning_rate(&self, lr: f64) -> Result<()> {
+        self.0.check_learning_rate(lr)
+    }
+
+    /// Checks updates as [`crate::EmbeddingStore::update`] does, and merges the gradients of each: distinct ids in
+    /// ascending order. A table that gets them merged changes as from the chunks, to the bit.
+    ///
+    /// # Errors
+    /// As [`crate::EmbeddingStore::update`].
+    pub fn merge<'a>(
+        executor: &dyn Executor,
+        updates: &[(&Self, &TableUpdate<'a>)],
+    ) -> Result<Vec<MergedGradients>> {
+        let engine = Engine { executor, simd: Simd::detect() };
+        let request = |(table, update): &(&Self, &TableUpdate<'a>)| {
+            StepRequest::new(Arc::clone(&table.0), &update.chunks, update.step)
+        };
+        let requests = updates.iter().map(request).collect::<Result<Vec<_>>>()?;
+        check(engine, &requests)?;
+        Ok(requests.iter().map(|request| request.gradients.merged(executor, engine.simd)).collect())
+    }
+
+    /// Checks a lookup of bags as [`crate::EmbeddingStore::bag`] does; `lengths` are those of the pooled values, the
+    /// positions of maxima and the places.
+    ///
+    /// # Errors
+    /// As [`crate::EmbeddingStore::bag`].
+    pub fn check_bags(tables: &[&Self], input: &BagInput<'_>, lengths: [usize; 3]) -> Result<()> {
+        let tables: Vec<_> = tables.iter().map(|table| Arc::clone(&table.0)).collect();
+        input.validate(tables.len())?;
+        let elements = input.bags_a_table(tables.len()) * stride_of(&tables);
+        bags::check_outputs(&tables, input, elements, lengths)
+    }
+
+    /// Pools bags that [`RowlessTable::check_bags`] found good. `row` gives the row of the id at a position of a table,
+    /// both counted from 0, the position among all ids.
+    pub fn pool<'r>(
+        executor: &dyn Executor,
+        tables: &[&Self],
+        input: BagInput<'_>,
+        row: impl Fn(usize, usize) -> &'r [f32] + Sync,
+        pooled: &mut [f32],
+        max_positions: &mut [i64],
+    ) {
+        let dims: Vec<usize> = tables.iter().map(|table| table.dim()).collect();
+        let (bags, stride) = (input.bags_a_table(dims.len()), dims.iter().sum::<usize>());
+        let floats_read = input.ids.len() * stride / dims.len();
+        let size = piece_size(executor, bags, stride + floats_read / bags.max(1));
+        let mut positions = max_positions.chunks_mut(size * stride);
+        let pieces = pooled.chunks_mut(size * stride).enumerate();
+        let pieces = pieces.map(|(piece, pooled)| Piece {
+            bags: piece * size..bags.min((piece + 1) * size),
+            pooled,
+            max_positions: positions.next().unwrap_or_default(),
+        });
+        for_each_mut(executor, pieces, |piece| pool_piece(&dims, input, &row, piece));
+    }
+}
+
+/// Some bags of every table, and where they go.
+struct Piece<'a> {
+    bags: Range<usize>,
+    pooled: &'a mut [f32],
+    max_positions: &'a mut [i64],
+}
+
+fn pool_piece<'r>(
+    dims: &[usize],
+    input: BagInput<'_>,
+    row: &impl Fn(usize, usize) -> &'r [f32],
+    piece: Piece<'_>,
+) {
+    let (bags, stride, mut first) = (input.bags_a_table(dims.len()), dims.iter().sum(), 0);
+    for (table, &dim) in dims.iter().enumerate() {
+        let (pooled, max_positions) = (&mut *piece.pooled, &mut *piece.max_positions);
+        let columns = PooledColumns { pooled, max_positions, stride, first, dim };
+        let range = table * bags + piece.bags.start..table * bags + piece.bags.end;
+        let positions = input.offsets[range.start] as usize..input.offsets[range.end] as usize;
+        let mut pooling = Pooling::new(input, range, columns);
+        positions.for_each(|position| pooling.take(position, row(table, position)));
+        pooling.finish();
+        first += dim;
+    }
+}
+
+fn stride_of(tables: &[Arc<Table>]) -> usize {
+    tables.iter().map(|table| table.config.dim).sum()
+}
