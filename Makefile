@@ -92,7 +92,8 @@ test-sanitized: ## the store's tests with every access to memory checked by Addr
 test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch
 	@echo "== Rust tests with libtorch"
 ifeq ($(TORCH),$(TCH_TORCH))
-	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --workspace --exclude recstore --exclude recstore-object-store
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --workspace --exclude recstore --exclude recstore-object-store \
+		--exclude recstore-ps
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo run --quiet --package recstore-tch --example train_with_tch
 else
 	@echo "tch is bound to torch $(TCH_TORCH): its tests are left out with torch $(TORCH)"

@@ -77,7 +77,7 @@ pub(crate) fn emb_read_places(table: i64, ids: &[i64], rows: &mut [f32], places:
 pub(crate) fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Outcome {
     guard(|| {
         let registry = registry()?;
-        match registry.default_table(dim) {
+        match registry.default_table(dim)? {
             Some(table) => Ok(registry.store().read(table, ids, rows)?),
             None => {
                 rows.fill(0.0);

@@ -5,6 +5,7 @@ mod guard;
 mod kept;
 mod kernels;
 mod registry;
+mod switching;
 
 use executor::{Task, run_piece};
 use kernels::{

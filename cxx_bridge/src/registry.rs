@@ -9,9 +9,11 @@ use recstore::{
     EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, PrefetchId, PrefetchRequest,
     PrefetchingStore, Serial, TableConfig, TableId, fork,
 };
+use recstore_ps::{RemoteConfig, RemoteStore};
 
 use crate::executor::TorchThreads;
 use crate::guard::Failure;
+use crate::switching::SwitchingStore;
 
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
 const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
@@ -27,6 +29,8 @@ static REGISTRY: OnceCell<Registry> = OnceCell::new();
 /// The store of the process and the handles into it.
 pub struct Registry {
     store: PrefetchingStore,
+    /// The same, without reads ahead.
+    stores: Arc<SwitchingStore>,
     handles: RwLock<Handles>,
 }
 
@@ -62,8 +66,9 @@ pub fn registry() -> Result<&'static Registry, Failure> {
             }
             Err(_) => store,
         };
-        let store = PrefetchingStore::new(Arc::new(store), PREFETCH_THREADS, MOST_PREFETCHES);
-        Ok(Registry { store, handles: RwLock::default() })
+        let stores = Arc::new(SwitchingStore::new(Arc::new(store)));
+        let store = PrefetchingStore::new(stores.clone(), PREFETCH_THREADS, MOST_PREFETCHES);
+        Ok(Registry { store, stores, handles: RwLock::default() })
     })
 }
 
@@ -71,6 +76,20 @@ impl Registry {
     /// Returns the store.
     pub fn store(&self) -> &dyn EmbeddingStore {
         &self.store
+    }
+
+    /// Connects to servers, where tables are opened from then on; those that are open stay where they are.
+    ///
+    /// # Errors
+    /// As [`RemoteStore::connect`]; then nothing has changed.
+    pub fn use_servers(&self, config: RemoteConfig) -> recstore::Result<()> {
+        self.stores.choose(Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?));
+        Ok(())
+    }
+
+    /// Opens tables in this process from now on; those that are open stay where they are.
+    pub fn use_embedded(&self) {
+        self.stores.choose_embedded();
     }
 
     /// Creates or opens a table, adds a reference and returns its handle.
@@ -179,8 +198,8 @@ impl Registry {
     }
 
     /// Returns the table `default/<dim>`, which its first write or update creates.
-    pub(crate) fn default_table(&self, dim: usize) -> Option<TableId> {
-        self.store.find_table(&default_name(dim))
+    pub(crate) fn default_table(&self, dim: usize) -> Result<Option<TableId>, Failure> {
+        Ok(self.store.find_table(&default_name(dim))?)
     }
 
     /// Calls `work` with the store and the table `default/<dim>`, whose rows start at zero. Where the table is missing
@@ -190,7 +209,7 @@ impl Registry {
         dim: usize,
         work: impl Fn(&dyn EmbeddingStore, TableId) -> recstore::Result<()>,
     ) -> Result<(), Failure> {
-        if let Some(table) = self.default_table(dim) {
+        if let Some(table) = self.default_table(dim)? {
             return Ok(work(self.store(), table)?);
         }
         let config = TableConfig { initializer: InitializerConfig::Zeros {}, ..TableConfig::new(dim) };
@@ -237,7 +256,7 @@ impl Registry {
 
     /// Issues a read of the table `default/<dim>`; where it is missing the ids are kept until they are asked for.
     pub(crate) fn prefetch_default(&self, dim: usize, ids: &[i64]) -> Result<PrefetchId, Failure> {
-        if let Some(table) = self.default_table(dim) {
+        if let Some(table) = self.default_table(dim)? {
             return Ok(self.store.issue(vec![PrefetchRequest { table, ids: ids.to_vec(), dim }])?);
         }
         let id = self.store.issue(vec![])?;

@@ -30,6 +30,7 @@ from recstore_ops.hashtable import HashTable, HashTableRegister
 from recstore_ops.inspect import inspect_table
 from recstore_ops.optimizer import SparseOptimizer
 from recstore_ops.prefetch import PrefetchingDataLoader
+from recstore_ops.servers import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 __all__ = [
@@ -55,6 +56,7 @@ __all__ = [
     "__version__",
     "active_config",
     "checkpoint",
+    "current_ps_backend",
     "default_table",
     "embedding",
     "embedding_bag",
@@ -66,6 +68,9 @@ __all__ = [
     "merge_gradients",
     "set_memory_limit",
     "set_merge",
+    "set_ps_backend",
+    "set_ps_config",
+    "set_ps_servers",
     "table_names",
     "table_statistics",
 ]

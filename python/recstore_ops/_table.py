@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recstore_ops import _native, _ops
+from recstore_ops import _native, _ops, servers
 from recstore_ops.config import TableConfig
 from recstore_ops.sharding.shard import Shard
 
@@ -49,8 +49,9 @@ class Table:
     """
 
     def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
-        if shard is None:
-            check_single_process(name)
+        with disagreeing_on_error(shard):
+            servers.prepare()
+            _check_place(name, shard)
         self.name = name
         self.dim = dim
         self.config = config or TableConfig()
@@ -168,8 +169,8 @@ class Table:
         Raises:
             RuntimeError: the table was dropped.
         """
-        statistics = _native.table_statistics(self.name)
-        if statistics is None or _native.find_table(self.name) != self.table_id:
+        statistics = _native.statistics_of(self.table_id)
+        if statistics is None:
             raise RuntimeError(f'table "{self.name}" was dropped')
         return statistics
 
@@ -193,14 +194,21 @@ def _release(handle: Tensor, collector: Tensor) -> None:
         _ops.collector_release(collector)
 
 
-def check_single_process(name: str) -> None:
-    """Refuses an embedded table in a job of several processes: the replicas would drift apart.
+def _check_place(name: str, shard: Shard | None) -> None:
+    """Refuses an embedded table in a job of several processes: the replicas would drift apart. Servers are shared.
 
     Raises:
         RuntimeError: `torch.distributed` runs with a world size above 1.
+        ValueError: the table is to be sharded over processes, and on servers.
     """
+    if servers.current_ps_backend() != servers.EMBEDDED:
+        if shard is not None:
+            raise ValueError(f'table "{name}" lies on parameter servers: a process_group cannot shard it')
+        return
     distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+    if shard is not None or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_world_size() > 1:
         raise RuntimeError(
             f'table "{name}" would be embedded in each of {distributed.get_world_size()} processes, '
             "and the copies would drift apart; give its module a process_group, over which it is sharded"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops import _native, _ops, checkpoint
+from recstore_ops import _native, _ops, checkpoint, servers
 from recstore_ops._table import Table
 from recstore_ops.checkpoint import Compression, LoadReport, SaveKind, SaveReport
 from recstore_ops.config import TableConfig, check_learning_rate
@@ -165,6 +165,10 @@ class RecStoreClient:
             ValueError: a handle that is unknown or was waited for.
         """
         self._updates.wait(handle)
+
+    def set_ps_config(self, host: str, port: int) -> None:
+        """Opens tables on a server from now on; see `recstore_ops.servers.set_ps_config`."""
+        servers.set_ps_config(host, port)
 
     def delete(self, name: str, ids: Tensor) -> None:
         """Deletes the rows of ids; an id without a row is no error."""

@@ -23,6 +23,8 @@ FILE_NAME = "recstore_config.json"
 PATH_VARIABLE = "RECSTORE_CONFIG"
 
 _INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size", "memory_limit")
+_SERVER_KEYS = ("cache_ps", "client", "distributed_client")
+_INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size")
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ class ConfigFile:
         path: where it is.
         embedding_tables: what it says of tables, by name.
         without_effect: the keys of RecStore's file that have no effect here.
+        recstore: what it says of servers, in RecStore's keys; see `recstore_ops.server_config`.
     """
 
     path: Path
     embedding_tables: dict[str, TableEntry] = field(default_factory=dict)
     without_effect: tuple[str, ...] = ()
+    recstore: dict[str, Any] = field(default_factory=dict)
 
 
 def active_config(reload: bool = False) -> ConfigFile | None:
@@ -210,7 +214,12 @@ def _first(given: Any, otherwise: Any) -> Any:
 def config_from_document(path: Path, document: dict[str, Any]) -> ConfigFile:
     """Turns a document without problems into what it says."""
     tables = {name: _entry(table) for name, table in document.get("embedding_tables", {}).items()}
-    return ConfigFile(path, tables, tuple(key for key in document if key not in ("$schema", "embedding_tables")))
+    others = {key: value for key, value in document.items() if key not in ("$schema", "embedding_tables")}
+    recstore = {key: others[key] for key in _SERVER_KEYS if key in others}
+    client = recstore.get("distributed_client")
+    # Unless it chooses servers, what it says of them is for `recstore serve` and `set_ps_backend` alone.
+    used = _SERVER_KEYS if isinstance(client, dict) and "servers" in client else ()
+    return ConfigFile(path, tables, tuple(key for key in others if key not in used), recstore)
 
 
 def _entry(table: dict[str, Any]) -> TableEntry:

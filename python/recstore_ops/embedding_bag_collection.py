@@ -18,12 +18,13 @@ from recstore_ops.collection_config import EmbeddingBagConfig, read_configs
 from recstore_ops.embedding_bag import DistEmbeddingBag
 from recstore_ops.functional import check_ids, check_weights
 from recstore_ops.prefetch import Issued, PendingPrefetches
+from recstore_ops.servers import use_constructor_address
 from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
 from recstore_ops.sharding.pooling import pool_rows
 from recstore_ops.sharding.shard import GradReduce, Shard
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
-from recstore_ops.table_collection import Output, TableCollection, check_no_server
+from recstore_ops.table_collection import Output, TableCollection
 
 
 class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
@@ -41,7 +42,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         lr: the learning rate of the tables whose `optimizer` has none.
         enable_fusion: whether a batch is one request to all tables; else one a feature.
         fusion_k: the bit above which `fused_ids` puts the index of the table.
-        ps_host: the address of a parameter server; refused as long as there are none.
+        ps_host: the address of a parameter server, where the tables are opened, and all after them; see
+            `recstore_ops.servers`.
         ps_port: its port.
         optimizer: kind, or kind and hyper-parameters, of the tables without one of their own; SGD by default.
         initializer: the same for initial values; normal with a standard deviation of 0.01 by default.
@@ -99,7 +101,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         wire_dtype: torch.dtype | None = None,
     ) -> None:
         with disagreeing_on_error(Shard.of(process_group, grad_reduce, wire_dtype)):
-            check_no_server(ps_host, ps_port)
+            use_constructor_address(ps_host, ps_port)
             if not 1 <= fusion_k <= 62:
                 raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
             configs = read_configs(embedding_bag_configs, EmbeddingBagConfig)

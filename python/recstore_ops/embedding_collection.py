@@ -11,11 +11,12 @@ from recstore_ops._table import disagreeing_on_error
 from recstore_ops.collection_config import EmbeddingConfig, read_configs
 from recstore_ops.dist_embedding import DistEmbedding
 from recstore_ops.functional import check_ids
+from recstore_ops.servers import use_constructor_address
 from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.shard import GradReduce, Shard
 from recstore_ops.sparse._torchrec import type_beside
-from recstore_ops.table_collection import TableCollection, check_no_server
+from recstore_ops.table_collection import TableCollection
 
 
 class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
@@ -28,7 +29,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
     Args:
         embedding_configs: the tables: `EmbeddingConfig`, dicts of its fields, or TorchRec's type of the name.
         lr: the learning rate of the tables whose `optimizer` has none.
-        ps_host: the address of a parameter server; refused as long as there are none.
+        ps_host: the address of a parameter server, where the tables are opened, and all after them; see
+            `recstore_ops.servers`.
         ps_port: its port.
         optimizer: kind, or kind and hyper-parameters, of the tables without one of their own; SGD by default.
         initializer: the same for initial values; normal with a standard deviation of 0.01 by default.
@@ -71,7 +73,7 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
         wire_dtype: torch.dtype | None = None,
     ) -> None:
         with disagreeing_on_error(Shard.of(process_group, grad_reduce, wire_dtype)):
-            check_no_server(ps_host, ps_port)
+            use_constructor_address(ps_host, ps_port)
             configs = read_configs(embedding_configs, EmbeddingConfig)
         modules = [
             DistEmbedding(

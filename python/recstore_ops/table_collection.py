@@ -132,18 +132,6 @@ class TableCollection(nn.Module, Generic[_Module]):
         return batch
 
 
-def check_no_server(ps_host: str | None, ps_port: int | None) -> None:
-    """Refuses the address of a parameter server.
-
-    Raises:
-        ValueError: an address is given.
-    """
-    if ps_host is not None or ps_port is not None:
-        raise ValueError(
-            "there are no parameter servers in this version: tables live in the process; leave out ps_host and ps_port"
-        )
-
-
 def _outputs(configs: Sequence[EmbeddingConfig]) -> list[Output]:
     features = [feature for config in configs for feature in config.feature_names]
     return [

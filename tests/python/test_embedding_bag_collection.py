@@ -571,8 +571,6 @@ FIELDS = {"name": "t", "num_embeddings": 10, "embedding_dim": 2}
         ([{**FIELDS, "pooling": "max"}], {}, ValueError, 'the pooling of table "t" must be "sum" or "mean"'),
         (["t"], {}, TypeError, "EmbeddingBagConfig or a dict, got str"),
         ([FIELDS], {"fusion_k": 63}, ValueError, r"fusion_k must be within \[1, 62\], got 63"),
-        ([FIELDS], {"ps_host": "127.0.0.1"}, ValueError, "there are no parameter servers"),
-        ([FIELDS], {"ps_port": 15000}, ValueError, "there are no parameter servers"),
         ([{**FIELDS, "optimizer": "none"}], {}, ValueError, "none"),
     ],
 )

@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod optimizer_state;
+mod servers;
 
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -21,11 +22,13 @@ mod _native {
     };
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
+    #[pymodule_export]
+    use super::servers::{Server, use_embedded, use_servers};
     use super::*;
     #[pymodule_export]
     use super::{
         describe_table, evict_rows, find_table, set_memory_limit, set_optimizer_learning_rate, simd_levels,
-        store_memory, table_names, table_slots, table_statistics,
+        statistics_of, store_memory, table_names, table_slots, table_statistics,
     };
 
     #[pymodule_init]
@@ -43,14 +46,14 @@ mod _native {
 #[pyfunction]
 fn find_table(py: Python<'_>, name: &str) -> PyResult<Option<i64>> {
     let store = store()?;
-    Ok(py.detach(|| store.find_table(name)).map(|table| table.0))
+    Ok(find(py, store, name)?.map(|table| table.0))
 }
 
 /// The names of all tables, sorted.
 #[pyfunction]
 fn table_names(py: Python<'_>) -> PyResult<Vec<String>> {
     let store = store()?;
-    Ok(py.detach(|| store.table_names()))
+    py.detach(|| store.table_names()).map_err(raise)
 }
 
 /// The dim of the table `name` and its configuration as JSON, or `None`.
@@ -58,7 +61,7 @@ fn table_names(py: Python<'_>) -> PyResult<Vec<String>> {
 fn describe_table(py: Python<'_>, name: &str) -> PyResult<Option<(usize, String)>> {
     let store = store()?;
     let description = py.detach(|| {
-        let Some(table) = store.find_table(name) else {
+        let Some(table) = store.find_table(name)? else {
             return Ok(None);
         };
         let config = store.describe(table)?.config;
@@ -74,9 +77,16 @@ fn describe_table(py: Python<'_>, name: &str) -> PyResult<Option<(usize, String)
 #[pyfunction]
 fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
     let store = store()?;
-    let Some(table) = py.detach(|| store.find_table(name)) else {
-        return Ok(None);
-    };
+    match find(py, store, name)? {
+        Some(table) => statistics_of(py, table.0),
+        None => Ok(None),
+    }
+}
+
+/// What the table of a number holds and what was done to it, or `None` if it was dropped.
+#[pyfunction]
+fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict>>> {
+    let (store, table) = (store()?, TableId(table));
     let found = match py.detach(|| store.statistics(table)) {
         Err(Error::UnknownHandle { .. }) => return Ok(None), // Dropped since it was found.
         found => found.map_err(raise)?,
@@ -116,7 +126,7 @@ fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'
 fn evict_rows(py: Python<'_>, name: &str, dry_run: bool) -> PyResult<Vec<i64>> {
     let store = store()?;
     let unknown = || raise(Error::UnknownTable { operation: "evict", table: name.to_owned() });
-    let table = py.detach(|| store.find_table(name)).ok_or_else(unknown)?;
+    let table = py.detach(|| store.find_table(name)).map_err(raise)?.ok_or_else(unknown)?;
     py.detach(|| store.evict(table, dry_run)).map_err(raise)
 }
 
@@ -146,7 +156,7 @@ fn set_optimizer_learning_rate(py: Python<'_>, table: i64, lr: f64) -> PyResult<
 #[pyfunction]
 fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(&'static str, usize)>>> {
     let store = store()?;
-    let Some(table) = py.detach(|| store.find_table(name)) else {
+    let Some(table) = find(py, store, name)? else {
         return Ok(None);
     };
     py.detach(|| store.describe(table)).map(|found| Some(found.slots)).map_err(raise)
@@ -156,6 +166,10 @@ fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(&'static str,
 #[pyfunction]
 fn simd_levels() -> Vec<String> {
     SimdLevel::available().iter().map(ToString::to_string).collect()
+}
+
+fn find(py: Python<'_>, store: &dyn EmbeddingStore, name: &str) -> PyResult<Option<TableId>> {
+    py.detach(|| store.find_table(name)).map_err(raise)
 }
 
 fn store() -> PyResult<&'static dyn EmbeddingStore> {

@@ -1,0 +1,119 @@
+"""The command `recstore serve`: parameter servers, one or all shards in this process."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import warnings
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recstore_ops import _native
+from recstore_ops.config_file import load_config_file
+from recstore_ops.server_config import ServerAddress, served_shards
+
+
+def serve_command(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Serve the shards of `cache_ps.servers` in this file.", show_default=False),
+    ] = None,
+    shard: Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Listen here instead of what the file says.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="The bulk port of one shard; 0 for any that is free.", min=0, max=65535, show_default="15000"
+        ),
+    ] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(help="Serve gRPC too, at this port (of one shard).", min=0, max=65535, show_default="off"),
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where other machines reach it, though nothing is encrypted.")
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Load the tables from here at the start, and save them here at the end.", show_default=False),
+    ] = None,
+) -> None:
+    """Serve tables to other processes until SIGTERM or SIGINT.
+
+    With `--data` each shard has a directory of its own there, `shard-N-of-M`.
+    """
+    shards, num_shards = _shards(config, shard, host, port)
+    if grpc_port is not None and len(shards) > 1:
+        raise ValueError("--grpc-port is of one shard: choose one with --shard")
+    token = None if token_file is None else token_file.read_text("utf-8").strip()
+    if token == "":
+        raise ValueError(f"{token_file}: the token is empty")
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    running: list[tuple[_native.Server, Path | None]] = []
+    try:
+        for address in shards:
+            directory = None if data is None else data / f"shard-{address.shard}-of-{num_shards}"
+            server = _start(address, num_shards, grpc_port, token, insecure, directory)
+            running.append((server, directory))
+        stop.wait()
+    finally:
+        for server, _ in running:
+            server.stop()
+    for (server, directory), address in zip(running, shards, strict=True):
+        if directory is not None:
+            print(f"shard {address.shard}: saved {server.save(str(directory))} rows to {directory}", flush=True)
+
+
+def _shards(
+    config: Path | None, shard: int | None, host: str | None, port: int | None
+) -> tuple[list[ServerAddress], int]:
+    """Returns the shards to serve and how many there are in all."""
+    all_shards = (ServerAddress("127.0.0.1", 15000, 0),) if config is None else _configured(config)
+    if shard is not None and shard >= len(all_shards):
+        raise ValueError(f"there is no shard {shard} of {len(all_shards)}")
+    shards = [address for address in all_shards if shard in (None, address.shard)]
+    if port is not None and len(shards) > 1:
+        raise ValueError("--port is of one shard: choose one with --shard")
+    shards = [replace(address, host=host or address.host) for address in shards]
+    return [replace(address, port=address.port if port is None else port) for address in shards], len(all_shards)
+
+
+def _configured(path: Path) -> tuple[ServerAddress, ...]:
+    with warnings.catch_warnings():
+        # What is without effect for tables of a program is what is served here.
+        warnings.simplefilter("ignore")
+        return served_shards(load_config_file(path))
+
+
+def _start(
+    address: ServerAddress,
+    num_shards: int,
+    grpc_port: int | None,
+    token: str | None,
+    insecure: bool,
+    directory: Path | None,
+) -> _native.Server:
+    is_saved = directory is not None and (directory / "manifest.json").is_file()
+    server = _native.Server(
+        host=address.host,
+        port=address.port,
+        shard=address.shard,
+        num_shards=num_shards,
+        grpc_port=grpc_port,
+        token=token,
+        insecure=insecure,
+        directory=str(directory) if is_saved else None,
+    )
+    grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
+    print(f"shard {address.shard} of {num_shards} at {server.address}{grpc}", flush=True)
+    return server

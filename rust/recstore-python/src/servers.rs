@@ -1,0 +1,131 @@
+//! Parameter servers: choosing them for this process's tables, and being one.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, SaveOptions, Shard};
+use recstore_bridge::{Failure, Registry};
+use recstore_ps::{RemoteConfig, ServerConfig, ServerError};
+
+/// How long requests under way may take when a server is stopped.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Connects to the servers at `servers`, `host:port` each in the order of the shards; tables are opened there from then
+/// on. `timeout` is the seconds a call may take with all its attempts.
+#[pyfunction]
+pub(crate) fn use_servers(
+    py: Python<'_>,
+    servers: Vec<String>,
+    hash_method: &str,
+    token: Option<String>,
+    timeout: f64,
+) -> PyResult<()> {
+    let mut config = RemoteConfig::new(servers);
+    config.hash_method = hash_method.parse().map_err(raise)?;
+    config.token = token;
+    config.timeout =
+        Duration::try_from_secs_f64(timeout).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    let registry = registry()?;
+    py.detach(|| registry.use_servers(config)).map_err(raise)
+}
+
+/// Opens tables in this process from now on.
+#[pyfunction]
+pub(crate) fn use_embedded() -> PyResult<()> {
+    registry()?.use_embedded();
+    Ok(())
+}
+
+/// One shard served by this process, over a store of its own.
+#[pyclass(frozen)]
+pub(crate) struct Server {
+    running: Mutex<Option<recstore_ps::Server>>,
+    store: Arc<LocalStore>,
+    address: String,
+    grpc_address: Option<String>,
+}
+
+#[pymethods]
+impl Server {
+    /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service.
+    #[new]
+    #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, insecure, directory))]
+    fn new(
+        py: Python<'_>,
+        host: String,
+        port: u16,
+        shard: usize,
+        num_shards: usize,
+        grpc_port: Option<u16>,
+        token: Option<String>,
+        insecure: bool,
+        directory: Option<PathBuf>,
+    ) -> PyResult<Self> {
+        let store = Arc::new(LocalStore::default());
+        if let Some(directory) = directory {
+            py.detach(|| store.load(&directory, &LoadOptions::default())).map_err(raise)?;
+        }
+        let mut config = ServerConfig::default();
+        (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
+        (config.token, config.insecure) = (token, insecure);
+        config.shard = Shard { number: shard, of: num_shards };
+        let server = py.detach(|| recstore_ps::Server::start(store.clone(), config)).map_err(cannot_start)?;
+        let address = server.address().to_string();
+        let grpc_address = server.grpc_address().map(|address| address.to_string());
+        Ok(Self { running: Mutex::new(Some(server)), store, address, grpc_address })
+    }
+
+    /// `host:port` of the bulk port.
+    #[getter]
+    fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// `host:port` of the gRPC port, or `None`.
+    #[getter]
+    fn grpc_address(&self) -> Option<&str> {
+        self.grpc_address.as_deref()
+    }
+
+    /// Saves the tables of the shard to a directory of its own and returns the number of rows.
+    #[expect(clippy::needless_pass_by_value, reason = "pyo3 gives it so")]
+    fn save(&self, py: Python<'_>, directory: PathBuf) -> PyResult<usize> {
+        let directory: &Path = &directory;
+        let saved = py.detach(|| self.store.save(directory, &SaveOptions::default()));
+        saved.map(|report| report.rows).map_err(raise)
+    }
+
+    /// Answers what is under way, and then no more.
+    fn stop(&self, py: Python<'_>) {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(server) = running {
+            py.detach(|| server.stop(GRACE));
+        }
+    }
+}
+
+fn registry() -> PyResult<&'static Registry> {
+    recstore_bridge::registry().map_err(|failure| PyRuntimeError::new_err(Failure::to_string(&failure)))
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
+fn raise(error: Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Unavailable { .. } => PyConnectionError::new_err(message),
+        Error::InvalidConfig { .. } => PyValueError::new_err(message),
+        _ => PyRuntimeError::new_err(message),
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
+fn cannot_start(error: ServerError) -> PyErr {
+    match error {
+        ServerError::Bind { .. } => PyOSError::new_err(error.to_string()),
+        ServerError::Insecure { .. } | ServerError::Shard { .. } => PyValueError::new_err(error.to_string()),
+    }
+}
