@@ -10,7 +10,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use recstore::{
     BagInput, EmbeddingStore, Error, LoadOptions, LoadReport, OptimizerState, Result, RowlessTable,
     SaveOptions, SaveReport, Serial, Shard, StoreMemory, TableConfig, TableDescription, TableId,
-    TableStatistics, TableUpdate,
+    TableStatistics, TableUpdate, fork,
 };
 
 /// The number of the store of the process.
@@ -64,11 +64,15 @@ impl SwitchingStore {
         self.with_state(|state| state.current = EMBEDDED);
     }
 
+    // Both pass the gate, so that no process forks while one of its threads holds the lock: the child's would stay locked.
+
     fn with_state<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+        let _gate = fork::enter();
         work(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
     }
 
     fn read_state<R>(&self, work: impl FnOnce(&State) -> R) -> R {
+        let _gate = fork::enter();
         work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
     }
 

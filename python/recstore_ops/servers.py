@@ -6,6 +6,7 @@ own the configuration file decides: `distributed_client.servers` names servers; 
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ SERVERS = "servers"
 DEFAULT_PORT = 15000
 
 _lock = threading.RLock()
+# A child forked while another thread holds it would wait for ever.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
 @dataclass

@@ -38,10 +38,21 @@ impl Flusher {
     ///
     /// # Errors
     /// That of a flush: a file's own later `sync_all` would not tell it again.
-    pub(super) fn finish(self) -> io::Result<()> {
-        let Some((wake, worker)) = self.worker else { return Ok(()) };
+    pub(super) fn finish(mut self) -> io::Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> io::Result<()> {
+        let Some((wake, worker)) = self.worker.take() else { return Ok(()) };
         drop(wake);
         worker.join().unwrap_or_else(|_| Err(io::Error::other("the thread that flushes the file panicked")))
+    }
+}
+
+impl Drop for Flusher {
+    /// A file that was given up does not keep its room on the disk.
+    fn drop(&mut self) {
+        _ = self.end();
     }
 }
 
