@@ -13,7 +13,7 @@ import typer
 
 from recstore_ops import _native
 from recstore_ops.config_file import load_config_file
-from recstore_ops.server_config import ServerAddress, served_shards
+from recstore_ops.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
 
 
 def serve_command(
@@ -38,8 +38,17 @@ def serve_command(
     token_file: Annotated[
         Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)
     ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Encrypt: the server's certificate and its chain, PEM.", show_default=False)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", show_default=False)] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(help="Clients must show a certificate signed by one of these, PEM.", show_default=False),
+    ] = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Listen where other machines reach it, though nothing is encrypted.")
+        bool,
+        typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
     ] = False,
     data: Annotated[
         Path | None,
@@ -50,12 +59,10 @@ def serve_command(
 
     With `--data` each shard has a directory of its own there, `shard-N-of-M`.
     """
-    shards, num_shards = _shards(config, shard, host, port)
+    served = _served(config, tls_certificate, tls_key, tls_client_ca, token_file)
+    num_shards, shards = len(served.servers), _shards(served, shard, host, port)
     if grpc_port is not None and len(shards) > 1:
         raise ValueError("--grpc-port is of one shard: choose one with --shard")
-    token = None if token_file is None else token_file.read_text("utf-8").strip()
-    if token == "":
-        raise ValueError(f"{token_file}: the token is empty")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -63,7 +70,7 @@ def serve_command(
     try:
         for address in shards:
             directory = None if data is None else data / f"shard-{address.shard}-of-{num_shards}"
-            server = _start(address, num_shards, grpc_port, token, insecure, directory)
+            server = _start(served, address, grpc_port, insecure, directory)
             running.append((server, directory))
         stop.wait()
     finally:
@@ -74,21 +81,30 @@ def serve_command(
             print(f"shard {address.shard}: saved {server.save(str(directory))} rows to {directory}", flush=True)
 
 
-def _shards(
-    config: Path | None, shard: int | None, host: str | None, port: int | None
-) -> tuple[list[ServerAddress], int]:
-    """Returns the shards to serve and how many there are in all."""
-    all_shards = (ServerAddress("127.0.0.1", 15000, 0),) if config is None else _configured(config)
-    if shard is not None and shard >= len(all_shards):
-        raise ValueError(f"there is no shard {shard} of {len(all_shards)}")
-    shards = [address for address in all_shards if shard in (None, address.shard)]
+def _served(
+    config: Path | None, certificate: Path | None, key: Path | None, client_ca: Path | None, token_file: Path | None
+) -> ServerList:
+    """Returns all shards, and how others are let in: what the command line says counts before the file."""
+    served = ServerList((ServerAddress("127.0.0.1", 15000, 0),)) if config is None else _configured(config)
+    if token_file is not None:
+        served = replace(served, token=read_token(token_file))
+    if certificate is None and key is None and client_ca is None:
+        return served
+    return replace(served, tls=Tls(certificate, key, client_ca))
+
+
+def _shards(served: ServerList, shard: int | None, host: str | None, port: int | None) -> list[ServerAddress]:
+    """Returns the shards to serve."""
+    if shard is not None and shard >= len(served.servers):
+        raise ValueError(f"there is no shard {shard} of {len(served.servers)}")
+    shards = [address for address in served.servers if shard in (None, address.shard)]
     if port is not None and len(shards) > 1:
         raise ValueError("--port is of one shard: choose one with --shard")
     shards = [replace(address, host=host or address.host) for address in shards]
-    return [replace(address, port=address.port if port is None else port) for address in shards], len(all_shards)
+    return [replace(address, port=address.port if port is None else port) for address in shards]
 
 
-def _configured(path: Path) -> tuple[ServerAddress, ...]:
+def _configured(path: Path) -> ServerList:
     with warnings.catch_warnings():
         # What is without effect for tables of a program is what is served here.
         warnings.simplefilter("ignore")
@@ -96,10 +112,9 @@ def _configured(path: Path) -> tuple[ServerAddress, ...]:
 
 
 def _start(
+    served: ServerList,
     address: ServerAddress,
-    num_shards: int,
     grpc_port: int | None,
-    token: str | None,
     insecure: bool,
     directory: Path | None,
 ) -> _native.Server:
@@ -108,12 +123,13 @@ def _start(
         host=address.host,
         port=address.port,
         shard=address.shard,
-        num_shards=num_shards,
+        num_shards=len(served.servers),
         grpc_port=grpc_port,
-        token=token,
+        token=served.token,
+        tls=served.tls,
         insecure=insecure,
         directory=str(directory) if is_saved else None,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
-    print(f"shard {address.shard} of {num_shards} at {server.address}{grpc}", flush=True)
+    print(f"shard {address.shard} of {len(served.servers)} at {server.address}{grpc}", flush=True)
     return server

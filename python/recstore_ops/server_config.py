@@ -2,12 +2,15 @@
 
 `cache_ps` has what `recstore serve` starts: `servers`, one `{"host", "port", "shard"}` a shard, and `num_shards`.
 `distributed_client` has where a program opens its tables: `servers` of the same form and `hash_method`, `city_hash` or
-`simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any.
+`simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any. Both `cache_ps` and
+`distributed_client` may have `tls` and a `token_file`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from recstore_ops.config_file import ConfigFile
@@ -35,11 +38,34 @@ class ServerAddress:
 
 
 @dataclass(frozen=True)
+class Tls:
+    """How connections are encrypted: files of certificates and keys, as PEM.
+
+    Attributes:
+        certificate: the own certificate, and those between it and one that others trust; a server needs one.
+        key: the key of the certificate.
+        ca: the certificates that are trusted. A client needs them; a server that has them asks clients for theirs.
+        server_name: for clients: what servers' certificates are of; the host by which each is called by default.
+    """
+
+    certificate: str | PathLike[str] | None = None
+    key: str | PathLike[str] | None = None
+    ca: str | PathLike[str] | None = None
+    server_name: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.certificate is None) != (self.key is None):
+            raise ValueError("tls needs both certificate and key, or neither")
+
+
+@dataclass(frozen=True)
 class ServerList:
-    """The servers of all shards, in their order, and how ids are spread over them."""
+    """The servers of all shards, in their order, how ids are spread over them, and how to be let in."""
 
     servers: tuple[ServerAddress, ...]
     hash_method: str = "city_hash"
+    tls: Tls | None = None
+    token: str | None = None
 
 
 def chosen_servers(config: ConfigFile) -> ServerList | None:
@@ -62,17 +88,18 @@ def known_servers(config: ConfigFile) -> ServerList | None:
     hash_method = client.get("hash_method", "city_hash")
     if hash_method not in HASH_METHODS:
         raise _wrong(config, "distributed_client.hash_method", f"must be one of {HASH_METHODS}", hash_method)
+    tls, token = _tls(config, "distributed_client", client), _token(config, "distributed_client", client)
     for name, section in (("distributed_client", client), ("cache_ps", cache_ps)):
         if "servers" in section:
-            return ServerList(_addresses(config, name, section), hash_method)
+            return ServerList(_addresses(config, name, section), hash_method, tls, token)
     single = _section(config, "client")
     if "host" in single or "port" in single:
-        return ServerList((_address(config, "client", {**single, "shard": 0}),), hash_method)
+        return ServerList((_address(config, "client", {**single, "shard": 0}),), hash_method, tls, token)
     return None
 
 
-def served_shards(config: ConfigFile) -> tuple[ServerAddress, ...]:
-    """The shards that `recstore serve` starts: those of `cache_ps`.
+def served_shards(config: ConfigFile) -> ServerList:
+    """The shards that `recstore serve` starts, and how it lets others in: those of `cache_ps`.
 
     Raises:
         ValueError: `cache_ps` names no servers, or is not what it should be.
@@ -80,7 +107,9 @@ def served_shards(config: ConfigFile) -> tuple[ServerAddress, ...]:
     cache_ps = _section(config, "cache_ps")
     if "servers" not in cache_ps:
         raise ValueError(f"{config.path}: cache_ps.servers is missing: there is nothing to serve")
-    return _addresses(config, "cache_ps", cache_ps)
+    servers = _addresses(config, "cache_ps", cache_ps)
+    tls, token = _tls(config, "cache_ps", cache_ps), _token(config, "cache_ps", cache_ps)
+    return ServerList(servers, tls=tls, token=token)
 
 
 def _section(config: ConfigFile, name: str) -> dict[str, Any]:
@@ -88,6 +117,45 @@ def _section(config: ConfigFile, name: str) -> dict[str, Any]:
     if not isinstance(section, dict):
         raise _wrong(config, name, "must be an object", section)
     return section
+
+
+def _tls(config: ConfigFile, name: str, section: dict[str, Any]) -> Tls | None:
+    """Reads how connections are encrypted; files are sought from where the configuration file is."""
+    if "tls" not in section:
+        return None
+    entry = section["tls"]
+    keys = {field.name for field in fields(Tls)}
+    if not isinstance(entry, dict) or not keys.issuperset(entry) or not all(isinstance(v, str) for v in entry.values()):
+        raise _wrong(config, f"{name}.tls", f"must be an object of texts with keys of {sorted(keys)}", entry)
+    try:
+        return Tls(**{key: value if key == "server_name" else _beside(config, value) for key, value in entry.items()})
+    except ValueError as error:
+        raise ValueError(f"{config.path}: {name}: {error}") from None
+
+
+def _token(config: ConfigFile, name: str, section: dict[str, Any]) -> str | None:
+    path = section.get("token_file")
+    if path is None:
+        return None
+    if not isinstance(path, str):
+        raise _wrong(config, f"{name}.token_file", "must be a path", path)
+    return read_token(Path(_beside(config, path)))
+
+
+def read_token(path: Path) -> str:
+    """Reads what clients must know to be let in.
+
+    Raises:
+        ValueError: the file is empty.
+    """
+    token = path.read_text("utf-8").strip()
+    if not token:
+        raise ValueError(f"{path}: the token is empty")
+    return token
+
+
+def _beside(config: ConfigFile, path: str) -> str:
+    return str(Path(config.path).parent / path)
 
 
 def _addresses(config: ConfigFile, name: str, section: dict[str, Any]) -> tuple[ServerAddress, ...]:

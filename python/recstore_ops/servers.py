@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from recstore_ops import _native
 from recstore_ops.config_file import active_config
-from recstore_ops.server_config import ServerList, chosen_servers, known_servers
+from recstore_ops.server_config import ServerList, Tls, chosen_servers, known_servers
 
 EMBEDDED = "embedded"
 SERVERS = "servers"
@@ -53,6 +53,7 @@ def set_ps_servers(
     hash_method: str = "city_hash",
     *,
     token: str | None = None,
+    tls: Tls | None = None,
     timeout: float = 30.0,
 ) -> None:
     """Opens tables on servers from now on, each row on one of them.
@@ -61,14 +62,15 @@ def set_ps_servers(
         servers: `host:port` of the bulk ports, in the order of the shards.
         hash_method: how ids are spread, `city_hash` or `simple_mod`; all programs that share servers say the same.
         token: what the servers want to hear.
+        tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
         timeout: seconds that a call may take with all its attempts; then it raises and names the shard.
 
     Raises:
-        ValueError: no server, or an unknown `hash_method`.
+        ValueError: no server, an unknown `hash_method`, or a file of `tls` that is of no use.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
     with _lock:
-        _native.use_servers(list(servers), hash_method, token, timeout)
+        _native.use_servers(list(servers), hash_method, token, timeout, tls)
         _choice.backend, _choice.was_made = SERVERS, True
 
 
@@ -130,4 +132,5 @@ def _follow_config() -> None:
 
 
 def _use(found: ServerList) -> None:
-    set_ps_servers([str(server) for server in found.servers], found.hash_method)
+    servers = [str(server) for server in found.servers]
+    set_ps_servers(servers, found.hash_method, token=found.token, tls=found.tls)

@@ -325,7 +325,7 @@ def test_a_configuration_file_names_servers_in_three_places(tmp_path: Path) -> N
     found = known_servers(config)
     assert found is not None
     assert (found.servers, found.hash_method) == (addresses, "simple_mod")
-    assert served_shards(config) == addresses
+    assert served_shards(config).servers == addresses
     config = read(tmp_path, {"distributed_client": {"servers": [first]}, "cache_ps": {"servers": [first, second]}})
     assert chosen_servers(config) == known_servers(config)
     config = read(tmp_path, {"client": {"host": "::1", "port": 15000, "shard": 0}})

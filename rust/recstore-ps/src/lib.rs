@@ -22,6 +22,7 @@
 //! # }
 //! ```
 
+mod channel;
 mod client;
 mod clients;
 pub mod codec;
@@ -30,9 +31,10 @@ mod handler;
 mod handshake;
 pub mod router;
 mod server;
+mod tls;
 mod transport;
 pub use client::{RemoteConfig, RemoteStore};
 pub use clients::ClientId;
 pub use handler::Handler;
 pub use server::{Server, ServerConfig, ServerError};
-pub use transport::Transport;
+pub use tls::{ClientTls, IdentityFiles, ServerTls, TlsError};

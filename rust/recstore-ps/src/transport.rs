@@ -4,8 +4,8 @@ use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-/// A stream whose reads and writes can be given a limit of time: TCP, or what encrypts it.
-pub trait Transport: Read + Write + Send {
+/// A stream whose reads and writes can be given a limit of time.
+pub(crate) trait Transport: Read + Write + Send {
     /// Limits the time of each read.
     ///
     /// # Errors

@@ -8,10 +8,44 @@ use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueErro
 use pyo3::prelude::*;
 use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, SaveOptions, Shard};
 use recstore_bridge::{Failure, Registry};
-use recstore_ps::{RemoteConfig, ServerConfig, ServerError};
+use recstore_ps::{ClientTls, IdentityFiles, RemoteConfig, ServerConfig, ServerError, ServerTls, TlsError};
 
 /// How long requests under way may take when a server is stopped.
 const GRACE: Duration = Duration::from_secs(10);
+
+/// Files of certificates and keys, and the name that servers' certificates are of.
+#[derive(FromPyObject)]
+pub(crate) struct TlsFiles {
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    ca: Option<PathBuf>,
+    server_name: Option<String>,
+}
+
+impl TlsFiles {
+    fn identity(&self) -> Option<IdentityFiles> {
+        let (certificate, key) = (self.certificate.clone()?, self.key.clone()?);
+        Some(IdentityFiles { certificate, key })
+    }
+
+    fn of_client(&self) -> PyResult<ClientTls> {
+        let ca = self
+            .ca
+            .as_deref()
+            .ok_or_else(|| PyValueError::new_err("tls needs ca, the certificates to trust"))?;
+        ClientTls::from_files(ca, self.identity().as_ref(), self.server_name.as_deref()).map_err(refuse)
+    }
+
+    fn of_server(&self) -> PyResult<ServerTls> {
+        let missing = || PyValueError::new_err("tls of a server needs certificate and key");
+        ServerTls::from_files(&self.identity().ok_or_else(missing)?, self.ca.as_deref()).map_err(refuse)
+    }
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
+fn refuse(error: TlsError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
 
 /// Connects to the servers at `servers`, `host:port` each in the order of the shards; tables are opened there from then
 /// on. `timeout` is the seconds a call may take with all its attempts.
@@ -22,10 +56,12 @@ pub(crate) fn use_servers(
     hash_method: &str,
     token: Option<String>,
     timeout: f64,
+    tls: Option<TlsFiles>,
 ) -> PyResult<()> {
     let mut config = RemoteConfig::new(servers);
     config.hash_method = hash_method.parse().map_err(raise)?;
     config.token = token;
+    config.tls = tls.map(|tls| tls.of_client()).transpose()?;
     config.timeout =
         Duration::try_from_secs_f64(timeout).map_err(|error| PyValueError::new_err(error.to_string()))?;
     let registry = registry()?;
@@ -53,7 +89,7 @@ impl Server {
     /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, insecure, directory))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, tls, insecure, directory))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -62,6 +98,7 @@ impl Server {
         num_shards: usize,
         grpc_port: Option<u16>,
         token: Option<String>,
+        tls: Option<TlsFiles>,
         insecure: bool,
         directory: Option<PathBuf>,
     ) -> PyResult<Self> {
@@ -72,6 +109,7 @@ impl Server {
         let mut config = ServerConfig::default();
         (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
         (config.token, config.insecure) = (token, insecure);
+        config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store.clone(), config)).map_err(cannot_start)?;
         let address = server.address().to_string();

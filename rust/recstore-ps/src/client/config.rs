@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::router::HashMethod;
+use crate::tls::ClientTls;
 
 /// Which servers a client calls, and for how long.
 #[derive(Debug, Clone)]
@@ -14,6 +15,8 @@ pub struct RemoteConfig {
     pub hash_method: HashMethod,
     /// What the servers want to hear.
     pub token: Option<String>,
+    /// Encrypts, and says whom to trust; servers without encryption are not called then.
+    pub tls: Option<ClientTls>,
     /// How long one attempt to connect may take.
     pub connect_timeout: Duration,
     /// How long a call may take, with all its attempts.
@@ -29,6 +32,7 @@ impl RemoteConfig {
             servers,
             hash_method: HashMethod::default(),
             token: None,
+            tls: None,
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
             save_timeout: Duration::from_secs(3600),

@@ -7,6 +7,7 @@ use std::time::Instant;
 use recstore::{Error, Shard};
 
 use super::config::RemoteConfig;
+use crate::channel::Channel;
 use crate::clients::ClientId;
 use crate::codec::{FrameError, Reply, Request, read_frame};
 use crate::handshake::{Hello, VERSIONS, Welcome};
@@ -25,8 +26,50 @@ impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::UnexpectedEof => Self::Passing("the connection ended".to_owned()),
-            _ => Self::Passing(error.to_string()),
+            _ => match error.get_ref().and_then(|inner| inner.downcast_ref()) {
+                Some(refusal) if is_refusal(refusal) => {
+                    Self::Final(format!("no encrypted connection: {refusal}"))
+                }
+                _ => Self::Passing(error.to_string()),
+            },
         }
+    }
+}
+
+/// Says what it may mean that a server does not greet.
+fn unwelcome(error: io::Error, is_encrypted: bool) -> Failure {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof if !is_encrypted => Failure::Passing(
+            "the connection ended before the server's greeting: it may ask for encryption".to_owned(),
+        ),
+        _ => error.into(),
+    }
+}
+
+/// Whether one side does not accept the other's certificate, as it will not the next time.
+fn is_refusal(error: &rustls::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    use rustls::Error::{AlertReceived, InvalidCertificate, NoCertificatesPresented, PeerIncompatible};
+    let refuses = |alert: &Alert| {
+        matches!(
+            alert,
+            Alert::BadCertificate
+                | Alert::UnsupportedCertificate
+                | Alert::CertificateRevoked
+                | Alert::CertificateExpired
+                | Alert::CertificateUnknown
+                | Alert::CertificateRequired
+                | Alert::UnknownCA
+                | Alert::DecryptError
+                | Alert::AccessDenied
+                | Alert::HandshakeFailure
+                | Alert::ProtocolVersion
+        )
+    };
+    match error {
+        InvalidCertificate(_) | NoCertificatesPresented | PeerIncompatible(_) => true,
+        AlertReceived(alert) => refuses(alert),
+        _ => false,
     }
 }
 
@@ -42,7 +85,7 @@ impl From<FrameError> for Failure {
 /// A connection that has been welcomed.
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: Timed<TcpStream>,
+    stream: Channel,
     welcome: Welcome,
     last: u64,
 }
@@ -57,10 +100,12 @@ impl Connection {
         deadline: Instant,
     ) -> Result<Self, Failure> {
         let deadline = deadline.min(Instant::now() + config.connect_timeout);
-        let mut stream = Timed::new(connect(address, deadline)?, deadline);
+        let tls = config.tls.as_ref().map(|tls| tls.connection(address)).transpose();
+        let tls = tls.map_err(Failure::Final)?;
+        let mut stream = Channel::of_client(Timed::new(connect(address, deadline)?, deadline), tls);
         let token = config.token.clone().unwrap_or_default().into_bytes();
         Hello { versions: VERSIONS, client, token }.write(&mut stream)?;
-        let welcome = Welcome::read(&mut stream)?;
+        let welcome = Welcome::read(&mut stream).map_err(|error| unwelcome(error, config.tls.is_some()))?;
         if let Err(refusal) = &welcome.version {
             return Err(Failure::Final(format!("the server refused: {refusal}")));
         }

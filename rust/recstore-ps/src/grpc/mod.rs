@@ -8,10 +8,12 @@ use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::{self, Runtime};
 use tokio::sync::oneshot;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::InterceptorLayer;
+use tonic::transport::server::Server as Builder;
+use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::handler::Handler;
 use crate::server::ServerConfig;
@@ -63,15 +65,21 @@ impl Grpc {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
-        let runtime = Builder::new_multi_thread()
+        let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(2)
             .thread_name("recstore-grpc")
             .enable_all()
             .build()?;
         let (stop, stopped) = oneshot::channel();
-        let serve = serve(listener, Service::new(handler, config, bulk_port), config.clone(), stopped);
+        let serving = serve(
+            listener,
+            builder(config)?,
+            Service::new(handler, config, bulk_port),
+            config.clone(),
+            stopped,
+        );
         let _entered = runtime.enter();
-        runtime.spawn(serve);
+        runtime.spawn(serving);
         drop(_entered);
         Ok(Self { address, runtime, stop })
     }
@@ -87,8 +95,23 @@ impl Grpc {
     }
 }
 
+/// Returns what builds the server, encrypted as the bulk port is.
+fn builder(config: &ServerConfig) -> io::Result<Builder> {
+    let builder = Builder::default()
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .max_concurrent_streams(MOST_STREAMS);
+    let Some(tls) = &config.tls else { return Ok(builder) };
+    let mut encryption = ServerTlsConfig::new().identity(Identity::from_pem(&tls.certificate, &tls.key));
+    if let Some(client_ca) = &tls.client_ca {
+        encryption = encryption.client_ca_root(Certificate::from_pem(client_ca));
+    }
+    builder.tls_config(encryption).map_err(io::Error::other)
+}
+
 async fn serve(
     listener: TcpListener,
+    builder: Builder,
     service: Service,
     config: ServerConfig,
     stopped: oneshot::Receiver<()>,
@@ -103,10 +126,7 @@ async fn serve(
         .register_encoded_file_descriptor_set(proto::DESCRIPTOR)
         .build_v1();
     let Ok(reflection) = reflection else { return };
-    let server = tonic::transport::Server::builder()
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
-        .max_concurrent_streams(MOST_STREAMS)
+    let server = builder
         .layer(InterceptorLayer::new(TokenCheck::new(config.token)))
         .add_service(recstore)
         .add_service(health)

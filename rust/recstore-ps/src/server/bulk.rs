@@ -12,11 +12,12 @@ use std::time::{Duration, Instant, SystemTime};
 use recstore::{Error, Result as StoreResult};
 
 use super::config::ServerConfig;
+use crate::channel::Channel;
 use crate::clients::ClientId;
 use crate::codec::{Answer, FrameError, Received, Request, read_frame, with_reply_frame};
 use crate::handler::Handler;
 use crate::handshake::{Hello, Welcome};
-use crate::transport::{Timed, Transport};
+use crate::transport::Timed;
 
 /// How long a peer that is turned away may take to hear why.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
@@ -152,9 +153,12 @@ impl Shared {
         self.ended.notify_all();
     }
 
+    /// Says why, unless that would have to be encrypted: that much work is not for one who is turned away.
     fn turn_away(&self, stream: TcpStream, why: String) {
-        let mut stream = Timed::new(stream, Instant::now() + REFUSAL_TIMEOUT);
-        _ = self.welcome(Err(why)).write(&mut stream);
+        if self.config.tls.is_none() {
+            let mut stream = Timed::new(stream, Instant::now() + REFUSAL_TIMEOUT);
+            _ = self.welcome(Err(why)).write(&mut stream);
+        }
     }
 
     fn welcome(&self, version: Result<u16, String>) -> Welcome {
@@ -167,8 +171,9 @@ impl Shared {
     }
 
     /// Answers one request after another until the peer ends, fails or breaks the rules.
-    fn serve<S: Transport>(&self, stream: S) -> Result<(), FrameError> {
-        let mut stream = Timed::new(stream, Instant::now() + self.config.handshake_timeout);
+    fn serve(&self, stream: TcpStream) -> Result<(), FrameError> {
+        let socket = Timed::new(stream, Instant::now() + self.config.handshake_timeout);
+        let mut stream = Channel::of_server(socket, self.config.tls.as_ref().map(|tls| &tls.config))?;
         let hello = Hello::read(&mut stream);
         let accepted = match &hello {
             Ok(hello) => hello.accept(self.config.token.as_deref()),
@@ -187,12 +192,7 @@ impl Shared {
         }
     }
 
-    fn answer<S: Transport>(
-        &self,
-        stream: &mut Timed<S>,
-        client: ClientId,
-        frame: Received,
-    ) -> Result<(), FrameError> {
+    fn answer(&self, stream: &mut Channel, client: ClientId, frame: Received) -> Result<(), FrameError> {
         let (number, sequence) = (frame.header.request, frame.header.sequence);
         let request = Request::of(&frame)?;
         let outcome = self.guarded(|| self.handler.handle(client, sequence, &request));

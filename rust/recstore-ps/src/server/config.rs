@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use recstore::Shard;
 
+use crate::tls::ServerTls;
+
 /// How a server is set up.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
@@ -20,7 +22,9 @@ pub struct ServerConfig {
     pub shard: Shard,
     /// What clients must know.
     pub token: Option<String>,
-    /// Allows an address that other machines reach, though nothing is encrypted.
+    /// Encrypts both ports.
+    pub tls: Option<ServerTls>,
+    /// Allows an address that other machines reach without both encryption and a token.
     pub insecure: bool,
     /// The most connections at a time; more are turned away.
     pub max_connections: usize,
@@ -42,6 +46,7 @@ impl Default for ServerConfig {
             grpc_port: None,
             shard: Shard { number: 0, of: 1 },
             token: None,
+            tls: None,
             insecure: false,
             max_connections: 1024,
             max_frame_bytes: 256 << 20,
@@ -57,7 +62,7 @@ impl Default for ServerConfig {
 pub enum ServerError {
     /// Other machines could read and change the tables.
     #[error(
-        "{address} can be reached from other machines and nothing is encrypted: listen on a loopback address, or set insecure where the network is trusted"
+        "{address} can be reached from other machines: give the server TLS and a token, listen on a loopback address, or set insecure where the network is trusted"
     )]
     Insecure {
         /// The address.
@@ -92,7 +97,8 @@ impl ServerConfig {
         let cannot = |error| ServerError::Bind { address: shown.clone(), error };
         let found = (self.host.as_str(), self.port).to_socket_addrs().map_err(cannot)?.next();
         let address = found.ok_or_else(|| cannot(io::Error::other("the name has no address")))?;
-        match address.ip().is_loopback() || self.insecure {
+        let is_guarded = self.tls.is_some() && self.token.is_some();
+        match address.ip().is_loopback() || is_guarded || self.insecure {
             true => Ok(address),
             false => Err(ServerError::Insecure { address: shown }),
         }

@@ -1,0 +1,86 @@
+//! A connection, encrypted or not. Its deadlines are those of the socket beneath, so that no peer stretches them by
+//! sending an encrypted record byte by byte.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rustls::{ClientConnection, ServerConfig, ServerConnection, StreamOwned};
+
+use crate::transport::Timed;
+
+type Socket = Timed<TcpStream>;
+
+/// A connection, encrypted or not.
+#[derive(Debug)]
+pub(crate) enum Channel {
+    Plain(Socket),
+    Server(Box<StreamOwned<ServerConnection, Socket>>),
+    Client(Box<StreamOwned<ClientConnection, Socket>>),
+}
+
+impl Channel {
+    /// Begins a server's side, encrypted where there is a configuration.
+    pub(crate) fn of_server(socket: Socket, tls: Option<&Arc<ServerConfig>>) -> io::Result<Self> {
+        let Some(config) = tls else { return Ok(Self::Plain(socket)) };
+        let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
+        Ok(Self::Server(Box::new(StreamOwned::new(connection, socket))))
+    }
+
+    /// Begins a client's side, encrypted where there is a connection to do it.
+    pub(crate) fn of_client(socket: Socket, tls: Option<ClientConnection>) -> Self {
+        match tls {
+            None => Self::Plain(socket),
+            Some(connection) => Self::Client(Box::new(StreamOwned::new(connection, socket))),
+        }
+    }
+
+    fn socket(&mut self) -> &mut Socket {
+        match self {
+            Self::Plain(socket) => socket,
+            Self::Server(stream) => &mut stream.sock,
+            Self::Client(stream) => &mut stream.sock,
+        }
+    }
+
+    /// Reads and writes until `deadline`.
+    pub(crate) fn until(&mut self, deadline: Instant) -> &mut Self {
+        self.socket().until(deadline);
+        self
+    }
+
+    /// Waits up to `idle` for the first byte, and then up to `rest` for all others.
+    pub(crate) fn waiting(&mut self, idle: Duration, rest: Duration) -> &mut Self {
+        self.socket().waiting(idle, rest);
+        self
+    }
+}
+
+impl Read for Channel {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.read(bytes),
+            Self::Server(stream) => stream.read(bytes),
+            Self::Client(stream) => stream.read(bytes),
+        }
+    }
+}
+
+impl Write for Channel {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(socket) => socket.write(bytes),
+            Self::Server(stream) => stream.write(bytes),
+            Self::Client(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self {
+            Self::Plain(socket) => socket.flush(),
+            Self::Server(stream) => stream.flush(),
+            Self::Client(stream) => stream.flush(),
+        }
+    }
+}
