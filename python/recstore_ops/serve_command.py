@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +16,13 @@ import typer
 from recstore_ops import _native
 from recstore_ops.config_file import load_config_file
 from recstore_ops.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
+
+
+class Durability(str, Enum):
+    """What a crash of a server may lose: what came since its last checkpoint, or nothing that was acknowledged."""
+
+    CHECKPOINT = "checkpoint"
+    WAL = "wal"
 
 
 def serve_command(
@@ -54,6 +63,13 @@ def serve_command(
         Path | None,
         typer.Option(help="Load the tables from here at the start, and save them here at the end.", show_default=False),
     ] = None,
+    durability: Annotated[
+        Durability,
+        typer.Option(help="With `wal`, no acknowledged change is lost: `--data` has a log of them beside the tables."),
+    ] = Durability.CHECKPOINT,
+    checkpoint_every: Annotated[
+        float, typer.Option(help="Seconds between checkpoints to `--data`, after which a log begins anew.", min=1.0)
+    ] = 600.0,
 ) -> None:
     """Serve tables to other processes until SIGTERM or SIGINT.
 
@@ -66,19 +82,59 @@ def serve_command(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    running: list[tuple[_native.Server, Path | None]] = []
+    if durability is Durability.WAL and data is None:
+        raise ValueError("--durability wal needs --data, a directory for tables and log")
+    running: list[_Running] = []
     try:
         for address in shards:
             directory = None if data is None else data / f"shard-{address.shard}-of-{num_shards}"
-            server = _start(served, address, grpc_port, insecure, directory)
-            running.append((server, directory))
-        stop.wait()
+            server = _start(served, address, grpc_port, insecure, directory, durability)
+            running.append(_Running(address.shard, server, directory, durability))
+        while not stop.wait(checkpoint_every):
+            for one in running:
+                one.checkpoint()
     finally:
-        for server, _ in running:
-            server.stop()
-    for (server, directory), address in zip(running, shards, strict=True):
-        if directory is not None:
-            print(f"shard {address.shard}: saved {server.save(str(directory))} rows to {directory}", flush=True)
+        for one in running:
+            one.stop()
+    for one in running:
+        one.save()
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A shard that is being served."""
+
+    shard: int
+    server: _native.Server
+    directory: Path | None
+    durability: Durability
+
+    def checkpoint(self) -> None:
+        """Saves while others go on. What keeps it from doing so is told, and the next one tries again."""
+        if self.directory is None:
+            return
+        try:
+            self._save()
+        except RuntimeError as error:
+            print(f"shard {self.shard}: no checkpoint: {error}", file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Answers what is under way. With a log, what comes after its last checkpoint is in the log."""
+        if self.durability is Durability.WAL:
+            self._tell(self._save())
+        self.server.stop()
+
+    def save(self) -> None:
+        """Saves the tables of a server that was stopped, where that has not been done."""
+        if self.directory is not None and self.durability is not Durability.WAL:
+            self._tell(self._save())
+
+    def _tell(self, rows: int) -> None:
+        print(f"shard {self.shard}: saved {rows} rows to {self.directory}", flush=True)
+
+    def _save(self) -> int:
+        is_logged = self.durability is Durability.WAL
+        return self.server.checkpoint() if is_logged else self.server.save(str(self.directory))
 
 
 def _served(
@@ -117,8 +173,10 @@ def _start(
     grpc_port: int | None,
     insecure: bool,
     directory: Path | None,
+    durability: Durability,
 ) -> _native.Server:
-    is_saved = directory is not None and (directory / "manifest.json").is_file()
+    is_logged = durability is Durability.WAL
+    is_saved = not is_logged and directory is not None and (directory / "manifest.json").is_file()
     server = _native.Server(
         host=address.host,
         port=address.port,
@@ -129,6 +187,7 @@ def _start(
         tls=served.tls,
         insecure=insecure,
         directory=str(directory) if is_saved else None,
+        wal=str(directory) if is_logged else None,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
     print(f"shard {address.shard} of {len(served.servers)} at {server.address}{grpc}", flush=True)

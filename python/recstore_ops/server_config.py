@@ -2,8 +2,8 @@
 
 `cache_ps` has what `recstore serve` starts: `servers`, one `{"host", "port", "shard"}` a shard, and `num_shards`.
 `distributed_client` has where a program opens its tables: `servers` of the same form and `hash_method`, `city_hash` or
-`simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any. Both `cache_ps` and
-`distributed_client` may have `tls` and a `token_file`.
+`simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any. `cache_ps` and
+`distributed_client` may have `tls` and a `token_file` each.
 """
 
 from __future__ import annotations

@@ -303,6 +303,7 @@ def test_serving_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
     config.write_text(json.dumps({"cache_ps": {"servers": [{"port": 0, "shard": 0}, {"port": 0, "shard": 1}]}}))
     assert "can be reached from other machines" in serve("--host", "0.0.0.0", "--port", "0")
     assert "there is no shard 2 of 2" in serve("--config", str(config), "--shard", "2")
+    assert "--durability wal needs --data" in serve("--config", str(config), "--durability", "wal")
     assert "--port is of one shard" in serve("--config", str(config), "--port", "0")
     config.write_text("{}")
     assert "cache_ps.servers is missing" in serve("--config", str(config))
@@ -354,3 +355,33 @@ def test_servers_that_are_none_are_refused_by_their_path(tmp_path: Path, section
         served_shards(read(tmp_path, {"cache_ps": section}))
     with pytest.raises(ValueError, match="hash_method must be one of"):
         known_servers(read(tmp_path, {"distributed_client": {"hash_method": "md5"}}))
+
+
+def test_a_server_with_a_log_that_is_killed_loses_nothing(tmp_path: Path, table_name: TableName) -> None:
+    name = table_name()
+
+    def trained(between: Callable[[], None]) -> Tensor:
+        module = DistEmbedding(None, 4, name, optimizer="adam", lr=0.1)
+        optimizer = SparseOptimizer(modules=[module])
+        for step in range(12):
+            module(torch.arange(step, step + 50)).square().sum().backward()
+            optimizer.step()
+            if step % 4 == 1:
+                between()
+        return module(torch.arange(70)).detach()
+
+    expected = trained(lambda: None)
+    options = ("--data", str(tmp_path / "tables"), "--durability", "wal", "--checkpoint-every", "1")
+    with ServerProcesses(tmp_path, 2, *options) as processes:
+        ports = [int(address.rsplit(":", 1)[1]) for address in processes.addresses]
+        running = [processes]
+
+        def kill() -> None:
+            running[0].__exit__(None, None, None)
+            running[0] = ServerProcesses(tmp_path, 2, *options, ports=ports)
+
+        servers.set_ps_servers(processes.addresses)
+        try:
+            assert torch.equal(trained(kill), expected)
+        finally:
+            running[0].__exit__(None, None, None)

@@ -12,7 +12,7 @@ use crate::codec::Answer;
 pub struct ClientId(pub u128);
 
 /// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
-const MOST_CLIENTS: usize = 1 << 16;
+pub(crate) const MOST_CLIENTS: usize = 1 << 16;
 
 /// The last change of each client.
 #[derive(Debug, Default)]
@@ -67,6 +67,13 @@ impl Clients {
         let outcome = change();
         *last = LastChange { sequence, outcome: Some(outcome.clone()) };
         outcome
+    }
+
+    /// Notes what came of a client's last change before this server was started.
+    pub(crate) fn remember(&self, client: ClientId, sequence: u64, outcome: Result<Answer>) {
+        let last = self.last_of(client);
+        *last.lock().unwrap_or_else(PoisonError::into_inner) =
+            LastChange { sequence, outcome: Some(outcome) };
     }
 
     fn last_of(&self, client: ClientId) -> Arc<Mutex<LastChange>> {

@@ -1,14 +1,18 @@
 //! What a server does with a request, however it came.
 
+use std::hash::{BuildHasher, RandomState};
+use std::path::Path;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use recstore::{
-    EmbeddingStore, Error, GradientChunk, LoadOptions, Result, SaveOptions, Shard, TableId, TableUpdate,
-    commit_snapshot,
+    EmbeddingStore, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport, Shard, TableId,
+    TableUpdate, commit_snapshot,
 };
 
 use crate::clients::{ClientId, Clients};
 use crate::codec::{Answer, LoadShard, Managed, Management, MergedUpdate, Request, SavePart, TableIds};
+use crate::journal::Journal;
 use crate::router::Router;
 
 /// A store and who changed it.
@@ -17,6 +21,9 @@ pub struct Handler {
     clients: Clients,
     shard: Shard,
     max_frame_bytes: u64,
+    incarnation: u64,
+    /// None where a crash loses what came since the last save.
+    journal: Option<Journal>,
 }
 
 impl std::fmt::Debug for Handler {
@@ -28,7 +35,44 @@ impl std::fmt::Debug for Handler {
 impl Handler {
     /// Serves `store` as one of several shards; no answer is larger than `max_frame_bytes`.
     pub fn new(store: Arc<dyn EmbeddingStore>, shard: Shard, max_frame_bytes: u64) -> Self {
-        Self { store, clients: Clients::default(), shard, max_frame_bytes }
+        let incarnation = RandomState::new().hash_one(SystemTime::now());
+        Self { store, clients: Clients::default(), shard, max_frame_bytes, incarnation, journal: None }
+    }
+
+    /// The same with tables that survive a crash, in `directory`: `store`, which is empty, gets those that are there.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file that cannot be used; as loading a checkpoint.
+    pub fn durable(
+        store: Arc<dyn EmbeddingStore>,
+        shard: Shard,
+        max_frame_bytes: u64,
+        directory: &Path,
+    ) -> Result<Self> {
+        let incarnation = Journal::incarnation(directory)?;
+        let mut handler = Self { incarnation, ..Self::new(store, shard, max_frame_bytes) };
+        let make = |request: &Request<'_>| handler.carry_out(request);
+        let journal = Journal::recover(directory, &*handler.store, max_frame_bytes, make)?;
+        for (client, made) in journal.made() {
+            handler.clients.remember(client, made.sequence, made.outcome);
+        }
+        handler.journal = Some(journal);
+        Ok(handler)
+    }
+
+    /// Returns what tells this server from one that has other rows.
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// Saves the tables of a durable server to its directory, and drops the log before.
+    ///
+    /// # Errors
+    /// As a save; [`Error::Unsupported`] without a directory.
+    pub fn checkpoint(&self) -> Result<SaveReport> {
+        let message = || "the server keeps no log".to_owned();
+        let none = || Error::Unsupported { operation: "save", message: message() };
+        self.journal.as_ref().ok_or_else(none)?.checkpoint(&*self.store)
     }
 
     /// Does what a client asks. A change with a sequence number is made once, however often it comes; one with the
@@ -38,9 +82,19 @@ impl Handler {
     /// As the store's; [`Error::RequestTooLarge`] for an answer beyond the limit.
     pub fn handle(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
         if request.is_change() && sequence > 0 {
-            self.clients.once(client, sequence, || self.carry_out(request))
+            self.clients.once(client, sequence, || self.make(client, sequence, request))
         } else {
-            self.carry_out(request)
+            self.make(client, 0, request)
+        }
+    }
+
+    /// Carries a request out, so that a crash does not undo it.
+    fn make(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+        let carry_out = || self.carry_out(request);
+        match &self.journal {
+            Some(journal) if request.is_load() => journal.replace(&*self.store, carry_out),
+            Some(journal) if request.alters() => journal.change(client, sequence, request, carry_out),
+            _ => carry_out(),
         }
     }
 

@@ -29,6 +29,8 @@ pub mod codec;
 pub mod grpc;
 mod handler;
 mod handshake;
+mod journal;
+mod log;
 pub mod router;
 mod server;
 mod tls;

@@ -126,7 +126,7 @@ fn one_side_that_does_not_encrypt_is_refused() {
     let authority = Authority::new();
     let (cluster, plain) = (encrypted(1, &authority.server(false)), Cluster::start(1));
     let message = refusal(&cluster, None);
-    assert!(message.contains("it may ask for encryption"), "{message}");
+    assert!(message.contains("the server may ask for encryption"), "{message}");
     let message = refusal(&plain, Some(authority.client(None)));
     assert!(message.contains("corrupt message"), "{message}");
 }

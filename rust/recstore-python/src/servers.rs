@@ -89,7 +89,7 @@ impl Server {
     /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, tls, insecure, directory))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, tls, insecure, directory, wal))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -101,6 +101,7 @@ impl Server {
         tls: Option<TlsFiles>,
         insecure: bool,
         directory: Option<PathBuf>,
+        wal: Option<PathBuf>,
     ) -> PyResult<Self> {
         let store = Arc::new(LocalStore::default());
         if let Some(directory) = directory {
@@ -110,6 +111,7 @@ impl Server {
         (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
         (config.token, config.insecure) = (token, insecure);
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
+        config.wal = wal;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store.clone(), config)).map_err(cannot_start)?;
         let address = server.address().to_string();
@@ -135,6 +137,16 @@ impl Server {
         let directory: &Path = &directory;
         let saved = py.detach(|| self.store.save(directory, &SaveOptions::default()));
         saved.map(|report| report.rows).map_err(raise)
+    }
+
+    /// Saves the tables of a server with a log to its directory, drops the log before, and returns the number of rows.
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<usize> {
+        let saved = py.detach(|| {
+            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+            running.as_ref().map(|server| server.handler().checkpoint())
+        });
+        let stopped = || PyRuntimeError::new_err("the server was stopped");
+        saved.ok_or_else(stopped)?.map(|report| report.rows).map_err(raise)
     }
 
     /// Answers what is under way, and then no more.
@@ -164,6 +176,7 @@ fn raise(error: Error) -> PyErr {
 fn cannot_start(error: ServerError) -> PyErr {
     match error {
         ServerError::Bind { .. } => PyOSError::new_err(error.to_string()),
+        ServerError::Recovery(error) => raise(error),
         ServerError::Insecure { .. } | ServerError::Shard { .. } => PyValueError::new_err(error.to_string()),
     }
 }

@@ -50,7 +50,7 @@ mod table;
 
 pub use checkpoint::{
     CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport,
-    Shard, checkpoint_files, commit as commit_snapshot, compact, new_snapshot_name,
+    Shard, checkpoint_files, checkpoint_metadata, commit as commit_snapshot, compact, new_snapshot_name,
 };
 pub use collector::{GradientCollector, KeptGradients, OwnedGradients};
 pub use config::{

@@ -1,6 +1,6 @@
 //! The seam between whoever trains and whatever keeps the tables, and the store that keeps them in this process.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, TryLockError};
@@ -597,7 +597,7 @@ impl EmbeddingStore for LocalStore {
         let loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        tables.replace(loaded.tables)?;
+        tables.replace(loaded.tables, options.numbers)?;
         *last = Some(loaded.save);
         Ok(loaded.report)
     }
@@ -656,8 +656,8 @@ impl Tables {
         config.map_or((None, None), |config| (config.memory_limit, config.disk.clone()))
     }
 
-    /// Puts tables in the place of those of their names.
-    fn replace(&mut self, tables: Vec<Table>) -> Result<()> {
+    /// Puts tables in the place of those of their names; new ones get the numbers asked for, where those are free.
+    fn replace(&mut self, tables: Vec<Table>, numbers: Option<&BTreeMap<String, TableId>>) -> Result<()> {
         for table in &tables {
             self.config_for(table.name(), table.config())?;
             if let Some(existing) = self.by_name.get(table.name()).and_then(|id| self.by_id.get(id)) {
@@ -667,7 +667,10 @@ impl Tables {
         for table in tables {
             let id = match self.by_name.get(table.name()) {
                 Some(id) => *id,
-                None => self.add_name(table.name()),
+                None => {
+                    let asked_for = numbers.and_then(|numbers| numbers.get(table.name()));
+                    self.add_name_as(table.name(), asked_for.copied())
+                }
             };
             self.by_id.insert(id, Arc::new(table));
         }
@@ -676,9 +679,16 @@ impl Tables {
 
     /// Gives a new table's name a number.
     fn add_name(&mut self, name: &str) -> TableId {
-        self.last += 1;
-        self.by_name.insert(name.to_owned(), TableId(self.last));
-        TableId(self.last)
+        self.add_name_as(name, None)
+    }
+
+    /// Gives a new table's name the number asked for, if that is free.
+    fn add_name_as(&mut self, name: &str, asked_for: Option<TableId>) -> TableId {
+        let is_free = |number: &TableId| number.0 > 0 && !self.by_id.contains_key(number);
+        let number = asked_for.filter(is_free).unwrap_or(TableId(self.last + 1));
+        self.last = self.last.max(number.0);
+        self.by_name.insert(name.to_owned(), number);
+        number
     }
 
     fn check_same(&self, id: TableId, requested: &TableConfig) -> Result<&Table> {

@@ -38,11 +38,12 @@ impl From<io::Error> for Failure {
 
 /// Says what it may mean that a server does not greet.
 fn unwelcome(error: io::Error, is_encrypted: bool) -> Failure {
-    match error.kind() {
-        io::ErrorKind::UnexpectedEof if !is_encrypted => Failure::Passing(
-            "the connection ended before the server's greeting: it may ask for encryption".to_owned(),
-        ),
-        _ => error.into(),
+    let is_silent = matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::TimedOut);
+    match error.into() {
+        Failure::Passing(message) if is_silent && !is_encrypted => {
+            Failure::Passing(format!("{message}, and no greeting: the server may ask for encryption"))
+        }
+        failure => failure,
     }
 }
 

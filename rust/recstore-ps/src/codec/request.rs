@@ -94,6 +94,28 @@ impl<'a> Request<'a> {
         }
     }
 
+    /// Whether it may change anything that a table has, and can be made again with the same effect.
+    pub(crate) fn alters(&self) -> bool {
+        let management = |management: &Management| {
+            matches!(
+                management,
+                Management::OpenTable { .. }
+                    | Management::SetLearningRate { .. }
+                    | Management::Evict { dry_run: false, .. }
+            )
+        };
+        match self {
+            Self::Lookup { insert, .. } => *insert,
+            Self::Manage(request) => self.is_change() || management(request),
+            _ => self.is_change(),
+        }
+    }
+
+    /// Whether it puts other tables in the place of those there are.
+    pub(crate) fn is_load(&self) -> bool {
+        matches!(self, Self::Manage(Management::Load(_)))
+    }
+
     /// Calls `send` with the request as a frame.
     ///
     /// # Errors

@@ -1,13 +1,12 @@
 //! The bulk port: a thread a connection, one request after another on each.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, RandomState};
 use std::io::{self, BufWriter, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use recstore::{Error, Result as StoreResult};
 
@@ -54,7 +53,7 @@ impl Bulk {
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        let incarnation = RandomState::new().hash_one(SystemTime::now());
+        let incarnation = handler.incarnation();
         let connections = Mutex::default();
         let shared = Arc::new(Shared { handler, config, incarnation, connections, ended: Condvar::new() });
         let accepting = Arc::clone(&shared);

@@ -2,9 +2,10 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
-use recstore::Shard;
+use recstore::{Error, Shard};
 
 use crate::tls::ServerTls;
 
@@ -24,6 +25,8 @@ pub struct ServerConfig {
     pub token: Option<String>,
     /// Encrypts both ports.
     pub tls: Option<ServerTls>,
+    /// Keeps a checkpoint and a log of changes here: what was acknowledged survives `kill -9`. The store must be empty.
+    pub wal: Option<PathBuf>,
     /// Allows an address that other machines reach without both encryption and a token.
     pub insecure: bool,
     /// The most connections at a time; more are turned away.
@@ -47,6 +50,7 @@ impl Default for ServerConfig {
             shard: Shard { number: 0, of: 1 },
             token: None,
             tls: None,
+            wal: None,
             insecure: false,
             max_connections: 1024,
             max_frame_bytes: 256 << 20,
@@ -76,6 +80,9 @@ pub enum ServerError {
         /// What the system says.
         error: io::Error,
     },
+    /// What the directory of checkpoint and log has cannot be used.
+    #[error(transparent)]
+    Recovery(Error),
     /// There is no such shard.
     #[error("there is no shard {number} of {of}")]
     Shard {

@@ -30,7 +30,14 @@ impl Server {
     /// [`ServerError`]: an address that others can reach, without leave; a port that is taken.
     pub fn start(store: Arc<dyn EmbeddingStore>, config: ServerConfig) -> Result<Self, ServerError> {
         let address = config.address()?;
-        let handler = Arc::new(Handler::new(store, config.shard, config.max_frame_bytes));
+        let (shard, limit) = (config.shard, config.max_frame_bytes);
+        let handler = match &config.wal {
+            None => Handler::new(store, shard, limit),
+            Some(directory) => {
+                Handler::durable(store, shard, limit, directory).map_err(ServerError::Recovery)?
+            }
+        };
+        let handler = Arc::new(handler);
         let cannot = |address: SocketAddr| {
             move |error: io::Error| ServerError::Bind { address: address.to_string(), error }
         };

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::load::LoadingStore;
 use super::manifest::Manifest;
 use super::save::{Plan, cleaned, lock, remove_unneeded, write};
-use super::{LoadOptions, Progress, SaveReport, load, refused};
+use super::{LoadOptions, Progress, SaveOptions, SaveReport, load, refused};
 use crate::Result;
 use crate::parallel::Serial;
 use crate::simd::Simd;
@@ -39,7 +39,8 @@ pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<S
     let tables: Vec<_> = loaded.tables.into_iter().map(Arc::new).collect();
     let plan =
         Plan { directory, save: loaded.save, base: None, suffix: "-compacted".to_owned(), compression };
-    let report = write(&|cut| cut(&tables), &mut None, &plan, progress, |tables| {
+    let options = SaveOptions { progress, ..SaveOptions::default() };
+    let report = write(&|cut| cut(&tables), &mut None, &plan, &options, |tables| {
         manifest.replace_chain(tables);
         manifest.write(directory)
     });

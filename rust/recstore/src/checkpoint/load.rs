@@ -83,6 +83,15 @@ pub fn checkpoint_files(directory: &Path) -> Result<CheckpointFiles> {
     Ok(CheckpointFiles { all: manifest.files().cloned().collect(), newest })
 }
 
+/// Returns what the save of a directory's newest snapshot was given along; none where there is no snapshot.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`]: the manifest is not what it should be.
+pub fn checkpoint_metadata(directory: &Path) -> Result<Option<serde_json::Value>> {
+    let manifest = Manifest::read(directory)?;
+    Ok(manifest.and_then(|manifest| manifest.snapshots.into_iter().last()).map(|newest| newest.metadata))
+}
+
 fn is_replaced(directory: &Path, manifest: &Manifest) -> Result<bool> {
     let now = Manifest::read(directory)?;
     Ok(now.is_some_and(|now| now.snapshots != manifest.snapshots))

@@ -14,16 +14,17 @@ mod parts;
 mod save;
 mod table_file;
 
+use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::Error;
+use crate::{Error, TableId};
 pub use compact::compact;
 pub use compression::Compression;
-pub use load::{CheckpointFiles, checkpoint_files};
+pub use load::{CheckpointFiles, checkpoint_files, checkpoint_metadata};
 pub(crate) use load::{LoadingStore, load};
 pub(crate) use parts::save_part;
 pub use parts::{Shard, commit};
@@ -53,7 +54,7 @@ pub enum SaveKind {
 }
 
 /// How to save.
-#[derive(Debug, Clone, Default)]
+#[derive(Clone, Default)]
 #[non_exhaustive]
 pub struct SaveOptions<'a> {
     /// What to write.
@@ -64,6 +65,8 @@ pub struct SaveOptions<'a> {
     pub metadata: serde_json::Value,
     /// How files are made smaller. A file is written plain first, and the room for both taken until it is compressed.
     pub compression: Compression,
+    /// Called when the moment of the save has come: what is done from then on is not in it.
+    pub on_cut: Option<&'a (dyn Fn() + Sync)>,
     /// Follows the bytes written.
     pub progress: Option<&'a Progress>,
 }
@@ -75,6 +78,8 @@ pub struct LoadOptions<'a> {
     /// Whether a row is loaded, by its id; all are without it. So any number of stores can share what any number of
     /// stores saved.
     pub keeps: Option<&'a (dyn Fn(i64) -> bool + Sync)>,
+    /// The numbers of tables that are not there yet, by name, for who has handed them out before; others get new ones.
+    pub numbers: Option<&'a BTreeMap<String, TableId>>,
     /// Follows the bytes read.
     pub progress: Option<&'a Progress>,
 }

@@ -62,7 +62,7 @@ pub(crate) fn save_part(
     let base = base_of(&manifest, *last, directory, options.kind)?;
     let suffix = format!("-{}-of-{}", shard.number, shard.of);
     let plan = Plan { directory, save, base, suffix, compression: options.compression };
-    write(tables, last, &plan, options.progress, |tables| {
+    write(tables, last, &plan, options, |tables| {
         let path = path_of(directory, snapshot, shard);
         let text = serde_json::to_vec_pretty(&Part { base: base.map(name_of), tables }).map_err(at(&path))?;
         write_beside(&path, &text)

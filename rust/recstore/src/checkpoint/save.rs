@@ -42,7 +42,7 @@ pub(crate) fn save(
     let base = base_of(&manifest, *last, directory, options.kind)?;
     let (suffix, compression) = (String::new(), options.compression);
     let plan = Plan { directory, save: new_save(), base, suffix, compression };
-    let saved = write(tables, last, &plan, options.progress, |tables| {
+    let saved = write(tables, last, &plan, options, |tables| {
         manifest.add(name_of(plan.save), base.map(name_of), tables, options);
         manifest.write(directory)
     });
@@ -74,11 +74,14 @@ pub(super) fn write(
     tables: &AllTables<'_>,
     last: &mut LastSave,
     plan: &Plan<'_>,
-    progress: Option<&Progress>,
+    options: &SaveOptions<'_>,
     commit: impl FnOnce(Vec<TableEntry>) -> Result<()>,
 ) -> Result<SaveReport> {
     let cuts = tables(&|tables| cut(tables, plan.base, plan.save))?;
-    let saved = write_tables(&cuts, plan, progress).and_then(|entries| {
+    if let Some(on_cut) = options.on_cut {
+        on_cut();
+    }
+    let saved = write_tables(&cuts, plan, options.progress).and_then(|entries| {
         let report = report(plan.save, &entries);
         commit(entries).map(|()| report)
     });

@@ -1,0 +1,296 @@
+//! The log of a server's changes: what was acknowledged survives the end of the process and of the machine.
+//!
+//! A change is appended before it is made, and acknowledged when the disk has it; whoever waits for the disk waits
+//! together with all others. A change that the store refuses is taken back by a record behind it. A server that starts
+//! makes the changes of the log again that its checkpoint lacks, and a checkpoint lets the files before it go.
+
+mod durable;
+mod record;
+mod segment;
+
+use std::fmt::Display;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use crate::clients::ClientId;
+use crate::codec::Received;
+use durable::Durable;
+use record::{Entry, Record};
+use segment::{Segment, segments};
+
+/// A log that cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {message}", path.display())]
+pub(crate) struct LogError {
+    /// The file.
+    pub(crate) path: PathBuf,
+    /// What is wrong with it.
+    pub(crate) message: String,
+}
+
+/// A change of the log that is to be made again.
+pub(crate) struct Logged {
+    /// Its number in the log, from 1 on.
+    pub(crate) number: u64,
+    pub(crate) client: ClientId,
+    pub(crate) frame: Received,
+}
+
+/// Changes in the order in which they were made.
+#[derive(Debug)]
+pub(crate) struct Log {
+    directory: PathBuf,
+    tail: Mutex<Tail>,
+    durable: Durable,
+}
+
+/// Where the log ends.
+#[derive(Debug)]
+struct Tail {
+    segment: Segment,
+    /// The number of the last change.
+    last: u64,
+}
+
+impl Log {
+    /// Opens the log in `directory`, which is made if it is not there, and calls `again` with each change behind number
+    /// `after`, in their order. What a crash left of a record at the end is cut off: nobody was told of it.
+    ///
+    /// # Errors
+    /// [`LogError`]: a file is damaged before its end, or changes are missing; as `again`.
+    pub(crate) fn open(
+        directory: &Path,
+        after: u64,
+        max_frame_bytes: u64,
+        mut again: impl FnMut(Logged) -> Result<(), String>,
+    ) -> Result<Self, LogError> {
+        std::fs::create_dir_all(directory).map_err(at(directory))?;
+        let mut last = after;
+        let files = segments(directory)?;
+        for (place, (first, path)) in files.iter().enumerate() {
+            let next = files.get(place + 1).map(|(first, _)| *first);
+            if next.is_some_and(|next| next <= after + 1) {
+                continue;
+            }
+            if *first > last + 1 {
+                return Err(refused(path, format!("the changes from {} on are missing before it", last + 1)));
+            }
+            // A change is made again when it is known that it was not taken back.
+            let mut standing: Option<Logged> = None;
+            let mut make = |logged: Option<Logged>| {
+                let Some(logged) = logged.filter(|logged| logged.number > last) else { return Ok(()) };
+                let number = logged.number;
+                last = number;
+                again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
+            };
+            segment::read(path, max_frame_bytes, next.is_none(), |entry| match entry {
+                Entry::Change(logged) => make(standing.replace(logged)),
+                Entry::TakenBack { number } => {
+                    standing.take_if(|logged| logged.number == number);
+                    Ok(())
+                }
+            })?;
+            make(standing)?;
+        }
+        let segment = Segment::create(directory, last + 1)?;
+        let durable = Durable::new(last);
+        Ok(Self { directory: directory.to_owned(), tail: Mutex::new(Tail { segment, last }), durable })
+    }
+
+    /// Appends a change, whose frame `write` writes, and returns its number.
+    ///
+    /// # Errors
+    /// [`LogError`]: nothing was appended.
+    pub(crate) fn append(
+        &self,
+        client: ClientId,
+        write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
+    ) -> Result<u64, LogError> {
+        let mut tail = self.lock();
+        self.durable.check().map_err(|message| refused(tail.segment.path(), message))?;
+        let number = tail.last + 1;
+        tail.segment.append(&Record::Change { number, client }, write)?;
+        tail.last = number;
+        Ok(number)
+    }
+
+    /// Takes change `number` back, the last one: the store refused it.
+    pub(crate) fn take_back(&self, number: u64) -> Result<(), LogError> {
+        self.lock().segment.append(&Record::TakenBack { number }, |_| Ok(()))
+    }
+
+    /// Waits until change `number` is on the disk.
+    ///
+    /// # Errors
+    /// [`LogError`]: the disk failed. Then no change is taken any more: nobody knows what the file holds.
+    pub(crate) fn wait(&self, number: u64) -> Result<(), LogError> {
+        let last = || {
+            let tail = self.lock();
+            (tail.segment.file(), tail.last)
+        };
+        self.durable.wait(number, last).map_err(|message| refused(&self.directory, message))
+    }
+
+    /// Takes no more changes, and says why.
+    pub(crate) fn fail(&self, message: &str) {
+        self.durable.fail(message);
+    }
+
+    /// Begins another file and returns the number of the last change before it.
+    pub(crate) fn rotate(&self) -> Result<u64, LogError> {
+        let mut tail = self.lock();
+        let last = tail.last;
+        if tail.segment.first() <= last {
+            // Later syncs are of the new file only.
+            tail.segment.sync()?;
+            tail.segment = Segment::create(&self.directory, last + 1)?;
+        }
+        Ok(last)
+    }
+
+    /// Removes files all of whose changes have numbers up to `last`.
+    pub(crate) fn trim(&self, last: u64) -> Result<(), LogError> {
+        let files = segments(&self.directory)?;
+        for ((_, path), (next, _)) in files.iter().zip(files.iter().skip(1)) {
+            if *next <= last + 1 {
+                std::fs::remove_file(path).map_err(at(path))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Tail> {
+        self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn refused(path: impl AsRef<Path>, message: impl Display) -> LogError {
+    LogError { path: path.as_ref().to_owned(), message: message.to_string() }
+}
+
+fn at<E: Display>(path: &Path) -> impl FnOnce(E) -> LogError {
+    move |error| refused(path, error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::Request;
+    use recstore::TableId;
+    use std::fs;
+
+    const LIMIT: u64 = 1 << 20;
+
+    fn append(log: &Log, client: u128, id: i64) -> u64 {
+        let (ids, request) = ([id], 7);
+        let delete = Request::Delete { table: TableId(1), ids: &ids };
+        log.append(ClientId(client), |to| {
+            delete.with_frame(request, id as u64, |frame| frame.write(to)).unwrap()
+        })
+        .unwrap()
+    }
+
+    /// Opens a log and returns the changes behind `after`: numbers, clients, and the sequence numbers of the frames.
+    fn opened(directory: &Path, after: u64) -> Result<(Log, Vec<(u64, u128, u64)>), LogError> {
+        let mut made = Vec::new();
+        let log = Log::open(directory, after, LIMIT, |logged| {
+            made.push((logged.number, logged.client.0, logged.frame.header.sequence));
+            Ok(())
+        })?;
+        Ok((log, made))
+    }
+
+    #[test]
+    fn changes_come_back_in_their_order_but_for_those_taken_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, made) = opened(directory.path(), 0).unwrap();
+        assert_eq!(made, []);
+        assert_eq!([append(&log, 1, 10), append(&log, 2, 20)], [1, 2]);
+        log.take_back(2).unwrap();
+        append(&log, u128::MAX, 30);
+        log.wait(3).unwrap();
+        drop(log);
+        let (log, made) = opened(directory.path(), 0).unwrap();
+        assert_eq!(made, [(1, 1, 10), (3, u128::MAX, 30)]);
+        assert_eq!(append(&log, 1, 40), 4);
+        drop(log);
+        assert_eq!(opened(directory.path(), 1).unwrap().1, [(3, u128::MAX, 30), (4, 1, 40)]);
+    }
+
+    #[test]
+    fn a_log_cut_anywhere_gives_the_changes_before_and_goes_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        let ends: Vec<u64> = (0..3)
+            .map(|id| {
+                append(&log, 1, -1 - id);
+                fs::metadata(directory.path().join("0000000000000001.log")).unwrap().len()
+            })
+            .collect();
+        let whole = fs::read(directory.path().join("0000000000000001.log")).unwrap();
+        for len in 0..=whole.len() {
+            for tail in [0, 5_000] {
+                let other = tempfile::tempdir().unwrap();
+                let mut bytes = whole[..len].to_vec();
+                bytes.resize(if len < 16 { len } else { len + tail }, 0);
+                fs::write(other.path().join("0000000000000001.log"), bytes).unwrap();
+                let expected = ends.iter().filter(|end| **end <= len as u64).count();
+                let (log, made) = opened(other.path(), 0).unwrap();
+                assert_eq!(made.len(), expected, "{len}");
+                append(&log, 1, 99);
+                drop(log);
+                assert_eq!(opened(other.path(), 0).unwrap().1.len(), expected + 1, "{len}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_byte_that_flipped_within_a_log_is_told() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        (0..3).for_each(|id| _ = append(&log, 1, id));
+        let path = directory.path().join("0000000000000001.log");
+        let whole = fs::read(&path).unwrap();
+        let second = whole.len() / 3;
+        for place in 0..second {
+            let mut bytes = whole.clone();
+            bytes[place] ^= 0x40;
+            fs::write(&path, bytes).unwrap();
+            let error = opened(directory.path(), 0).unwrap_err().to_string();
+            assert!(error.starts_with(&path.display().to_string()), "{place}: {error}");
+        }
+    }
+
+    #[test]
+    fn files_go_when_a_checkpoint_has_their_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        for round in 0..3 {
+            append(&log, 1, round * 2);
+            append(&log, 1, round * 2 + 1);
+            assert_eq!(log.rotate().unwrap(), 2 * round as u64 + 2);
+            assert_eq!(log.rotate().unwrap(), 2 * round as u64 + 2);
+        }
+        assert_eq!(segments(directory.path()).unwrap().len(), 4);
+        log.trim(5).unwrap();
+        drop(log);
+        assert_eq!(opened(directory.path(), 4).unwrap().1, [(5, 1, 4), (6, 1, 5)]);
+        let error = opened(directory.path(), 2).unwrap_err().to_string();
+        assert!(error.ends_with("the changes from 3 on are missing before it"), "{error}");
+    }
+
+    #[test]
+    fn threads_wait_for_the_disk_together() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        std::thread::scope(|scope| {
+            for client in 0..4 {
+                let log = &log;
+                scope.spawn(move || (0..25).for_each(|id| log.wait(append(log, client, id)).unwrap()));
+            }
+        });
+        drop(log);
+        assert_eq!(opened(directory.path(), 0).unwrap().1.len(), 100);
+    }
+}

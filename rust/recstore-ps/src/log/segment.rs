@@ -1,0 +1,149 @@
+//! One file of the log, named after the number of its first change.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::record::{self, Entry, HEAD_BYTES, Record};
+use super::{LogError, at, refused};
+
+const EXTENSION: &str = "log";
+
+/// What a file begins with: what it is, and the version of its layout.
+const HEADER: [u8; 16] = *b"RECSTORELOG\0\x01\0\0\0";
+
+/// The file that is appended to.
+#[derive(Debug)]
+pub(super) struct Segment {
+    path: PathBuf,
+    first: u64,
+    file: Arc<File>,
+    bytes: u64,
+    buffer: Vec<u8>,
+}
+
+impl Segment {
+    /// Creates the file whose first change will be number `first`, or takes up one that has none.
+    pub(super) fn create(directory: &Path, first: u64) -> Result<Self, LogError> {
+        let path = directory.join(format!("{first:016x}.{EXTENSION}"));
+        let opened = OpenOptions::new().create(true).truncate(true).write(true).open(&path);
+        let mut file = opened.map_err(at(&path))?;
+        file.write_all(&HEADER).and_then(|()| file.sync_all()).map_err(at(&path))?;
+        File::open(directory).and_then(|directory| directory.sync_all()).map_err(at(directory))?;
+        let bytes = HEADER.len() as u64;
+        Ok(Self { path, first, file: Arc::new(file), bytes, buffer: Vec::new() })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn first(&self) -> u64 {
+        self.first
+    }
+
+    /// Returns the file, for whoever syncs it while more is appended.
+    pub(super) fn file(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
+
+    pub(super) fn sync(&self) -> Result<(), LogError> {
+        self.file.sync_data().map_err(at(&self.path))
+    }
+
+    /// Appends a record and what `write` writes behind it; all of it or nothing.
+    pub(super) fn append(
+        &mut self,
+        record: &Record,
+        write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
+    ) -> Result<(), LogError> {
+        self.buffer.clear();
+        self.buffer.resize(HEAD_BYTES, 0);
+        let made = write(&mut self.buffer);
+        let frame_bytes = self.buffer.len() - HEAD_BYTES;
+        self.buffer[..HEAD_BYTES].copy_from_slice(&record.head(frame_bytes as u64));
+        let written = made.and_then(|()| (&*self.file).write_all(&self.buffer));
+        match written {
+            Ok(()) => self.bytes += self.buffer.len() as u64,
+            Err(error) => {
+                let cut = self
+                    .file
+                    .set_len(self.bytes)
+                    .and_then(|()| (&*self.file).seek(SeekFrom::Start(self.bytes)));
+                return Err(match cut {
+                    Ok(_) => refused(&self.path, error),
+                    Err(cut) => {
+                        refused(&self.path, format!("{error}; and what was written of it stays: {cut}"))
+                    }
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns the files of a log and the numbers of their first changes, in their order.
+pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>, LogError> {
+    let mut found = Vec::new();
+    for file in fs::read_dir(directory).map_err(at(directory))? {
+        let path = file.map_err(at(directory))?.path();
+        let is_log = path.extension().is_some_and(|extension| extension == EXTENSION);
+        let first = path.file_stem().and_then(|stem| u64::from_str_radix(stem.to_str()?, 16).ok());
+        if let Some(first) = first.filter(|_| is_log) {
+            found.push((first, path));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Calls `each` with the records of a file, in their order. The last file of a log may end within one, which is cut off.
+pub(super) fn read(
+    path: &Path,
+    max_frame_bytes: u64,
+    is_last: bool,
+    mut each: impl FnMut(Entry) -> Result<(), LogError>,
+) -> Result<(), LogError> {
+    let mut file = BufReader::new(File::open(path).map_err(at(path))?);
+    let mut header = [0; HEADER.len()];
+    match file.read_exact(&mut header) {
+        Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
+        read => read.map_err(at(path))?,
+    }
+    if header != HEADER {
+        return Err(refused(path, "this is no log of this version"));
+    }
+    loop {
+        let start = file.stream_position().map_err(at(path))?;
+        match record::read(&mut file, max_frame_bytes) {
+            Ok(Some(entry)) => each(entry)?,
+            Ok(None) => return Ok(()),
+            // What a crash left: nobody was told of it, and nothing can be behind it.
+            Err(_) if is_last && is_over(&mut file).map_err(at(path))? => return cut(path, start),
+            Err(error) => {
+                return Err(refused(path, format!("damaged behind its first {start} bytes: {error}")));
+            }
+        }
+    }
+}
+
+/// Whether nothing comes any more: a file may have become longer before its bytes came to the disk.
+fn is_over(file: &mut impl BufRead) -> io::Result<bool> {
+    loop {
+        let bytes = file.fill_buf()?;
+        if bytes.is_empty() {
+            return Ok(true);
+        }
+        if bytes.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        let count = bytes.len();
+        file.consume(count);
+    }
+}
+
+fn cut(path: &Path, bytes: u64) -> Result<(), LogError> {
+    let file = OpenOptions::new().write(true).open(path).map_err(at(path))?;
+    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(at(path))
+}

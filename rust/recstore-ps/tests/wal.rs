@@ -1,0 +1,224 @@
+//! Servers with a log: what was acknowledged survives `kill -9`, and is there once.
+//!
+//! `RECSTORE_KILL_ROUNDS` says how often servers are killed, by default 10 times.
+
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+mod cluster;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::TcpListener;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use cluster::connect;
+use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableUpdate};
+use recstore_ps::{Server, ServerConfig};
+
+const DIM: usize = 3;
+/// Tells a child which server it is: directory, port, shard, number of shards.
+const ROLE: &str = "RECSTORE_TEST_SERVER";
+
+fn start(directory: &Path, port: u16, shard: Shard) -> Server {
+    let mut config = ServerConfig::default();
+    (config.wal, config.port, config.shard) = (Some(directory.to_owned()), port, shard);
+    Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap()
+}
+
+/// Is a server, in a process of its own, until it is killed; and makes checkpoints all the time.
+#[test]
+fn serve() {
+    let Ok(role) = env::var(ROLE) else { return };
+    let parts: Vec<&str> = role.split(' ').collect();
+    let [port, number, of] = [1, 2, 3].map(|place| parts[place].parse::<usize>().unwrap());
+    let server = start(Path::new(parts[0]), port as u16, Shard { number, of });
+    println!("serving");
+    loop {
+        thread::sleep(Duration::from_millis(30));
+        server.handler().checkpoint().unwrap();
+    }
+}
+
+fn spawn(directory: &Path, port: u16, shard: Shard) -> Child {
+    let role = format!("{} {port} {} {}", directory.display(), shard.number, shard.of);
+    let mut command = Command::new(env::current_exe().unwrap());
+    let mut child = command
+        .args(["--exact", "serve", "--nocapture"])
+        .env(ROLE, role)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::inherit())
+        .spawn()
+        .unwrap();
+    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.map_while(Result::ok).any(|line| line.contains("serving")), "the server did not start");
+    child
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % limit
+    }
+}
+
+fn config() -> TableConfig {
+    TableConfig::from_json(DIM, r#"{"optimizer": {"kind": "adam", "lr": 0.1}, "dtype": "bfloat16"}"#).unwrap()
+}
+
+/// Makes a change of the number `number` and returns what came of it.
+fn act(store: &dyn EmbeddingStore, number: u64) -> String {
+    let table = store.open_table("t", &config()).unwrap();
+    let mut random = Random(number * 7 + 1);
+    let ids: Vec<i64> = (0..1 + random.below(30)).map(|_| random.below(60) as i64 - 30).collect();
+    let values: Vec<f32> = (0..ids.len() * DIM).map(|_| random.below(9) as f32 - 4.0).collect();
+    match number % 8 {
+        0 => format!("{:?}", store.delete(table, &ids).unwrap()),
+        1 => format!("{:?}", store.write(table, &ids, &values)),
+        2 => {
+            let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; values.len()]);
+            store.lookup(table, &ids, true, &mut indices, &mut rows).unwrap();
+            format!("{rows:?}")
+        }
+        3 => format!("{:?}", store.set_learning_rate(table, 0.01 * (1 + random.below(9)) as f64, true)),
+        4 if number % 64 == 4 => format!("{:?}", store.clear(table)),
+        _ => {
+            let chunks = vec![GradientChunk::new(&ids, &values, DIM)];
+            format!("{:?}", store.update(&[TableUpdate { table, chunks, step: Step::Next }]))
+        }
+    }
+}
+
+/// All that a table has: rows and slots by id, and its counts.
+fn contents(store: &dyn EmbeddingStore) -> String {
+    let table = store.find_table("t").unwrap().unwrap();
+    let mut ids = store.ids(table).unwrap();
+    ids.sort_unstable();
+    let mut rows = vec![0.0; ids.len() * DIM];
+    store.read(table, &ids, &mut rows).unwrap();
+    let bits: Vec<u32> = rows.iter().map(|value| value.to_bits()).collect();
+    let slots: BTreeMap<&str, _> = ["exp_avg", "exp_avg_sq"]
+        .into_iter()
+        .map(|slot| (slot, store.read_slot(table, slot, &ids)))
+        .collect();
+    let counted = store.statistics(table).unwrap();
+    format!("{ids:?} {bits:?} {slots:?} {} {} {}", counted.step, counted.updates, counted.learning_rate)
+}
+
+fn undisturbed(acts: u64) -> (String, Vec<String>) {
+    let store = LocalStore::new(Box::new(Serial));
+    let made = (0..acts).map(|number| act(&store, number)).collect();
+    (contents(&store), made)
+}
+
+#[test]
+fn a_server_that_is_started_again_goes_on_with_its_clients() {
+    const ACTS: u64 = 60;
+    let directory = tempfile::tempdir().unwrap();
+    let (port, shard) = (free_port(), Shard { number: 0, of: 1 });
+    let mut server = start(directory.path(), port, shard);
+    let store = connect(vec![server.address().to_string()], Duration::from_secs(20));
+    let mut made = Vec::new();
+    for number in 0..ACTS {
+        made.push(act(&store, number));
+        if number % 9 == 5 {
+            server.handler().checkpoint().unwrap();
+        }
+        if number % 7 == 3 {
+            server.stop(Duration::from_secs(1));
+            server = start(directory.path(), port, shard);
+        }
+    }
+    assert_eq!((contents(&store), made), undisturbed(ACTS));
+    let logs = fs::read_dir(directory.path().join("log")).unwrap().count();
+    assert!(logs <= 4, "{logs} files");
+    server.stop(Duration::ZERO);
+}
+
+#[test]
+fn what_was_acknowledged_survives_kill_9_once() {
+    let rounds: u64 = env::var("RECSTORE_KILL_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let shards = [0, 1].map(|number| Shard { number, of: 2 });
+    let ports = shards.map(|_| free_port());
+    let place = |shard: Shard| directory.path().join(format!("shard{}", shard.number));
+    let mut children = shards.map(|shard| spawn(&place(shard), ports[shard.number], shard));
+    let is_over = AtomicBool::new(false);
+    let addresses = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let store = connect(addresses, Duration::from_secs(60));
+    let (acts, made) = thread::scope(|scope| {
+        let acting = scope.spawn(|| {
+            let mut made = Vec::new();
+            while !is_over.load(Ordering::Relaxed) || made.len() < 100 {
+                made.push(act(&store, made.len() as u64));
+            }
+            made
+        });
+        let mut random = Random(rounds);
+        for _ in 0..rounds {
+            thread::sleep(Duration::from_millis(20 + random.below(100)));
+            let shard = shards[random.below(2) as usize];
+            let child = &mut children[shard.number];
+            child.kill().unwrap();
+            child.wait().unwrap();
+            *child = spawn(&place(shard), ports[shard.number], shard);
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let made = acting.join().unwrap();
+        (made.len() as u64, made)
+    });
+    let found = contents(&store);
+    for mut child in children {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+    assert!((found, made) == undisturbed(acts), "after {acts} changes");
+}
+
+#[test]
+fn what_is_loaded_survives_too() {
+    let (directory, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (port, shard) = (free_port(), Shard { number: 0, of: 1 });
+    let server = start(directory.path(), port, shard);
+    let store = connect(vec![server.address().to_string()], Duration::from_secs(20));
+    (0..20).for_each(|number| _ = act(&store, number));
+    store.save(elsewhere.path(), &recstore::SaveOptions::default()).unwrap();
+    let saved = contents(&store);
+    (20..30).for_each(|number| _ = act(&store, number));
+    store.load(elsewhere.path(), &recstore::LoadOptions::default()).unwrap();
+    server.stop(Duration::from_secs(1));
+    fs::remove_dir_all(elsewhere.path()).unwrap();
+    let server = start(directory.path(), port, shard);
+    assert_eq!(contents(&store), saved);
+    server.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_damaged_log_is_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let (port, shard) = (free_port(), Shard { number: 0, of: 1 });
+    let server = start(directory.path(), port, shard);
+    let store = connect(vec![server.address().to_string()], Duration::from_secs(20));
+    (0..20).for_each(|number| _ = act(&store, number));
+    server.stop(Duration::from_secs(1));
+    let path = directory.path().join("log/0000000000000001.log");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[100] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let mut config = ServerConfig::default();
+    config.wal = Some(directory.path().to_owned());
+    let error = Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap_err().to_string();
+    assert!(error.contains("0000000000000001.log") && error.contains("damaged behind its first"), "{error}");
+}
