@@ -83,8 +83,13 @@ impl Registry {
     /// # Errors
     /// As [`RemoteStore::connect`]; then nothing has changed.
     pub fn use_servers(&self, config: RemoteConfig) -> recstore::Result<()> {
-        self.stores.choose(Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?));
+        self.stores.choose_servers(Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?));
         Ok(())
+    }
+
+    /// Returns the servers on which tables are opened, if they are.
+    pub fn servers(&self) -> Option<Arc<RemoteStore>> {
+        self.stores.servers()
     }
 
     /// Opens tables in this process from now on; those that are open stay where they are.

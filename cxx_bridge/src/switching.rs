@@ -12,6 +12,7 @@ use recstore::{
     SaveOptions, SaveReport, Serial, Shard, StoreMemory, TableConfig, TableDescription, TableId,
     TableStatistics, TableUpdate, fork,
 };
+use recstore_ps::RemoteStore;
 
 /// The number of the store of the process.
 const EMBEDDED: usize = 0;
@@ -25,6 +26,8 @@ struct State {
     /// The first is that of the process.
     stores: Vec<Arc<dyn EmbeddingStore>>,
     current: usize,
+    /// The current one, if it lies on servers.
+    servers: Option<Arc<RemoteStore>>,
     /// By number, from 1 on.
     places: Vec<Place>,
     numbers: HashMap<Place, TableId>,
@@ -48,20 +51,30 @@ struct Place {
 impl SwitchingStore {
     pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>) -> Self {
         let (places, numbers) = (Vec::new(), HashMap::new());
-        Self { state: RwLock::new(State { stores: vec![embedded], current: EMBEDDED, places, numbers }) }
+        let (stores, servers) = (vec![embedded], None);
+        Self { state: RwLock::new(State { stores, current: EMBEDDED, servers, places, numbers }) }
     }
 
-    /// Chooses another store for the tables opened from now on.
-    pub(crate) fn choose(&self, store: Arc<dyn EmbeddingStore>) {
-        self.with_state(|state| {
-            state.current = state.stores.len();
-            state.stores.push(store);
-        });
+    /// Chooses servers for the tables opened from now on.
+    pub(crate) fn choose_servers(&self, servers: Arc<RemoteStore>) {
+        self.choose(servers.clone(), Some(servers));
+    }
+
+    /// Returns the servers that were chosen last, if nothing else was since.
+    pub(crate) fn servers(&self) -> Option<Arc<RemoteStore>> {
+        self.read_state(|state| state.servers.clone())
     }
 
     /// Chooses the store of the process.
     pub(crate) fn choose_embedded(&self) {
-        self.with_state(|state| state.current = EMBEDDED);
+        self.with_state(|state| (state.current, state.servers) = (EMBEDDED, None));
+    }
+
+    fn choose(&self, store: Arc<dyn EmbeddingStore>, servers: Option<Arc<RemoteStore>>) {
+        self.with_state(|state| {
+            (state.current, state.servers) = (state.stores.len(), servers);
+            state.stores.push(store);
+        });
     }
 
     // Both pass the gate, so that no process forks while one of its threads holds the lock: the child's would stay locked.
@@ -341,7 +354,7 @@ mod tests {
         let store = SwitchingStore::new(Arc::new(LocalStore::new(Box::new(Serial))));
         let zeros = TableConfig::from_json(1, r#"{"initializer": {"kind": "zeros"}}"#).unwrap();
         let first = store.open_table("t", &zeros).unwrap();
-        store.choose(Arc::new(LocalStore::new(Box::new(Serial))));
+        store.choose(Arc::new(LocalStore::new(Box::new(Serial))), None);
         assert_eq!(store.find_table("t"), Ok(None));
         let second = store.open_table("t", &zeros).unwrap();
         (store, [first, second])

@@ -32,6 +32,7 @@ from recstore_ops.optimizer import SparseOptimizer
 from recstore_ops.prefetch import PrefetchingDataLoader
 from recstore_ops.servers import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from recstore_ops.workers import leave_ps_workers, ps_barrier, ps_workers
 
 __all__ = [
     "DistEmbedding",
@@ -63,9 +64,12 @@ __all__ = [
     "get_kv_client",
     "inspect_checkpoint",
     "inspect_table",
+    "leave_ps_workers",
     "load_config_file",
     "memory_in_use",
     "merge_gradients",
+    "ps_barrier",
+    "ps_workers",
     "set_memory_limit",
     "set_merge",
     "set_ps_backend",

@@ -16,6 +16,7 @@ import typer
 from recstore_ops import _native
 from recstore_ops.config_file import load_config_file
 from recstore_ops.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
+from recstore_ops.workers import Combine, Consistency, Teamwork
 
 
 class Durability(str, Enum):
@@ -70,6 +71,25 @@ def serve_command(
     checkpoint_every: Annotated[
         float, typer.Option(help="Seconds between checkpoints to `--data`, after which a log begins anew.", min=1.0)
     ] = 600.0,
+    workers: Annotated[
+        int | None, typer.Option(help="How many workers train together.", min=1, show_default=False)
+    ] = None,
+    consistency: Annotated[
+        Consistency,
+        typer.Option(help="`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another."),
+    ] = Consistency.ASYNCHRONOUS,
+    combine: Annotated[
+        Combine, typer.Option(help="What becomes of synchronous gradients of one id: their sum or their mean.")
+    ] = Combine.SUM,
+    staleness: Annotated[
+        int, typer.Option(help="The steps that a worker may be ahead of another, if `bounded`.", min=0)
+    ] = 0,
+    worker_timeout: Annotated[
+        float, typer.Option(help="Seconds that a worker waits for others before it is told.", min=0.001)
+    ] = 60.0,
+    heartbeat_timeout: Annotated[
+        float, typer.Option(help="Seconds of silence after which a worker is taken for dead.", min=0.001)
+    ] = 10.0,
 ) -> None:
     """Serve tables to other processes until SIGTERM or SIGINT.
 
@@ -84,11 +104,12 @@ def serve_command(
         signal.signal(number, lambda *_: stop.set())
     if durability is Durability.WAL and data is None:
         raise ValueError("--durability wal needs --data, a directory for tables and log")
+    teamwork = Teamwork(workers, consistency, combine, staleness, worker_timeout, heartbeat_timeout)
     running: list[_Running] = []
     try:
         for address in shards:
             directory = None if data is None else data / f"shard-{address.shard}-of-{num_shards}"
-            server = _start(served, address, grpc_port, insecure, directory, durability)
+            server = _start(served, address, grpc_port, insecure, directory, durability, teamwork)
             running.append(_Running(address.shard, server, directory, durability))
         while not stop.wait(checkpoint_every):
             for one in running:
@@ -174,6 +195,7 @@ def _start(
     insecure: bool,
     directory: Path | None,
     durability: Durability,
+    teamwork: Teamwork,
 ) -> _native.Server:
     is_logged = durability is Durability.WAL
     is_saved = not is_logged and directory is not None and (directory / "manifest.json").is_file()
@@ -188,6 +210,7 @@ def _start(
         insecure=insecure,
         directory=str(directory) if is_saved else None,
         wal=str(directory) if is_logged else None,
+        workers=teamwork,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
     print(f"shard {address.shard} of {len(served.servers)} at {server.address}{grpc}", flush=True)

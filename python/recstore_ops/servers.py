@@ -55,6 +55,7 @@ def set_ps_servers(
     token: str | None = None,
     tls: Tls | None = None,
     timeout: float = 30.0,
+    worker: int | None = None,
 ) -> None:
     """Opens tables on servers from now on, each row on one of them.
 
@@ -64,13 +65,16 @@ def set_ps_servers(
         token: what the servers want to hear.
         tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
         timeout: seconds that a call may take with all its attempts; then it raises and names the shard.
+        worker: the number, from 0, of the worker that this process is; see `recstore_ops.workers`. None takes part in
+            nothing that needs workers.
 
     Raises:
-        ValueError: no server, an unknown `hash_method`, or a file of `tls` that is of no use.
+        ValueError: no server, an unknown `hash_method`, a file of `tls` that is of no use, or a worker that the servers
+            do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
     with _lock:
-        _native.use_servers(list(servers), hash_method, token, timeout, tls)
+        _native.use_servers(list(servers), hash_method, token, timeout, tls, worker)
         _choice.backend, _choice.was_made = SERVERS, True
 
 

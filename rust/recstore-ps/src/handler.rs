@@ -3,7 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport, Shard, TableId,
@@ -14,11 +14,13 @@ use crate::clients::{ClientId, Clients};
 use crate::codec::{Answer, LoadShard, Managed, Management, MergedUpdate, Request, SavePart, TableIds};
 use crate::journal::Journal;
 use crate::router::Router;
+use crate::workers::{Contribution, Teamwork, Workers};
 
 /// A store and who changed it.
 pub struct Handler {
     store: Arc<dyn EmbeddingStore>,
     clients: Clients,
+    workers: Workers,
     shard: Shard,
     max_frame_bytes: u64,
     incarnation: u64,
@@ -34,25 +36,36 @@ impl std::fmt::Debug for Handler {
 
 impl Handler {
     /// Serves `store` as one of several shards; no answer is larger than `max_frame_bytes`.
-    pub fn new(store: Arc<dyn EmbeddingStore>, shard: Shard, max_frame_bytes: u64) -> Self {
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for workers that go together and of whom nobody said how many there are.
+    pub fn new(
+        store: Arc<dyn EmbeddingStore>,
+        shard: Shard,
+        max_frame_bytes: u64,
+        teamwork: Teamwork,
+    ) -> Result<Self> {
+        teamwork.check()?;
+        let (clients, workers) = (Clients::default(), Workers::new(teamwork, shard.number));
         let incarnation = RandomState::new().hash_one(SystemTime::now());
-        Self { store, clients: Clients::default(), shard, max_frame_bytes, incarnation, journal: None }
+        Ok(Self { store, clients, workers, shard, max_frame_bytes, incarnation, journal: None })
     }
 
     /// The same with tables that survive a crash, in `directory`: `store`, which is empty, gets those that are there.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the file that cannot be used; as loading a checkpoint.
+    /// [`Error::Checkpoint`] names the file that cannot be used; as loading a checkpoint, and as [`Handler::new`].
     pub fn durable(
         store: Arc<dyn EmbeddingStore>,
         shard: Shard,
         max_frame_bytes: u64,
+        teamwork: Teamwork,
         directory: &Path,
     ) -> Result<Self> {
         let incarnation = Journal::incarnation(directory)?;
-        let mut handler = Self { incarnation, ..Self::new(store, shard, max_frame_bytes) };
-        let make = |request: &Request<'_>| handler.carry_out(request);
-        let journal = Journal::recover(directory, &*handler.store, max_frame_bytes, make)?;
+        let mut handler = Self { incarnation, ..Self::new(store, shard, max_frame_bytes, teamwork)? };
+        let make = |client, request: &Request<'_>| handler.carry_out(client, request);
+        let journal = Journal::recover(directory, &*handler.store, &handler.workers, make)?;
         for (client, made) in journal.made() {
             handler.clients.remember(client, made.sequence, made.outcome);
         }
@@ -72,39 +85,72 @@ impl Handler {
     pub fn checkpoint(&self) -> Result<SaveReport> {
         let message = || "the server keeps no log".to_owned();
         let none = || Error::Unsupported { operation: "save", message: message() };
-        self.journal.as_ref().ok_or_else(none)?.checkpoint(&*self.store)
+        self.journal.as_ref().ok_or_else(none)?.checkpoint(&*self.store, &self.workers)
     }
 
     /// Does what a client asks. A change with a sequence number is made once, however often it comes; one with the
     /// number 0 each time.
     ///
     /// # Errors
-    /// As the store's; [`Error::RequestTooLarge`] for an answer beyond the limit.
+    /// As the store's; [`Error::RequestTooLarge`] for an answer beyond the limit; [`Error::Workers`] where the client
+    /// waited in vain for others.
     pub fn handle(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+        if let Request::Round { .. } = request {
+            let message = "a step of several clients comes from each of them".to_owned();
+            return Err(Error::Unsupported { operation: "emb_update", message });
+        }
         if request.is_change() && sequence > 0 {
-            self.clients.once(client, sequence, || self.make(client, sequence, request))
+            self.clients.once(client, sequence, || self.go_together(client, sequence, request))
         } else {
-            self.make(client, 0, request)
+            self.go_together(client, 0, request)
+        }
+    }
+
+    /// Makes a request when the other workers are ready for it.
+    fn go_together(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+        let workers = &self.workers;
+        match request {
+            Request::Manage(Management::Barrier { name, patience_ms }) => {
+                workers.barrier(client, sequence, name, Duration::from_millis(*patience_ms))
+            }
+            Request::Update(updates) if workers.are_synchronous() => {
+                let part = Contribution::new(client, sequence, updates);
+                workers.step_together(part, |round| self.make(client, sequence, round))
+            }
+            Request::Update(_) => {
+                workers.admit("emb_update", client, true)?;
+                self.make(client, sequence, request)
+            }
+            Request::Read(_) => {
+                workers.admit("emb_read", client, false)?;
+                self.make(client, sequence, request)
+            }
+            _ => self.make(client, sequence, request),
         }
     }
 
     /// Carries a request out, so that a crash does not undo it.
     fn make(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
-        let carry_out = || self.carry_out(request);
+        let carry_out = || self.carry_out(client, request);
         match &self.journal {
-            Some(journal) if request.is_load() => journal.replace(&*self.store, carry_out),
+            Some(journal) if request.is_load() => journal.replace(&*self.store, &self.workers, carry_out),
             Some(journal) if request.alters() => journal.change(client, sequence, request, carry_out),
             _ => carry_out(),
         }
     }
 
-    fn carry_out(&self, request: &Request<'_>) -> Result<Answer> {
+    fn carry_out(&self, client: ClientId, request: &Request<'_>) -> Result<Answer> {
         let store = &*self.store;
         match *request {
-            Request::Manage(ref management) => self.manage(management).map(Answer::Managed),
+            Request::Manage(ref management) => self.manage(client, management).map(Answer::Managed),
             Request::Read(ref reads) => self.read(reads).map(Answer::Rows),
             Request::Write { table, ids, rows } => store.write(table, ids, rows).map(|()| Answer::Done),
-            Request::Update(ref updates) => self.update(updates).map(|()| Answer::Done),
+            Request::Update(ref updates) => {
+                self.update(updates)?;
+                self.workers.count_step(client);
+                Ok(Answer::Done)
+            }
+            Request::Round { ref updates, .. } => self.update(updates).map(|()| Answer::Done),
             Request::Lookup { table, ids, insert } => self.lookup(table, ids, insert),
             Request::Delete { table, ids } => {
                 store.delete(table, ids).map(|count| Answer::Count(count as u64))
@@ -138,14 +184,18 @@ impl Handler {
         reads.iter().zip(floats).map(read).collect()
     }
 
+    /// Updates of one table, one behind another, are one step of it.
     fn update(&self, updates: &[MergedUpdate<'_>]) -> Result<()> {
-        let updates = updates.iter().map(|update| self.step(update)).collect::<Result<Vec<_>>>()?;
-        self.store.update(&updates)
+        let of_table = updates.chunk_by(|one, next| one.table == next.table);
+        let steps = of_table.map(|updates| self.step(updates)).collect::<Result<Vec<_>>>()?;
+        self.store.update(&steps)
     }
 
-    fn step<'a>(&self, update: &MergedUpdate<'a>) -> Result<TableUpdate<'a>> {
-        let chunk = GradientChunk::new(update.ids, update.sums, self.store.dim(update.table)?);
-        Ok(TableUpdate { table: update.table, chunks: vec![chunk], step: update.step })
+    fn step<'a>(&self, updates: &[MergedUpdate<'a>]) -> Result<TableUpdate<'a>> {
+        let MergedUpdate { table, step, .. } = updates[0];
+        let dim = self.store.dim(table)?;
+        let chunk = |update: &MergedUpdate<'a>| GradientChunk::new(update.ids, update.sums, dim);
+        Ok(TableUpdate { table, chunks: updates.iter().map(chunk).collect(), step })
     }
 
     fn lookup(&self, table: TableId, ids: &[i64], insert: bool) -> Result<Answer> {
@@ -164,8 +214,8 @@ impl Handler {
         Ok(self.store.read_slot(table, slot, ids)?.map_or(Answer::NoSlot, Answer::Slot))
     }
 
-    fn manage(&self, request: &Management) -> Result<Managed> {
-        let store = &*self.store;
+    fn manage(&self, client: ClientId, request: &Management) -> Result<Managed> {
+        let (store, workers) = (&*self.store, &self.workers);
         Ok(match request {
             Management::OpenTable { name, dim, config } => {
                 let mut config = config.clone();
@@ -200,6 +250,22 @@ impl Handler {
                 Managed::Done {}
             }
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
+            Management::Join { worker } => {
+                workers.join(client, *worker)?;
+                let teamwork = workers.teamwork();
+                Managed::Joined { patience_ms: teamwork.patience.as_millis() as u64 }
+            }
+            Management::Beat { worker } => workers.beat(client, *worker).map(|()| Managed::Done {})?,
+            Management::Leave {} => {
+                workers.leave(client);
+                Managed::Done {}
+            }
+            // A barrier was reached before the request came here.
+            Management::Barrier { .. } => Managed::Done {},
+            Management::Workers {} => {
+                let (workers, most_ahead) = workers.states();
+                Managed::Workers { workers, most_ahead }
+            }
         })
     }
 

@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::clients::{ClientId, MOST_CLIENTS};
 use crate::codec::{Answer, FrameError, Managed, Request, WireError};
 use crate::log::{Log, LogError, Logged};
+use crate::workers::{SavedWorkers, Workers};
 
 const CHECKPOINT: &str = "checkpoint";
 const LOG: &str = "log";
@@ -79,6 +80,7 @@ struct ServerState {
     last: u64,
     tables: BTreeMap<String, i64>,
     clients: Vec<SavedClient>,
+    workers: SavedWorkers,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,7 +98,7 @@ struct SavedClient {
 enum SavedOutcome {
     Done,
     Count(u64),
-    Managed(Managed),
+    Managed(Box<Managed>),
     Refused(WireError),
 }
 
@@ -104,7 +106,7 @@ impl SavedOutcome {
     fn of(outcome: &Result<Answer>) -> Self {
         match outcome {
             Ok(Answer::Count(count)) => Self::Count(*count),
-            Ok(Answer::Managed(managed)) => Self::Managed(managed.clone()),
+            Ok(Answer::Managed(managed)) => Self::Managed(Box::new(managed.clone())),
             // No change that clients count gives rows.
             Ok(_) => Self::Done,
             Err(error) => Self::Refused(error.into()),
@@ -115,7 +117,7 @@ impl SavedOutcome {
         match self {
             Self::Done => Ok(Answer::Done),
             Self::Count(count) => Ok(Answer::Count(count)),
-            Self::Managed(managed) => Ok(Answer::Managed(managed)),
+            Self::Managed(managed) => Ok(Answer::Managed(*managed)),
             Self::Refused(error) => Err(error.into()),
         }
     }
@@ -130,12 +132,13 @@ impl Journal {
     pub(crate) fn recover(
         directory: &Path,
         store: &dyn EmbeddingStore,
-        max_frame_bytes: u64,
-        make: impl Fn(&Request<'_>) -> Result<Answer>,
+        workers: &Workers,
+        make: impl Fn(ClientId, &Request<'_>) -> Result<Answer>,
     ) -> Result<Self> {
         let checkpoint = directory.join(CHECKPOINT);
         fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
         let state = loaded(&checkpoint, store)?;
+        workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
         let mut order = Order::new();
         for saved in state.clients {
             let SavedClient { client, sequence, number, outcome } = saved;
@@ -146,14 +149,13 @@ impl Journal {
             let Logged { number, client, frame } = logged;
             let request = Request::of(&frame).map_err(|error: FrameError| error.to_string())?;
             // One that is refused was refused before the crash as well, or nobody was told of it.
-            remember(
-                &mut order,
-                client,
-                Made { sequence: frame.header.sequence, outcome: make(&request), number },
-            );
+            let outcome = make(client, &request);
+            for (client, sequence) in makers(client, frame.header.sequence, &request) {
+                remember(&mut order, client, Made { sequence, outcome: outcome.clone(), number });
+            }
             Ok(())
         };
-        let log = Log::open(&directory.join(LOG), state.last, max_frame_bytes, again).map_err(in_log)?;
+        let log = Log::open(&directory.join(LOG), state.last, again).map_err(in_log)?;
         Ok(Self { directory: directory.to_owned(), log, turns: Turns::default(), order: Mutex::new(order) })
     }
 
@@ -199,7 +201,9 @@ impl Journal {
         });
         let number = number.map_err(in_log)?;
         let outcome = make();
-        remember(&mut self.lock(), client, Made { sequence, outcome: outcome.clone(), number });
+        for (client, sequence) in makers(client, sequence, request) {
+            remember(&mut self.lock(), client, Made { sequence, outcome: outcome.clone(), number });
+        }
         if outcome.is_err() {
             return self.log.take_back(number).map_err(in_log).and(outcome);
         }
@@ -214,11 +218,12 @@ impl Journal {
     pub(crate) fn replace(
         &self,
         store: &dyn EmbeddingStore,
+        workers: &Workers,
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
         let turn = self.turns.take();
         let outcome = make()?;
-        let saved = self.save(store, turn);
+        let saved = self.save(store, workers, turn);
         if let Err(error) = &saved {
             self.log.fail(&format!("what was loaded could not be saved: {error}"));
         }
@@ -229,14 +234,14 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Checkpoint`]: the one before still counts, and the log behind it.
-    pub(crate) fn checkpoint(&self, store: &dyn EmbeddingStore) -> Result<SaveReport> {
-        self.save(store, self.turns.take())
+    pub(crate) fn checkpoint(&self, store: &dyn EmbeddingStore, workers: &Workers) -> Result<SaveReport> {
+        self.save(store, workers, self.turns.take())
     }
 
-    fn save(&self, store: &dyn EmbeddingStore, turn: Turn<'_>) -> Result<SaveReport> {
+    fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
         let last = self.log.rotate().map_err(in_log)?;
         let directory = self.directory.join(CHECKPOINT);
-        let state = state(store, &self.lock(), last)?;
+        let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
         let mut options = SaveOptions::default();
         options.metadata = serde_json::to_value(state).map_err(|error| unusable(&directory, error))?;
         // From the moment of the save on others may make changes again.
@@ -277,7 +282,22 @@ fn state(store: &dyn EmbeddingStore, order: &Order, last: u64) -> Result<ServerS
         number: made.number,
         outcome: SavedOutcome::of(&made.outcome),
     };
-    Ok(ServerState { last, tables, clients: order.iter().map(saved).collect() })
+    Ok(ServerState {
+        last,
+        tables,
+        clients: order.iter().map(saved).collect(),
+        workers: SavedWorkers::default(),
+    })
+}
+
+/// Returns whose change a request is, and its number among each client's.
+fn makers(client: ClientId, sequence: u64, request: &Request<'_>) -> Vec<(ClientId, u64)> {
+    match request {
+        Request::Round { members, .. } => {
+            members.iter().map(|member| (member.client, member.sequence)).collect()
+        }
+        _ => vec![(client, sequence)],
+    }
 }
 
 /// Notes a client's last change; beyond the most clients whoever has been quiet longest is forgotten.

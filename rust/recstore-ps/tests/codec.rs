@@ -4,9 +4,10 @@
 
 use proptest::prelude::*;
 use recstore::{Error, Step, TableConfig, TableId};
+use recstore_ps::ClientId;
 use recstore_ps::codec::{
-    Frame, FrameError, HEADER_BYTES, Header, Kind, Management, MergedUpdate, Request, Section, TableIds,
-    WireError, decode,
+    Frame, FrameError, HEADER_BYTES, Header, Kind, Management, MergedUpdate, Request, RoundMember, Section,
+    TableIds, WireError, decode,
 };
 
 const LIMIT: u64 = 1 << 20;
@@ -35,6 +36,12 @@ impl Arrays {
             4 => Request::Delete { table, ids },
             5 => Request::Ids { table },
             6 => Request::Slot { table, slot: self.name.clone(), ids },
+            7 => {
+                let client = ClientId(u128::from(self.step) << 64 | self.table as u128);
+                let members = vec![RoundMember { client, sequence: self.step }; self.more.len()];
+                Request::Round { members, updates: vec![update(ids, Step::Next); 2] }
+            }
+            8 => Request::Manage(Management::Barrier { name: self.name.clone(), patience_ms: self.step }),
             _ => {
                 let config = TableConfig { seed: self.step, ..TableConfig::default() };
                 Request::Manage(Management::OpenTable { name: self.name.clone(), dim: 3, config })
@@ -46,7 +53,7 @@ impl Arrays {
 fn arrays() -> impl Strategy<Value = Arrays> {
     let rows = prop::collection::vec((-99..99i32).prop_map(|value| value as f32 / 7.0), 0..20);
     let ids = || prop::collection::vec(any::<i64>(), 0..20);
-    (0..8usize, any::<i64>(), ids(), ids(), rows, 1..u64::MAX, ".*").prop_map(
+    (0..10usize, any::<i64>(), ids(), ids(), rows, 1..u64::MAX, ".*").prop_map(
         |(kind, table, ids, more, rows, step, name)| Arrays { kind, table, ids, more, rows, step, name },
     )
 }

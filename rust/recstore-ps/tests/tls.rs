@@ -71,20 +71,23 @@ fn encrypted(shards: usize, tls: &ServerTls) -> Cluster {
     })
 }
 
-/// Connects within two seconds.
+/// How long a connection is tried.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Connects within [`PATIENCE`].
 fn connect(cluster: &Cluster, tls: Option<ClientTls>) -> Result<RemoteStore, Error> {
-    let mut config = config(cluster.addresses(), Duration::from_secs(2));
+    let mut config = config(cluster.addresses(), PATIENCE);
     (config.tls, config.token) = (tls, Some("secret".to_owned()));
     RemoteStore::connect(config, Box::new(Serial))
 }
 
-/// Returns why there is no connection; a refusal comes at once.
+/// Returns why there is no connection; a refusal comes at once, and is not tried again.
 fn refusal(cluster: &Cluster, tls: Option<ClientTls>) -> String {
     let begun = Instant::now();
     let error = connect(cluster, tls).unwrap_err();
     let Error::Unavailable { shard: 0, message, .. } = error else { panic!("{error}") };
     if message.starts_with("no encrypted connection") {
-        assert!(begun.elapsed() < Duration::from_millis(1_500), "{message}");
+        assert!(begun.elapsed() < PATIENCE, "{message}");
     }
     message
 }

@@ -8,7 +8,10 @@ use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueErro
 use pyo3::prelude::*;
 use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, SaveOptions, Shard};
 use recstore_bridge::{Failure, Registry};
-use recstore_ps::{ClientTls, IdentityFiles, RemoteConfig, ServerConfig, ServerError, ServerTls, TlsError};
+use recstore_ps::{
+    ClientTls, Combine, Consistency, IdentityFiles, RemoteConfig, RemoteStore, ServerConfig, ServerError,
+    ServerTls, Teamwork, TlsError, WorkerState,
+};
 
 /// How long requests under way may take when a server is stopped.
 const GRACE: Duration = Duration::from_secs(10);
@@ -57,13 +60,14 @@ pub(crate) fn use_servers(
     token: Option<String>,
     timeout: f64,
     tls: Option<TlsFiles>,
+    worker: Option<u32>,
 ) -> PyResult<()> {
     let mut config = RemoteConfig::new(servers);
+    config.worker = worker;
     config.hash_method = hash_method.parse().map_err(raise)?;
     config.token = token;
     config.tls = tls.map(|tls| tls.of_client()).transpose()?;
-    config.timeout =
-        Duration::try_from_secs_f64(timeout).map_err(|error| PyValueError::new_err(error.to_string()))?;
+    config.timeout = seconds(timeout)?;
     let registry = registry()?;
     py.detach(|| registry.use_servers(config)).map_err(raise)
 }
@@ -73,6 +77,72 @@ pub(crate) fn use_servers(
 pub(crate) fn use_embedded() -> PyResult<()> {
     registry()?.use_embedded();
     Ok(())
+}
+
+/// Waits until all workers have come to the barrier `name`, at most `timeout` seconds.
+#[pyfunction]
+pub(crate) fn barrier(py: Python<'_>, name: &str, timeout: f64) -> PyResult<()> {
+    let patience = seconds(timeout)?;
+    let servers = servers()?;
+    py.detach(|| servers.barrier(name, patience)).map_err(raise)
+}
+
+/// Says that this worker has finished.
+#[pyfunction]
+pub(crate) fn leave_workers(py: Python<'_>) -> PyResult<()> {
+    let servers = servers()?;
+    py.detach(|| servers.leave()).map_err(raise)
+}
+
+/// Returns for each shard its workers, as number, steps and seconds of silence, and the most steps that one was ahead.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "tuples in Python")]
+pub(crate) fn workers(py: Python<'_>) -> PyResult<Vec<(Vec<(u32, u64, f64)>, u64)>> {
+    let servers = servers()?;
+    let known = py.detach(|| servers.workers()).map_err(raise)?;
+    let tuple = |state: WorkerState| (state.worker, state.steps, state.silent_for);
+    Ok(known.into_iter().map(|(states, ahead)| (states.into_iter().map(tuple).collect(), ahead)).collect())
+}
+
+/// Returns the servers on which tables are opened.
+fn servers() -> PyResult<Arc<RemoteStore>> {
+    let missing =
+        || PyRuntimeError::new_err("tables are not opened on servers: choose them with set_ps_servers");
+    registry()?.servers().ok_or_else(missing)
+}
+
+/// How the updates of workers go together, in the words of the command line.
+#[derive(FromPyObject)]
+pub(crate) struct Workers {
+    workers: Option<u32>,
+    consistency: String,
+    combine: String,
+    staleness: u64,
+    worker_timeout: f64,
+    heartbeat_timeout: f64,
+}
+
+impl Workers {
+    fn teamwork(&self) -> PyResult<Teamwork> {
+        let unknown =
+            |what: &str, word: &str| Err(PyValueError::new_err(format!("unknown {what} \"{word}\"")));
+        let combine = match self.combine.as_str() {
+            "sum" => Combine::Sum,
+            "mean" => Combine::Mean,
+            word => return unknown("combine", word),
+        };
+        let mut teamwork = Teamwork::default();
+        teamwork.consistency = match self.consistency.as_str() {
+            "asynchronous" => Consistency::Asynchronous,
+            "synchronous" => Consistency::Synchronous { combine },
+            "bounded" => Consistency::Bounded { staleness: self.staleness },
+            word => return unknown("consistency", word),
+        };
+        teamwork.workers = self.workers;
+        teamwork.patience = seconds(self.worker_timeout)?;
+        teamwork.silence = seconds(self.heartbeat_timeout)?;
+        Ok(teamwork)
+    }
 }
 
 /// One shard served by this process, over a store of its own.
@@ -89,7 +159,7 @@ impl Server {
     /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, tls, insecure, directory, wal))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, tls, insecure, directory, wal, workers))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -102,6 +172,7 @@ impl Server {
         insecure: bool,
         directory: Option<PathBuf>,
         wal: Option<PathBuf>,
+        workers: Workers,
     ) -> PyResult<Self> {
         let store = Arc::new(LocalStore::default());
         if let Some(directory) = directory {
@@ -112,6 +183,7 @@ impl Server {
         (config.token, config.insecure) = (token, insecure);
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         config.wal = wal;
+        config.teamwork = workers.teamwork()?;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store.clone(), config)).map_err(cannot_start)?;
         let address = server.address().to_string();
@@ -158,6 +230,16 @@ impl Server {
     }
 }
 
+/// Returns a time that may be waited.
+fn seconds(value: f64) -> PyResult<Duration> {
+    const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+    let found = Duration::try_from_secs_f64(value).ok().filter(|&time| time <= LONGEST);
+    let longest = LONGEST.as_secs();
+    found.ok_or_else(|| {
+        PyValueError::new_err(format!("a time must be from 0 to {longest} seconds, got {value}"))
+    })
+}
+
 fn registry() -> PyResult<&'static Registry> {
     recstore_bridge::registry().map_err(|failure| PyRuntimeError::new_err(Failure::to_string(&failure)))
 }
@@ -172,11 +254,10 @@ fn raise(error: Error) -> PyErr {
     }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
 fn cannot_start(error: ServerError) -> PyErr {
     match error {
         ServerError::Bind { .. } => PyOSError::new_err(error.to_string()),
-        ServerError::Recovery(error) => raise(error),
+        ServerError::Store(error) => raise(error),
         ServerError::Insecure { .. } | ServerError::Shard { .. } => PyValueError::new_err(error.to_string()),
     }
 }

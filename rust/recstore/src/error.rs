@@ -244,6 +244,17 @@ pub enum Error {
         message: String,
     },
 
+    /// Workers that go together do not: some are dead, late, or not what they say.
+    #[error("{operation}: shard {shard}: {message}")]
+    Workers {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The number of the server.
+        shard: usize,
+        /// Who is missing, and how long that was borne.
+        message: String,
+    },
+
     /// A request or its answer is larger than a server takes at a time.
     #[error(
         "{operation}: {bytes} bytes for shard {shard} exceed the {limit} it takes at a time (max_frame_bytes)"

@@ -17,6 +17,10 @@ pub struct RemoteConfig {
     pub token: Option<String>,
     /// Encrypts, and says whom to trust; servers without encryption are not called then.
     pub tls: Option<ClientTls>,
+    /// The number of the worker that this client is, from 0, where servers know workers.
+    pub worker: Option<u32>,
+    /// How often a worker says that it lives.
+    pub heartbeat: Duration,
     /// How long one attempt to connect may take.
     pub connect_timeout: Duration,
     /// How long a call may take, with all its attempts.
@@ -33,6 +37,8 @@ impl RemoteConfig {
             hash_method: HashMethod::default(),
             token: None,
             tls: None,
+            worker: None,
+            heartbeat: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(5),
             timeout: Duration::from_secs(30),
             save_timeout: Duration::from_secs(3600),

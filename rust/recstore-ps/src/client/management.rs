@@ -16,7 +16,7 @@ use crate::codec::{LoadShard, Managed, Management, SavePart};
 
 impl RemoteStore {
     /// Asks all servers the same and returns their answers, in the order of the shards, and which runs gave them.
-    fn ask_all(
+    pub(super) fn ask_all(
         &self,
         session: &Session,
         operation: &'static str,

@@ -9,6 +9,7 @@ mod management;
 mod session;
 mod store;
 mod tables;
+mod worker;
 
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -37,6 +38,8 @@ pub struct RemoteStore {
     router: Router,
     executor: Box<dyn Executor>,
     session: RwLock<Arc<Session>>,
+    /// How long servers may let this worker wait for others; zero for one that is none.
+    borne: Duration,
 }
 
 impl fmt::Debug for RemoteStore {
@@ -50,7 +53,7 @@ impl RemoteStore {
     ///
     /// # Errors
     /// [`recstore::Error::Unavailable`] names the first server that does not answer, or refuses;
-    /// [`recstore::Error::InvalidConfig`] without any server.
+    /// [`recstore::Error::InvalidConfig`] without any server, or for a worker that the servers do not expect.
     pub fn connect(config: RemoteConfig, executor: Box<dyn Executor>) -> Result<Self> {
         if config.servers.is_empty() {
             let message = "a store on servers needs at least one server".to_owned();
@@ -59,7 +62,12 @@ impl RemoteStore {
         let router = Router::new(config.hash_method, config.servers.len());
         let session = Arc::new(Session::new(&config, Tables::default()));
         session.limits("connect")?;
-        Ok(Self { config, router, executor, session: RwLock::new(session) })
+        let current = RwLock::new(Arc::clone(&session));
+        let mut store = Self { config, router, executor, session: current, borne: Duration::ZERO };
+        if let Some(worker) = store.config.worker {
+            store.borne = store.join(&session, worker)?;
+        }
+        Ok(store)
     }
 
     /// Returns which servers it calls.
@@ -106,7 +114,7 @@ impl RemoteStore {
     }
 
     fn patience(&self) -> Duration {
-        self.config.timeout
+        self.config.timeout + self.borne
     }
 }
 

@@ -4,9 +4,10 @@ use recstore::Error;
 use serde::{Deserialize, Serialize};
 
 /// The calls that errors name; an error's operation must be one of a program's own words.
-const OPERATIONS: [&str; 24] = [
+const OPERATIONS: [&str; 26] = [
     "accept_grad",
     "apply_grads",
+    "barrier",
     "connect",
     "describe",
     "dim",
@@ -17,6 +18,7 @@ const OPERATIONS: [&str; 24] = [
     "emb_update",
     "emb_write",
     "find_table",
+    "heartbeat",
     "hashtable_clear",
     "hashtable_delete",
     "hashtable_ids",
@@ -139,4 +141,5 @@ wire_errors! {
     Unavailable { operation: Word, shard: usize, address: String, message: String }
     RequestTooLarge { operation: Word, shard: usize, bytes: u64, limit: u64 }
     Unsupported { operation: Word, message: String }
+    Workers { operation: Word, shard: usize, message: String }
 }

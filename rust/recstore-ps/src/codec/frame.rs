@@ -44,6 +44,8 @@ pub enum Kind {
     Ids = 7,
     /// Values of an optimizer's slot.
     Slot = 8,
+    /// The step of several clients; only servers write it, to their logs.
+    Round = 9,
     /// The answer to a request.
     Reply = 128,
     /// The error that a request met.
@@ -51,7 +53,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 11] = [
         Self::Manage,
         Self::Read,
         Self::Write,
@@ -60,6 +62,7 @@ impl Kind {
         Self::Delete,
         Self::Ids,
         Self::Slot,
+        Self::Round,
         Self::Reply,
         Self::Refused,
     ];

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::router::HashMethod;
+use crate::workers::WorkerState;
 
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -76,6 +77,27 @@ pub enum Management {
     Commit(SavePart),
     /// Loads the rows of this shard from the newest snapshot; [`Managed::Loaded`].
     Load(LoadShard),
+    /// Makes the client a worker; [`Managed::Joined`].
+    Join {
+        /// Its number, from 0.
+        worker: u32,
+    },
+    /// Says that a worker lives; [`Managed::Done`].
+    Beat {
+        /// Its number.
+        worker: u32,
+    },
+    /// Says that the client, a worker, has finished; [`Managed::Done`].
+    Leave {},
+    /// Waits until all workers have come; [`Managed::Done`].
+    Barrier {
+        /// Its name.
+        name: String,
+        /// How long to wait, in milliseconds.
+        patience_ms: u64,
+    },
+    /// What is known of the workers; [`Managed::Workers`].
+    Workers {},
 }
 
 /// A shard's part of a snapshot.
@@ -157,5 +179,17 @@ pub enum Managed {
     Loaded {
         /// The report.
         report: LoadReport,
+    },
+    /// The client is a worker.
+    Joined {
+        /// How long the server may let it wait for others, in milliseconds.
+        patience_ms: u64,
+    },
+    /// What is known of the workers.
+    Workers {
+        /// Those who have joined and not left, by number.
+        workers: Vec<WorkerState>,
+        /// The most steps that one was ahead of another when it made one.
+        most_ahead: u64,
     },
 }

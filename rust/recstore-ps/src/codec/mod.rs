@@ -15,7 +15,7 @@ pub use frame::{Frame, FrameError, HEADER_BYTES, Header, Kind, Received, VERSION
 pub use management::{LoadShard, Managed, Management, SavePart};
 pub(crate) use reply::with_reply_frame;
 pub use reply::{Answer, Reply};
-pub use request::{MergedUpdate, Request, TableIds};
+pub use request::{MergedUpdate, Request, RoundMember, TableIds};
 pub use section::Section;
 
 #[cfg(target_endian = "big")]

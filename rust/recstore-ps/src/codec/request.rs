@@ -5,6 +5,7 @@ use recstore::{Step, TableId};
 use super::frame::{Frame, FrameError, Header, Kind, Received};
 use super::management::Management;
 use super::section::Section;
+use crate::clients::ClientId;
 
 /// What a client asks of a server.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -55,6 +56,22 @@ pub enum Request<'a> {
         /// The ids.
         ids: &'a [i64],
     },
+    /// A step that several clients make together. A server writes it to its log and takes it from nobody.
+    Round {
+        /// The clients, and which of their changes it is.
+        members: Vec<RoundMember>,
+        /// Their updates: several of one table, one behind another, are one step of it.
+        updates: Vec<MergedUpdate<'a>>,
+    },
+}
+
+/// A client's part in a step of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RoundMember {
+    /// The client.
+    pub client: ClientId,
+    /// The number of its change.
+    pub sequence: u64,
 }
 
 /// Ids of a table.
@@ -86,10 +103,11 @@ impl<'a> Request<'a> {
     /// Whether it changes rows or tables and must not be carried out twice.
     pub fn is_change(&self) -> bool {
         match self {
-            Self::Write { .. } | Self::Update(_) | Self::Delete { .. } => true,
-            Self::Manage(management) => {
-                matches!(management, Management::DropTable { .. } | Management::Clear { .. })
-            }
+            Self::Write { .. } | Self::Update(_) | Self::Delete { .. } | Self::Round { .. } => true,
+            Self::Manage(management) => matches!(
+                management,
+                Management::DropTable { .. } | Management::Clear { .. } | Management::Barrier { .. }
+            ),
             _ => false,
         }
     }
@@ -100,6 +118,8 @@ impl<'a> Request<'a> {
             matches!(
                 management,
                 Management::OpenTable { .. }
+                    | Management::Join { .. }
+                    | Management::Leave {}
                     | Management::SetLearningRate { .. }
                     | Management::Evict { dry_run: false, .. }
             )
@@ -126,7 +146,7 @@ impl<'a> Request<'a> {
         sequence: u64,
         send: impl FnOnce(&Frame<'_>) -> R,
     ) -> Result<R, FrameError> {
-        let (flag, text, heads, tables);
+        let (flag, text, heads, tables, words);
         let (kind, table, sections) = match self {
             Self::Manage(management) => {
                 text = serde_json::to_string(management).map_err(unwritable)?;
@@ -155,6 +175,13 @@ impl<'a> Request<'a> {
                 text = serde_json::to_string(slot).map_err(unwritable)?;
                 (Kind::Slot, *table, vec![Section::Json(&text), Section::I64(ids)])
             }
+            Self::Round { members, updates } => {
+                words = members.iter().flat_map(RoundMember::words).collect::<Vec<i64>>();
+                heads = updates.iter().map(MergedUpdate::head).collect::<Vec<_>>();
+                let steps = updates.iter().zip(&heads).flat_map(|(update, head)| update.sections(head));
+                let sections = std::iter::once(Section::I64(&words)).chain(steps);
+                (Kind::Round, TableId(0), sections.collect())
+            }
         };
         let header = Header { table: table.0, sequence, ..Header::new(kind, request) };
         Ok(send(&Frame { header, sections }))
@@ -180,8 +207,25 @@ impl<'a> Request<'a> {
             (Kind::Slot, &[Section::Json(slot), Section::I64(ids)]) => {
                 Self::Slot { table, slot: parse(slot)?, ids }
             }
+            (Kind::Round, [Section::I64(words), rest @ ..]) if words.len() % RoundMember::WORDS == 0 => {
+                let members = words.chunks_exact(RoundMember::WORDS).map(RoundMember::of).collect();
+                Self::Round { members, updates: updates(rest)? }
+            }
             (kind, sections) => return Err(unexpected(&format!("{kind:?}"), sections)),
         })
+    }
+}
+
+impl RoundMember {
+    const WORDS: usize = 3;
+
+    fn words(&self) -> [i64; Self::WORDS] {
+        [self.client.0 as i64, (self.client.0 >> 64) as i64, self.sequence as i64]
+    }
+
+    fn of(words: &[i64]) -> Self {
+        let [low, high, sequence] = [0, 1, 2].map(|place| words[place] as u64);
+        Self { client: ClientId(u128::from(high) << 64 | u128::from(low)), sequence }
     }
 }
 

@@ -62,7 +62,6 @@ impl Log {
     pub(crate) fn open(
         directory: &Path,
         after: u64,
-        max_frame_bytes: u64,
         mut again: impl FnMut(Logged) -> Result<(), String>,
     ) -> Result<Self, LogError> {
         std::fs::create_dir_all(directory).map_err(at(directory))?;
@@ -84,7 +83,7 @@ impl Log {
                 last = number;
                 again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
             };
-            segment::read(path, max_frame_bytes, next.is_none(), |entry| match entry {
+            segment::read(path, next.is_none(), |entry| match entry {
                 Entry::Change(logged) => make(standing.replace(logged)),
                 Entry::TakenBack { number } => {
                     standing.take_if(|logged| logged.number == number);
@@ -180,8 +179,6 @@ mod tests {
     use recstore::TableId;
     use std::fs;
 
-    const LIMIT: u64 = 1 << 20;
-
     fn append(log: &Log, client: u128, id: i64) -> u64 {
         let (ids, request) = ([id], 7);
         let delete = Request::Delete { table: TableId(1), ids: &ids };
@@ -191,10 +188,13 @@ mod tests {
         .unwrap()
     }
 
-    /// Opens a log and returns the changes behind `after`: numbers, clients, and the sequence numbers of the frames.
-    fn opened(directory: &Path, after: u64) -> Result<(Log, Vec<(u64, u128, u64)>), LogError> {
+    /// Number, client, and the sequence number of the frame.
+    type Made = (u64, u128, u64);
+
+    /// Opens a log and returns the changes behind `after`.
+    fn opened(directory: &Path, after: u64) -> Result<(Log, Vec<Made>), LogError> {
         let mut made = Vec::new();
-        let log = Log::open(directory, after, LIMIT, |logged| {
+        let log = Log::open(directory, after, |logged| {
             made.push((logged.number, logged.client.0, logged.frame.header.sequence));
             Ok(())
         })?;

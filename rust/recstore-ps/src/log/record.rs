@@ -78,7 +78,7 @@ impl Record {
 ///
 /// # Errors
 /// What is wrong with it. A record that ends too soon is an `UnexpectedEof`.
-pub(super) fn read(from: &mut impl Read, max_frame_bytes: u64) -> Result<Option<Entry>, FrameError> {
+pub(super) fn read(from: &mut impl Read) -> Result<Option<Entry>, FrameError> {
     let mut head = [0; HEAD_BYTES];
     match from.read(&mut head[..1])? {
         0 => return Ok(None),
@@ -88,7 +88,7 @@ pub(super) fn read(from: &mut impl Read, max_frame_bytes: u64) -> Result<Option<
         (Record::TakenBack { number }, _) => Ok(Some(Entry::TakenBack { number })),
         (Record::Change { number, client }, frame_bytes) => {
             let mut rest = from.take(frame_bytes);
-            let frame = read_frame(&mut rest, max_frame_bytes);
+            let frame = read_frame(&mut rest, frame_bytes);
             // A frame that wants more than was written for it is no end of the file.
             if rest.limit() == 0
                 && matches!(&frame, Err(FrameError::Io(error)) if error.kind() == ErrorKind::UnexpectedEof)

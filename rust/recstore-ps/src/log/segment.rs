@@ -101,7 +101,6 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>, LogError
 /// Calls `each` with the records of a file, in their order. The last file of a log may end within one, which is cut off.
 pub(super) fn read(
     path: &Path,
-    max_frame_bytes: u64,
     is_last: bool,
     mut each: impl FnMut(Entry) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
@@ -116,7 +115,7 @@ pub(super) fn read(
     }
     loop {
         let start = file.stream_position().map_err(at(path))?;
-        match record::read(&mut file, max_frame_bytes) {
+        match record::read(&mut file) {
             Ok(Some(entry)) => each(entry)?,
             Ok(None) => return Ok(()),
             // What a crash left: nobody was told of it, and nothing can be behind it.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use recstore::{Error, Shard};
 
 use crate::tls::ServerTls;
+use crate::workers::Teamwork;
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -27,6 +28,8 @@ pub struct ServerConfig {
     pub tls: Option<ServerTls>,
     /// Keeps a checkpoint and a log of changes here: what was acknowledged survives `kill -9`. The store must be empty.
     pub wal: Option<PathBuf>,
+    /// How workers train together.
+    pub teamwork: Teamwork,
     /// Allows an address that other machines reach without both encryption and a token.
     pub insecure: bool,
     /// The most connections at a time; more are turned away.
@@ -51,6 +54,7 @@ impl Default for ServerConfig {
             token: None,
             tls: None,
             wal: None,
+            teamwork: Teamwork::default(),
             insecure: false,
             max_connections: 1024,
             max_frame_bytes: 256 << 20,
@@ -80,9 +84,9 @@ pub enum ServerError {
         /// What the system says.
         error: io::Error,
     },
-    /// What the directory of checkpoint and log has cannot be used.
+    /// What the directory of checkpoint and log has cannot be used, or workers are wanted that cannot be.
     #[error(transparent)]
-    Recovery(Error),
+    Store(#[from] Error),
     /// There is no such shard.
     #[error("there is no shard {number} of {of}")]
     Shard {

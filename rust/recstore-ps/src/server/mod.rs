@@ -32,10 +32,8 @@ impl Server {
         let address = config.address()?;
         let (shard, limit) = (config.shard, config.max_frame_bytes);
         let handler = match &config.wal {
-            None => Handler::new(store, shard, limit),
-            Some(directory) => {
-                Handler::durable(store, shard, limit, directory).map_err(ServerError::Recovery)?
-            }
+            None => Handler::new(store, shard, limit, config.teamwork)?,
+            Some(directory) => Handler::durable(store, shard, limit, config.teamwork, directory)?,
         };
         let handler = Arc::new(handler);
         let cannot = |address: SocketAddr| {
