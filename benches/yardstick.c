@@ -8,6 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -257,6 +258,41 @@ int yardstick_transfer(int fd, size_t bytes, const int64_t *index, size_t count,
     struct transfer job = {fd, bytes, index, writes, &failed};
     if (!failed && count > 0) over_threads(transfer_chunk, &job, count, threads);
     return !failed;
+}
+
+/* ---- A connection ---- */
+
+static int send_all(int fd, const char *bytes, size_t count) {
+    while (count > 0) {
+        ssize_t sent = send(fd, bytes, count, MSG_NOSIGNAL);
+        if (sent <= 0) return 0;
+        bytes += sent, count -= (size_t)sent;
+    }
+    return 1;
+}
+
+static int receive_all(int fd, char *bytes, size_t count) {
+    while (count > 0) {
+        ssize_t received = recv(fd, bytes, count, 0);
+        if (received <= 0) return 0;
+        bytes += received, count -= (size_t)received;
+    }
+    return 1;
+}
+
+/* Answers round trips with bytes of `memory`, which has `capacity` of them, until the peer ends. */
+void yardstick_answer(int fd, char *memory, size_t capacity) {
+    uint64_t sizes[2];
+    while (receive_all(fd, (char *)sizes, sizeof sizes) && sizes[0] <= capacity && sizes[1] <= capacity) {
+        if (!receive_all(fd, memory, sizes[0]) || !send_all(fd, memory, sizes[1])) return;
+    }
+}
+
+/* Sends a request and waits for its answer. Returns 0 where the connection failed. */
+int yardstick_round_trip(int fd, const char *request, size_t request_bytes, char *answer, size_t answer_bytes) {
+    uint64_t sizes[2] = {request_bytes, answer_bytes};
+    return send_all(fd, (const char *)sizes, sizeof sizes) && send_all(fd, request, request_bytes) &&
+           receive_all(fd, answer, answer_bytes);
 }
 
 /* ---- The state of the caches ---- */

@@ -11,6 +11,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import mmap
+import multiprocessing
+import socket
 
 import torch
 from torch import Tensor
@@ -35,6 +37,8 @@ _SIGNATURES: dict[str, tuple[tuple[type, ...], type | None]] = {
     "yardstick_adagrad": ((*_RECORDS, _POINTER, _FLOAT, _FLOAT, _INT), None),
     "yardstick_sgd": ((*_RECORDS, _POINTER, _FLOAT, _INT), None),
     "yardstick_flush": ((_POINTER, _SIZE), _INT),
+    "yardstick_answer": ((_INT, _POINTER, _SIZE), None),
+    "yardstick_round_trip": ((_INT, _POINTER, _SIZE, _POINTER, _SIZE), _INT),
     "yardstick_transfer": ((_INT, _SIZE, _POINTER, _SIZE, _INT, _INT), _INT),
 }
 
@@ -124,6 +128,48 @@ def transfer(descriptor: int, record_bytes: int, index_N: Tensor, *, writes: boo
     arguments = (descriptor, record_bytes, index_N.data_ptr(), index_N.numel(), writes, torch.get_num_threads())
     if not _load().yardstick_transfer(*arguments):
         raise OSError(f"records of {record_bytes} bytes could not be transferred")
+
+
+class Peer:
+    """A process that answers what is sent to it over TCP, with bytes of no meaning; a context manager.
+
+    Args:
+        capacity: the most bytes of a request or an answer.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            port = listener.getsockname()[1]
+            # Forked, a process would have threads of torch that do not run there.
+            self._process = multiprocessing.get_context("spawn").Process(target=_answer, args=(port, capacity))
+            self._process.start()
+            self._socket, _ = listener.accept()
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def round_trip(self, request: Tensor, answer: Tensor) -> None:
+        """Sends the bytes of one tensor and receives those of another.
+
+        Raises:
+            ConnectionError: the process has ended.
+        """
+        sizes = [tensor.numel() * tensor.element_size() for tensor in (request, answer)]
+        arguments = (request.data_ptr(), sizes[0], answer.data_ptr(), sizes[1])
+        if not _load().yardstick_round_trip(self._socket.fileno(), *arguments):
+            raise ConnectionError("the yardstick's peer has ended")
+
+    def __enter__(self) -> Peer:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+        self._process.join()
+
+
+def _answer(port: int, capacity: int) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        memory = torch.zeros(capacity, dtype=torch.uint8)
+        _load().yardstick_answer(connection.fileno(), memory.data_ptr(), capacity)
 
 
 @functools.cache

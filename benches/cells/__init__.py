@@ -16,6 +16,7 @@ from benches.cells import (
     one_id,
     optimizers,
     row_types,
+    servers,
     sharding,
     step,
     tables,
@@ -35,6 +36,7 @@ TITLES = {
     memory.CELL: "Memory",
     checkpoint.CELL: "Checkpoints",
     disk_tier.CELL: "A table of four times its memory",
+    servers.CELL: "A server",
     sharding.CELL: "Tables sharded over two ranks",
     id_map.CELL: "The id map alone",
 }
@@ -54,6 +56,7 @@ _STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
     memory.stages,
     checkpoint.stages,
     disk_tier.stages,
+    servers.stages,
     sharding.stages,
     id_map.stages,
 )

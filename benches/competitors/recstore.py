@@ -17,6 +17,7 @@ from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer
 
 emb_read = torch.ops.recstore.emb_read.table
 emb_write = torch.ops.recstore.emb_write.table
+emb_update = torch.ops.recstore.emb_update.table
 
 _numbers = itertools.count()
 _FILL_CHUNK = 262_144

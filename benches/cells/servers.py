@@ -1,0 +1,131 @@
+"""Pulls and pushes on one server of this machine, beside a plain TCP loop that moves as many bytes.
+
+The loop's peer does nothing with what it gets. Its answers go into fresh memory of torch's allocator, as a lookup's do.
+Both processes of each share the machine's cores.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from benches import ids
+from benches.cells.checkpoint import bench_directory
+from benches.cells.stage import Stage
+from benches.cells.step import gradients
+from benches.competitors.recstore import emb_read, emb_update, emb_write, new_name
+from benches.measured import Figure
+from benches.scale import Scale
+from benches.yardstick import Peer
+from recstore_ops import DistEmbedding, set_ps_backend, set_ps_servers
+
+CELL = "servers"
+
+_ROWS, _DIM = 100_000, 64
+_ROUNDS, _ONE_ROW_CALLS = 30, 500
+_STARTED = re.compile(r"shard 0 of 1 at (\S+)")
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """One stage."""
+    if CELL not in chosen:
+        return []
+    return [Stage(CELL, f"{_ROWS:,} rows of {_DIM} on a server", 1, lambda: _figures(scale))]
+
+
+def _figures(scale: Scale) -> Iterator[Figure]:
+    rows, rounds = scale.of(_ROWS), _ROUNDS if scale.is_full else 1
+    ids_N, grad_ND = ids.ids_of(torch.randperm(rows)), gradients(rows, _DIM)
+    sent_bytes = ids_N.nbytes + grad_ND.nbytes
+    with (
+        bench_directory("servers-") as logs,
+        Peer(sent_bytes) as peer,
+        _served() as plain,
+        _served("--durability", "wal", "--data", str(logs)) as logged,
+    ):
+        tables = [_Table(address, ids_N) for address in (plain, logged)]
+        # A vector that is as long as ids and gradients together: what a push sends.
+        sent, nothing = torch.zeros(sent_bytes, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
+        pulls = _seconds(
+            rounds,
+            [lambda: peer.round_trip(ids_N, torch.empty(rows, _DIM)), lambda: tables[0].pull(ids_N)],
+        )
+        pushes = _seconds(
+            rounds,
+            [lambda: peer.round_trip(sent, nothing), *(lambda t=table: t.push(ids_N, grad_ND) for table in tables)],
+        )
+        one = ids_N[:1].clone()
+        singles = _seconds(
+            rounds,
+            [
+                lambda: _repeat(scale, lambda: peer.round_trip(one, torch.empty(1, _DIM))),
+                lambda: _repeat(scale, lambda: tables[0].pull(one)),
+            ],
+        )
+    yield Figure(CELL, "pull of 100,000 rows, speed over plain TCP", pulls[0] / pulls[1], "x", ">= 0.5")
+    yield Figure(CELL, "push of 100,000 rows, speed over plain TCP", pushes[0] / pushes[1], "x", ">= 0.5")
+    yield Figure(CELL, "round trip of one row over plain TCP", singles[1] / singles[0], "x", "<= 2.5")
+    yield Figure(CELL, "push with a log, speed over that without", pushes[1] / pushes[2], "x", ">= 0.7")
+    yield Figure(CELL, "pull of 100,000 rows", 1e3 * pulls[1], "ms")
+    yield Figure(CELL, "push of 100,000 rows", 1e3 * pushes[1], "ms")
+    yield Figure(CELL, "round trip of one row", 1e6 * singles[1] / scale.of(_ONE_ROW_CALLS), "us")
+
+
+def _seconds(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
+    """The median seconds of each call, one after another in every round; the first round does not count."""
+    seconds: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds + 1):
+        for call, taken in zip(calls, seconds, strict=True):
+            start = time.perf_counter()
+            call()
+            taken.append(time.perf_counter() - start)
+    return [statistics.median(taken[1:]) for taken in seconds]
+
+
+def _repeat(scale: Scale, call: Callable[[], object]) -> None:
+    for _ in range(scale.of(_ONE_ROW_CALLS)):
+        call()
+
+
+class _Table:
+    """A table on a server, whose rows are there."""
+
+    def __init__(self, address: str, ids_N: Tensor) -> None:
+        set_ps_servers([address])
+        module = DistEmbedding(None, _DIM, new_name(), optimizer="sgd")
+        set_ps_backend("embedded")
+        self._handle = module.table.handle
+        emb_write(self._handle, ids_N, torch.ones(ids_N.numel(), _DIM))
+
+    def pull(self, ids_N: Tensor) -> Tensor:
+        return emb_read(self._handle, ids_N, _DIM)
+
+    def push(self, ids_N: Tensor, grad_ND: Tensor) -> None:
+        emb_update(self._handle, ids_N, grad_ND)
+
+
+@contextmanager
+def _served(*options: str) -> Iterator[str]:
+    """A server of one shard in a process of its own, as its address."""
+    command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--port", "0", *options]
+    with tempfile.TemporaryFile("w+") as errors:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert server.stdout is not None
+            started = _STARTED.match(server.stdout.readline())
+            if started is None:
+                errors.seek(0)
+                raise RuntimeError(f"the server did not start: {errors.read()}")
+            yield started[1].rstrip(",")
+        finally:
+            server.kill()
+            server.communicate()
