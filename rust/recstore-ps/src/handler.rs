@@ -146,11 +146,13 @@ impl Handler {
             Request::Read(ref reads) => self.read(reads).map(Answer::Rows),
             Request::Write { table, ids, rows } => store.write(table, ids, rows).map(|()| Answer::Done),
             Request::Update(ref updates) => {
-                self.update(updates)?;
+                self.update(updates, 1)?;
                 self.workers.count_step(client);
                 Ok(Answer::Done)
             }
-            Request::Round { ref updates, .. } => self.update(updates).map(|()| Answer::Done),
+            Request::Round { ref members, ref updates } => {
+                self.update(updates, members.len()).map(|()| Answer::Done)
+            }
             Request::Lookup { table, ids, insert } => self.lookup(table, ids, insert),
             Request::Delete { table, ids } => {
                 store.delete(table, ids).map(|count| Answer::Count(count as u64))
@@ -184,18 +186,17 @@ impl Handler {
         reads.iter().zip(floats).map(read).collect()
     }
 
-    /// Updates of one table, one behind another, are one step of it.
-    fn update(&self, updates: &[MergedUpdate<'_>]) -> Result<()> {
-        let of_table = updates.chunk_by(|one, next| one.table == next.table);
-        let steps = of_table.map(|updates| self.step(updates)).collect::<Result<Vec<_>>>()?;
-        self.store.update(&steps)
+    /// Makes steps, each of which has the parts of so many workers.
+    fn update(&self, updates: &[MergedUpdate<'_>], workers: usize) -> Result<()> {
+        let steps = updates.chunks(workers.max(1)).map(|parts| self.step(parts));
+        self.store.update(&steps.collect::<Result<Vec<_>>>()?)
     }
 
-    fn step<'a>(&self, updates: &[MergedUpdate<'a>]) -> Result<TableUpdate<'a>> {
-        let MergedUpdate { table, step, .. } = updates[0];
+    fn step<'a>(&self, parts: &[MergedUpdate<'a>]) -> Result<TableUpdate<'a>> {
+        let MergedUpdate { table, step, .. } = parts[0];
         let dim = self.store.dim(table)?;
-        let chunk = |update: &MergedUpdate<'a>| GradientChunk::new(update.ids, update.sums, dim);
-        Ok(TableUpdate { table, chunks: updates.iter().map(chunk).collect(), step })
+        let chunk = |part: &MergedUpdate<'a>| GradientChunk::new(part.ids, part.sums, dim);
+        Ok(TableUpdate { table, chunks: parts.iter().map(chunk).collect(), step })
     }
 
     fn lookup(&self, table: TableId, ids: &[i64], insert: bool) -> Result<Answer> {

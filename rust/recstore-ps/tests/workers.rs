@@ -179,6 +179,27 @@ fn a_dead_worker_is_reported_and_its_successor_takes_its_place() {
 }
 
 #[test]
+fn steps_of_several_tables_go_together_in_any_order() {
+    let cluster = cluster(1, teamwork(SUM));
+    let ends = on_threads(|number| {
+        let store = worker(cluster.addresses(), number);
+        let tables = ["a", "b"].map(|name| store.open_table(name, &table_config("sgd")).unwrap());
+        let (ids, values) = gradients(number, 1);
+        let step = |table| {
+            let chunks = vec![GradientChunk::new(&ids, &values, DIM)];
+            TableUpdate { table, chunks, step: Step::Next }
+        };
+        // The first table takes two steps in one call.
+        let order = if number == 1 { [0, 0, 1] } else { [1, 0, 0] };
+        store.update(&order.map(|place| step(tables[place]))).unwrap();
+        store.barrier("end", Duration::from_secs(10)).unwrap();
+        tables.map(|table| (store.statistics(table).unwrap().step, rows(&store, table)))
+    });
+    assert_eq!([ends[0][0].0, ends[0][1].0], [2, 1]);
+    assert!(ends.iter().all(|end| *end == ends[0]));
+}
+
+#[test]
 fn when_all_have_left_the_next_ones_wait_for_each_other_again() {
     let mut impatient = teamwork(SUM);
     impatient.patience = Duration::from_millis(200);

@@ -60,7 +60,7 @@ pub enum Request<'a> {
     Round {
         /// The clients, and which of their changes it is.
         members: Vec<RoundMember>,
-        /// Their updates: several of one table, one behind another, are one step of it.
+        /// Their updates: for each step, one of each client, in their order.
         updates: Vec<MergedUpdate<'a>>,
     },
 }

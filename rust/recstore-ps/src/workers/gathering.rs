@@ -56,7 +56,10 @@ impl Contribution {
             ids: update.ids.to_vec(),
             sums: update.sums.to_vec(),
         };
-        Self { client, sequence, updates: updates.iter().map(owned).collect() }
+        let mut updates: Vec<_> = updates.iter().map(owned).collect();
+        // In one order for all workers; two steps of a table stay as they came.
+        updates.sort_by_key(|update| update.table);
+        Self { client, sequence, updates }
     }
 
     fn purpose(&self) -> Purpose {
@@ -64,9 +67,7 @@ impl Contribution {
             Step::Next => (update.table, None),
             Step::At(step) => (update.table, Some(step)),
         };
-        let mut steps: Vec<_> = self.updates.iter().map(step).collect();
-        steps.sort_unstable();
-        Purpose::Step(steps)
+        Purpose::Step(self.updates.iter().map(step).collect())
     }
 
     fn scale(&mut self, factor: f32) {
@@ -193,14 +194,15 @@ impl State {
     }
 }
 
-/// Returns the parts of a step as one request.
+/// Returns the parts of a step as one request. All are about the same tables.
 fn round(parts: &[Contribution]) -> Request<'_> {
     let member = |part: &Contribution| RoundMember { client: part.client, sequence: part.sequence };
-    let mut updates: Vec<MergedUpdate<'_>> =
-        parts.iter().flat_map(|part| &part.updates).map(borrowed).collect();
-    // The sort is stable: a table's parts stay in the order of the workers.
-    updates.sort_by_key(|update| update.table);
-    Request::Round { members: parts.iter().map(member).collect(), updates }
+    let tables = 0..parts.first().map_or(0, |part| part.updates.len());
+    let of_table = |place| parts.iter().map(move |part: &Contribution| borrowed(&part.updates[place]));
+    Request::Round {
+        members: parts.iter().map(member).collect(),
+        updates: tables.flat_map(of_table).collect(),
+    }
 }
 
 fn borrowed(update: &OwnedUpdate) -> MergedUpdate<'_> {
