@@ -101,9 +101,10 @@ class _Table:
 
     def __init__(self, address: str, ids_N: Tensor) -> None:
         set_ps_servers([address])
-        module = DistEmbedding(None, _DIM, new_name(), optimizer="sgd")
+        # The handle is good as long as there is the module.
+        self._module = DistEmbedding(None, _DIM, new_name(), optimizer="sgd")
         set_ps_backend("embedded")
-        self._handle = module.table.handle
+        self._handle = self._module.table.handle
         emb_write(self._handle, ids_N, torch.ones(ids_N.numel(), _DIM))
 
     def pull(self, ids_N: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, wo
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
     options = ("--model", "deepfm", "--save-every", "10")
-    assert run(tmp_path, torchrun(2, *options, "--run-name", "whole")).returncode == 0
+    whole = run(tmp_path, torchrun(2, *options, "--run-name", "whole"))
+    assert whole.returncode == 0, whole.stderr
     named = (*options, "--run-name", "parts")
     for world, epochs in ((2, 10), (3, 25), (1, 40)):
         process = subprocess.Popen(torchrun(world, *named, *(["--resume"] if epochs > 10 else [])), cwd=tmp_path)
@@ -97,7 +98,8 @@ def _rank_processes(parent: int) -> list[int]:
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_killed_rank_is_started_anew_and_the_run_goes_on(tmp_path: Path, number: int) -> None:
     options = ("--model", "fm", "--save-every", "5")
-    assert run(tmp_path, torchrun(2, *options, "--run-name", "whole")).returncode == 0
+    whole = run(tmp_path, torchrun(2, *options, "--run-name", "whole"))
+    assert whole.returncode == 0, whole.stderr
     command = torchrun(2, *options, "--run-name", "killed", elastic=("--max-restarts", "1"))
     with open(tmp_path / "said", "wb") as said:
         process = subprocess.Popen(command, cwd=tmp_path, stdout=said, stderr=said)

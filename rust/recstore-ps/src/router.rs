@@ -97,8 +97,11 @@ impl Router {
 impl Split {
     /// Copies for each shard the rows of its ids out of those of the call.
     pub fn gather(&self, rows: &[f32], dim: usize) -> Vec<Vec<f32>> {
-        let row = |&position: &usize| &rows[position * dim..][..dim];
-        let gather = |positions: &Vec<usize>| positions.iter().flat_map(row).copied().collect();
+        let gather = |positions: &Vec<usize>| {
+            let mut gathered = Vec::with_capacity(positions.len() * dim);
+            positions.iter().for_each(|&position| gathered.extend_from_slice(&rows[position * dim..][..dim]));
+            gathered
+        };
         self.positions.iter().map(gather).collect()
     }
 

@@ -16,7 +16,6 @@ use super::session::{Call, Session};
 use super::tables::RemoteTable;
 use super::{RemoteStore, table_call};
 use crate::codec::{MergedUpdate, Request};
-use crate::router::Split;
 
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
 const NO_PLACE: u32 = u32::MAX;
@@ -127,7 +126,7 @@ impl EmbeddingStore for RemoteStore {
             let checked: Vec<_> = tables.iter().map(|table| &table.checks).zip(updates).collect();
             let merged = RowlessTable::merge(&*self.executor, &checked)?;
             let parts: Vec<Part> =
-                tables.iter().zip(&merged).map(|(table, merged)| self.part(table, merged)).collect();
+                tables.iter().zip(merged).map(|(table, merged)| self.part(table, merged)).collect();
             let of_shard = |shard| {
                 let steps = parts.iter().zip(updates).map(|(part, update)| part.step(shard, update.step));
                 let request = Request::Update(steps.collect());
@@ -285,14 +284,14 @@ impl EmbeddingStore for RemoteStore {
 
 /// A table's merged gradients, by shard.
 struct Part {
-    split: Split,
+    ids: Vec<Vec<i64>>,
     sums: Vec<Vec<f32>>,
     numbers: Vec<TableId>,
 }
 
 impl Part {
     fn step(&self, shard: usize, step: Step) -> MergedUpdate<'_> {
-        let (ids, sums) = (&self.split.ids[shard][..], &self.sums[shard][..]);
+        let (ids, sums) = (&self.ids[shard][..], &self.sums[shard][..]);
         MergedUpdate { table: self.numbers[shard], step, ids, sums }
     }
 }
@@ -319,10 +318,13 @@ impl RemoteStore {
         })
     }
 
-    fn part(&self, table: &RemoteTable, merged: &MergedGradients) -> Part {
+    fn part(&self, table: &RemoteTable, merged: MergedGradients) -> Part {
+        let numbers = table.places.iter().map(|place| place.number).collect();
+        if self.router.shards() == 1 {
+            return Part { ids: vec![merged.ids], sums: vec![merged.sums], numbers };
+        }
         let split = self.router.split(&merged.ids);
-        let sums = split.gather(&merged.sums, table.checks.dim());
-        Part { split, sums, numbers: table.places.iter().map(|place| place.number).collect() }
+        Part { sums: split.gather(&merged.sums, table.checks.dim()), ids: split.ids, numbers }
     }
 
     fn write_part(&self, session: &Session, table: &RemoteTable, ids: &[i64], rows: &[f32]) -> Result<()> {

@@ -13,6 +13,7 @@
 
 use std::io::{self, Read, Write};
 
+use super::buffers;
 use super::section::Section;
 
 /// The version of the layout.
@@ -184,6 +185,12 @@ pub struct Received {
     words: Vec<u64>,
 }
 
+impl Drop for Received {
+    fn drop(&mut self) {
+        buffers::put_back(&mut self.words);
+    }
+}
+
 impl Received {
     /// Returns the sections.
     ///
@@ -268,13 +275,13 @@ fn parse_header(bytes: &[u8; HEADER_BYTES], limit: u64) -> Result<(Header, u16, 
     Ok((header, u16::from_le_bytes([bytes[2], bytes[3]]), len))
 }
 
-/// Memory is made as bytes come, at most [`READ_AHEAD`] or what there is already before them.
+/// Memory is made as bytes come, at most [`READ_AHEAD`] or what there is already before them, beside what is used again.
 fn read_words(from: &mut impl Read, count: usize) -> Result<Vec<u64>, FrameError> {
-    let mut words = Vec::new();
-    while words.len() < count {
-        let have = words.len();
-        words.resize(count.min(have + have.max(READ_AHEAD / 8)), 0);
+    let (mut words, mut have) = (buffers::take(count), 0);
+    while have < count {
+        words.resize(count.min(words.len().max(have + have.max(READ_AHEAD / 8))), 0);
         from.read_exact(bytemuck::cast_slice_mut(&mut words[have..]))?;
+        have = words.len();
     }
     Ok(words)
 }

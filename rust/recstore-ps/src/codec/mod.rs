@@ -3,6 +3,7 @@
 //! Integers are little-endian. A frame is a header of [`HEADER_BYTES`] and a body of sections; `frame` has the layout.
 //! Nothing is allocated for a length that a peer only claims: memory grows with the bytes that have come.
 
+mod buffers;
 mod error;
 mod frame;
 mod management;

@@ -1,0 +1,62 @@
+//! Memory of large frames that is used again: fresh memory costs a machine more than filling it.
+
+use std::mem;
+use std::sync::Mutex;
+
+/// Smaller buffers are as cheap to make.
+const LEAST_WORDS: usize = (1 << 20) / size_of::<u64>();
+
+/// Larger buffers are not kept.
+const MOST_WORDS: usize = (64 << 20) / size_of::<u64>();
+
+/// The buffers kept: a quarter of a gigabyte, at most.
+const MOST_BUFFERS: usize = 4;
+
+static KEPT: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
+
+/// Returns at most `count` words, of any content.
+pub(super) fn take(count: usize) -> Vec<u64> {
+    if count < LEAST_WORDS {
+        return Vec::new();
+    }
+    // Who finds others at it does without: a child forked in that moment must not wait.
+    let kept = KEPT.try_lock().ok().and_then(|mut kept| {
+        let largest = (0..kept.len()).max_by_key(|&place| kept[place].len().min(count))?;
+        Some(kept.swap_remove(largest))
+    });
+    let mut words = kept.unwrap_or_default();
+    words.truncate(count);
+    words
+}
+
+/// Keeps a buffer for another frame, if it is worth it.
+pub(super) fn put_back(words: &mut Vec<u64>) {
+    if !(LEAST_WORDS..=MOST_WORDS).contains(&words.capacity()) {
+        return;
+    }
+    if let Ok(mut kept) = KEPT.try_lock()
+        && kept.len() < MOST_BUFFERS
+    {
+        kept.push(mem::take(words));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn large_buffers_come_again_and_never_longer_than_wanted() {
+        put_back(&mut vec![7; LEAST_WORDS]);
+        assert!(take(LEAST_WORDS + 1).len() <= LEAST_WORDS + 1);
+        put_back(&mut vec![7; LEAST_WORDS]);
+        assert!(take(LEAST_WORDS - 1).is_empty());
+        for _ in 0..2 * MOST_BUFFERS {
+            put_back(&mut vec![7; LEAST_WORDS]);
+            put_back(&mut vec![7; 3]);
+            put_back(&mut Vec::with_capacity(MOST_WORDS + 1));
+        }
+        let kept = KEPT.lock().unwrap();
+        assert!(kept.len() <= MOST_BUFFERS && kept.iter().all(|words| words.capacity() <= MOST_WORDS));
+    }
+}
