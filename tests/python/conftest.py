@@ -9,13 +9,52 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from examples import try_fewer
 from ranks import Ranks, started_ranks
+from served_tables import ServerProcesses
 
-from recstore_ops import cli
+from recstore_ops import cli, set_ps_servers
 from recstore_ops.training import planted_interactions
 from recstore_ops.training.formats.libsvm import write_libsvm
 
 _table_numbers = itertools.count()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--served",
+        type=int,
+        default=0,
+        metavar="SHARDS",
+        help="open all tables on so many servers (0: in this process)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
+    config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")
+    if config.getoption("--served"):
+        try_fewer()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    num_shards = int(item.config.getoption("--served") or 0)
+    for name, most in (("embedded_only", 0), ("one_server_only", 1)):
+        marker = item.get_closest_marker(name)
+        if marker is not None and num_shards > most:
+            pytest.skip(marker.args[0])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """With `--served` tables are opened on servers, each a process, that all tests share."""
+    num_shards = request.config.getoption("--served")
+    if not num_shards:
+        yield
+        return
+    with ServerProcesses(tmp_path_factory.mktemp("servers"), num_shards) as processes:
+        set_ps_servers(processes.addresses)
+        yield
 
 
 @pytest.fixture

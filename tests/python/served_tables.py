@@ -22,23 +22,22 @@ class ServerProcesses:
         processes: the processes, in the same order.
     """
 
-    def __init__(self, folder: Path, num_shards: int, *options: str, ports: list[int] | None = None) -> None:
-        ports = ports or [0] * num_shards
-        servers = [{"host": "127.0.0.1", "port": port, "shard": shard} for shard, port in enumerate(ports)]
+    def __init__(self, folder: Path, num_shards: int, *options: str) -> None:
+        servers = [{"host": "127.0.0.1", "port": 0, "shard": shard} for shard in range(num_shards)]
         self.config = folder / "servers.json"
         self.config.write_text(json.dumps({"cache_ps": {"num_shards": num_shards, "servers": servers}}))
-        command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(self.config), *options]
-        self.processes = [
-            subprocess.Popen(
-                [*command, "--shard", str(shard)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for shard in range(num_shards)
-        ]
+        self._command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(self.config), *options]
+        self.processes = [self._start(shard) for shard in range(num_shards)]
         self.addresses = [self._address(process) for process in self.processes]
+
+    def _start(self, shard: int, *options: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*self._command, "--shard", str(shard), *options],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
     @staticmethod
     def _address(process: subprocess.Popen[str]) -> str:
@@ -47,6 +46,20 @@ class ServerProcesses:
         started = _STARTED.match(line)
         assert started, line + process.stdout.read()
         return started[3].rstrip(",")
+
+    def kill_and_start_again(self, shard: int) -> None:
+        """Ends a server by SIGKILL and starts one in its place, at the same port."""
+        self.processes[shard].kill()
+        self.processes[shard].communicate(timeout=60)
+        self.processes[shard] = self._start(shard, "--port", self.addresses[shard].rsplit(":", 1)[1])
+        assert self._address(self.processes[shard]) == self.addresses[shard]
+
+    def resident_bytes(self, shard: int) -> int:
+        """The memory that a server has, as the system counts it."""
+        status = Path(f"/proc/{self.processes[shard].pid}/status").read_text(encoding="utf-8")
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found, status
+        return int(found[1]) * 1024
 
     def stop(self) -> list[str]:
         """Ends all processes in good order and returns what each printed last."""

@@ -434,6 +434,7 @@ OPENINGS: dict[str, Callable[[str], object]] = {
 }
 
 
+@pytest.mark.embedded_only("the processes of a job share the tables of servers")
 @pytest.mark.parametrize("opening", OPENINGS)
 def test_a_job_of_several_processes_is_refused_an_embedded_table(
     opening: str, name: str, monkeypatch: pytest.MonkeyPatch
@@ -445,6 +446,7 @@ def test_a_job_of_several_processes_is_refused_an_embedded_table(
     assert name not in table_names()
 
 
+@pytest.mark.embedded_only("the processes of a job share the tables of servers")
 def test_a_pickle_is_refused_in_a_job_of_several_processes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     text = pickle.dumps(DistEmbedding(NUM, DIM, name))
     get_kv_client().drop(name)

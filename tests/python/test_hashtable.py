@@ -58,6 +58,7 @@ def train(table: HashTable, ids: Tensor, grads: Tensor | float = 1.0) -> None:
 # Ids, indices and rows.
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_new_ids_get_rising_indices_and_a_freed_index_is_used_again(table: HashTable) -> None:
     table.insert(longs(1180210, 721458, 655922, 1000000, 2000000), ascending(5, DIM))
     assert mapped(table) == {1180210: 0, 721458: 1, 655922: 2, 1000000: 3, 2000000: 4}
@@ -107,6 +108,7 @@ def test_evaluation_never_adds_ids_and_carries_no_gradient(table: HashTable) -> 
     assert table.ids().tolist() == [1]
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_read_only_lookups_of_unknown_ids_never_write(table: HashTable) -> None:
     table.insert(longs(1, 2), ascending(2, DIM))
     handle, collector, anchor = table.table.handle, table.table.collector, table.table.anchor
@@ -146,6 +148,7 @@ def test_clear_leaves_a_table_that_works(table: HashTable) -> None:
     assert mapped(table) == {3: 0}
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_duplicate_ids_in_a_lookup_or_an_insert_leak_no_index(table: HashTable) -> None:
     table(longs(7, 7, 7, 8))
     table.insert(longs(9, 9, 7, 10), ascending(4, DIM))
@@ -153,6 +156,7 @@ def test_duplicate_ids_in_a_lookup_or_an_insert_leak_no_index(table: HashTable) 
     assert table.slot("embedding", longs(9)).tolist() == [[3, 4]]
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_deleting_an_id_twice_hands_no_row_to_two_ids(table: HashTable) -> None:
     table.insert(longs(1, 2, 3), ascending(3, DIM))
     table.delete(longs(2, 2))
@@ -162,6 +166,7 @@ def test_deleting_an_id_twice_hands_no_row_to_two_ids(table: HashTable) -> None:
     assert table.slot("embedding", longs(4, 5)).tolist() == [[4, 4], [5, 5]]
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_ids_and_rows_that_are_not_contiguous_are_read_by_position(table: HashTable) -> None:
     strided = torch.arange(8)[::2]
     table(strided)
@@ -172,6 +177,7 @@ def test_ids_and_rows_that_are_not_contiguous_are_read_by_position(table: HashTa
     assert torch.equal(table.grad()[1], ascending(DIM, 4).t())
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 @pytest.mark.parametrize("ids_shape", [(), (0,), (3,), (2, 3), (2, 0)])
 @pytest.mark.parametrize("shape", [(), (3,), (3, 2), (2, 1, 4)])
 def test_rows_of_any_shape_come_back_whole(shape: tuple[int, ...], ids_shape: tuple[int, ...], name: str) -> None:
@@ -194,6 +200,7 @@ def test_an_int_stands_for_a_shape_of_one_size(name: str) -> None:
     assert table(longs(1, 2)).shape == (2, 5)
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_every_int64_is_an_id(table: HashTable) -> None:
     ids, rows = longs(*EXTREME_IDS), ascending(len(EXTREME_IDS), DIM)
     table.insert(ids, rows)
@@ -202,6 +209,7 @@ def test_every_int64_is_an_id(table: HashTable) -> None:
     assert torch.equal(table.embeddings(), rows - 1)
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_uint64_and_int32_ids_are_taken_as_int64(table: HashTable) -> None:
     table(torch.tensor([2**64 - 1, 5, 5], dtype=torch.uint64)).sum().backward()
     table(torch.tensor([-1, 6], dtype=torch.int32)).sum().backward()
@@ -210,6 +218,7 @@ def test_uint64_and_int32_ids_are_taken_as_int64(table: HashTable) -> None:
     assert table.slot("embedding", torch.tensor([2**64 - 1], dtype=torch.uint64)).shape == (1, DIM)
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_growing_over_many_blocks_moves_no_row(name: str) -> None:
     table = HashTable(3, name, block_size=5)
     rows = torch.randn(101, 3)
@@ -219,6 +228,7 @@ def test_growing_over_many_blocks_moves_no_row(name: str) -> None:
     assert table.ids_map()[1].tolist() == list(range(101))
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_the_indices_of_many_ids_are_all_listed(name: str) -> None:
     table = HashTable(1, name)
     ids = torch.randperm(140_000)
@@ -244,6 +254,7 @@ def test_row_values_do_not_depend_on_the_order_of_insertion(table_name: Callable
     assert torch.equal(*found)
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_row_values_do_not_depend_on_the_threads_that_insert(table_name: Callable[[], str]) -> None:
     name, ids = table_name(), torch.arange(400)
     alone = HashTable(8, name)
@@ -313,6 +324,7 @@ def test_slots_are_listed_by_name(kind: str, names: list[str], name: str) -> Non
         assert values.eq(0).all()
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_slot_shows_what_the_optimizer_keeps_for_each_id(name: str) -> None:
     table = HashTable(DIM, name, optimizer=ADAGRAD)
     train(table, longs(4, 9, 4), torch.tensor([[1.0, 2.0], [3.0, 4.0], [1.0, 1.0]]))
@@ -426,6 +438,7 @@ def test_the_workers_are_the_processes_of_the_group(monkeypatch: pytest.MonkeyPa
     assert (count_workers(), count_workers(group)) == (8, 4)
 
 
+@pytest.mark.embedded_only("the processes of a job share the tables of servers")
 def test_a_job_of_several_processes_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: 2)
@@ -761,6 +774,7 @@ CALLS = st.tuples(
 )
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 @settings(max_examples=examples(60), deadline=None)
 @given(st.lists(CALLS, max_size=25))
 def test_a_table_is_a_map_from_ids_to_rows_whose_indices_are_dense(calls: list[tuple[str, list[int], int]]) -> None:

@@ -40,6 +40,7 @@ def listed(table: Table) -> list[int]:
     return _ops.hashtable_ids(table.handle).tolist()
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_new_ids_get_rising_indices_and_a_freed_index_is_used_again(table: Table) -> None:
     assert insert(table, *DOCUMENTED_IDS) == [0, 1, 2, 3, 4]
 
@@ -50,6 +51,7 @@ def test_new_ids_get_rising_indices_and_a_freed_index_is_used_again(table: Table
     assert listed(table) == [1180210, 721458, 328637, 1000000, 2000000]
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_lookup_without_insert_gives_no_id_a_row(table: Table) -> None:
     insert(table, 5)
     index, rows = _ops.hashtable_lookup(table.handle, longs(4, 5, 6), DIM, False)
@@ -66,6 +68,7 @@ def test_a_lookup_with_insert_stores_the_initial_values(table: Table) -> None:
     assert listed(table) == [4, 5]
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_lookup_keeps_the_shape_of_the_ids(table: Table) -> None:
     ids = torch.arange(6).reshape(2, 3)
     index, rows = _ops.hashtable_lookup(table.handle, ids.t(), DIM, True)
@@ -75,6 +78,7 @@ def test_a_lookup_keeps_the_shape_of_the_ids(table: Table) -> None:
     assert (index.shape, rows.shape) == ((0, 3), (0, 3, DIM))
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_duplicates_in_one_lookup_get_one_index(table: Table) -> None:
     assert insert(table, 7, 8, 7, 8, 9) == [0, 1, 0, 1, 2]
 
@@ -87,6 +91,7 @@ def test_both_ends_of_int64_are_ids_like_any_other(table: Table) -> None:
     assert find(table, *ends) == [-1, -1]
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_deleting_twice_frees_an_index_once(table: Table) -> None:
     insert(table, 1, 2, 3)
     delete(table, 2, 2)
@@ -97,6 +102,7 @@ def test_deleting_twice_frees_an_index_once(table: Table) -> None:
     assert table.statistics()["deletes"] == 1
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_reused_index_keeps_nothing_of_the_row_before(table: Table) -> None:
     insert(table, 1)
     _ops.emb_update(table.handle, longs(1), torch.full((1, DIM), 100.0))
@@ -111,6 +117,7 @@ def test_a_reused_index_keeps_nothing_of_the_row_before(table: Table) -> None:
     assert torch.allclose(_ops.emb_read(table.handle, longs(2), DIM), initial - 1)
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_ids_come_in_the_order_of_their_indices(table: Table) -> None:
     ids = [int(id) for id in torch.randperm(100)]
     insert(table, *ids)

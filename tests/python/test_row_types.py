@@ -258,6 +258,7 @@ def test_init_data_makes_a_table_of_the_type(dtype: torch.dtype, name: str) -> N
     assert torch.equal(client.pull(name, IDS), torch.zeros(2, 3, DIM))
 
 
+@pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 @row_types
 def test_a_hash_table_rounds_rows_and_keeps_slots_in_float32(dtype: torch.dtype, name: str) -> None:
     table = HashTable([2, 3], name, dtype=dtype, optimizer="adagrad")

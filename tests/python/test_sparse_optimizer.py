@@ -338,6 +338,7 @@ def test_a_rate_that_the_rule_cannot_take_fails_the_step_and_keeps_the_trace(new
     assert (steps(module), rate(module)) == (1, 1.0)
 
 
+@pytest.mark.embedded_only("servers take an optimizer's state from checkpoints only")
 @pytest.mark.parametrize("at_construction", [True, False])
 def test_the_state_restores_the_rate_where_training_stopped(at_construction: bool, new_module: NewModule) -> None:
     module = new_module()

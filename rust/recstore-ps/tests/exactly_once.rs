@@ -3,11 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+mod proxy;
 
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
@@ -18,125 +16,9 @@ use recstore::{
 };
 use recstore_ps::RemoteStore;
 
+use proxy::{Fault, Proxy, Random, some_fault};
+
 const DIM: usize = 4;
-
-/// What a server says first.
-const WELCOME_BYTES: usize = 40;
-
-/// What is done to the bytes of one direction of a connection, once that many have passed.
-#[derive(Debug, Clone, Copy)]
-enum Fault {
-    None,
-    Cut(usize),
-    Duplicate(usize),
-    Delay(usize),
-}
-
-/// Stands between clients and a server and spoils connections as it is told.
-struct Proxy {
-    address: String,
-    faults: Arc<Mutex<dyn FnMut() -> [Fault; 2] + Send>>,
-    connections: Arc<AtomicU64>,
-    is_down: Arc<AtomicBool>,
-    /// Keeps what a server says after its welcome.
-    is_deaf: Arc<AtomicBool>,
-}
-
-impl Proxy {
-    fn start(server: String, faults: impl FnMut() -> [Fault; 2] + Send + 'static) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let proxy = Self {
-            address: listener.local_addr().unwrap().to_string(),
-            faults: Arc::new(Mutex::new(faults)),
-            connections: Arc::default(),
-            is_down: Arc::default(),
-            is_deaf: Arc::default(),
-        };
-        let (faults, connections) = (proxy.faults.clone(), proxy.connections.clone());
-        let (is_down, is_deaf) = (proxy.is_down.clone(), proxy.is_deaf.clone());
-        thread::spawn(move || {
-            for client in listener.incoming().map_while(Result::ok) {
-                connections.fetch_add(1, Ordering::Relaxed);
-                if is_down.load(Ordering::Relaxed) {
-                    continue;
-                }
-                let Ok(server) = TcpStream::connect(&server) else { continue };
-                let [there, back] = (faults.lock().unwrap())();
-                pump(&client, &server, there, [&is_down, &Arc::default()]);
-                pump(&server, &client, back, [&is_down, &is_deaf]);
-            }
-        });
-        proxy
-    }
-
-    /// Ends all connections, and those that come.
-    fn set_down(&self, is_down: bool) {
-        self.is_down.store(is_down, Ordering::Relaxed);
-    }
-}
-
-fn pump(from: &TcpStream, to: &TcpStream, fault: Fault, flags: [&Arc<AtomicBool>; 2]) {
-    let (mut from, mut to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-    let [is_down, is_deaf] = flags.map(Arc::clone);
-    from.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-    thread::spawn(move || {
-        let (mut passed, mut buffer) = (0, [0; 1000]);
-        while !is_down.load(Ordering::Relaxed) {
-            let count = match from.read(&mut buffer) {
-                Ok(0) => break,
-                Ok(count) => count,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => continue,
-                Err(_) => break,
-            };
-            let hits = |place: usize| (passed..passed + count).contains(&place);
-            if is_deaf.load(Ordering::Relaxed) && passed >= WELCOME_BYTES {
-                break;
-            }
-            match fault {
-                Fault::Cut(place) if hits(place) => {
-                    _ = to.write_all(&buffer[..place - passed]);
-                    break;
-                }
-                Fault::Duplicate(place) if hits(place) => {
-                    _ = to.write_all(&buffer[..count]);
-                    _ = to.write_all(&buffer[place - passed..count]);
-                }
-                // The delay is followed by an end, so that there is another connection to spoil.
-                Fault::Delay(place) if hits(place + 1_500) => break,
-                Fault::Delay(place) => {
-                    if hits(place) {
-                        thread::sleep(Duration::from_millis(30));
-                    }
-                    _ = to.write_all(&buffer[..count]);
-                }
-                _ => _ = to.write_all(&buffer[..count]),
-            }
-            passed += count;
-        }
-        _ = from.shutdown(Shutdown::Both);
-        _ = to.shutdown(Shutdown::Both);
-    });
-}
-
-/// Numbers that look random: SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        ((mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB) >> 33) % bound
-    }
-}
-
-fn some_fault(random: &mut Random) -> Fault {
-    let place = random.below(1_200) as usize;
-    match random.below(5) {
-        0..3 => Fault::Cut(place),
-        3 => Fault::Duplicate(place),
-        _ => Fault::Delay(place),
-    }
-}
 
 fn config() -> TableConfig {
     TableConfig::from_json(DIM, r#"{"optimizer": {"kind": "adam", "lr": 0.1}, "dtype": "bfloat16"}"#).unwrap()
@@ -206,7 +88,7 @@ fn changes_are_made_once_over_connections_that_break() {
             let mut first = true;
             Box::new(move || match std::mem::take(&mut first) {
                 true => [Fault::Cut(2_000), Fault::None],
-                false => [some_fault(&mut random), some_fault(&mut random)],
+                false => [some_fault(&mut random, 1_200), some_fault(&mut random, 1_200)],
             })
         });
         let table = store.open_table("t", &config()).unwrap();
@@ -287,4 +169,20 @@ fn several_clients_change_tables_side_by_side() {
     store.read(table, &[0, 1, 2], &mut rows).unwrap();
     assert_eq!(rows, [4.0 * STEPS as f32; 3]);
     assert_eq!(store.statistics(table).unwrap().step, 4 * STEPS as u64);
+}
+
+#[test]
+fn an_eviction_whose_answer_was_lost_takes_place_once_and_tells_what_left() {
+    let (_cluster, proxies, store) =
+        behind_proxies(2, Duration::from_millis(150), |_| Box::new(|| [Fault::None, Fault::None]));
+    let config = TableConfig::from_json(1, r#"{"eviction": {"capacity": 3, "interval": 1000000}}"#).unwrap();
+    let table = store.open_table("t", &config).unwrap();
+    store.write(table, &(0..20).collect::<Vec<_>>(), &[1.0; 20]).unwrap();
+    let leaving = store.evict(table, true).unwrap();
+    proxies[1].is_deaf.store(true, Ordering::Relaxed);
+    let error = store.evict(table, false).unwrap_err();
+    assert!(matches!(error, Error::Unavailable { operation: "evict", shard: 1, .. }), "{error}");
+    proxies[1].is_deaf.store(false, Ordering::Relaxed);
+    assert_eq!(store.evict(table, false), Ok(leaving.clone()));
+    assert_eq!((leaving.len(), store.num_rows(table), store.evict(table, false)), (14, Ok(6), Ok(vec![])));
 }

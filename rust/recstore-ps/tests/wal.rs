@@ -5,74 +5,24 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+mod processes;
+mod proxy;
 
 use std::collections::BTreeMap;
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::TcpListener;
-use std::path::Path;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use cluster::connect;
+use processes::{Process, free_port, start};
+use proxy::Random;
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableUpdate};
 use recstore_ps::{Server, ServerConfig};
 
 const DIM: usize = 3;
-/// Tells a child which server it is: directory, port, shard, number of shards.
-const ROLE: &str = "RECSTORE_TEST_SERVER";
-
-fn start(directory: &Path, port: u16, shard: Shard) -> Server {
-    let mut config = ServerConfig::default();
-    (config.wal, config.port, config.shard) = (Some(directory.to_owned()), port, shard);
-    Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap()
-}
-
-/// Is a server, in a process of its own, until it is killed; and makes checkpoints all the time.
-#[test]
-fn serve() {
-    let Ok(role) = env::var(ROLE) else { return };
-    let parts: Vec<&str> = role.split(' ').collect();
-    let [port, number, of] = [1, 2, 3].map(|place| parts[place].parse::<usize>().unwrap());
-    let server = start(Path::new(parts[0]), port as u16, Shard { number, of });
-    println!("serving");
-    loop {
-        thread::sleep(Duration::from_millis(30));
-        server.handler().checkpoint().unwrap();
-    }
-}
-
-fn spawn(directory: &Path, port: u16, shard: Shard) -> Child {
-    let role = format!("{} {port} {} {}", directory.display(), shard.number, shard.of);
-    let mut command = Command::new(env::current_exe().unwrap());
-    let mut child = command
-        .args(["--exact", "serve", "--nocapture"])
-        .env(ROLE, role)
-        .stdout(Stdio::piped())
-        .stderr(Stdio::inherit())
-        .spawn()
-        .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains("serving")), "the server did not start");
-    child
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
 
 fn config() -> TableConfig {
     TableConfig::from_json(DIM, r#"{"optimizer": {"kind": "adam", "lr": 0.1}, "dtype": "bfloat16"}"#).unwrap()
@@ -153,8 +103,7 @@ fn what_was_acknowledged_survives_kill_9_once() {
     let directory = tempfile::tempdir().unwrap();
     let shards = [0, 1].map(|number| Shard { number, of: 2 });
     let ports = shards.map(|_| free_port());
-    let place = |shard: Shard| directory.path().join(format!("shard{}", shard.number));
-    let mut children = shards.map(|shard| spawn(&place(shard), ports[shard.number], shard));
+    let mut servers = shards.map(|shard| Process::start(directory.path(), ports[shard.number], shard));
     let is_over = AtomicBool::new(false);
     let addresses = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
     let store = connect(addresses, Duration::from_secs(60));
@@ -169,21 +118,14 @@ fn what_was_acknowledged_survives_kill_9_once() {
         let mut random = Random(rounds);
         for _ in 0..rounds {
             thread::sleep(Duration::from_millis(20 + random.below(100)));
-            let shard = shards[random.below(2) as usize];
-            let child = &mut children[shard.number];
-            child.kill().unwrap();
-            child.wait().unwrap();
-            *child = spawn(&place(shard), ports[shard.number], shard);
+            servers[random.below(2) as usize].kill_and_start_again();
         }
         is_over.store(true, Ordering::Relaxed);
         let made = acting.join().unwrap();
         (made.len() as u64, made)
     });
     let found = contents(&store);
-    for mut child in children {
-        child.kill().unwrap();
-        child.wait().unwrap();
-    }
+    drop(servers);
     assert!((found, made) == undisturbed(acts), "after {acts} changes");
 }
 

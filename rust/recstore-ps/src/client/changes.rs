@@ -6,7 +6,7 @@
 //! in between gives the one that failed up.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use recstore::Error;
@@ -29,10 +29,10 @@ struct FailedChange {
 }
 
 /// What is known of a change on one server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 enum State {
-    /// It was made; how many rows it deleted.
-    Made(u64),
+    /// It was made, and this was the answer.
+    Made(Arc<Reply>),
     /// It was sent, perhaps, under this number.
     Sent(u64),
     /// It has no number that could be used.
@@ -46,7 +46,7 @@ impl Changes {
     }
 }
 
-/// Makes a change on all servers that it touches and returns how many rows they deleted.
+/// Makes a change on all servers that it touches and returns their answers, in the order of the calls.
 ///
 /// # Errors
 /// The first server's; then the change may be repeated with equal content.
@@ -55,7 +55,7 @@ pub(super) fn change(
     operation: &'static str,
     mut calls: Vec<Call<'_>>,
     patience: Duration,
-) -> Result<u64, Error> {
+) -> Result<Vec<Arc<Reply>>, Error> {
     let mut changes = session.changes.lock().unwrap_or_else(PoisonError::into_inner);
     let Changes { last, failed } = &mut *changes;
     let mut states = vec![State::New; calls.len()];
@@ -65,21 +65,22 @@ pub(super) fn change(
     check_sizes(session, operation, &calls)?;
     *last += 1;
     for (call, state) in calls.iter_mut().zip(&mut states) {
-        call.sequence = match *state {
+        call.sequence = match state {
             State::Made(_) => continue,
-            State::Sent(number) => number,
+            State::Sent(number) => *number,
             State::New => *last,
         };
         *state = State::Sent(call.sequence);
     }
     let result = make(session, operation, &calls, &mut states, patience);
-    let is_partly_made = states.iter().any(|state| *state != State::New);
+    let is_partly_made = states.iter().any(|state| !matches!(state, State::New));
     *failed = result
         .is_err()
         .then(|| content_of(&calls))
         .filter(|_| is_partly_made)
         .map(|content| FailedChange { content, states: states.clone() });
-    result.map(|()| states.iter().map(|state| if let State::Made(count) = state { *count } else { 0 }).sum())
+    let answer = |state| if let State::Made(answer) = state { Some(answer) } else { None };
+    result.map(|()| states.into_iter().filter_map(answer).collect())
 }
 
 /// Nothing is sent to any server unless each will take what is sent to it.
@@ -107,7 +108,7 @@ fn make(
     let mut first = None;
     for (number, outcome) in open.into_iter().zip(session.call_all(operation, &sent, patience)) {
         match outcome {
-            Outcome::Answered(reply, _) => states[number] = State::Made(deleted(&reply)),
+            Outcome::Answered(reply, _) => states[number] = State::Made(Arc::new(reply)),
             Outcome::Refused(error) => {
                 states[number] = State::New;
                 first.get_or_insert(error);
@@ -116,10 +117,6 @@ fn make(
         }
     }
     first.map_or(Ok(()), Err)
-}
-
-fn deleted(reply: &Reply) -> u64 {
-    reply.count().unwrap_or(0)
 }
 
 /// Returns what tells changes apart: a hash of all that is sent, whatever its numbers.

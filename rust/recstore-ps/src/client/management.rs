@@ -45,6 +45,21 @@ impl RemoteStore {
         Ok(answers.into_iter().map(|(managed, _)| managed).collect())
     }
 
+    /// Changes a table on all servers, on each once, and returns their answers in the order of the shards.
+    fn change_all(
+        &self,
+        session: &Session,
+        operation: &'static str,
+        table: &RemoteTable,
+        request: impl Fn(i64) -> Management,
+    ) -> Result<Vec<Managed>> {
+        let calls = self.shards().map(|shard| table_management(table, shard, &request)).collect();
+        let answers = change(session, operation, calls, self.patience());
+        let answers = answers.map_err(|error| translated(error, session, operation, table, &[]))?;
+        let managed = answers.iter().enumerate();
+        managed.map(|(shard, answer)| answer.managed().map_err(misfit(session, operation, shard))).collect()
+    }
+
     pub(super) fn open(&self, session: &Session, name: &str, config: &TableConfig) -> Result<TableId> {
         // What all servers would refuse need not be sent.
         recstore::RowlessTable::new(name, config)?;
@@ -126,11 +141,8 @@ impl RemoteStore {
     }
 
     pub(super) fn clear_rows(&self, session: &Session, table: &RemoteTable) -> Result<()> {
-        const OPERATION: &str = "hashtable_clear";
         let request = |number| Management::Clear { table: number };
-        let calls = self.shards().map(|shard| table_management(table, shard, request)).collect();
-        let cleared = change(session, OPERATION, calls, self.patience());
-        cleared.map(drop).map_err(|error| translated(error, session, OPERATION, table, &[]))
+        self.change_all(session, "hashtable_clear", table, request).map(drop)
     }
 
     pub(super) fn count_rows(&self, session: &Session, table: &RemoteTable) -> Result<usize> {
@@ -155,7 +167,6 @@ impl RemoteStore {
         self.ask_about(session, "set_learning_rate", table, request).map(drop)
     }
 
-    /// Counts are summed over servers; the step is the greatest, the rate that of the first.
     /// Takes away the rows that eviction chooses on each server, and returns their ids in ascending order.
     pub(super) fn evict_rows(
         &self,
@@ -163,11 +174,16 @@ impl RemoteStore {
         table: &RemoteTable,
         dry_run: bool,
     ) -> Result<Vec<i64>> {
+        const OPERATION: &str = "evict";
         let request = |number| Management::Evict { table: number, dry_run };
+        let answers = match dry_run {
+            true => self.ask_about(session, OPERATION, table, request)?,
+            false => self.change_all(session, OPERATION, table, request)?,
+        };
         let mut all = Vec::new();
-        for (shard, answer) in self.ask_about(session, "evict", table, request)?.into_iter().enumerate() {
+        for (shard, answer) in answers.into_iter().enumerate() {
             let Managed::Ids { ids } = answer else {
-                return Err(unexpected(session, "evict", shard, &answer));
+                return Err(unexpected(session, OPERATION, shard, &answer));
             };
             all.extend(ids);
         }
@@ -175,6 +191,7 @@ impl RemoteStore {
         Ok(all)
     }
 
+    /// Counts are summed over servers; the step is the greatest, the rate that of the first.
     pub(super) fn summed_statistics(
         &self,
         session: &Session,

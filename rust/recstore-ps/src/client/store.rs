@@ -15,7 +15,7 @@ use super::fetch::{Fetched, fetch};
 use super::session::{Call, Session};
 use super::tables::RemoteTable;
 use super::{RemoteStore, table_call};
-use crate::codec::{MergedUpdate, Request};
+use crate::codec::{MergedUpdate, Reply, Request};
 
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
 const NO_PLACE: u32 = u32::MAX;
@@ -179,9 +179,15 @@ impl EmbeddingStore for RemoteStore {
                 table_call(table, shard, Request::Delete { table: number, ids: &split.ids[shard] })
             };
             let touched = self.shards().filter(|&shard| !split.ids[shard].is_empty());
-            let deleted = change(session, OPERATION, touched.map(request).collect(), self.patience());
-            let deleted = deleted.map_err(|error| translated(error, session, OPERATION, table, &[]))?;
-            Ok(deleted as usize)
+            let touched: Vec<usize> = touched.collect();
+            let calls = touched.iter().map(|&shard| request(shard)).collect();
+            let answers = change(session, OPERATION, calls, self.patience());
+            let answers = answers.map_err(|error| translated(error, session, OPERATION, table, &[]))?;
+            let count = |(answer, &shard): (&Arc<Reply>, &usize)| {
+                let count = answer.count().map_err(misfit(session, OPERATION, shard))?;
+                Ok(count as usize)
+            };
+            answers.iter().zip(&touched).map(count).sum()
         })
     }
 

@@ -106,7 +106,10 @@ impl<'a> Request<'a> {
             Self::Write { .. } | Self::Update(_) | Self::Delete { .. } | Self::Round { .. } => true,
             Self::Manage(management) => matches!(
                 management,
-                Management::DropTable { .. } | Management::Clear { .. } | Management::Barrier { .. }
+                Management::DropTable { .. }
+                    | Management::Clear { .. }
+                    | Management::Evict { dry_run: false, .. }
+                    | Management::Barrier { .. }
             ),
             _ => false,
         }
@@ -121,7 +124,6 @@ impl<'a> Request<'a> {
                     | Management::Join { .. }
                     | Management::Leave {}
                     | Management::SetLearningRate { .. }
-                    | Management::Evict { dry_run: false, .. }
             )
         };
         match self {

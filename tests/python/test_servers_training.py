@@ -1,0 +1,48 @@
+"""Training by several workers that wait for nobody: what it comes to on planted rows."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import served_training
+from served_tables import ServerProcesses
+
+from recstore_ops import servers, table_statistics
+from recstore_ops.training import planted_interactions
+from recstore_ops.training.quality.evaluation import evaluate
+
+WORKERS, EPOCHS = 3, 12
+
+
+@pytest.fixture(autouse=True)
+def _embedded_afterwards() -> Iterator[None]:
+    yield
+    servers.set_ps_backend("embedded")
+
+
+def test_an_fm_trained_by_three_workers_finds_planted_interactions(tmp_path: Path) -> None:
+    planted = planted_interactions()
+    with ServerProcesses(tmp_path, 2) as processes:
+        arguments = [sys.executable, served_training.__file__, ",".join(processes.addresses), "fm"]
+        workers = [
+            subprocess.Popen(
+                [*arguments, *map(str, (worker, WORKERS, EPOCHS))],
+                stderr=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for worker in range(WORKERS)
+        ]
+        printed = [worker.communicate(timeout=300)[1] for worker in workers]
+        assert [worker.returncode for worker in workers] == [0] * WORKERS, printed
+        servers.set_ps_servers(processes.addresses)
+        model = served_training.factorization_machine("fm")
+        batches = math.ceil(len(planted.train) / WORKERS / served_training.BATCH_ROWS)
+        assert [table_statistics(f"fm/{table}")["step"] for table in "wv"] == [WORKERS * EPOCHS * batches] * 2
+        assert evaluate(model, [planted.test]).auc >= 0.86
