@@ -78,13 +78,23 @@ impl Registry {
         &self.store
     }
 
-    /// Connects to servers, where tables are opened from then on; those that are open stay where they are.
+    /// Connects to servers, where tables are opened from then on; those that are open stay where they are. Returns a
+    /// number of these servers.
     ///
     /// # Errors
     /// As [`RemoteStore::connect`]; then nothing has changed.
-    pub fn use_servers(&self, config: RemoteConfig) -> recstore::Result<()> {
-        self.stores.choose_servers(Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?));
-        Ok(())
+    pub fn use_servers(&self, config: RemoteConfig) -> recstore::Result<usize> {
+        Ok(self.stores.choose_servers(Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?)))
+    }
+
+    /// Calls servers at other addresses from now on: those that [`Registry::use_servers`] gave this number.
+    ///
+    /// # Errors
+    /// As [`RemoteStore::move_servers`]; [`recstore::Error::InvalidConfig`] for a number that it did not give.
+    pub fn move_servers(&self, number: usize, addresses: &[String]) -> recstore::Result<()> {
+        let unknown = || format!("no servers were chosen under the number {number}");
+        let found = self.stores.servers_numbered(number);
+        found.ok_or_else(|| recstore::Error::InvalidConfig { message: unknown() })?.move_servers(addresses)
     }
 
     /// Returns the servers on which tables are opened, if they are.

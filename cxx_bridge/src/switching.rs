@@ -26,8 +26,8 @@ struct State {
     /// The first is that of the process.
     stores: Vec<Arc<dyn EmbeddingStore>>,
     current: usize,
-    /// The current one, if it lies on servers.
-    servers: Option<Arc<RemoteStore>>,
+    /// Those on servers, in the order in which they were chosen.
+    servers: Vec<Arc<RemoteStore>>,
     /// By number, from 1 on.
     places: Vec<Place>,
     numbers: HashMap<Place, TableId>,
@@ -51,28 +51,37 @@ struct Place {
 impl SwitchingStore {
     pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>) -> Self {
         let (places, numbers) = (Vec::new(), HashMap::new());
-        let (stores, servers) = (vec![embedded], None);
+        let (stores, servers) = (vec![embedded], Vec::new());
         Self { state: RwLock::new(State { stores, current: EMBEDDED, servers, places, numbers }) }
     }
 
-    /// Chooses servers for the tables opened from now on.
-    pub(crate) fn choose_servers(&self, servers: Arc<RemoteStore>) {
-        self.choose(servers.clone(), Some(servers));
+    /// Chooses servers for the tables opened from now on, and returns their number.
+    pub(crate) fn choose_servers(&self, servers: Arc<RemoteStore>) -> usize {
+        self.choose(servers.clone());
+        self.with_state(|state| {
+            state.servers.push(servers);
+            state.servers.len() - 1
+        })
     }
 
-    /// Returns the servers that were chosen last, if nothing else was since.
+    /// Returns the servers on which tables are opened, if they are.
     pub(crate) fn servers(&self) -> Option<Arc<RemoteStore>> {
-        self.read_state(|state| state.servers.clone())
+        self.read_state(|state| state.servers.last().filter(|_| state.current != EMBEDDED).cloned())
+    }
+
+    /// Returns the servers that were given a number.
+    pub(crate) fn servers_numbered(&self, number: usize) -> Option<Arc<RemoteStore>> {
+        self.read_state(|state| state.servers.get(number).cloned())
     }
 
     /// Chooses the store of the process.
     pub(crate) fn choose_embedded(&self) {
-        self.with_state(|state| (state.current, state.servers) = (EMBEDDED, None));
+        self.with_state(|state| state.current = EMBEDDED);
     }
 
-    fn choose(&self, store: Arc<dyn EmbeddingStore>, servers: Option<Arc<RemoteStore>>) {
+    fn choose(&self, store: Arc<dyn EmbeddingStore>) {
         self.with_state(|state| {
-            (state.current, state.servers) = (state.stores.len(), servers);
+            state.current = state.stores.len();
             state.stores.push(store);
         });
     }
@@ -354,7 +363,7 @@ mod tests {
         let store = SwitchingStore::new(Arc::new(LocalStore::new(Box::new(Serial))));
         let zeros = TableConfig::from_json(1, r#"{"initializer": {"kind": "zeros"}}"#).unwrap();
         let first = store.open_table("t", &zeros).unwrap();
-        store.choose(Arc::new(LocalStore::new(Box::new(Serial))), None);
+        store.choose(Arc::new(LocalStore::new(Box::new(Serial))));
         assert_eq!(store.find_table("t"), Ok(None));
         let second = store.open_table("t", &zeros).unwrap();
         (store, [first, second])

@@ -45,6 +45,15 @@ def serve_command(
         int | None,
         typer.Option(help="Serve gRPC too, at this port (of one shard).", min=0, max=65535, show_default="off"),
     ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve the gRPC health check alone, without encryption and token, at this port (of one shard).",
+            min=0,
+            max=65535,
+            show_default="off",
+        ),
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)
     ] = None,
@@ -97,8 +106,9 @@ def serve_command(
     """
     served = _served(config, tls_certificate, tls_key, tls_client_ca, token_file)
     num_shards, shards = len(served.servers), _shards(served, shard, host, port)
-    if grpc_port is not None and len(shards) > 1:
-        raise ValueError("--grpc-port is of one shard: choose one with --shard")
+    for option, given in (("--grpc-port", grpc_port), ("--health-port", health_port)):
+        if given is not None and len(shards) > 1:
+            raise ValueError(f"{option} is of one shard: choose one with --shard")
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
@@ -109,7 +119,7 @@ def serve_command(
     try:
         for address in shards:
             directory = None if data is None else data / f"shard-{address.shard}-of-{num_shards}"
-            server = _start(served, address, grpc_port, insecure, directory, durability, teamwork)
+            server = _start(served, address, (grpc_port, health_port), insecure, directory, durability, teamwork)
             running.append(_Running(address.shard, server, directory, durability))
         while not stop.wait(checkpoint_every):
             for one in running:
@@ -191,7 +201,7 @@ def _configured(path: Path) -> ServerList:
 def _start(
     served: ServerList,
     address: ServerAddress,
-    grpc_port: int | None,
+    ports: tuple[int | None, int | None],
     insecure: bool,
     directory: Path | None,
     durability: Durability,
@@ -204,7 +214,8 @@ def _start(
         port=address.port,
         shard=address.shard,
         num_shards=len(served.servers),
-        grpc_port=grpc_port,
+        grpc_port=ports[0],
+        health_port=ports[1],
         token=served.token,
         tls=served.tls,
         insecure=insecure,
@@ -213,5 +224,6 @@ def _start(
         workers=teamwork,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
-    print(f"shard {address.shard} of {len(served.servers)} at {server.address}{grpc}", flush=True)
+    health = "" if server.health_address is None else f", health at {server.health_address}"
+    print(f"shard {address.shard} of {len(served.servers)} at {server.address}{grpc}{health}", flush=True)
     return server

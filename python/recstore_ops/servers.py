@@ -35,6 +35,18 @@ class _Choice:
 _choice = _Choice()
 
 
+@dataclass(frozen=True)
+class ServerChoice:
+    """Servers that a program calls: see `set_ps_servers`."""
+
+    addresses: tuple[str, ...]
+    hash_method: str = "city_hash"
+    token: str | None = None
+    tls: Tls | None = None
+    timeout: float = 30.0
+    worker: int | None = None
+
+
 def set_ps_config(host: str, port: int) -> None:
     """Opens tables on the server of one shard at `host`:`port` from now on.
 
@@ -73,9 +85,29 @@ def set_ps_servers(
             do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
+    use_servers(ServerChoice(tuple(servers), hash_method, token, tls, timeout, worker))
+
+
+def use_servers(choice: ServerChoice) -> int:
+    """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
     with _lock:
-        _native.use_servers(list(servers), hash_method, token, timeout, tls, worker)
+        addresses, hash_method = list(choice.addresses), choice.hash_method
+        number = _native.use_servers(addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker)
         _choice.backend, _choice.was_made = SERVERS, True
+    return number
+
+
+def move_servers(number: int, addresses: Sequence[str]) -> None:
+    """Calls servers that were started again elsewhere at their new addresses; calls under way go on there too.
+
+    Args:
+        number: what `use_servers` returned.
+        addresses: `host:port` of the bulk ports, in the order of the shards.
+
+    Raises:
+        ValueError: no such number, or another number of servers.
+    """
+    _native.move_servers(number, list(addresses))
 
 
 def set_ps_backend(backend: str) -> None:

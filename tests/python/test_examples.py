@@ -65,6 +65,14 @@ def test_the_factorization_machine_finds_the_pairs(tmp_path: Path) -> None:
     assert bayes - 0.03 < machine < bayes
 
 
+def test_workers_on_ray_learn_the_weights(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    rounds = columns(output_of("ray_training.py", tmp_path))
+    losses = [loss for _, loss in rounds]
+    assert [number for number, _ in rounds] == [0, 1, 2, 3]
+    assert losses == sorted(losses, reverse=True)
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_example_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 100

@@ -375,3 +375,20 @@ def test_a_server_with_a_log_that_is_killed_loses_nothing(tmp_path: Path, table_
     with ServerProcesses(tmp_path, 2, *options) as processes:
         servers.set_ps_servers(processes.addresses)
         assert torch.equal(trained(lambda: [processes.kill_and_start_again(shard) for shard in range(2)]), expected)
+
+
+def test_a_server_that_is_started_again_elsewhere_is_called_there(tmp_path: Path, table_name: TableName) -> None:
+    name, options = table_name(), ("--data", str(tmp_path / "tables"), "--durability", "wal")
+    with ServerProcesses(tmp_path, 1, *options) as processes:
+        number = servers.use_servers(servers.ServerChoice(tuple(processes.addresses)))
+        module = DistEmbedding(None, 4, name)
+        module(torch.arange(9)).sum().backward()
+        SparseOptimizer(modules=[module]).step()
+        rows = module(torch.arange(9)).detach()
+    with ServerProcesses(tmp_path, 1, *options) as processes:
+        servers.move_servers(number, processes.addresses)
+        assert torch.equal(module(torch.arange(9)), rows)
+        with pytest.raises(ValueError, match="the store has 1 shards, got 2 addresses"):
+            servers.move_servers(number, processes.addresses * 2)
+        with pytest.raises(ValueError, match="no servers were chosen under the number 99999"):
+            servers.move_servers(99999, processes.addresses)

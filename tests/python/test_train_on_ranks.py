@@ -17,13 +17,13 @@ SECONDS = 240
 OPTIONS = ("--planted", "pairs", "--planted-rows", "3000", "--epochs", "2", "--batch-size", "100", "--log-every", "5")
 
 
-def torchrun(world: int, *options: str, elastic: tuple[str, ...] = ()) -> list[str]:
+def torchrun(world: int, *options: str, elastic: tuple[str, ...] = (), rows: tuple[str, ...] = OPTIONS) -> list[str]:
     """The command of a run on `world` ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port), *elastic]
-    return [sys.executable, *job, "-m", "recstore_ops.cli", "train", *OPTIONS, *options]
+    return [sys.executable, *job, "-m", "recstore_ops.cli", "train", *rows, *options]
 
 
 def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -60,6 +60,23 @@ def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, wo
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("lowest validation logloss") == 1, "one rank shows what happens"
     assert_same_figures(tmp_path / "runs" / "ranks", tmp_path / "runs" / "alone")
+
+
+FRAPPE = ("--epochs", "2", "--batch-size", "1000", "--log-every", "50", "--model", "deepfm", "--optimizer", "adam")
+IN_LONG_RUNS = pytest.mark.skipif(not os.environ.get("RECSTORE_LONG_TESTS"), reason="make test-long runs it")
+
+
+@pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=IN_LONG_RUNS)])
+def test_deepfm_comes_to_the_auc_of_one_process_on_frappe(tmp_path: Path, data_root: Path, world: int) -> None:
+    rows = (str(data_root / "frappe"), *FRAPPE)
+    alone = [sys.executable, "-m", "recstore_ops.cli", "train", *rows, "--run-name", "alone"]
+    assert run(tmp_path, alone).returncode == 0
+    done = run(tmp_path, torchrun(world, "--run-name", "ranks", rows=rows))
+    assert done.returncode == 0, done.stderr
+    found, expected = (evaluations(tmp_path / "runs" / name)[-1] for name in ("ranks", "alone"))
+    assert found["table_rows"] == expected["table_rows"]
+    assert found["test_auc"] == pytest.approx(expected["test_auc"], abs=0.002)
+    assert found["test_auc"] > 0.9
 
 
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ use recstore::{
 
 use crate::clients::{ClientId, Clients};
 use crate::codec::{Answer, LoadShard, Managed, Management, MergedUpdate, Request, SavePart, TableIds};
+use crate::directory_lock::DirectoryLock;
 use crate::journal::Journal;
 use crate::router::Router;
 use crate::workers::{Contribution, Teamwork, Workers};
@@ -62,10 +63,11 @@ impl Handler {
         teamwork: Teamwork,
         directory: &Path,
     ) -> Result<Self> {
+        let lock = DirectoryLock::take(directory)?;
         let incarnation = Journal::incarnation(directory)?;
         let mut handler = Self { incarnation, ..Self::new(store, shard, max_frame_bytes, teamwork)? };
         let make = |client, request: &Request<'_>| handler.carry_out(client, request);
-        let journal = Journal::recover(directory, &*handler.store, &handler.workers, make)?;
+        let journal = Journal::recover(lock, &*handler.store, &handler.workers, make)?;
         for (client, made) in journal.made() {
             handler.clients.remember(client, made.sequence, made.outcome);
         }

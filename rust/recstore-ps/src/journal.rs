@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::clients::{ClientId, MOST_CLIENTS};
 use crate::codec::{Answer, FrameError, Managed, Request, WireError};
+use crate::directory_lock::DirectoryLock;
 use crate::log::{Log, LogError, Logged};
 use crate::workers::{SavedWorkers, Workers};
 
@@ -66,7 +67,7 @@ impl Drop for Turn<'_> {
 /// Checkpoint and log of a server.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    directory: PathBuf,
+    directory: DirectoryLock,
     log: Log,
     turns: Turns,
     order: Mutex<Order>,
@@ -130,12 +131,12 @@ impl Journal {
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be used.
     pub(crate) fn recover(
-        directory: &Path,
+        directory: DirectoryLock,
         store: &dyn EmbeddingStore,
         workers: &Workers,
         make: impl Fn(ClientId, &Request<'_>) -> Result<Answer>,
     ) -> Result<Self> {
-        let checkpoint = directory.join(CHECKPOINT);
+        let checkpoint = directory.directory().join(CHECKPOINT);
         fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
         let state = loaded(&checkpoint, store)?;
         workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
@@ -155,8 +156,8 @@ impl Journal {
             }
             Ok(())
         };
-        let log = Log::open(&directory.join(LOG), state.last, again).map_err(in_log)?;
-        Ok(Self { directory: directory.to_owned(), log, turns: Turns::default(), order: Mutex::new(order) })
+        let log = Log::open(&directory.directory().join(LOG), state.last, again).map_err(in_log)?;
+        Ok(Self { directory, log, turns: Turns::default(), order: Mutex::new(order) })
     }
 
     /// Returns what tells this server from one that has lost its rows: drawn once for a directory.
@@ -240,7 +241,7 @@ impl Journal {
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
         let last = self.log.rotate().map_err(in_log)?;
-        let directory = self.directory.join(CHECKPOINT);
+        let directory = self.directory.directory().join(CHECKPOINT);
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
         let mut options = SaveOptions::default();
         options.metadata = serde_json::to_value(state).map_err(|error| unusable(&directory, error))?;

@@ -26,6 +26,7 @@ mod channel;
 mod client;
 mod clients;
 pub mod codec;
+mod directory_lock;
 pub mod grpc;
 mod handler;
 mod handshake;

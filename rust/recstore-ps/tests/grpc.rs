@@ -225,3 +225,27 @@ fn calls_carry_the_token() {
         assert!(client.server(call).await.is_ok());
     });
 }
+
+#[test]
+fn a_port_for_probes_tells_health_without_the_token_and_nothing_else() {
+    let cluster = Cluster::configured(1, |config| {
+        config.token = Some("a secret".to_owned());
+        (config.grpc_port, config.health_port) = (Some(0), Some(0));
+    });
+    let address = cluster.servers[0].health_address().unwrap();
+    Runtime::new().unwrap().block_on(async {
+        let check = HealthCheckRequest { service: String::new() };
+        let refused = HealthClient::new(channel(&cluster).await).check(check.clone()).await.unwrap_err();
+        assert_eq!(refused.code(), Code::Unauthenticated);
+        let probe = Channel::from_shared(format!("http://{address}")).unwrap().connect().await.unwrap();
+        let health = HealthClient::new(probe.clone()).check(check).await.unwrap().into_inner();
+        assert_eq!(health.status(), tonic_health::pb::health_check_response::ServingStatus::Serving);
+        let names = RecStoreClient::new(probe).table_names(proto::TableNamesRequest {}).await.unwrap_err();
+        assert_eq!(names.code(), Code::Unimplemented);
+    });
+    let mut taken = recstore_ps::ServerConfig::default();
+    (taken.grpc_port, taken.health_port) = (Some(0), Some(address.port()));
+    let store = std::sync::Arc::new(recstore::LocalStore::default());
+    let refused = recstore_ps::Server::start(store, taken).unwrap_err().to_string();
+    assert!(refused.starts_with(&format!("cannot listen on {address}: ")), "{refused}");
+}

@@ -51,7 +51,7 @@ fn refuse(error: TlsError) -> PyErr {
 }
 
 /// Connects to the servers at `servers`, `host:port` each in the order of the shards; tables are opened there from then
-/// on. `timeout` is the seconds a call may take with all its attempts.
+/// on. `timeout` is the seconds a call may take with all its attempts. Returns a number of these servers.
 #[pyfunction]
 pub(crate) fn use_servers(
     py: Python<'_>,
@@ -61,7 +61,7 @@ pub(crate) fn use_servers(
     timeout: f64,
     tls: Option<TlsFiles>,
     worker: Option<u32>,
-) -> PyResult<()> {
+) -> PyResult<usize> {
     let mut config = RemoteConfig::new(servers);
     config.worker = worker;
     config.hash_method = hash_method.parse().map_err(raise)?;
@@ -70,6 +70,13 @@ pub(crate) fn use_servers(
     config.timeout = seconds(timeout)?;
     let registry = registry()?;
     py.detach(|| registry.use_servers(config)).map_err(raise)
+}
+
+/// Calls servers at other addresses from now on: those that `use_servers` gave this number.
+#[pyfunction]
+pub(crate) fn move_servers(py: Python<'_>, number: usize, servers: Vec<String>) -> PyResult<()> {
+    let registry = registry()?;
+    py.detach(|| registry.move_servers(number, &servers)).map_err(raise)
 }
 
 /// Opens tables in this process from now on.
@@ -152,14 +159,16 @@ pub(crate) struct Server {
     store: Arc<LocalStore>,
     address: String,
     grpc_address: Option<String>,
+    health_address: Option<String>,
 }
 
 #[pymethods]
 impl Server {
-    /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service.
+    /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service, `health_port` none no
+    /// health check of its own.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, token, tls, insecure, directory, wal, workers))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, token, tls, insecure, directory, wal, workers))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -167,6 +176,7 @@ impl Server {
         shard: usize,
         num_shards: usize,
         grpc_port: Option<u16>,
+        health_port: Option<u16>,
         token: Option<String>,
         tls: Option<TlsFiles>,
         insecure: bool,
@@ -180,6 +190,7 @@ impl Server {
         }
         let mut config = ServerConfig::default();
         (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
+        config.health_port = health_port;
         (config.token, config.insecure) = (token, insecure);
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         config.wal = wal;
@@ -188,7 +199,8 @@ impl Server {
         let server = py.detach(|| recstore_ps::Server::start(store.clone(), config)).map_err(cannot_start)?;
         let address = server.address().to_string();
         let grpc_address = server.grpc_address().map(|address| address.to_string());
-        Ok(Self { running: Mutex::new(Some(server)), store, address, grpc_address })
+        let health_address = server.health_address().map(|address| address.to_string());
+        Ok(Self { running: Mutex::new(Some(server)), store, address, grpc_address, health_address })
     }
 
     /// `host:port` of the bulk port.
@@ -201,6 +213,12 @@ impl Server {
     #[getter]
     fn grpc_address(&self) -> Option<&str> {
         self.grpc_address.as_deref()
+    }
+
+    /// `host:port` of the health check alone, or `None`.
+    #[getter]
+    fn health_address(&self) -> Option<&str> {
+        self.health_address.as_deref()
     }
 
     /// Saves the tables of the shard to a directory of its own and returns the number of rows.

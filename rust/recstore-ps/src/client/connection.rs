@@ -86,6 +86,7 @@ impl From<FrameError> for Failure {
 /// A connection that has been welcomed.
 #[derive(Debug)]
 pub(super) struct Connection {
+    address: String,
     stream: Channel,
     welcome: Welcome,
     last: u64,
@@ -118,7 +119,12 @@ impl Connection {
             );
             return Err(Failure::Final(message));
         }
-        Ok(Self { stream, welcome, last: 0 })
+        Ok(Self { address: address.to_owned(), stream, welcome, last: 0 })
+    }
+
+    /// Returns where it was opened to.
+    pub(super) fn address(&self) -> &str {
+        &self.address
     }
 
     /// Returns what tells this run of the server from others.

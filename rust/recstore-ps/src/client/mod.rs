@@ -6,6 +6,7 @@ mod connection;
 mod errors;
 mod fetch;
 mod management;
+mod moving;
 mod session;
 mod store;
 mod tables;
@@ -70,7 +71,7 @@ impl RemoteStore {
         Ok(store)
     }
 
-    /// Returns which servers it calls.
+    /// Returns how it was connected; [`RemoteStore::addresses`] says where the servers are now.
     pub fn config(&self) -> &RemoteConfig {
         &self.config
     }
@@ -85,7 +86,8 @@ impl RemoteStore {
         let mut current = self.session.write().unwrap_or_else(PoisonError::into_inner);
         if current.process != std::process::id() {
             let tables = current.lock_tables().for_child()?;
-            *current = Arc::new(Session::new(&self.config, tables));
+            let config = RemoteConfig { servers: current.addresses(), ..self.config.clone() };
+            *current = Arc::new(Session::new(&config, tables));
         }
         Ok(Arc::clone(&current))
     }

@@ -39,7 +39,8 @@ pub(super) struct Session {
 #[derive(Debug)]
 struct Link {
     shard: Shard,
-    address: String,
+    /// Changes when the server is started again elsewhere.
+    address: Mutex<String>,
     idle: Mutex<Vec<Connection>>,
     /// The most bytes that the server takes at a time; 0 before it was asked.
     limit: AtomicU64,
@@ -109,7 +110,7 @@ impl Session {
         let of = config.servers.len();
         let link = |(number, address): (usize, &String)| Link {
             shard: Shard { number, of },
-            address: address.clone(),
+            address: Mutex::new(address.clone()),
             idle: Mutex::default(),
             limit: AtomicU64::new(0),
         };
@@ -217,7 +218,7 @@ impl Session {
             Some(connection) => Ok(connection),
             None => {
                 let opened =
-                    Connection::open(&link.address, link.shard, self.client, &self.config, deadline)?;
+                    Connection::open(&link.address(), link.shard, self.client, &self.config, deadline)?;
                 link.limit.store(opened.limit(), Ordering::Relaxed);
                 Ok(opened)
             }
@@ -261,7 +262,17 @@ impl Session {
     }
 
     pub(super) fn unavailable(&self, operation: &'static str, shard: usize, message: String) -> Error {
-        Error::Unavailable { operation, shard, address: self.links[shard].address.clone(), message }
+        Error::Unavailable { operation, shard, address: self.links[shard].address(), message }
+    }
+
+    /// Returns where the servers are, in the order of the shards.
+    pub(super) fn addresses(&self) -> Vec<String> {
+        self.links.iter().map(Link::address).collect()
+    }
+
+    /// Calls the servers at other addresses, one a shard.
+    pub(super) fn move_links(&self, addresses: &[String]) {
+        self.links.iter().zip(addresses).for_each(|(link, address)| link.move_to(address));
     }
 
     pub(super) fn lock_tables(&self) -> MutexGuard<'_, Tables> {
@@ -274,9 +285,23 @@ impl Link {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn address(&self) -> String {
+        self.address.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn move_to(&self, address: &str) {
+        let mut idle = self.lock_idle();
+        let mut known = self.address.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != address {
+            address.clone_into(&mut known);
+            idle.clear();
+            self.limit.store(0, Ordering::Relaxed);
+        }
+    }
+
     fn put_back(&self, connection: Connection) {
         let mut idle = self.lock_idle();
-        if idle.len() < MOST_IDLE {
+        if idle.len() < MOST_IDLE && connection.address() == self.address() {
             idle.push(connection);
         }
     }

@@ -1,6 +1,7 @@
 //! The gRPC service: the same requests as on the bulk port, for programs of any language.
 
 mod messages;
+mod probe;
 mod service;
 
 use std::io;
@@ -62,25 +63,27 @@ impl Grpc {
         address: SocketAddr,
         bulk_port: u16,
     ) -> io::Result<Self> {
+        let (builder, service) = (builder(config)?, Service::new(handler, config, bulk_port));
+        let config = config.clone();
+        Self::launch(address, 2, |listener, stopped| serve(listener, builder, service, config, stopped))
+    }
+
+    /// Runs on threads of its own what `serving` makes of a listener and of the word to stop.
+    fn launch<F: Future<Output = ()> + Send + 'static>(
+        address: SocketAddr,
+        threads: usize,
+        serving: impl FnOnce(TcpListener, oneshot::Receiver<()>) -> F,
+    ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         listener.set_nonblocking(true)?;
         let address = listener.local_addr()?;
         let runtime = runtime::Builder::new_multi_thread()
-            .worker_threads(2)
+            .worker_threads(threads)
             .thread_name("recstore-grpc")
             .enable_all()
             .build()?;
         let (stop, stopped) = oneshot::channel();
-        let serving = serve(
-            listener,
-            builder(config)?,
-            Service::new(handler, config, bulk_port),
-            config.clone(),
-            stopped,
-        );
-        let _entered = runtime.enter();
-        runtime.spawn(serving);
-        drop(_entered);
+        runtime.spawn(serving(listener, stopped));
         Ok(Self { address, runtime, stop })
     }
 

@@ -20,6 +20,8 @@ pub struct ServerConfig {
     pub port: u16,
     /// The gRPC port, beside the bulk port; 0 takes any that is free, `None` has none.
     pub grpc_port: Option<u16>,
+    /// A port of the gRPC health check alone, without encryption and token, for probes; as `grpc_port`.
+    pub health_port: Option<u16>,
     /// Which of the shards this is.
     pub shard: Shard,
     /// What clients must know.
@@ -50,6 +52,7 @@ impl Default for ServerConfig {
             host: "127.0.0.1".to_owned(),
             port: 0,
             grpc_port: None,
+            health_port: None,
             shard: Shard { number: 0, of: 1 },
             token: None,
             tls: None,

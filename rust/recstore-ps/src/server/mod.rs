@@ -4,7 +4,7 @@ mod bulk;
 mod config;
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ pub use config::{ServerConfig, ServerError};
 pub struct Server {
     bulk: Bulk,
     grpc: Option<Grpc>,
+    probe: Option<Grpc>,
     handler: Arc<Handler>,
 }
 
@@ -36,22 +37,29 @@ impl Server {
             Some(directory) => Handler::durable(store, shard, limit, config.teamwork, directory)?,
         };
         let handler = Arc::new(handler);
-        let cannot = |address: SocketAddr| {
-            move |error: io::Error| ServerError::Bind { address: address.to_string(), error }
-        };
         let bulk = Bulk::start(Arc::clone(&handler), config.clone(), address).map_err(cannot(address))?;
-        let start_grpc = |port| {
-            let address = SocketAddr::new(address.ip(), port);
-            let started = Grpc::start(Arc::clone(&handler), &config, address, bulk.address().port());
-            started.map_err(cannot(address))
-        };
-        match config.grpc_port.map(start_grpc).transpose() {
-            Ok(grpc) => Ok(Self { bulk, grpc, handler }),
+        let mut server = Self { bulk, grpc: None, probe: None, handler };
+        match server.open_grpc(&config, address.ip()) {
+            Ok(()) => Ok(server),
             Err(error) => {
-                bulk.stop(Duration::ZERO);
+                server.stop(Duration::ZERO);
                 Err(error)
             }
         }
+    }
+
+    /// Opens the ports of gRPC that are asked for.
+    fn open_grpc(&mut self, config: &ServerConfig, ip: IpAddr) -> Result<(), ServerError> {
+        if let Some(port) = config.grpc_port {
+            let (handler, address) = (Arc::clone(&self.handler), SocketAddr::new(ip, port));
+            let started = Grpc::start(handler, config, address, self.bulk.address().port());
+            self.grpc = Some(started.map_err(cannot(address))?);
+        }
+        if let Some(port) = config.health_port {
+            let address = SocketAddr::new(ip, port);
+            self.probe = Some(Grpc::start_probe(address).map_err(cannot(address))?);
+        }
+        Ok(())
     }
 
     /// Returns the address of the bulk port.
@@ -64,6 +72,11 @@ impl Server {
         self.grpc.as_ref().map(Grpc::address)
     }
 
+    /// Returns the address of the health check alone, if there is one.
+    pub fn health_address(&self) -> Option<SocketAddr> {
+        self.probe.as_ref().map(Grpc::address)
+    }
+
     /// Returns what answers requests, for other ways to reach it.
     pub fn handler(&self) -> &Arc<Handler> {
         &self.handler
@@ -71,9 +84,18 @@ impl Server {
 
     /// Stops: no new connections, no new requests; those under way are answered, as far as they end within `grace`.
     pub fn stop(self, grace: Duration) {
+        // Whoever watches is told first, and sends no one here any more.
+        if let Some(probe) = self.probe {
+            probe.stop(Duration::ZERO);
+        }
         self.bulk.stop(grace);
         if let Some(grpc) = self.grpc {
             grpc.stop(grace);
         }
     }
+}
+
+/// Says where a server cannot listen.
+fn cannot(address: SocketAddr) -> impl Fn(io::Error) -> ServerError {
+    move |error| ServerError::Bind { address: address.to_string(), error }
 }

@@ -1,0 +1,92 @@
+//! One server a directory: two that write one log would spoil it.
+
+use std::fs::{self, File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use recstore::{Error, Result};
+
+const NAME: &str = "lock";
+
+/// How long to wait for one that is just ending.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// A directory that no other server uses. The system takes the lock away from a process that ends, however it does.
+#[derive(Debug)]
+pub(crate) struct DirectoryLock {
+    directory: PathBuf,
+    file: File,
+}
+
+impl Drop for DirectoryLock {
+    /// Closing the file would not do: a child forked meanwhile has it open too.
+    fn drop(&mut self) {
+        _ = self.file.unlock();
+    }
+}
+
+impl DirectoryLock {
+    /// Keeps other servers from a directory, which is made if it is not there.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the lock: another server has it, or the directory cannot be used.
+    pub(crate) fn take(directory: &Path) -> Result<Self> {
+        Self::take_within(directory, PATIENCE)
+    }
+
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn take_within(directory: &Path, patience: Duration) -> Result<Self> {
+        let (path, until) = (directory.join(NAME), Instant::now() + patience);
+        let unusable = |message: String| Error::Checkpoint { path: path.display().to_string(), message };
+        let opened = fs::create_dir_all(directory).and_then(|()| File::create(&path));
+        let file = opened.map_err(|error| unusable(error.to_string()))?;
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(Self { directory: directory.to_owned(), file }),
+                Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(PAUSE),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(unusable("another server uses the directory".to_owned()));
+                }
+                Err(TryLockError::Error(error)) => return Err(unusable(error.to_string())),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_is_one_servers_until_it_ends() {
+        let directory = tempfile::tempdir().unwrap();
+        let first = DirectoryLock::take_within(directory.path(), Duration::ZERO).unwrap();
+        assert_eq!(first.directory(), directory.path());
+        let refused = DirectoryLock::take_within(directory.path(), PAUSE).unwrap_err().to_string();
+        let path = directory.path().join("lock").display().to_string();
+        assert!(
+            refused.contains(&path) && refused.ends_with("another server uses the directory"),
+            "{refused}"
+        );
+        let ending = thread::spawn(move || {
+            thread::sleep(PAUSE);
+            drop(first);
+        });
+        DirectoryLock::take(directory.path()).unwrap();
+        ending.join().unwrap();
+    }
+
+    #[test]
+    fn a_directory_that_is_a_file_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("file");
+        File::create(&file).unwrap();
+        let refused = DirectoryLock::take(&file).unwrap_err().to_string();
+        assert!(refused.contains(&file.display().to_string()), "{refused}");
+    }
+}
