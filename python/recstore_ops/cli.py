@@ -10,6 +10,7 @@ from recstore_ops.compact_command import compact_command
 from recstore_ops.doctor_command import doctor_command
 from recstore_ops.inspect_command import inspect_command
 from recstore_ops.serve_command import serve_command
+from recstore_ops.top_command import top_command
 from recstore_ops.training.command import train_command
 from recstore_ops.training.generated.command import generate_command
 
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("train")(train_command)
 app.command("generate")(generate_command)
 app.command("serve")(serve_command)
+app.command("top")(top_command)
 app.command("inspect")(inspect_command)
 app.command("compact")(compact_command)
 app.command("doctor")(doctor_command)

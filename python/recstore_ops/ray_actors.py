@@ -14,6 +14,7 @@ from typing import Any
 import ray
 
 from recstore_ops import _native
+from recstore_ops.serve_settings import ServeSettings
 from recstore_ops.server_config import Tls
 from recstore_ops.workers import Teamwork
 
@@ -78,6 +79,9 @@ class ShardSettings:
             num_shards=self.num_shards,
             grpc_port=None,
             health_port=None,
+            metrics_host=host,
+            metrics_port=None,
+            max_connections=ServeSettings().max_connections,
             token=self.token,
             tls=self.tls,
             insecure=self.insecure,

@@ -5,25 +5,17 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import warnings
 from dataclasses import dataclass, replace
-from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from recstore_ops import _native
-from recstore_ops.config_file import load_config_file
+from recstore_ops.config_file import ConfigFile
+from recstore_ops.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
 from recstore_ops.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
-from recstore_ops.workers import Combine, Consistency, Teamwork
-
-
-class Durability(str, Enum):
-    """What a crash of a server may lose: what came since its last checkpoint, or nothing that was acknowledged."""
-
-    CHECKPOINT = "checkpoint"
-    WAL = "wal"
+from recstore_ops.workers import Combine, Consistency
 
 
 def serve_command(
@@ -54,6 +46,21 @@ def serve_command(
             show_default="off",
         ),
     ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Tell metrics over HTTP at this port (of one shard), for Prometheus and `recstore top`.",
+            min=0,
+            max=65535,
+            show_default="off",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Tell metrics here, to whoever reaches it.", show_default="127.0.0.1")
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(help="The most connections of each port.", min=1, show_default="1024")
+    ] = None,
     token_file: Annotated[
         Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)
     ] = None,
@@ -74,54 +81,96 @@ def serve_command(
         typer.Option(help="Load the tables from here at the start, and save them here at the end.", show_default=False),
     ] = None,
     durability: Annotated[
-        Durability,
-        typer.Option(help="With `wal`, no acknowledged change is lost: `--data` has a log of them beside the tables."),
-    ] = Durability.CHECKPOINT,
+        Durability | None,
+        typer.Option(
+            help="With `wal`, no acknowledged change is lost: `--data` has a log of them beside the tables.",
+            show_default="checkpoint",
+        ),
+    ] = None,
     checkpoint_every: Annotated[
-        float, typer.Option(help="Seconds between checkpoints to `--data`, after which a log begins anew.", min=1.0)
-    ] = 600.0,
+        float | None,
+        typer.Option(
+            help="Seconds between checkpoints to `--data`, after which a log begins anew.",
+            min=1.0,
+            show_default="600",
+        ),
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="Write what servers do to the error stream.", show_default="warn")
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="How many workers train together.", min=1, show_default=False)
     ] = None,
     consistency: Annotated[
-        Consistency,
-        typer.Option(help="`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another."),
-    ] = Consistency.ASYNCHRONOUS,
+        Consistency | None,
+        typer.Option(
+            help="`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another.",
+            show_default="asynchronous",
+        ),
+    ] = None,
     combine: Annotated[
-        Combine, typer.Option(help="What becomes of synchronous gradients of one id: their sum or their mean.")
-    ] = Combine.SUM,
+        Combine | None,
+        typer.Option(
+            help="What becomes of synchronous gradients of one id: their sum or their mean.", show_default="sum"
+        ),
+    ] = None,
     staleness: Annotated[
-        int, typer.Option(help="The steps that a worker may be ahead of another, if `bounded`.", min=0)
-    ] = 0,
+        int | None,
+        typer.Option(
+            help="The steps that a worker may be ahead of another, if `bounded`.", min=0, show_default="0"
+        ),
+    ] = None,
     worker_timeout: Annotated[
-        float, typer.Option(help="Seconds that a worker waits for others before it is told.", min=0.001)
-    ] = 60.0,
+        float | None,
+        typer.Option(
+            help="Seconds that a worker waits for others before it is told.", min=0.001, show_default="60"
+        ),
+    ] = None,
     heartbeat_timeout: Annotated[
-        float, typer.Option(help="Seconds of silence after which a worker is taken for dead.", min=0.001)
-    ] = 10.0,
+        float | None,
+        typer.Option(
+            help="Seconds of silence after which a worker is taken for dead.", min=0.001, show_default="10"
+        ),
+    ] = None,
 ) -> None:
     """Serve tables to other processes until SIGTERM or SIGINT.
 
-    With `--data` each shard has a directory of its own there, `shard-N-of-M`.
+    With `--data` each shard has a directory of its own there, `shard-N-of-M`. What is not given is what `cache_ps` of
+    the file says: `data`, `durability`, `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`,
+    `log_level`, `tls`, `token_file`, and what is about workers.
     """
-    served = _served(config, tls_certificate, tls_key, tls_client_ca, token_file)
-    num_shards, shards = len(served.servers), _shards(served, shard, host, port)
+    file = None if config is None else load_served_file(config)
+    options = {
+        "data": data,
+        "durability": durability,
+        "checkpoint_every": checkpoint_every,
+        "metrics_host": metrics_host,
+        "max_connections": max_connections,
+        "log_level": log_level,
+        "workers": workers,
+        "consistency": consistency,
+        "combine": combine,
+        "staleness": staleness,
+        "worker_timeout": worker_timeout,
+        "heartbeat_timeout": heartbeat_timeout,
+    }
+    settings = serve_settings(file, options)
+    served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
+    num_shards, shards = len(served.servers), _shards(served, shard, host, port, metrics_port)
     for option, given in (("--grpc-port", grpc_port), ("--health-port", health_port)):
         if given is not None and len(shards) > 1:
             raise ValueError(f"{option} is of one shard: choose one with --shard")
+    _native.log_to_stderr(settings.log_level.value)
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    if durability is Durability.WAL and data is None:
-        raise ValueError("--durability wal needs --data, a directory for tables and log")
-    teamwork = Teamwork(workers, consistency, combine, staleness, worker_timeout, heartbeat_timeout)
     running: list[_Running] = []
     try:
         for address in shards:
-            directory = None if data is None else data / f"shard-{address.shard}-of-{num_shards}"
-            server = _start(served, address, (grpc_port, health_port), insecure, directory, durability, teamwork)
-            running.append(_Running(address.shard, server, directory, durability))
-        while not stop.wait(checkpoint_every):
+            directory = None if settings.data is None else settings.data / f"shard-{address.shard}-of-{num_shards}"
+            server = _start(served, address, (grpc_port, health_port), insecure, directory, settings)
+            running.append(_Running(address.shard, server, directory, settings.durability))
+        while not stop.wait(settings.checkpoint_every):
             for one in running:
                 one.checkpoint()
     finally:
@@ -169,10 +218,10 @@ class _Running:
 
 
 def _served(
-    config: Path | None, certificate: Path | None, key: Path | None, client_ca: Path | None, token_file: Path | None
+    file: ConfigFile | None, certificate: Path | None, key: Path | None, client_ca: Path | None, token_file: Path | None
 ) -> ServerList:
     """Returns all shards, and how others are let in: what the command line says counts before the file."""
-    served = ServerList((ServerAddress("127.0.0.1", 15000, 0),)) if config is None else _configured(config)
+    served = ServerList((ServerAddress("127.0.0.1", 15000, 0),)) if file is None else served_shards(file)
     if token_file is not None:
         served = replace(served, token=read_token(token_file))
     if certificate is None and key is None and client_ca is None:
@@ -180,22 +229,20 @@ def _served(
     return replace(served, tls=Tls(certificate, key, client_ca))
 
 
-def _shards(served: ServerList, shard: int | None, host: str | None, port: int | None) -> list[ServerAddress]:
+def _shards(
+    served: ServerList, shard: int | None, host: str | None, port: int | None, metrics_port: int | None
+) -> list[ServerAddress]:
     """Returns the shards to serve."""
     if shard is not None and shard >= len(served.servers):
         raise ValueError(f"there is no shard {shard} of {len(served.servers)}")
     shards = [address for address in served.servers if shard in (None, address.shard)]
-    if port is not None and len(shards) > 1:
-        raise ValueError("--port is of one shard: choose one with --shard")
+    for option, given in (("--port", port), ("--metrics-port", metrics_port)):
+        if given is not None and len(shards) > 1:
+            raise ValueError(f"{option} is of one shard: choose one with --shard")
     shards = [replace(address, host=host or address.host) for address in shards]
+    if metrics_port is not None:
+        shards = [replace(address, metrics_port=metrics_port) for address in shards]
     return [replace(address, port=address.port if port is None else port) for address in shards]
-
-
-def _configured(path: Path) -> ServerList:
-    with warnings.catch_warnings():
-        # What is without effect for tables of a program is what is served here.
-        warnings.simplefilter("ignore")
-        return served_shards(load_config_file(path))
 
 
 def _start(
@@ -204,10 +251,9 @@ def _start(
     ports: tuple[int | None, int | None],
     insecure: bool,
     directory: Path | None,
-    durability: Durability,
-    teamwork: Teamwork,
+    settings: ServeSettings,
 ) -> _native.Server:
-    is_logged = durability is Durability.WAL
+    is_logged = settings.durability is Durability.WAL
     is_saved = not is_logged and directory is not None and (directory / "manifest.json").is_file()
     server = _native.Server(
         host=address.host,
@@ -216,14 +262,19 @@ def _start(
         num_shards=len(served.servers),
         grpc_port=ports[0],
         health_port=ports[1],
+        metrics_host=settings.metrics_host,
+        metrics_port=address.metrics_port,
+        max_connections=settings.max_connections,
         token=served.token,
         tls=served.tls,
         insecure=insecure,
         directory=str(directory) if is_saved else None,
         wal=str(directory) if is_logged else None,
-        workers=teamwork,
+        workers=settings.teamwork,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
     health = "" if server.health_address is None else f", health at {server.health_address}"
-    print(f"shard {address.shard} of {len(served.servers)} at {server.address}{grpc}{health}", flush=True)
+    metrics = "" if server.metrics_address is None else f", metrics at http://{server.metrics_address}/metrics"
+    others = f"{grpc}{health}{metrics}"
+    print(f"shard {address.shard} of {len(served.servers)} at {server.address}{others}", flush=True)
     return server

@@ -3,12 +3,13 @@
 `cache_ps` has what `recstore serve` starts: `servers`, one `{"host", "port", "shard"}` a shard, and `num_shards`.
 `distributed_client` has where a program opens its tables: `servers` of the same form and `hash_method`, `city_hash` or
 `simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any. `cache_ps` and
-`distributed_client` may have `tls` and a `token_file` each.
+`distributed_client` may have `tls` and a `token_file` each. What else `cache_ps` may say of its servers is in
+`recstore_ops.serve_settings`; their ports of metrics are `metrics_port`, of a server or of them all.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,13 @@ class ServerAddress:
         host: a name or an address.
         port: the bulk port.
         shard: the number of the shard, from 0.
+        metrics_port: where its metrics are, if anywhere.
     """
 
     host: str
     port: int
     shard: int
+    metrics_port: int | None = None
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -164,6 +167,7 @@ def _addresses(config: ConfigFile, name: str, section: dict[str, Any]) -> tuple[
     if not isinstance(entries, list) or not entries:
         raise _wrong(config, f"{name}.servers", "must be a list of at least one server", entries)
     servers = [_address(config, f"{name}.servers[{place}]", entry) for place, entry in enumerate(entries)]
+    servers = [_with_metrics(config, name, section, server) for server in servers]
     servers.sort(key=lambda server: server.shard)
     if [server.shard for server in servers] != list(range(len(servers))):
         shards = [server.shard for server in servers]
@@ -180,11 +184,27 @@ def _address(config: ConfigFile, path: str, entry: Any) -> ServerAddress:
     host, port, shard = entry.get("host", "127.0.0.1"), entry.get("port"), entry.get("shard")
     if not isinstance(host, str) or not host:
         raise _wrong(config, f"{path}.host", "must be a name or an address", host)
-    if type(port) is not int or not 0 <= port <= 65535:
-        raise _wrong(config, f"{path}.port", "must be a port from 0 to 65535", port)
+    port = _port(config, f"{path}.port", port)
+    metrics_port = entry.get("metrics_port")
+    if metrics_port is not None:
+        metrics_port = _port(config, f"{path}.metrics_port", metrics_port)
     if type(shard) is not int or shard < 0:
         raise _wrong(config, f"{path}.shard", "must be a number from 0", shard)
-    return ServerAddress(host, port, shard)
+    return ServerAddress(host, port, shard, metrics_port)
+
+
+def _with_metrics(config: ConfigFile, name: str, section: dict[str, Any], server: ServerAddress) -> ServerAddress:
+    """Gives a server that says nothing of metrics the port that its section says for all."""
+    port = section.get("metrics_port")
+    if port is None or server.metrics_port is not None:
+        return server
+    return replace(server, metrics_port=_port(config, f"{name}.metrics_port", port))
+
+
+def _port(config: ConfigFile, path: str, port: Any) -> int:
+    if type(port) is not int or not 0 <= port <= 65535:
+        raise _wrong(config, path, "must be a port from 0 to 65535", port)
+    return port
 
 
 def _wrong(config: ConfigFile, path: str, expected: str, actual: Any) -> ValueError:

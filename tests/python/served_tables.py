@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from types import TracebackType
 
-_STARTED = re.compile(r"shard (\d+) of (\d+) at (\S+)")
+_STARTED = re.compile(r"shard (\d+) of (\d+) at ([^\s,]+)(?:.*, metrics at http://([^/]+)/metrics)?")
 
 
 class ServerProcesses:
@@ -19,6 +19,7 @@ class ServerProcesses:
 
     Attributes:
         addresses: `host:port` of the bulk ports, in the order of the shards.
+        metrics: `host:port` of the ports of metrics, where `--metrics-port` asks for them.
         processes: the processes, in the same order.
     """
 
@@ -28,7 +29,9 @@ class ServerProcesses:
         self.config.write_text(json.dumps({"cache_ps": {"num_shards": num_shards, "servers": servers}}))
         self._command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(self.config), *options]
         self.processes = [self._start(shard) for shard in range(num_shards)]
-        self.addresses = [self._address(process) for process in self.processes]
+        started = [self._started(process) for process in self.processes]
+        self.addresses = [found[3] for found in started]
+        self.metrics = [found[4] for found in started]
 
     def _start(self, shard: int, *options: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -40,19 +43,19 @@ class ServerProcesses:
         )
 
     @staticmethod
-    def _address(process: subprocess.Popen[str]) -> str:
+    def _started(process: subprocess.Popen[str]) -> re.Match[str]:
         assert process.stdout is not None
         line = process.stdout.readline()
         started = _STARTED.match(line)
         assert started, line + process.stdout.read()
-        return started[3].rstrip(",")
+        return started
 
     def kill_and_start_again(self, shard: int) -> None:
         """Ends a server by SIGKILL and starts one in its place, at the same port."""
         self.processes[shard].kill()
         self.processes[shard].communicate(timeout=60)
         self.processes[shard] = self._start(shard, "--port", self.addresses[shard].rsplit(":", 1)[1])
-        assert self._address(self.processes[shard]) == self.addresses[shard]
+        assert self._started(self.processes[shard])[3] == self.addresses[shard]
 
     def resident_bytes(self, shard: int) -> int:
         """The memory that a server has, as the system counts it."""

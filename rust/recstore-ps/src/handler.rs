@@ -14,6 +14,8 @@ use crate::clients::{ClientId, Clients};
 use crate::codec::{Answer, LoadShard, Managed, Management, MergedUpdate, Request, SavePart, TableIds};
 use crate::directory_lock::DirectoryLock;
 use crate::journal::Journal;
+use crate::log::Lag;
+use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::workers::{Contribution, Teamwork, Workers};
 
@@ -27,6 +29,7 @@ pub struct Handler {
     incarnation: u64,
     /// None where a crash loses what came since the last save.
     journal: Option<Journal>,
+    metrics: Arc<Metrics>,
 }
 
 impl std::fmt::Debug for Handler {
@@ -49,7 +52,8 @@ impl Handler {
         teamwork.check()?;
         let (clients, workers) = (Clients::default(), Workers::new(teamwork, shard.number));
         let incarnation = RandomState::new().hash_one(SystemTime::now());
-        Ok(Self { store, clients, workers, shard, max_frame_bytes, incarnation, journal: None })
+        let metrics = Arc::new(Metrics::new(shard));
+        Ok(Self { store, clients, workers, shard, max_frame_bytes, incarnation, journal: None, metrics })
     }
 
     /// The same with tables that survive a crash, in `directory`: `store`, which is empty, gets those that are there.
@@ -67,7 +71,8 @@ impl Handler {
         let incarnation = Journal::incarnation(directory)?;
         let mut handler = Self { incarnation, ..Self::new(store, shard, max_frame_bytes, teamwork)? };
         let make = |client, request: &Request<'_>| handler.carry_out(client, request);
-        let journal = Journal::recover(lock, &*handler.store, &handler.workers, make)?;
+        let metrics = Arc::clone(&handler.metrics);
+        let journal = Journal::recover(lock, &*handler.store, &handler.workers, metrics, make)?;
         for (client, made) in journal.made() {
             handler.clients.remember(client, made.sequence, made.outcome);
         }
@@ -78,6 +83,27 @@ impl Handler {
     /// Returns what tells this server from one that has other rows.
     pub(crate) fn incarnation(&self) -> u64 {
         self.incarnation
+    }
+
+    pub(crate) fn store(&self) -> &dyn EmbeddingStore {
+        &*self.store
+    }
+
+    pub(crate) fn metrics(&self) -> &Metrics {
+        &self.metrics
+    }
+
+    /// Returns how much log there is behind the last checkpoint, where there is a log that can be read.
+    pub(crate) fn log_lag(&self) -> Option<Lag> {
+        self.journal.as_ref().and_then(|journal| journal.lag().ok())
+    }
+
+    /// Saves the tables to a directory of the shard's own, and counts that as a checkpoint.
+    ///
+    /// # Errors
+    /// As a save.
+    pub fn save(&self, directory: &Path) -> Result<SaveReport> {
+        self.metrics.checkpoints.make(|| self.store.save(directory, &SaveOptions::default()))
     }
 
     /// Saves the tables of a durable server to its directory, and drops the log before.
@@ -101,11 +127,13 @@ impl Handler {
             let message = "a step of several clients comes from each of them".to_owned();
             return Err(Error::Unsupported { operation: "emb_update", message });
         }
-        if request.is_change() && sequence > 0 {
-            self.clients.once(client, sequence, || self.go_together(client, sequence, request))
-        } else {
-            self.go_together(client, 0, request)
-        }
+        self.metrics.requests.observe(request, || {
+            if request.is_change() && sequence > 0 {
+                self.clients.once(client, sequence, || self.go_together(client, sequence, request))
+            } else {
+                self.go_together(client, 0, request)
+            }
+        })
     }
 
     /// Makes a request when the other workers are ready for it.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use recstore::{
@@ -20,7 +20,8 @@ use serde::{Deserialize, Serialize};
 use crate::clients::{ClientId, MOST_CLIENTS};
 use crate::codec::{Answer, FrameError, Managed, Request, WireError};
 use crate::directory_lock::DirectoryLock;
-use crate::log::{Log, LogError, Logged};
+use crate::log::{Lag, Log, LogError, Logged};
+use crate::metrics::Metrics;
 use crate::workers::{SavedWorkers, Workers};
 
 const CHECKPOINT: &str = "checkpoint";
@@ -71,6 +72,7 @@ pub(crate) struct Journal {
     log: Log,
     turns: Turns,
     order: Mutex<Order>,
+    metrics: Arc<Metrics>,
 }
 
 /// What a checkpoint holds besides rows.
@@ -95,6 +97,7 @@ struct SavedClient {
 }
 
 /// What can come of a change.
+#[expect(clippy::large_enum_variant, reason = "there is one of each client, and clients are few")]
 #[derive(Debug, Serialize, Deserialize)]
 enum SavedOutcome {
     Done,
@@ -134,6 +137,7 @@ impl Journal {
         directory: DirectoryLock,
         store: &dyn EmbeddingStore,
         workers: &Workers,
+        metrics: Arc<Metrics>,
         make: impl Fn(ClientId, &Request<'_>) -> Result<Answer>,
     ) -> Result<Self> {
         let checkpoint = directory.directory().join(CHECKPOINT);
@@ -146,8 +150,10 @@ impl Journal {
             let client = u128::from_str_radix(&client, 16).map_err(|error| unusable(&checkpoint, error))?;
             order.insert(ClientId(client), Made { sequence, outcome: outcome.outcome(), number });
         }
+        let mut changes = 0_u64;
         let again = |logged: Logged| -> std::result::Result<(), String> {
             let Logged { number, client, frame } = logged;
+            changes += 1;
             let request = Request::of(&frame).map_err(|error: FrameError| error.to_string())?;
             // One that is refused was refused before the crash as well, or nobody was told of it.
             let outcome = make(client, &request);
@@ -157,7 +163,10 @@ impl Journal {
             Ok(())
         };
         let log = Log::open(&directory.directory().join(LOG), state.last, again).map_err(in_log)?;
-        Ok(Self { directory, log, turns: Turns::default(), order: Mutex::new(order) })
+        let shown = directory.directory().display();
+        tracing::info!(shard = metrics.shard(), directory = %shown, changes, "recovered");
+        let (turns, order) = (Turns::default(), Mutex::new(order));
+        Ok(Self { directory, log, turns, order, metrics })
     }
 
     /// Returns what tells this server from one that has lost its rows: drawn once for a directory.
@@ -224,7 +233,7 @@ impl Journal {
     ) -> Result<Answer> {
         let turn = self.turns.take();
         let outcome = make()?;
-        let saved = self.save(store, workers, turn);
+        let saved = self.save_and_count(store, workers, turn);
         if let Err(error) = &saved {
             self.log.fail(&format!("what was loaded could not be saved: {error}"));
         }
@@ -236,7 +245,24 @@ impl Journal {
     /// # Errors
     /// [`Error::Checkpoint`]: the one before still counts, and the log behind it.
     pub(crate) fn checkpoint(&self, store: &dyn EmbeddingStore, workers: &Workers) -> Result<SaveReport> {
-        self.save(store, workers, self.turns.take())
+        self.save_and_count(store, workers, self.turns.take())
+    }
+
+    /// Returns how much log there is behind the last checkpoint.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the directory that cannot be read.
+    pub(crate) fn lag(&self) -> Result<Lag> {
+        self.log.lag().map_err(in_log)
+    }
+
+    fn save_and_count(
+        &self,
+        store: &dyn EmbeddingStore,
+        workers: &Workers,
+        turn: Turn<'_>,
+    ) -> Result<SaveReport> {
+        self.metrics.checkpoints.make(|| self.save(store, workers, turn))
     }
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {

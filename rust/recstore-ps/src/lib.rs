@@ -32,6 +32,7 @@ mod handler;
 mod handshake;
 mod journal;
 mod log;
+mod metrics;
 pub mod router;
 mod server;
 mod tls;

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, SaveOptions, Shard};
+use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, Shard};
 use recstore_bridge::{Failure, Registry};
 use recstore_ps::{
-    ClientTls, Combine, Consistency, IdentityFiles, RemoteConfig, RemoteStore, ServerConfig, ServerError,
-    ServerTls, Teamwork, TlsError, WorkerState,
+    ClientTls, Combine, Consistency, Handler, IdentityFiles, RemoteConfig, RemoteStore, ServerConfig,
+    ServerError, ServerTls, Teamwork, TlsError, WorkerState,
 };
 
 /// How long requests under way may take when a server is stopped.
@@ -156,19 +156,20 @@ impl Workers {
 #[pyclass(frozen)]
 pub(crate) struct Server {
     running: Mutex<Option<recstore_ps::Server>>,
-    store: Arc<LocalStore>,
+    handler: Arc<Handler>,
     address: String,
     grpc_address: Option<String>,
     health_address: Option<String>,
+    metrics_address: Option<String>,
 }
 
 #[pymethods]
 impl Server {
-    /// Starts serving; `port` 0 takes any that is free, `grpc_port` none has no gRPC service, `health_port` none no
-    /// health check of its own.
+    /// Starts serving; a port 0 takes any that is free, none of `grpc_port`, `health_port` and `metrics_port` has no such
+    /// service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, token, tls, insecure, directory, wal, workers))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, wal, workers))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -177,6 +178,9 @@ impl Server {
         num_shards: usize,
         grpc_port: Option<u16>,
         health_port: Option<u16>,
+        metrics_host: String,
+        metrics_port: Option<u16>,
+        max_connections: usize,
         token: Option<String>,
         tls: Option<TlsFiles>,
         insecure: bool,
@@ -191,16 +195,20 @@ impl Server {
         let mut config = ServerConfig::default();
         (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
         config.health_port = health_port;
-        (config.token, config.insecure) = (token, insecure);
+        (config.metrics_host, config.metrics_port) = (metrics_host, metrics_port);
+        (config.token, config.insecure, config.max_connections) = (token, insecure, max_connections);
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         config.wal = wal;
         config.teamwork = workers.teamwork()?;
         config.shard = Shard { number: shard, of: num_shards };
-        let server = py.detach(|| recstore_ps::Server::start(store.clone(), config)).map_err(cannot_start)?;
+        let server = py.detach(|| recstore_ps::Server::start(store, config)).map_err(cannot_start)?;
         let address = server.address().to_string();
         let grpc_address = server.grpc_address().map(|address| address.to_string());
         let health_address = server.health_address().map(|address| address.to_string());
-        Ok(Self { running: Mutex::new(Some(server)), store, address, grpc_address, health_address })
+        let metrics_address = server.metrics_address().map(|address| address.to_string());
+        let handler = Arc::clone(server.handler());
+        let running = Mutex::new(Some(server));
+        Ok(Self { running, handler, address, grpc_address, health_address, metrics_address })
     }
 
     /// `host:port` of the bulk port.
@@ -221,12 +229,17 @@ impl Server {
         self.health_address.as_deref()
     }
 
+    /// `host:port` of the port of metrics, or `None`.
+    #[getter]
+    fn metrics_address(&self) -> Option<&str> {
+        self.metrics_address.as_deref()
+    }
+
     /// Saves the tables of the shard to a directory of its own and returns the number of rows.
     #[expect(clippy::needless_pass_by_value, reason = "pyo3 gives it so")]
     fn save(&self, py: Python<'_>, directory: PathBuf) -> PyResult<usize> {
         let directory: &Path = &directory;
-        let saved = py.detach(|| self.store.save(directory, &SaveOptions::default()));
-        saved.map(|report| report.rows).map_err(raise)
+        py.detach(|| self.handler.save(directory)).map(|report| report.rows).map_err(raise)
     }
 
     /// Saves the tables of a server with a log to its directory, drops the log before, and returns the number of rows.

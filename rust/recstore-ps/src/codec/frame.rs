@@ -130,6 +130,11 @@ impl Frame<'_> {
         self.sections.iter().map(Section::encoded_len).sum()
     }
 
+    /// Returns the bytes of the whole frame.
+    pub fn bytes(&self) -> usize {
+        HEADER_BYTES + self.body_len()
+    }
+
     /// Writes the frame.
     ///
     /// # Errors
@@ -192,6 +197,11 @@ impl Drop for Received {
 }
 
 impl Received {
+    /// Returns the bytes that the frame had.
+    pub fn bytes(&self) -> usize {
+        HEADER_BYTES + size_of_val(&self.words[..])
+    }
+
     /// Returns the sections.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! The gRPC service: the same requests as on the bulk port, for programs of any language.
 
+mod accepted;
 mod messages;
 mod probe;
 mod service;
@@ -11,13 +12,13 @@ use std::time::Duration;
 
 use tokio::runtime::{self, Runtime};
 use tokio::sync::oneshot;
-use tokio_stream::wrappers::TcpListenerStream;
 use tonic::service::InterceptorLayer;
 use tonic::transport::server::Server as Builder;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
 use crate::handler::Handler;
 use crate::server::ServerConfig;
+use accepted::accepted;
 use service::{Service, TokenCheck};
 
 /// What is generated from `proto/recstore.proto`.
@@ -120,6 +121,8 @@ async fn serve(
     stopped: oneshot::Receiver<()>,
 ) {
     let Ok(listener) = tokio::net::TcpListener::from_std(listener) else { return };
+    let handler = Arc::clone(service.handler());
+    let connections = accepted(listener, config.max_connections, Arc::clone(&handler.metrics().grpc));
     let limit = usize::try_from(config.max_frame_bytes + MESSAGE_MARGIN).unwrap_or(usize::MAX);
     let recstore =
         RecStoreServer::new(service).max_decoding_message_size(limit).max_encoding_message_size(limit);
@@ -130,10 +133,10 @@ async fn serve(
         .build_v1();
     let Ok(reflection) = reflection else { return };
     let server = builder
-        .layer(InterceptorLayer::new(TokenCheck::new(config.token)))
+        .layer(InterceptorLayer::new(TokenCheck::new(config.token, handler)))
         .add_service(recstore)
         .add_service(health)
         .add_service(reflection);
     let stop = async { _ = stopped.await };
-    _ = server.serve_with_incoming_shutdown(TcpListenerStream::new(listener), stop).await;
+    _ = server.serve_with_incoming_shutdown(connections, stop).await;
 }

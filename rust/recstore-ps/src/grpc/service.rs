@@ -13,26 +13,36 @@ use super::proto::rec_store_server::RecStore;
 use crate::clients::ClientId;
 use crate::codec::{Answer, Kind, Managed, Management, Request, VERSION, decode, with_reply_frame};
 use crate::handler::Handler;
+use crate::metrics::Refusal;
 use crate::server::ServerConfig;
 
 /// Refuses calls without the server's token.
 #[derive(Debug, Clone)]
-pub(super) struct TokenCheck(Option<Arc<str>>);
+pub(super) struct TokenCheck {
+    token: Option<Arc<str>>,
+    handler: Arc<Handler>,
+}
 
 impl TokenCheck {
-    pub(super) fn new(token: Option<String>) -> Self {
-        Self(token.map(Into::into))
+    pub(super) fn new(token: Option<String>, handler: Arc<Handler>) -> Self {
+        Self { token: token.map(Into::into), handler }
+    }
+
+    fn refuse(&self, call: &Call<()>) -> Status {
+        const WHY: &str = "the token is not the server's";
+        self.handler.metrics().grpc.refused(Refusal::Token, call.remote_addr(), WHY);
+        Status::unauthenticated(WHY)
     }
 }
 
 impl Interceptor for TokenCheck {
     fn call(&mut self, call: Call<()>) -> Result<Call<()>, Status> {
-        let Some(token) = &self.0 else { return Ok(call) };
+        let Some(token) = &self.token else { return Ok(call) };
         let given = call.metadata().get("authorization").map_or(&b""[..], |value| value.as_bytes());
         let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
         match bool::from(token.as_bytes().ct_eq(given)) {
             true => Ok(call),
-            false => Err(Status::unauthenticated("the token is not the server's")),
+            false => Err(self.refuse(&call)),
         }
     }
 }
@@ -52,6 +62,10 @@ impl Service {
     pub(super) fn new(handler: Arc<Handler>, config: &ServerConfig, bulk_port: u16) -> Self {
         let ServerConfig { shard, max_frame_bytes, .. } = *config;
         Self { handler, shard, bulk_port, max_frame_bytes }
+    }
+
+    pub(super) fn handler(&self) -> &Arc<Handler> {
+        &self.handler
     }
 
     /// Does work that may take time, on a thread for such.
@@ -94,7 +108,10 @@ impl Service {
             let client = client(&request.client, sequence)?;
             let outcome = handler.handle(client, sequence, &Request::of(&frame).map_err(invalid)?);
             let bytes = with_reply_frame(number, &outcome, |reply| reply.to_bytes()).map_err(invalid)?;
-            Ok(bytes.map_err(|error| Status::internal(error.to_string()))?.into())
+            let bytes = bytes.map_err(|error| Status::internal(error.to_string()))?;
+            handler.metrics().bytes_received.inc_by(request.frame.len() as u64);
+            handler.metrics().bytes_sent.inc_by(bytes.len() as u64);
+            Ok(bytes.into())
         };
         self.work(carry_out).await.map(|frame| Response::new(proto::FrameReply { frame }))
     }

@@ -24,6 +24,11 @@ impl Durable {
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 
+    /// Returns the last change that the disk has.
+    pub(super) fn last(&self) -> u64 {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).last
+    }
+
     /// Says why no more changes are taken, if the disk failed.
     pub(super) fn check(&self) -> Result<(), String> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

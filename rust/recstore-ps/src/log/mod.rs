@@ -37,6 +37,15 @@ pub(crate) struct Logged {
     pub(crate) frame: Received,
 }
 
+/// How far behind its log a server is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Lag {
+    /// The bytes of log behind the last checkpoint.
+    pub(crate) bytes: u64,
+    /// The changes that the disk is not known to have yet.
+    pub(crate) pending: u64,
+}
+
 /// Changes in the order in which they were made.
 #[derive(Debug)]
 pub(crate) struct Log {
@@ -157,6 +166,17 @@ impl Log {
             }
         }
         Ok(())
+    }
+
+    /// Returns how much a server that starts now would make again, and how much a crash could take away.
+    ///
+    /// # Errors
+    /// [`LogError`]: the directory cannot be read.
+    pub(crate) fn lag(&self) -> Result<Lag, LogError> {
+        let files = segments(&self.directory)?;
+        let bytes = files.iter().map(|(_, path)| segment::record_bytes(path)).sum();
+        let durable = self.durable.last();
+        Ok(Lag { bytes, pending: self.lock().last.saturating_sub(durable) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Tail> {

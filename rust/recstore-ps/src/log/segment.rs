@@ -98,6 +98,11 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>, LogError
     Ok(found)
 }
 
+/// Returns the bytes of a file's records; none of one that is gone.
+pub(super) fn record_bytes(path: &Path) -> u64 {
+    fs::metadata(path).map_or(0, |file| file.len().saturating_sub(HEADER.len() as u64))
+}
+
 /// Calls `each` with the records of a file, in their order. The last file of a log may end within one, which is cut off.
 pub(super) fn read(
     path: &Path,

@@ -16,6 +16,7 @@ use crate::clients::ClientId;
 use crate::codec::{Answer, FrameError, Received, Request, read_frame, with_reply_frame};
 use crate::handler::Handler;
 use crate::handshake::{Hello, Welcome};
+use crate::metrics::{OpenConnection, Refusal};
 use crate::transport::Timed;
 
 /// How long a peer that is turned away may take to hear why.
@@ -105,7 +106,7 @@ fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
             return;
         }
         match accepted {
-            Ok((stream, _)) => shared.begin(stream),
+            Ok((stream, peer)) => shared.begin(stream, peer),
             // Out of descriptors, or a peer that went away: others may still come.
             Err(_) => thread::sleep(Duration::from_millis(10)),
         }
@@ -118,18 +119,23 @@ impl Shared {
     }
 
     /// Gives a connection a thread, unless there are too many.
-    fn begin(self: &Arc<Self>, stream: TcpStream) {
+    fn begin(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
         _ = stream.set_nodelay(true);
         let Ok(control) = stream.try_clone() else { return };
         let Some(number) = self.register(control) else {
             let limit = self.config.max_connections;
-            return self.turn_away(stream, format!("the server has {limit} connections, which is its limit"));
+            let why = format!("the server has {limit} connections, which is its limit");
+            self.handler.metrics().bulk.refused(Refusal::Limit, Some(peer), &why);
+            return self.turn_away(stream, why);
         };
         let serving = Arc::clone(self);
+        let connection = self.handler.metrics().bulk.opened(peer);
         let serve = move || {
             // A panic ends this connection only.
-            _ = catch_unwind(AssertUnwindSafe(|| serving.serve(stream)));
+            _ = catch_unwind(AssertUnwindSafe(|| serving.serve(stream, &connection)));
             serving.forget(number);
+            // Counted as open until another may come in its place.
+            drop(connection);
         };
         if thread::Builder::new().name(format!("recstore-bulk-{number}")).spawn(serve).is_err() {
             self.forget(number);
@@ -170,7 +176,7 @@ impl Shared {
     }
 
     /// Answers one request after another until the peer ends, fails or breaks the rules.
-    fn serve(&self, stream: TcpStream) -> Result<(), FrameError> {
+    fn serve(&self, stream: TcpStream, connection: &OpenConnection) -> Result<(), FrameError> {
         let socket = Timed::new(stream, Instant::now() + self.config.handshake_timeout);
         let mut stream = Channel::of_server(socket, self.config.tls.as_ref().map(|tls| &tls.config))?;
         let hello = Hello::read(&mut stream);
@@ -179,6 +185,9 @@ impl Shared {
             Err(error) => Err(error.to_string()),
         };
         let is_refused = accepted.is_err();
+        if let Err(why) = &accepted {
+            self.tell_of_refusal(connection, &hello, why);
+        }
         self.welcome(accepted).write(&mut stream)?;
         let hello = hello?;
         if is_refused {
@@ -191,15 +200,31 @@ impl Shared {
         }
     }
 
+    /// Counts a peer that is refused, unless it went away before it said anything, as those that try the port do.
+    fn tell_of_refusal(&self, connection: &OpenConnection, hello: &io::Result<Hello>, why: &str) {
+        let reason = match hello {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return,
+            Ok(hello) if hello.accept(None).is_ok() => Refusal::Token,
+            _ => Refusal::Handshake,
+        };
+        self.handler.metrics().bulk.refused(reason, Some(connection.peer()), why);
+    }
+
     fn answer(&self, stream: &mut Channel, client: ClientId, frame: Received) -> Result<(), FrameError> {
+        let metrics = self.handler.metrics();
+        metrics.bytes_received.inc_by(frame.bytes() as u64);
         let (number, sequence) = (frame.header.request, frame.header.sequence);
         let request = Request::of(&frame)?;
         let outcome = self.guarded(|| self.handler.handle(client, sequence, &request));
         // The answer is made: the request's memory can go before the peer takes it.
         drop(frame);
         let mut stream = BufWriter::new(stream.until(Instant::now() + self.config.transfer_timeout));
-        with_reply_frame(number, &outcome, |reply| reply.write(&mut stream))??;
-        Ok(stream.flush()?)
+        let sent = with_reply_frame(number, &outcome, |reply| {
+            reply.write(&mut stream).map(|()| reply.bytes() as u64)
+        })??;
+        stream.flush()?;
+        metrics.bytes_sent.inc_by(sent);
+        Ok(())
     }
 
     /// A panic becomes an error of the request that met it.

@@ -22,6 +22,11 @@ pub struct ServerConfig {
     pub grpc_port: Option<u16>,
     /// A port of the gRPC health check alone, without encryption and token, for probes; as `grpc_port`.
     pub health_port: Option<u16>,
+    /// Where metrics are told: by default to this machine alone. They are neither encrypted nor guarded by the token, and
+    /// hold names of tables and figures, but no row.
+    pub metrics_host: String,
+    /// The port of metrics, over HTTP; 0 takes any that is free, `None` has none.
+    pub metrics_port: Option<u16>,
     /// Which of the shards this is.
     pub shard: Shard,
     /// What clients must know.
@@ -34,7 +39,7 @@ pub struct ServerConfig {
     pub teamwork: Teamwork,
     /// Allows an address that other machines reach without both encryption and a token.
     pub insecure: bool,
-    /// The most connections at a time; more are turned away.
+    /// The most connections of each port at a time; more are turned away.
     pub max_connections: usize,
     /// The most bytes of a request or an answer: a connection takes no more memory than one of each.
     pub max_frame_bytes: u64,
@@ -53,6 +58,8 @@ impl Default for ServerConfig {
             port: 0,
             grpc_port: None,
             health_port: None,
+            metrics_host: "127.0.0.1".to_owned(),
+            metrics_port: None,
             shard: Shard { number: 0, of: 1 },
             token: None,
             tls: None,
@@ -107,16 +114,24 @@ impl ServerConfig {
         if number >= of {
             return Err(ServerError::Shard { number, of });
         }
-        let shown = format!("{}:{}", self.host, self.port);
-        let cannot = |error| ServerError::Bind { address: shown.clone(), error };
-        let found = (self.host.as_str(), self.port).to_socket_addrs().map_err(cannot)?.next();
-        let address = found.ok_or_else(|| cannot(io::Error::other("the name has no address")))?;
+        let address = resolved(&self.host, self.port)?;
         let is_guarded = self.tls.is_some() && self.token.is_some();
         match address.ip().is_loopback() || is_guarded || self.insecure {
             true => Ok(address),
-            false => Err(ServerError::Insecure { address: shown }),
+            false => Err(ServerError::Insecure { address: format!("{}:{}", self.host, self.port) }),
         }
     }
+
+    /// Returns where to tell metrics, if they are wanted.
+    pub(super) fn metrics_address(&self) -> Result<Option<SocketAddr>, ServerError> {
+        self.metrics_port.map(|port| resolved(&self.metrics_host, port)).transpose()
+    }
+}
+
+fn resolved(host: &str, port: u16) -> Result<SocketAddr, ServerError> {
+    let cannot = |error| ServerError::Bind { address: format!("{host}:{port}"), error };
+    let found = (host, port).to_socket_addrs().map_err(cannot)?.next();
+    found.ok_or_else(|| cannot(io::Error::other("the name has no address")))
 }
 
 #[cfg(test)]

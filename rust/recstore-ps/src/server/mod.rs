@@ -1,19 +1,21 @@
-//! A server of one shard: the bulk port, and the gRPC port beside it.
+//! A server of one shard: the bulk port, and the ports of gRPC and metrics beside it.
 
 mod bulk;
 mod config;
+mod metrics_port;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use recstore::EmbeddingStore;
+use recstore::{EmbeddingStore, Shard};
 
 use crate::grpc::Grpc;
 use crate::handler::Handler;
 use bulk::Bulk;
 pub use config::{ServerConfig, ServerError};
+use metrics_port::MetricsPort;
 
 /// A server that runs until it is told to stop.
 #[derive(Debug)]
@@ -21,6 +23,7 @@ pub struct Server {
     bulk: Bulk,
     grpc: Option<Grpc>,
     probe: Option<Grpc>,
+    metrics: Option<MetricsPort>,
     handler: Arc<Handler>,
 }
 
@@ -30,17 +33,23 @@ impl Server {
     /// # Errors
     /// [`ServerError`]: an address that others can reach, without leave; a port that is taken.
     pub fn start(store: Arc<dyn EmbeddingStore>, config: ServerConfig) -> Result<Self, ServerError> {
-        let address = config.address()?;
+        let (address, metrics_address) = (config.address()?, config.metrics_address()?);
         let (shard, limit) = (config.shard, config.max_frame_bytes);
         let handler = match &config.wal {
             None => Handler::new(store, shard, limit, config.teamwork)?,
             Some(directory) => Handler::durable(store, shard, limit, config.teamwork, directory)?,
         };
         let handler = Arc::new(handler);
+        let start_metrics =
+            |address| MetricsPort::start(Arc::clone(&handler), address).map_err(cannot(address));
+        let metrics = metrics_address.map(start_metrics).transpose()?;
         let bulk = Bulk::start(Arc::clone(&handler), config.clone(), address).map_err(cannot(address))?;
-        let mut server = Self { bulk, grpc: None, probe: None, handler };
+        let mut server = Self { bulk, grpc: None, probe: None, metrics, handler };
         match server.open_grpc(&config, address.ip()) {
-            Ok(()) => Ok(server),
+            Ok(()) => {
+                server.tell_of_start(shard);
+                Ok(server)
+            }
             Err(error) => {
                 server.stop(Duration::ZERO);
                 Err(error)
@@ -62,6 +71,11 @@ impl Server {
         Ok(())
     }
 
+    fn tell_of_start(&self, shard: Shard) {
+        let (grpc, metrics) = (self.grpc_address(), self.metrics_address());
+        tracing::info!(shard = shard.number, of = shard.of, bulk = %self.address(), ?grpc, ?metrics, "serving");
+    }
+
     /// Returns the address of the bulk port.
     pub fn address(&self) -> SocketAddr {
         self.bulk.address()
@@ -77,6 +91,11 @@ impl Server {
         self.probe.as_ref().map(Grpc::address)
     }
 
+    /// Returns the address of the port of metrics, if there is one.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().map(MetricsPort::address)
+    }
+
     /// Returns what answers requests, for other ways to reach it.
     pub fn handler(&self) -> &Arc<Handler> {
         &self.handler
@@ -84,6 +103,8 @@ impl Server {
 
     /// Stops: no new connections, no new requests; those under way are answered, as far as they end within `grace`.
     pub fn stop(self, grace: Duration) {
+        let shard = self.handler.metrics().shard();
+        tracing::info!(shard, "stopping");
         // Whoever watches is told first, and sends no one here any more.
         if let Some(probe) = self.probe {
             probe.stop(Duration::ZERO);
@@ -92,6 +113,10 @@ impl Server {
         if let Some(grpc) = self.grpc {
             grpc.stop(grace);
         }
+        if let Some(metrics) = self.metrics {
+            metrics.stop();
+        }
+        tracing::info!(shard, "stopped");
     }
 }
 

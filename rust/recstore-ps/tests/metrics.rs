@@ -1,0 +1,286 @@
+//! What a server tells of itself: metrics over HTTP, and the limits of its ports.
+
+#![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
+
+mod cluster;
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use cluster::{Cluster, config, connect};
+use recstore::{EmbeddingStore, GradientChunk, Serial, Step, TableConfig, TableUpdate};
+use recstore_ps::codec::{Management, Request};
+use recstore_ps::grpc::proto;
+use recstore_ps::grpc::proto::rec_store_client::RecStoreClient;
+use recstore_ps::{ClientId, RemoteStore, Server, ServerConfig};
+use tokio::runtime::Runtime;
+use tonic::transport::{Channel, Endpoint};
+
+const SOON: Duration = Duration::from_secs(10);
+
+fn cluster(change: impl Fn(&mut ServerConfig)) -> Cluster {
+    Cluster::configured(1, |config| {
+        config.metrics_port = Some(0);
+        change(config);
+    })
+}
+
+fn http(address: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn scrape(cluster: &Cluster) -> String {
+    let address = cluster.servers[0].metrics_address().unwrap();
+    http(address, "GET /metrics HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n")
+}
+
+/// Returns the value of the one line of a metric that has all these labels, if there is one.
+fn value(text: &str, name: &str, labels: &[&str]) -> Option<f64> {
+    let is_it = |line: &&str| {
+        let rest = line.strip_prefix(name);
+        rest.is_some_and(|rest| {
+            rest.starts_with(['{', ' ']) && labels.iter().all(|label| rest.contains(label))
+        })
+    };
+    let lines: Vec<&str> = text.lines().filter(is_it).collect();
+    assert!(lines.len() <= 1, "{lines:?}");
+    lines.first().map(|line| line.rsplit_once(' ').unwrap().1.parse().unwrap())
+}
+
+/// Waits until a metric has a value.
+fn until(cluster: &Cluster, name: &str, labels: &[&str], expected: f64) {
+    let began = Instant::now();
+    while value(&scrape(cluster), name, labels) != Some(expected) {
+        assert!(began.elapsed() < SOON, "{name} {labels:?} is not {expected}: {}", scrape(cluster));
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn requests_rows_bytes_and_tables_are_counted() {
+    let cluster = cluster(|_| {});
+    let store = cluster.connect();
+    let table = store.open_table("a \"b\"\n", &TableConfig::new(2)).unwrap();
+    store.write(table, &[1, 2, 3], &[1.0; 6]).unwrap();
+    store.read(table, &[1, 2], &mut [0.0; 4]).unwrap();
+    let chunks = vec![GradientChunk::new(&[3, 4, 5, 3], &[1.0; 8], 2)];
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
+    let drop_table = Request::Manage(Management::DropTable { name: "another".to_owned() });
+    assert!(cluster.servers[0].handler().handle(ClientId(1), 1, &drop_table).is_err());
+    let text = scrape(&cluster);
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4"), "{text}");
+    let requests = |verb: &str, outcome: &str| {
+        let labels = [format!("verb=\"{verb}\""), format!("outcome=\"{outcome}\"")];
+        value(&text, "recstore_requests_total", &labels.each_ref().map(String::as_str)).unwrap()
+    };
+    assert_eq!(["write", "read", "update", "delete"].map(|verb| requests(verb, "ok")), [1.0, 1.0, 1.0, 0.0]);
+    assert_eq!((requests("drop_table", "refused"), requests("drop_table", "ok")), (1.0, 0.0));
+    let rows = |verb| value(&text, "recstore_rows_total", &[verb]).unwrap();
+    assert_eq!([rows("\"write\""), rows("\"read\""), rows("\"update\"")], [3.0, 2.0, 3.0]);
+    let moved = |name| value(&text, name, &["shard=\"0\""]).unwrap();
+    assert!(moved("recstore_received_bytes_total") > 300.0 && moved("recstore_sent_bytes_total") > 200.0);
+    assert_eq!(value(&text, "recstore_requests_in_flight", &[]), Some(0.0));
+    let of_table = ["table=\"a \\\"b\\\"\\n\"", "shard=\"0\""];
+    assert_eq!(value(&text, "recstore_table_rows", &of_table), Some(5.0));
+    let bytes = value(&text, "recstore_table_bytes", &of_table).unwrap();
+    let local = &cluster.stores[0];
+    let statistics = local.statistics(local.find_table("a \"b\"\n").unwrap().unwrap()).unwrap();
+    assert_eq!(bytes, statistics.bytes as f64);
+    assert_eq!(value(&text, "recstore_build_info", &[env!("CARGO_PKG_VERSION")]), Some(1.0));
+    assert_eq!(value(&text, "recstore_log_bytes", &[]), None);
+}
+
+#[test]
+fn times_lie_in_classes_up_to_their_number() {
+    let cluster = cluster(|_| {});
+    let store = cluster.connect();
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    (0..20).for_each(|id| store.read(table, &[id], &mut [0.0]).unwrap());
+    let text = scrape(&cluster);
+    let class = |bound| value(&text, "recstore_request_seconds_bucket", &["verb=\"read\"", bound]).unwrap();
+    assert_eq!((class("le=\"60\""), class("le=\"+Inf\"")), (20.0, 20.0));
+    assert!(class("le=\"0.001\"") <= class("le=\"0.1\""));
+    assert_eq!(value(&text, "recstore_request_seconds_count", &["verb=\"read\""]), Some(20.0));
+    assert!(value(&text, "recstore_request_seconds_sum", &["verb=\"read\""]).unwrap() > 0.0);
+}
+
+#[test]
+fn log_and_checkpoints_are_told() {
+    let directory = tempfile::tempdir().unwrap();
+    let cluster = cluster(|config| config.wal = Some(directory.path().to_owned()));
+    let store = cluster.connect();
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    store.write(table, &[1], &[1.0]).unwrap();
+    let before = scrape(&cluster);
+    assert!(value(&before, "recstore_log_bytes", &[]).unwrap() > 100.0);
+    assert_eq!(value(&before, "recstore_log_pending_changes", &[]), Some(0.0));
+    assert_eq!(value(&before, "recstore_last_checkpoint_timestamp_seconds", &[]), None);
+    cluster.servers[0].handler().checkpoint().unwrap();
+    let after = scrape(&cluster);
+    assert_eq!(value(&after, "recstore_log_bytes", &[]), Some(0.0));
+    assert_eq!(value(&after, "recstore_checkpoints_total", &["outcome=\"ok\""]), Some(1.0));
+    assert_eq!(value(&after, "recstore_checkpoints_total", &["outcome=\"failed\""]), Some(0.0));
+    assert!(value(&after, "recstore_last_checkpoint_timestamp_seconds", &[]).unwrap() > 1.7e9);
+    assert!(value(&after, "recstore_last_checkpoint_duration_seconds", &[]).unwrap() > 0.0);
+}
+
+#[test]
+fn a_save_that_fails_is_counted() {
+    let (cluster, directory) = (cluster(|_| {}), tempfile::tempdir().unwrap());
+    let file = directory.path().join("file");
+    std::fs::write(&file, "no directory").unwrap();
+    assert!(cluster.servers[0].handler().save(&file).is_err());
+    cluster.servers[0].handler().save(&directory.path().join("saved")).unwrap();
+    let text = scrape(&cluster);
+    let made = |outcome| value(&text, "recstore_checkpoints_total", &[outcome]).unwrap();
+    assert_eq!((made("\"ok\""), made("\"failed\"")), (1.0, 1.0));
+}
+
+#[test]
+fn refused_peers_of_the_bulk_port_are_counted_by_reason() {
+    let cluster = cluster(|config| {
+        (config.max_connections, config.token) = (1, Some("open sesame".to_owned()));
+    });
+    let refused = |reason: &str, count| {
+        until(&cluster, "recstore_refused_connections_total", &["\"bulk\"", reason], count);
+    };
+    let open = |count| until(&cluster, "recstore_connections", &["port=\"bulk\""], count);
+    let mut stranger = TcpStream::connect(cluster.servers[0].address()).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    refused("handshake", 1.0);
+    open(0.0);
+    // Whoever only tries whether somebody listens is no stranger.
+    let curious = TcpStream::connect(cluster.servers[0].address()).unwrap();
+    open(1.0);
+    drop(curious);
+    open(0.0);
+    let quick = config(cluster.addresses(), Duration::from_millis(300));
+    assert!(RemoteStore::connect(quick.clone(), Box::new(Serial)).is_err());
+    refused("token", 1.0);
+    open(0.0);
+    let mut knows = quick.clone();
+    knows.token = Some("open sesame".to_owned());
+    let store = RemoteStore::connect(knows.clone(), Box::new(Serial)).unwrap();
+    assert_eq!(store.table_names(), Ok(vec![]));
+    open(1.0);
+    let error = RemoteStore::connect(knows, Box::new(Serial)).unwrap_err().to_string();
+    assert!(error.contains("the server has 1 connections, which is its limit"), "{error}");
+    let text = scrape(&cluster);
+    assert!(value(&text, "recstore_refused_connections_total", &["\"bulk\"", "\"limit\""]) >= Some(1.0));
+    assert_eq!(value(&text, "recstore_refused_connections_total", &["\"bulk\"", "handshake"]), Some(1.0));
+    drop(store);
+    open(0.0);
+}
+
+fn endpoint(cluster: &Cluster) -> Endpoint {
+    let address = cluster.servers[0].grpc_address().unwrap();
+    Channel::from_shared(format!("http://{address}")).unwrap()
+}
+
+#[test]
+fn the_grpc_port_takes_as_many_connections_as_it_may() {
+    let cluster = cluster(|config| (config.grpc_port, config.max_connections) = (Some(0), 2));
+    let open = |count| until(&cluster, "recstore_connections", &["port=\"grpc\""], count);
+    Runtime::new().unwrap().block_on(async {
+        let mut clients = Vec::new();
+        for _ in 0..2 {
+            let mut client = RecStoreClient::new(endpoint(&cluster).connect().await.unwrap());
+            client.table_names(proto::TableNamesRequest {}).await.unwrap();
+            clients.push(client);
+        }
+        open(2.0);
+        // The connection is closed as soon as it came, before or after the client has called it made.
+        if let Ok(third) = endpoint(&cluster).connect().await {
+            assert!(RecStoreClient::new(third).table_names(proto::TableNamesRequest {}).await.is_err());
+        }
+        let text = scrape(&cluster);
+        assert!(value(&text, "recstore_refused_connections_total", &["\"grpc\"", "\"limit\""]) >= Some(1.0));
+        for client in &mut clients {
+            client.table_names(proto::TableNamesRequest {}).await.unwrap();
+        }
+        drop(clients);
+        open(0.0);
+        let mut next = RecStoreClient::new(endpoint(&cluster).connect().await.unwrap());
+        next.table_names(proto::TableNamesRequest {}).await.unwrap();
+    });
+    let text = scrape(&cluster);
+    assert_eq!(value(&text, "recstore_requests_total", &["\"table_names\"", "\"ok\""]), Some(5.0));
+}
+
+#[test]
+fn calls_over_grpc_are_counted_and_those_without_the_token_refused() {
+    let cluster = cluster(|config| {
+        (config.grpc_port, config.token) = (Some(0), Some("open sesame".to_owned()));
+    });
+    Runtime::new().unwrap().block_on(async {
+        let mut client = RecStoreClient::new(endpoint(&cluster).connect().await.unwrap());
+        assert!(client.table_names(proto::TableNamesRequest {}).await.is_err());
+    });
+    let text = scrape(&cluster);
+    assert_eq!(value(&text, "recstore_refused_connections_total", &["\"grpc\"", "\"token\""]), Some(1.0));
+    assert_eq!(value(&text, "recstore_requests_total", &["\"table_names\"", "\"ok\""]), Some(0.0));
+}
+
+#[test]
+fn the_port_of_metrics_answers_nothing_else() {
+    let cluster = cluster(|_| {});
+    let address = cluster.servers[0].metrics_address().unwrap();
+    let ask =
+        |line: &str| http(address, &format!("{line} HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n"));
+    let elsewhere = ask("GET /");
+    assert!(elsewhere.starts_with("HTTP/1.1 404") && elsewhere.ends_with("the metrics are at /metrics\n"));
+    let posted = ask("POST /metrics");
+    assert!(posted.starts_with("HTTP/1.1 405") && posted.ends_with("asked for by GET\n"), "{posted}");
+    let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut noisy = TcpStream::connect(address).unwrap();
+    _ = noisy.write_all(&[0xff; 4096]);
+    drop((silent, noisy));
+    let began = Instant::now();
+    while !http_or_nothing(address).starts_with("HTTP/1.1 200") {
+        assert!(began.elapsed() < SOON);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Asks for metrics where connections may be turned away.
+fn http_or_nothing(address: SocketAddr) -> String {
+    let mut answer = Vec::new();
+    let mut stream = TcpStream::connect(address).unwrap();
+    _ = stream.write_all(b"GET /metrics HTTP/1.1\r\nhost: here\r\nconnection: close\r\n\r\n");
+    _ = stream.read_to_end(&mut answer);
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn a_port_of_metrics_that_is_taken_is_named_and_one_not_asked_for_is_not_there() {
+    let taken = cluster(|_| {});
+    let mut config = ServerConfig::default();
+    config.metrics_port = taken.servers[0].metrics_address().map(|address| address.port());
+    let expected = format!("cannot listen on 127.0.0.1:{}: ", config.metrics_port.unwrap());
+    let error = Server::start(taken.stores[0].clone(), config).unwrap_err().to_string();
+    assert!(error.starts_with(&expected), "{error}");
+    let mut config = ServerConfig::default();
+    (config.metrics_host, config.metrics_port) = ("no such host".to_owned(), Some(0));
+    let error = Server::start(taken.stores[0].clone(), config).unwrap_err().to_string();
+    assert!(error.starts_with("cannot listen on no such host:0: "), "{error}");
+    assert_eq!(Cluster::start(1).servers[0].metrics_address(), None);
+}
+
+#[test]
+fn each_shard_has_metrics_of_its_own() {
+    let cluster = Cluster::configured(2, |config| config.metrics_port = Some(0));
+    let store = connect(cluster.addresses(), SOON);
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    store.write(table, &[0, 1, 2, 4], &[0.0; 4]).unwrap();
+    let rows = cluster.servers.iter().enumerate().map(|(shard, server)| {
+        let text = http_or_nothing(server.metrics_address().unwrap());
+        value(&text, "recstore_table_rows", &[&format!("shard=\"{shard}\""), "table=\"t\""])
+    });
+    assert_eq!(rows.collect::<Vec<_>>(), [Some(3.0), Some(1.0)]);
+}

@@ -1,0 +1,295 @@
+"""What servers tell of themselves: metrics, log lines, `recstore top`, and where they are told how to be served."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from served_tables import ServerProcesses
+
+from recstore_ops import DistEmbedding, SparseOptimizer, servers
+from recstore_ops.metrics_text import NoMetrics, Scrape, fetch, parse
+from recstore_ops.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
+from recstore_ops.server_config import ServerAddress, served_shards
+from recstore_ops.top_command import metrics_addresses
+from recstore_ops.top_figures import TableFigures, quantile, shard_figures
+
+ROOT = Path(__file__).parents[2]
+OPERATIONS = ROOT / "docs" / "operations.md"
+NAME = re.compile(r"\brecstore_[a-z_]+")
+
+
+@pytest.fixture(autouse=True)
+def _embedded_afterwards() -> Iterator[None]:
+    yield
+    servers.set_ps_backend("embedded")
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcesses]:
+    """Two shards with all that can be told: a log, a checkpoint, a table that was trained."""
+    folder = tmp_path_factory.mktemp("servers")
+    options = ("--metrics-port", "0", "--data", str(folder / "data"), "--durability", "wal", "--checkpoint-every", "1")
+    with ServerProcesses(folder, 2, *options) as running:
+        servers.set_ps_servers(running.addresses)
+        module = DistEmbedding(None, 4, "told", optimizer="adagrad")
+        for _ in range(3):
+            module(torch.arange(100)).square().sum().backward()
+            SparseOptimizer(modules=[module]).step()
+        servers.set_ps_backend("embedded")
+        while not all(_has_checkpoint(address) for address in running.metrics):
+            time.sleep(0.1)
+        yield running
+
+
+def _has_checkpoint(address: str) -> bool:
+    return bool(fetch(address).of("recstore_last_checkpoint_timestamp_seconds"))
+
+
+def recstore(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "recstore_ops.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def base(name: str) -> str:
+    """The metric that a sample's name belongs to."""
+    return re.sub(r"_(bucket|sum|count)$", "", name)
+
+
+def test_training_is_told(processes: ServerProcesses) -> None:
+    scrapes = [fetch(address) for address in processes.metrics]
+    assert sum(scrape.total("recstore_table_rows") for scrape in scrapes) == 100
+    for shard, scrape in enumerate(scrapes):
+        updates = [sample for sample in scrape.of("recstore_requests_total") if sample.labels["verb"] == "update"]
+        counted = {sample.labels["outcome"]: sample.value for sample in updates}
+        assert counted == {"ok": 3, "refused": 0, "panicked": 0}
+        assert {sample.labels["shard"] for samples in scrape.samples.values() for sample in samples} == {str(shard)}
+
+
+def test_every_metric_is_documented_and_every_documented_one_is_told(processes: ServerProcesses) -> None:
+    told = {base(name) for name in fetch(processes.metrics[0]).samples}
+    documented = set(re.findall(r"^\| `(recstore_[a-z_]+)` ", OPERATIONS.read_text("utf-8"), flags=re.MULTILINE))
+    assert documented == told
+
+
+def test_the_dashboard_asks_for_metrics_that_are_told(processes: ServerProcesses) -> None:
+    dashboard = json.loads((ROOT / "dashboards" / "recstore.json").read_text("utf-8"))
+    asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    asked += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
+    names = {name for expression in asked for name in NAME.findall(expression)}
+    samples = set(fetch(processes.metrics[0]).samples)
+    assert names <= samples
+    assert {base(name) for name in names} == {base(name) for name in samples}
+    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
+    assert len(set(places)) == len(places)
+
+
+def free_address() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def test_top_shows_shards_and_tables_and_which_are_down(processes: ServerProcesses) -> None:
+    nobody = free_address()
+    shown = recstore("top", *processes.metrics, nobody, processes.addresses[0], "--once", "--interval", "0.2")
+    assert shown.returncode == 1, shown.stderr
+    lines = shown.stdout.splitlines()
+    for shard, address in enumerate(processes.metrics):
+        assert any(re.search(rf"^\s*{shard}\s+{address}\s+\d+\.\d+\.\d+\s+\d", line) for line in lines), shown.stdout
+    assert any(nobody in line and "down: [Errno 111]" in line for line in lines), shown.stdout
+    assert any(processes.addresses[0] in line and "down: " in line for line in lines), shown.stdout
+    assert any(re.search(r"^\s*told\s+100\s+\d+\.\d\d", line) for line in lines), shown.stdout
+    assert recstore("top", *processes.metrics, "--once", "--interval", "0.1").returncode == 0
+
+
+def test_top_finds_shards_in_a_configuration_file(processes: ServerProcesses, tmp_path: Path) -> None:
+    ports = [int(address.rsplit(":", 1)[1]) for address in processes.metrics]
+    entries = [{"port": 1, "shard": shard, "metrics_port": port} for shard, port in enumerate(ports)]
+    path = write(tmp_path, {"servers": entries})
+    assert metrics_addresses(path) == processes.metrics
+    shown = recstore("top", "--config", str(path), "--once", "--interval", "0.1")
+    assert shown.returncode == 0, shown.stderr
+    assert all(address in shown.stdout for address in processes.metrics)
+    wide = {"servers": [{"host": "far", "port": 1, "shard": 0}], "metrics_host": "0.0.0.0", "metrics_port": 9}
+    assert metrics_addresses(write(tmp_path, wide)) == ["far:9"]
+    assert metrics_addresses(write(tmp_path, {**wide, "metrics_host": "::1"})) == ["[::1]:9"]
+
+
+def test_top_without_servers_is_refused(tmp_path: Path) -> None:
+    path = str(write(tmp_path, {"servers": [{"port": 1, "shard": 0}]}))
+    for arguments, message in (
+        ((), "recstore top needs either HOST:PORT of servers' metrics, or --config"),
+        (("a:1", "--config", path), "recstore top needs either HOST:PORT of servers' metrics, or --config"),
+        (("--config", path), "shard 0 has no metrics_port, or 0, which is any that is free"),
+    ):
+        refused = recstore("top", *arguments)
+        assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
+
+
+def test_metrics_are_read_as_they_are_written() -> None:
+    text = (
+        "# HELP a Anything.\n# TYPE a counter\n"
+        'a{table="x \\"y\\" \\\\ \\n} 5",shard="0"} 7\na_bucket{le="+Inf"} 1e3\nb 2.5 1700000000\n\n'
+    )
+    scrape = parse(text)
+    assert [dict(sample.labels) for sample in scrape.of("a")] == [{"table": 'x "y" \\ \n} 5', "shard": "0"}]
+    assert (scrape.total("a"), scrape.total("a_bucket"), scrape.total("b"), scrape.total("c")) == (7, 1000, 2.5, 0)
+    for line in ("<html>", "a seven"):
+        with pytest.raises(NoMetrics, match="no line of metrics: "):
+            parse(line)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "a:b", "a b:1", "http://a:1"])
+def test_an_address_that_is_none_is_refused(address: str) -> None:
+    with pytest.raises(NoMetrics, match="this is no HOST:PORT"):
+        fetch(address)
+
+
+def test_quantiles_spread_observations_evenly_within_their_class() -> None:
+    classes = {0.1: 50.0, 0.2: 90.0, 0.4: 99.0, float("inf"): 100.0}
+    assert quantile(0.5, classes) == pytest.approx(0.1)
+    assert quantile(0.7, classes) == pytest.approx(0.15)
+    assert quantile(0.99, classes) == pytest.approx(0.4)
+    assert quantile(0.999, classes) == pytest.approx(0.4)
+    assert quantile(0.25, classes) == pytest.approx(0.05)
+    assert quantile(0.5, {}) is None
+    assert quantile(0.5, dict.fromkeys(classes, 0.0)) is None
+
+
+def scraped(at: float, requests: int, **others: int) -> Scrape:
+    lines = [f"recstore_requests_total {requests}", 'recstore_build_info{shard="2",version="1.2.3"} 1']
+    lines += [f'recstore_request_seconds_bucket{{verb="{v}",le="{le}"}} {requests}' for v in "ab" for le in (1, "+Inf")]
+    lines += [f"recstore_{name} {value}" for name, value in others.items()]
+    lines += ['recstore_table_rows{table="t"} 7', 'recstore_table_bytes{table="t"} 70']
+    return Scrape(parse("\n".join(lines)).samples, at)
+
+
+def test_figures_are_what_happened_between_two_scrapes() -> None:
+    before = scraped(10.0, 100, rows_total=1000, received_bytes_total=10, sent_bytes_total=20)
+    after = scraped(12.0, 150, rows_total=1500, received_bytes_total=30, sent_bytes_total=60, connections=4)
+    figures = shard_figures(before, after)
+    assert (figures.shard, figures.version, figures.connections, figures.log_bytes) == ("2", "1.2.3", 4, None)
+    assert (figures.requests, figures.rows, figures.bytes, figures.p50) == (25, 250, 30, 0.5)
+    assert figures.tables == {"t": TableFigures(7, 70)}
+    # A server that was started again counts from 0.
+    again = shard_figures(after, scraped(13.0, 5, rows_total=6, log_bytes=8))
+    assert (again.requests, again.rows, again.log_bytes, again.p50) == (5, 6, 8, 0.5)
+    assert shard_figures(after, Scrape(after.samples, 14.0)).p99 is None
+
+
+def write(folder: Path, cache_ps: object) -> Path:
+    path = folder / "recstore_config.json"
+    path.write_text(json.dumps({"cache_ps": cache_ps}))
+    return path
+
+
+def test_what_the_command_line_does_not_say_is_what_the_file_says(tmp_path: Path) -> None:
+    said = {"data": "tables", "durability": "wal", "checkpoint_every": 5, "metrics_host": "::1", "max_connections": 9}
+    entries = [{"port": 1, "shard": 0}, {"port": 2, "shard": 1, "metrics_port": 7}]
+    file = load_served_file(write(tmp_path, {**said, "log_level": "info", "metrics_port": 6, "servers": entries}))
+    expected = ServeSettings(tmp_path / "tables", Durability.WAL, 5, "::1", 9, LogLevel.INFO)
+    assert serve_settings(file, {"data": None}) == expected
+    given = {"data": Path("here"), "durability": Durability.CHECKPOINT, "log_level": LogLevel.OFF}
+    settings = serve_settings(file, given)
+    assert (settings.data, settings.durability, settings.log_level) == tuple(given.values())
+    addresses = ServerAddress("127.0.0.1", 1, 0, 6), ServerAddress("127.0.0.1", 2, 1, 7)
+    assert served_shards(file).servers == addresses
+    assert serve_settings(None, {}) == ServeSettings()
+
+
+def read_whole(path: Path) -> tuple[object, object]:
+    file = load_served_file(path)
+    return served_shards(file), serve_settings(file, {})
+
+
+@pytest.mark.parametrize(
+    ("cache_ps", "message"),
+    [
+        ({"data": ""}, "cache_ps.data: must not be empty"),
+        ({"durability": "raft"}, 'cache_ps.durability: must be one of "checkpoint", "wal", got "raft"'),
+        ({"checkpoint_every": 0}, "cache_ps.checkpoint_every: must be at least 1, got 0"),
+        ({"metrics_port": 65536}, "cache_ps.metrics_port: must be at most 65535, got 65536"),
+        ({"metrics_host": 3}, "cache_ps.metrics_host: must be string, got 3"),
+        ({"max_connections": 0}, "cache_ps.max_connections: must be at least 1, got 0"),
+        ({"log_level": "loud"}, "cache_ps.log_level: must be one of "),
+        ({"durability": "wal"}, "--durability wal needs --data, a directory for tables and log"),
+        (
+            {"servers": [{"port": 1, "shard": 0, "metrics_port": -1}]},
+            r"cache_ps.servers\[0\].metrics_port must be a port from 0 to 65535, got -1",
+        ),
+    ],
+)
+def test_an_entry_of_the_file_that_is_none_is_refused_by_its_path(
+    tmp_path: Path, cache_ps: dict[str, Any], message: str
+) -> None:
+    path = write(tmp_path, {"servers": [{"port": 1, "shard": 0}], **cache_ps})
+    with pytest.raises(ValueError, match=message):
+        read_whole(path)
+
+
+def test_a_port_of_metrics_is_of_one_shard(tmp_path: Path) -> None:
+    path = write(tmp_path, {"servers": [{"port": 0, "shard": 0}, {"port": 0, "shard": 1}]})
+    refused = recstore("serve", "--config", str(path), "--metrics-port", "0")
+    assert (refused.returncode, refused.stderr) == (
+        2,
+        "recstore: --metrics-port is of one shard: choose one with --shard\n",
+    )
+
+
+def served_lines(config: Path, *options: str, peer: bytes = b"") -> tuple[str, str]:
+    """Serves until it has answered a peer, and returns both streams."""
+    command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(config), *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        started = process.stdout.readline()
+        found = re.match(r"shard 0 of 1 at 127\.0\.0\.1:(\d+)", started)
+        assert found, started
+        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=30) as connection:
+            connection.sendall(peer)
+            while connection.recv(1024):
+                pass
+        process.send_signal(signal.SIGTERM)
+        printed, told = process.communicate(timeout=60)
+        assert process.returncode == 0, told
+    return started + printed, told
+
+
+def test_log_lines_say_what_a_server_does_at_their_level(tmp_path: Path) -> None:
+    entries = {"servers": [{"port": 0, "shard": 0, "metrics_port": 0}], "data": "data", "durability": "wal"}
+    config, stranger = write(tmp_path, entries), b"GET / HTTP/1.1\r\n\r\n"
+    printed, told = served_lines(config, peer=stranger)
+    assert re.match(r"shard 0 of 1 at \S+, metrics at http://127\.0\.0\.1:\d+/metrics\nshard 0: saved 0 rows", printed)
+    refusal = r'WARN .*peer refused shard=0 port="bulk" peer="127\.0\.0\.1:\d+" why="this is no bulk port'
+    assert re.search(refusal, told), told
+    assert "INFO" not in told
+    told = served_lines(config, "--log-level", "debug", peer=stranger)[1]
+    for line in (
+        r"INFO .*: recovered shard=0 directory=\S+ changes=0",
+        r"INFO .*: serving shard=0 of=1 bulk=127\.0\.0\.1:\d+ grpc=None metrics=Some\(",
+        r'DEBUG .*: connection opened shard=0 port="bulk" peer=127',
+        r'DEBUG .*: connection closed shard=0 port="bulk" peer=127',
+        r"INFO .*: checkpoint shard=0 rows=0 bytes=\d+ seconds=",
+        r"INFO .*: stopped shard=0",
+    ):
+        assert re.search(line, told), told
+    assert served_lines(config, "--log-level", "off", peer=stranger)[1] == ""
+
+
+def test_the_connections_of_a_server_have_a_limit(tmp_path: Path) -> None:
+    with ServerProcesses(tmp_path, 1, "--max-connections", "1", "--metrics-port", "0") as running:
+        host, port = running.addresses[0].split(":")
+        refused = pytest.raises(ConnectionError, match="the server has 1 connections, which is its limit")
+        with socket.create_connection((host, int(port)), timeout=30), refused:
+            servers.set_ps_servers(running.addresses, timeout=0.5)
+        assert fetch(running.metrics[0]).total("recstore_refused_connections_total") >= 1
