@@ -79,6 +79,7 @@ test-core: ## the store's tests: needs Rust only
 	@echo "== Rust tests of the store"
 	cargo test --quiet
 	cargo test --quiet --package recstore --bench store > /dev/null
+	cargo run --quiet --package recstore-ps --example own_rule > /dev/null
 
 # The switch is for nightly compilers; the stable one has it too, but wants to be told that this is meant.
 .PHONY: test-sanitized

@@ -262,7 +262,7 @@ pub(crate) fn hashtable_slot(table: i64, ids: &[i64], slot: &str) -> Outcome<Box
         let width = description.slots.iter().find(|(name, _)| *name == slot).map(|&(_, width)| width);
         let found = values.zip(width).map(|(values, width)| Box::new(SlotValues { values, width }));
         found.ok_or_else(|| {
-            let names: Vec<_> = description.slots.iter().map(|&(name, _)| name).collect();
+            let names: Vec<_> = description.slots.iter().map(|(name, _)| name).collect();
             Failure::Runtime(format!(
                 "hashtable_slot: table \"{}\" has the slots {names:?}, got \"{slot}\"",
                 description.name

@@ -28,8 +28,10 @@ from recstore_ops.embedding_collection import RecStoreEmbeddingCollection
 from recstore_ops.functional import embedding, embedding_bag
 from recstore_ops.hashtable import HashTable, HashTableRegister
 from recstore_ops.inspect import inspect_table
+from recstore_ops.kv_worker import KVWorker
 from recstore_ops.optimizer import SparseOptimizer
 from recstore_ops.prefetch import PrefetchingDataLoader
+from recstore_ops.request_queue import KVResponse
 from recstore_ops.servers import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.workers import leave_ps_workers, ps_barrier, ps_workers
@@ -45,6 +47,8 @@ __all__ = [
     "HashTableRegister",
     "JaggedTensor",
     "KVClient",
+    "KVResponse",
+    "KVWorker",
     "KeyedJaggedTensor",
     "KeyedTensor",
     "PrefetchingDataLoader",

@@ -158,8 +158,16 @@ class RecStoreClient:
         """
         return self._updates.issue(self.update, name, ids.clone(), grads.detach().clone())
 
+    def push_async(self, name: str, ids: Tensor, data: Tensor) -> int:
+        """Overwrites rows as `push` does, on the thread of `update_async` and after what was issued before.
+
+        Returns:
+            A handle for `wait`. The tensors are copied.
+        """
+        return self._updates.issue(self.push, name, ids.clone(), data.detach().clone())
+
     def wait(self, handle: int) -> None:
-        """Waits for an update of `update_async` and raises what it raised.
+        """Waits for an update of `update_async`, or a write of `push_async`, and raises what it raised.
 
         Raises:
             ValueError: a handle that is unknown or was waited for.

@@ -21,7 +21,8 @@ class TableConfig:
         initializer: `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" | "xavier_uniform"}`
             with the parameters of `torch.nn.init`.
         optimizer: `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "adam" | "adamw" | "ftrl"}` with the
-            hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`.
+            hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`. On servers also
+            `{"kind": "rule", "name": ..., "lr": ...}`: a rule of the servers' own program.
         nan_policy: what happens to NaN and infinity in rows and gradients: `error`, `skip` or `allow`.
         admission: which ids get a row by training; all of them without it.
             `{"kind": "count", "threshold": n}`: those updated in n steps.

@@ -123,6 +123,18 @@ def test_a_client_finds_the_tables_of_modules(name: str) -> None:
     assert client.get_data_meta(name) == (torch.float32, (7, DIM))
 
 
+def test_writes_and_updates_are_carried_out_in_the_order_of_their_issue(client: RecStoreClient, name: str) -> None:
+    rows = torch.ones(1, DIM)
+    handles = [client.push_async(name, longs(1), rows), client.update_async(name, longs(1), -rows)]
+    rows.zero_()
+    for handle in handles:
+        client.wait(handle)
+    assert client.pull(name, longs(1)).tolist() == [[2.0] * DIM]
+    refused = client.push_async(name, longs(1), torch.full((1, DIM), torch.nan))
+    with pytest.raises(RuntimeError, match="row of id 1 at position 0"):
+        client.wait(refused)
+
+
 def test_set_learning_rate_counts_from_the_next_step(client: RecStoreClient, name: str) -> None:
     client.set_learning_rate(name, 0.25)
     client.update(name, longs(1), torch.ones(1, DIM))

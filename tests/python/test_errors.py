@@ -451,6 +451,13 @@ def test_a_collector_is_no_table(table: Table) -> None:
         _ops.emb_read(table.collector, IDS, DIM)
 
 
+def test_an_update_rule_that_nobody_registered_is_named(table_name: Callable[[], str]) -> None:
+    name = table_name()
+    with pytest.raises(ValueError, match=r'the update rule "mine" is not registered with this store, which has \[\]'):
+        Table(name, DIM, TableConfig(optimizer={"kind": "rule", "name": "mine"}))
+    assert name not in table_names()
+
+
 def test_an_unknown_name_is_refused(table: Table) -> None:
     with refused(table.name, RuntimeError, 'drop_table: there is no table "nobody"'):
         _ops.drop_table("nobody")

@@ -73,6 +73,13 @@ def test_workers_on_ray_learn_the_weights(tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+def test_workers_that_push_and_pull_come_near_the_best_and_keep_few_weights(tmp_path: Path) -> None:
+    output = output_of("kv_worker.py", tmp_path)
+    _, score, zeros = columns(output)[-1]
+    assert abs(score - float(output.split()[-1])) < 0.01
+    assert zeros > 0.8
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_example_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 100

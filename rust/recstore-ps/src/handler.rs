@@ -260,7 +260,8 @@ impl Handler {
             Management::TableNames {} => Managed::Names { names: store.table_names()? },
             Management::Describe { table } => {
                 let found = store.describe(TableId(*table))?;
-                Managed::Description { name: found.name, dim: found.config.dim, config: found.config }
+                let (name, slots) = (found.name, found.slots);
+                Managed::Description { name, dim: found.config.dim, config: found.config, slots }
             }
             Management::Clear { table } => store.clear(TableId(*table)).map(|()| Managed::Done {})?,
             Management::Evict { table, dry_run } => {

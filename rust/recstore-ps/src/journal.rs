@@ -97,7 +97,6 @@ struct SavedClient {
 }
 
 /// What can come of a change.
-#[expect(clippy::large_enum_variant, reason = "there is one of each client, and clients are few")]
 #[derive(Debug, Serialize, Deserialize)]
 enum SavedOutcome {
     Done,
@@ -155,8 +154,11 @@ impl Journal {
             let Logged { number, client, frame } = logged;
             changes += 1;
             let request = Request::of(&frame).map_err(|error: FrameError| error.to_string())?;
-            // One that is refused was refused before the crash as well, or nobody was told of it.
             let outcome = make(client, &request);
+            if let Err(error @ Error::UnknownRule { .. }) = &outcome {
+                return Err(error.to_string());
+            }
+            // Any other one that is refused was refused before the crash as well, or nobody was told of it.
             for (client, sequence) in makers(client, frame.header.sequence, &request) {
                 remember(&mut order, client, Made { sequence, outcome: outcome.clone(), number });
             }

@@ -1,7 +1,8 @@
 //! Parameter servers for `recstore`: tables on other machines behind the same trait.
 //!
 //! [`Server`] serves any [`recstore::EmbeddingStore`] as one shard, over a bulk TCP port and gRPC; [`RemoteStore`] is the
-//! store whose rows lie on such servers. Results are those of a store in this process, to the bit.
+//! store whose rows lie on such servers. Results are those of a store in this process, to the bit. [`AsyncStore`] pushes
+//! to either and pulls from it while the caller goes on.
 //!
 //! ```
 //! use recstore::{EmbeddingStore, LocalStore, Serial, TableConfig};
@@ -22,6 +23,7 @@
 //! # }
 //! ```
 
+mod asynchronous;
 mod channel;
 mod client;
 mod clients;
@@ -38,6 +40,7 @@ mod server;
 mod tls;
 mod transport;
 mod workers;
+pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
 pub use client::{RemoteConfig, RemoteStore};
 pub use clients::ClientId;
 pub use handler::Handler;

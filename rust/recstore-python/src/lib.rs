@@ -157,7 +157,7 @@ fn set_optimizer_learning_rate(py: Python<'_>, table: i64, lr: f64) -> PyResult<
 
 /// The names of the optimizer's slots of the table `name` and their elements a row, or `None`.
 #[pyfunction]
-fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(&'static str, usize)>>> {
+fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(String, usize)>>> {
     let store = store()?;
     let Some(table) = find(py, store, name)? else {
         return Ok(None);

@@ -219,6 +219,14 @@ pub enum OptimizerConfig {
         #[serde(default)]
         l2: f64,
     },
+    /// A rule of the program's own, which the store that keeps the rows must know: see [`crate::UpdateRule`].
+    Rule {
+        /// The name it is registered under.
+        name: String,
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+    },
 }
 
 /// Which of two common definitions AdaGrad and row-wise AdaGrad follow.
@@ -247,7 +255,7 @@ pub enum BiasCorrection {
 const MOST_FLOATS_A_COLUMN: usize = 3;
 
 /// One GiB a block, which any machine can reserve: only the pages of written rows are backed.
-const MOST_FLOATS_A_BLOCK: usize = 1 << 28;
+pub(crate) const MOST_FLOATS_A_BLOCK: usize = 1 << 28;
 
 fn one() -> f64 {
     1.0
@@ -455,6 +463,7 @@ impl OptimizerConfig {
             | Self::RowwiseAdagrad { lr, .. }
             | Self::Adam { lr, .. }
             | Self::Adamw { lr, .. }
+            | Self::Rule { lr, .. }
             | Self::Ftrl { alpha: lr, .. } => lr,
         }
     }
@@ -472,7 +481,7 @@ impl OptimizerConfig {
             | Self::RowwiseAdagrad { lr, weight_decay, .. }
             | Self::Adam { lr, weight_decay, .. }
             | Self::Adamw { lr, weight_decay, .. } => (lr, Some(weight_decay)),
-            Self::Ftrl { alpha, .. } => (alpha, None),
+            Self::Ftrl { alpha: lr, .. } | Self::Rule { lr, .. } => (lr, None),
         }
     }
 
@@ -483,6 +492,9 @@ impl OptimizerConfig {
         not_negative("optimizer.weight_decay", weight_decay.map_or(0.0, |value| *value))?;
         match *self {
             Self::Sgd { .. } => Ok(()),
+            Self::Rule { ref name, .. } => require(!name.is_empty(), || {
+                "optimizer.name, the name of the update rule, must not be empty".to_owned()
+            }),
             Self::Adagrad { eps, .. } | Self::RowwiseAdagrad { eps, .. } => positive("optimizer.eps", eps),
             Self::Adam { betas, eps, .. } | Self::Adamw { betas, eps, .. } => {
                 for beta in betas {

@@ -184,6 +184,32 @@ pub enum Error {
         table: String,
     },
 
+    /// A table is to be trained by a rule that the store does not know.
+    #[error(
+        "table \"{table}\": the update rule \"{rule}\" is not registered with this store, which has {registered:?}"
+    )]
+    UnknownRule {
+        /// The table's name.
+        table: String,
+        /// The rule's name.
+        rule: String,
+        /// The names of the rules that are.
+        registered: Vec<String>,
+    },
+
+    /// A rule of the program's own panicked, and rows are of different steps.
+    #[error(
+        "table \"{table}\": the update rule \"{rule}\" panicked, and rows may be of different steps: clear the table or load a checkpoint ({message})"
+    )]
+    RuleFailed {
+        /// The table's name.
+        table: String,
+        /// The rule's name.
+        rule: String,
+        /// What the panic said.
+        message: String,
+    },
+
     /// What an optimizer is to keep does not fit the table.
     #[error("put_optimizer_states: table \"{table}\": {message}")]
     StateMismatch {

@@ -63,6 +63,7 @@ pub use gradient::{
 };
 pub use handle::TableHandle;
 pub use memory::MemoryUse;
+pub use optimizer::UpdateRule;
 #[cfg(feature = "rayon")]
 pub use parallel::Rayon;
 pub use parallel::{Executor, Serial};

@@ -13,6 +13,7 @@ use crate::checkpoint::{
 use crate::config::TableConfig;
 use crate::gradient::GradientChunk;
 use crate::memory::{MemoryBudget, MemoryUse};
+use crate::optimizer::{UpdateRule, UpdateRules};
 use crate::parallel::{Executor, Sparing};
 use crate::pooling::BagInput;
 use crate::simd::{Simd, SimdLevel};
@@ -69,7 +70,7 @@ pub struct TableDescription {
     /// The configuration it was opened with.
     pub config: TableConfig,
     /// The names of the optimizer's slots and their elements a row.
-    pub slots: Vec<(&'static str, usize)>,
+    pub slots: Vec<(String, usize)>,
 }
 
 /// What a table holds and what was done to it.
@@ -121,7 +122,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// Creates the table `name`, or opens it if its configuration agrees.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`]; [`Error::ConfigMismatch`] shows both configurations.
+    /// [`Error::InvalidConfig`]; [`Error::ConfigMismatch`] shows both configurations; [`Error::UnknownRule`].
     fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId>;
 
     /// Returns the table `name`, if there is one.
@@ -205,7 +206,8 @@ pub trait EmbeddingStore: Send + Sync {
     ///
     /// # Errors
     /// As [`EmbeddingStore::write`], and [`Error::InvalidStep`]; then no table has changed. But when the disk fails within a
-    /// step of more rows than memory holds, every later call on that table is refused until it is cleared or loaded.
+    /// step of more rows than memory holds, or a rule of the program's own panics ([`Error::RuleFailed`]), every later
+    /// call on that table is refused until it is cleared or loaded.
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()>;
 
     /// Writes each id's index, -1 where it has no row, and its row; with `insert`, such ids get a row first.
@@ -311,6 +313,7 @@ pub struct LocalStore {
     simd: Simd,
     tables: RwLock<Tables>,
     budget: Arc<MemoryBudget>,
+    rules: UpdateRules,
     /// Saves and loads come one after another.
     last_save: Mutex<LastSave>,
 }
@@ -346,6 +349,7 @@ impl LocalStore {
             simd: Simd::detect(),
             tables: RwLock::default(),
             budget: Arc::default(),
+            rules: UpdateRules::default(),
             last_save: Mutex::default(),
         }
     }
@@ -357,6 +361,16 @@ impl LocalStore {
     pub fn with_simd(mut self, level: SimdLevel) -> Result<Self> {
         self.simd = Simd::new(level)?;
         Ok(self)
+    }
+
+    /// Makes a rule of the program's own known, for tables whose configuration names it: before they are opened, or
+    /// loaded. Checkpoints have its name and its slots; whoever loads one registers the rule too.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] for an empty name, or one that another rule has.
+    pub fn register_rule(&self, name: &str, rule: Arc<dyn UpdateRule>) -> Result<()> {
+        let _gate = fork::enter();
+        self.rules.register(name, rule)
     }
 
     fn engine(&self) -> Engine<'_> {
@@ -407,7 +421,7 @@ impl EmbeddingStore for LocalStore {
         }
         config.validate()?;
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
-        tables.open(name, config, &self.budget)
+        tables.open(name, config, &self.rules, &self.budget)
     }
 
     fn find_table(&self, name: &str) -> Result<Option<TableId>> {
@@ -593,7 +607,9 @@ impl EmbeddingStore for LocalStore {
         let configured = |name: &str, saved: &TableConfig| {
             self.tables.read().unwrap_or_else(PoisonError::into_inner).config_for(name, saved)
         };
-        let store = LoadingStore { engine: self.engine(), budget: &self.budget, configured: &configured };
+        let (rules, budget) = (&self.rules, &self.budget);
+        let store =
+            LoadingStore { engine: self.engine(), rules: Some(rules), budget, configured: &configured };
         let loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
@@ -619,11 +635,17 @@ fn one_a_table<T>(updates: &[TableUpdate<'_>], steps: Vec<T>) -> Vec<Vec<T>> {
 }
 
 impl Tables {
-    fn open(&mut self, name: &str, config: &TableConfig, budget: &Arc<MemoryBudget>) -> Result<TableId> {
+    fn open(
+        &mut self,
+        name: &str,
+        config: &TableConfig,
+        rules: &UpdateRules,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<TableId> {
         if let Some(id) = self.by_name.get(name) {
             return self.check_same(*id, config).map(|_| *id);
         }
-        let table = Table::new(name, config, budget)?;
+        let table = Table::new(name, config, rules, budget)?;
         let id = self.add_name(name);
         self.by_id.insert(id, Arc::new(table));
         Ok(id)

@@ -88,7 +88,7 @@ fn bits(store: &LocalStore, table: TableId) -> Vec<u32> {
     let mut values = vec![0.0; COUNT * DIM];
     store.read(table, &ids, &mut values).unwrap();
     for (slot, _) in store.describe(table).unwrap().slots {
-        values.extend(store.read_slot(table, slot, &ids).unwrap().unwrap());
+        values.extend(store.read_slot(table, &slot, &ids).unwrap().unwrap());
     }
     let offsets: Vec<i64> = (0..=COUNT as i64).collect();
     let mut pooled = vec![0.0; COUNT * DIM];

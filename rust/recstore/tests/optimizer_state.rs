@@ -47,7 +47,9 @@ fn every_optimizer_names_its_slots_and_their_widths() {
         (r#"{"kind": "ftrl"}"#, &[("n", DIM), ("z", DIM), ("alpha", 1)]),
     ] {
         let (store, table) = open(optimizer);
-        assert_eq!(store.describe(table).unwrap().slots, slots, "{optimizer}");
+        let owned: Vec<(String, usize)> =
+            slots.iter().map(|&(name, width)| (name.to_owned(), width)).collect();
+        assert_eq!(store.describe(table).unwrap().slots, owned, "{optimizer}");
         for (name, width) in slots {
             assert_eq!(slot(&store, table, name, 7), vec![0.0; *width], "{optimizer}");
         }

@@ -108,7 +108,7 @@ impl Subject {
     fn bits(&self, ids: &[i64]) -> Vec<u32> {
         let mut values = self.read(ids);
         for (slot, _) in self.store.describe(self.table).unwrap().slots {
-            values.extend(self.slot(slot, ids));
+            values.extend(self.slot(&slot, ids));
         }
         values.iter().map(|value| value.to_bits()).collect()
     }

@@ -3,8 +3,8 @@
 use std::path::Path;
 
 use recstore::{
-    Error, LoadOptions, LoadReport, Result, SaveOptions, SaveReport, Shard, TableConfig, TableId,
-    TableStatistics, new_snapshot_name,
+    Error, LoadOptions, LoadReport, OptimizerConfig, Result, SaveOptions, SaveReport, Shard, TableConfig,
+    TableId, TableStatistics, new_snapshot_name,
 };
 
 use super::changes::change;
@@ -72,9 +72,29 @@ impl RemoteStore {
             other => Err(unexpected(session, "open_table", shard, &other)),
         };
         let places = answers.into_iter().enumerate().map(place).collect::<Result<Vec<_>>>()?;
+        let slots = self.slots_of_own_rule(session, config, &places)?;
         let mut tables = session.lock_tables();
         let config = tables.find(name).map_or_else(|| config.clone(), |table| table.config().clone());
-        tables.note(name, &config, places)
+        tables.note(name, &config, slots, places)
+    }
+
+    /// Asks for the slots of a rule that only the servers know.
+    fn slots_of_own_rule(
+        &self,
+        session: &Session,
+        config: &TableConfig,
+        places: &[Place],
+    ) -> Result<Vec<(String, usize)>> {
+        const OPERATION: &str = "open_table";
+        let (OptimizerConfig::Rule { .. }, Some(first)) = (&config.optimizer, places.first()) else {
+            return Ok(Vec::new());
+        };
+        let mut call = Call::manage(0, Management::Describe { table: first.number.0 });
+        call.incarnations = vec![first.incarnation];
+        match self.ask_all(session, OPERATION, vec![call], self.patience())?.pop() {
+            Some((Managed::Description { slots, .. }, _)) => Ok(slots),
+            _ => Err(session.unavailable(OPERATION, 0, "it does not describe the table".to_owned())),
+        }
     }
 
     /// Looks for a table. One that only some servers have, since its opening was cut off, is opened on the others.

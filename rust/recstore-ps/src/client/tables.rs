@@ -51,9 +51,15 @@ impl Tables {
         self.by_name.get(name)
     }
 
-    /// Notes where the servers have the table `name`. It keeps its number unless it is another table than before: where
+    /// Notes where the servers have the table `name`, whose own rule keeps `slots`. It keeps its number unless it is another table than before: where
     /// a server was not restarted but calls it otherwise, it was dropped and made anew.
-    pub(super) fn note(&mut self, name: &str, config: &TableConfig, places: Vec<Place>) -> Result<TableId> {
+    pub(super) fn note(
+        &mut self,
+        name: &str,
+        config: &TableConfig,
+        slots: Vec<(String, usize)>,
+        places: Vec<Place>,
+    ) -> Result<TableId> {
         let known = self.by_name.get(name).cloned();
         let is_same = |table: &Arc<RemoteTable>| {
             let mut pairs = table.places.iter().zip(&places);
@@ -65,7 +71,7 @@ impl Tables {
         }
         let id = same.map_or(TableId(self.last + 1), |table| table.id);
         self.forget(name);
-        let checks = RowlessTable::new(name, config)?;
+        let checks = RowlessTable::with_slots(name, config, slots)?;
         let table = Arc::new(RemoteTable { id, checks, config: config.clone(), places });
         self.last = self.last.max(id.0);
         self.by_name.insert(name.to_owned(), Arc::clone(&table));
@@ -90,7 +96,8 @@ impl Tables {
         let mut tables = Self { last: self.last, ..Self::default() };
         for table in self.by_id.values() {
             let name = table.checks.name();
-            let checks = RowlessTable::new(name, &table.config)?;
+            let slots = table.checks.description().slots;
+            let checks = RowlessTable::with_slots(name, &table.config, slots)?;
             let (config, places) = (table.config.clone(), table.places.clone());
             let copy = Arc::new(RemoteTable { id: table.id, checks, config, places });
             tables.by_name.insert(name.to_owned(), Arc::clone(&copy));

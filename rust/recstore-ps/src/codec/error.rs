@@ -136,6 +136,8 @@ wire_errors! {
     TableFull { operation: Word, table: String, rows: usize, requested: usize, limit: usize }
     InvalidLearningRate { table: String, value: Bits }
     InvalidStep { table: String }
+    UnknownRule { table: String, rule: String, registered: Vec<String> }
+    RuleFailed { table: String, rule: String, message: String }
     ForkedChild { operation: Word, table: String }
     Checkpoint { path: String, message: String }
     Unavailable { operation: Word, shard: usize, address: String, message: String }

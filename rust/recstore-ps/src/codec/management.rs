@@ -35,7 +35,7 @@ pub enum Management {
     },
     /// The names of all tables; [`Managed::Names`].
     TableNames {},
-    /// Name, dim and configuration; [`Managed::Description`].
+    /// Name, dim, configuration and slots; [`Managed::Description`].
     Describe {
         /// The table.
         table: i64,
@@ -146,7 +146,7 @@ pub enum Managed {
         /// Sorted.
         names: Vec<String>,
     },
-    /// A table's name, dim and configuration.
+    /// A table's name, dim, configuration and slots.
     Description {
         /// Its name.
         name: String,
@@ -154,6 +154,8 @@ pub enum Managed {
         dim: usize,
         /// Its configuration.
         config: TableConfig,
+        /// The names and widths of what its optimizer keeps beside each row.
+        slots: Vec<(String, usize)>,
     },
     /// Ids.
     Ids {

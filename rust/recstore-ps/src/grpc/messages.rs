@@ -105,8 +105,10 @@ answers! {
     TableReply: Managed::Table { table } => Self { table };
     TableNamesReply: Managed::Names { names } => Self { names };
     NumRowsReply: Managed::Count { count } => Self { rows: count as u64 };
-    DescribeTableReply: Managed::Description { name, dim, config } => {
-        Self { name, dim: dim as u64, config: config.to_json().map_err(status)? }
+    DescribeTableReply: Managed::Description { name, dim, config, slots } => {
+        let slot = |(name, width)| proto::SlotDescription { name, width: width as u64 };
+        let slots = slots.into_iter().map(slot).collect();
+        Self { name, dim: dim as u64, config: config.to_json().map_err(status)?, slots }
     };
     StatisticsReply: Managed::Statistics { statistics } => Self {
         rows: statistics.rows as u64,

@@ -32,6 +32,7 @@ pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<S
     let options = LoadOptions { progress, ..LoadOptions::default() };
     let store = LoadingStore {
         engine: Engine { executor: &Serial, simd: Simd::detect() },
+        rules: None,
         budget: &Arc::default(),
         configured: &|_, saved| Ok(saved.clone()),
     };

@@ -7,12 +7,13 @@ use std::thread;
 
 use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
 use super::save::save_id;
-use super::table_file::{Layout, Reader, TableState};
+use super::table_file::{Layout, Reader, TableState, saved_slots};
 use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, at, refused};
 use crate::Result;
 use crate::bits::Bits;
 use crate::config::TableConfig;
 use crate::memory::MemoryBudget;
+use crate::optimizer::UpdateRules;
 use crate::table::{CopiedRows, Engine, SaveId, Table};
 
 /// Rows are read into one buffer while those of the other get their places.
@@ -29,6 +30,8 @@ pub(crate) struct Loaded {
 #[derive(Clone, Copy)]
 pub(crate) struct LoadingStore<'a> {
     pub(crate) engine: Engine<'a>,
+    /// The rules of the program's own; none where rows are only copied, for which nobody needs to know them.
+    pub(crate) rules: Option<&'a UpdateRules>,
     /// What the tables' memory counts in.
     pub(crate) budget: &'a Arc<MemoryBudget>,
     /// Gives the configuration of a table that is there already, which the saved one must agree with.
@@ -39,7 +42,8 @@ pub(crate) struct LoadingStore<'a> {
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::MemoryLimit`] and
-/// [`crate::Error::Disk`], where a table's rows find no room; as [`LoadingStore::configured`].
+/// [`crate::Error::Disk`], where a table's rows find no room; [`crate::Error::UnknownRule`]; as
+/// [`LoadingStore::configured`].
 pub(crate) fn load(directory: &Path, options: &LoadOptions<'_>, store: LoadingStore<'_>) -> Result<Loaded> {
     loop {
         Progress::restart(options.progress);
@@ -122,7 +126,15 @@ fn load_newest(
     for (entry, parts) in parts {
         let saved = entry.config().map_err(|error| broken(format!("table \"{}\": {error}", entry.name)))?;
         let config = (store.configured)(&entry.name, &saved)?;
-        let mut table = Table::new(&entry.name, &config, store.budget)?;
+        let mut table = match store.rules {
+            Some(rules) => Table::new(&entry.name, &config, rules, store.budget)?,
+            None => {
+                let slots = |shard: &ShardEntry| saved_slots(&directory.join(&shard.file), shard);
+                let slots = entry.shards.first().map_or(Ok(Vec::new()), slots)?;
+                let rules = UpdateRules::elsewhere(slots);
+                Table::new(&entry.name, &config, &rules, store.budget)?
+            }
+        };
         let states = load_table(&mut table, directory, &parts, options, store.engine)?;
         restore_state(&mut table, entry, states, options)?;
         let is_whole = options.keeps.is_none();

@@ -397,6 +397,34 @@ impl Stream {
     }
 }
 
+impl Contents {
+    /// Reads the header, whose checksum is still to be looked at.
+    fn header(&self, path: &Path) -> Result<Vec<u8>> {
+        let mut beginning = self.piece(HEADER, 0).map_err(at(path))?;
+        let mut length = [0; 8];
+        beginning.read_exact(&mut length).map_err(at(path))?;
+        let length = u64::from_le_bytes(length);
+        if length > HEADER_LIMIT.min(self.bytes.saturating_sub(8)) {
+            return Err(refused(path, format!("the header cannot have {length} bytes")));
+        }
+        let mut header = vec![0; length as usize];
+        beginning.read_exact(&mut header).map_err(at(path))?;
+        Ok(header)
+    }
+}
+
+/// Returns the names and widths of the slots in a file, in their order.
+pub(super) fn saved_slots(path: &Path, entry: &ShardEntry) -> Result<Vec<(String, usize)>> {
+    let header = Contents::open(path, entry)?.header(path)?;
+    let metadata: Metadata = serde_json::from_slice(&header).map_err(at(path))?;
+    let mut tensors: Vec<_> = metadata.tensors().into_iter().collect();
+    tensors.sort_by_key(|(_, info)| info.data_offsets);
+    let slot = |(name, info): (String, &TensorInfo)| {
+        Some((name.strip_prefix("slot.")?.to_owned(), *info.shape.get(1)?))
+    };
+    Ok(tensors.into_iter().filter_map(slot).collect())
+}
+
 /// A file being read.
 pub(super) struct Reader {
     path: PathBuf,
@@ -415,16 +443,8 @@ impl Reader {
     /// Opens a file and checks that it is as the manifest and the table's configuration say.
     pub(super) fn open(path: &Path, layout: &Layout, entry: &ShardEntry, is_delta: bool) -> Result<Self> {
         let contents = Contents::open(path, entry)?;
-        let bytes = contents.bytes;
-        let mut beginning = contents.piece(HEADER, 0).map_err(at(path))?;
-        let mut length = [0; 8];
-        beginning.read_exact(&mut length).map_err(at(path))?;
-        let length = u64::from_le_bytes(length);
-        if length > HEADER_LIMIT.min(bytes.saturating_sub(8)) {
-            return Err(refused(path, format!("the header cannot have {length} bytes")));
-        }
-        let mut header = vec![0; length as usize];
-        beginning.read_exact(&mut header).map_err(at(path))?;
+        let (bytes, header) = (contents.bytes, contents.header(path)?);
+        let length = header.len() as u64;
         let reader = Self {
             path: path.to_owned(),
             contents,
@@ -551,11 +571,14 @@ impl Reader {
 mod tests {
     use super::*;
     use crate::config::TableConfig;
+    use crate::optimizer::UpdateRules;
 
     #[test]
     fn a_file_gets_as_many_rows_as_it_was_made_for() {
         let directory = tempfile::tempdir().unwrap();
-        let layout = Layout::of(&Table::new("t", &TableConfig::new(2), &std::sync::Arc::default()).unwrap());
+        let table =
+            Table::new("t", &TableConfig::new(2), &UpdateRules::default(), &std::sync::Arc::default());
+        let layout = Layout::of(&table.unwrap());
         let two = CopiedRows { ids: vec![7, 8], usages: vec![], records: vec![0.5; 2 * layout.stride] };
         let write = |name: &str, rows| {
             let mut writer =

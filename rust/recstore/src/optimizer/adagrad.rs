@@ -25,7 +25,7 @@ pub(super) fn place_eps(eps: f64, convention: Convention) -> (f32, f32) {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot { name: "state_sum", width: dim }]
+    vec![Slot::new("state_sum", dim)]
 }
 
 impl AdaGrad {

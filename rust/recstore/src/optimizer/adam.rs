@@ -25,9 +25,9 @@ pub(super) struct Moments {
 }
 
 pub(super) fn slots(dim: usize, bias_correction: BiasCorrection) -> Vec<Slot> {
-    let mut slots = vec![Slot { name: "exp_avg", width: dim }, Slot { name: "exp_avg_sq", width: dim }];
+    let mut slots = vec![Slot::new("exp_avg", dim), Slot::new("exp_avg_sq", dim)];
     if bias_correction == BiasCorrection::Row {
-        slots.push(Slot { name: "step", width: 1 });
+        slots.push(Slot::new("step", 1));
     }
     slots
 }

@@ -22,7 +22,7 @@ pub(crate) struct Ftrl {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot { name: "n", width: dim }, Slot { name: "z", width: dim }, Slot { name: "alpha", width: 1 }]
+    vec![Slot::new("n", dim), Slot::new("z", dim), Slot::new("alpha", 1)]
 }
 
 /// The state of a row: n, z, and the alpha that both go with.

@@ -20,7 +20,7 @@ pub(crate) struct RowWiseAdaGrad {
 }
 
 pub(super) fn slots() -> Vec<Slot> {
-    vec![Slot { name: "state_sum", width: 1 }]
+    vec![Slot::new("state_sum", 1)]
 }
 
 impl RowWiseAdaGrad {

@@ -35,7 +35,7 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 use crate::config::{NanPolicy, TableConfig};
 use crate::lifecycle::Usage;
 use crate::memory::{Account, MemoryBudget};
-use crate::optimizer::{self, PreparedRule, Slot};
+use crate::optimizer::{Optimizer, PreparedRule, Slot, UpdateRules};
 use crate::parallel::{Executor, Serial, for_each_mut, piece_size};
 use crate::row_type::RowType;
 use crate::simd::Simd;
@@ -110,7 +110,7 @@ pub(crate) struct Table {
     name: String,
     config: TableConfig,
     initializer: Initializer,
-    slots: Vec<Slot>,
+    optimizer: Optimizer,
     generation: u32,
     refusals: AtomicU64,
     rows: RwLock<Rows>,
@@ -131,6 +131,8 @@ struct Rows {
     /// Rows that will leave.
     sweep: Option<Arc<Sweep>>,
     tier: Option<Box<Tier>>,
+    /// Why rows may be of different steps: a rule of the program's own panicked.
+    broken: Option<Error>,
     /// The table's memory limit, in bytes.
     limit: u64,
     account: Account,
@@ -189,16 +191,22 @@ impl Table {
     /// Returns a table without rows, whose memory counts in `budget`.
     ///
     /// # Errors
-    /// [`Error::Disk`] if its slot file cannot be made.
-    pub(crate) fn new(name: &str, config: &TableConfig, budget: &Arc<MemoryBudget>) -> Result<Self> {
-        let slots = optimizer::slots(&config.optimizer, config.dim);
-        let storage = new_storage(config, slots.clone());
+    /// [`Error::Disk`] if its slot file cannot be made; [`Error::UnknownRule`] for a rule that is not among `rules`;
+    /// [`Error::InvalidConfig`] and [`Error::RuleFailed`] for one whose slots cannot be kept.
+    pub(crate) fn new(
+        name: &str,
+        config: &TableConfig,
+        rules: &UpdateRules,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Self> {
+        let optimizer = Optimizer::new(name, config, rules)?;
+        let storage = new_storage(config, optimizer.slots().to_vec());
         let tier = new_tier(name, config, &storage)?;
         Ok(Self {
             name: name.to_owned(),
             config: config.clone(),
             initializer: Initializer::new(name, config),
-            slots,
+            optimizer,
             generation: fork::generation(),
             refusals: AtomicU64::new(0),
             rows: RwLock::new(Rows {
@@ -208,6 +216,7 @@ impl Table {
                 changes: Changes::default(),
                 storage,
                 tier,
+                broken: None,
                 limit: config.memory_limit.unwrap_or(u64::MAX),
                 account: Account::new(Arc::clone(budget)),
                 admission: config.admission.as_ref().map(Admission::new),
@@ -319,7 +328,16 @@ impl Table {
             changed
         });
         rows.settle();
-        written
+        written.and(self.check_rule(rows, &rule))
+    }
+
+    /// Notes it if a rule of the program's own has panicked: then no call uses the rows any more.
+    fn check_rule(&self, rows: &mut Rows, rule: &PreparedRule) -> Result<()> {
+        let checked = rule.check(&self.name, &self.config.optimizer);
+        if let Err(error) = &checked {
+            rows.broken = Some(error.clone());
+        }
+        checked
     }
 
     /// Sees that new rows of `ids` fit, in the place of others where `displaces`, and brings those there are into memory.
@@ -334,10 +352,10 @@ impl Table {
         ids: &[i64],
         displaces: bool,
     ) -> Result<()> {
+        rows.check_whole()?;
         if !rows.is_limited() {
             return Ok(());
         }
-        rows.check_whole()?;
         let missing = |rows: &Rows| ids.iter().copied().filter(|id| rows.ids.find(*id).is_none()).collect();
         let count = |rows: &Rows| Growth::of_rows(distinct(missing(rows)).len());
         let found = |rows: &Rows| rows.find(engine, ids);
@@ -418,7 +436,7 @@ impl Table {
                 })?;
             }
         }
-        Ok(())
+        self.check_rule(rows, &rule)
     }
 
     /// Deletes the rows of `ids` and returns how many there were; an id without a row is no error.
@@ -434,7 +452,7 @@ impl Table {
     pub(crate) fn clear(&self) -> Result<()> {
         self.check_writable("hashtable_clear", 0)?;
         let rows = &mut *self.exclusive();
-        let storage = new_storage(&self.config, self.slots.clone());
+        let storage = new_storage(&self.config, self.optimizer.slots().to_vec());
         let tier = new_tier(&self.name, &self.config, &storage)?;
         let used = || rows.row_ids.used().ones_from(0).map(|index| RowIndex(index as u32));
         rows.copy_before_delete(used())?;
@@ -452,6 +470,7 @@ impl Table {
         rows.indices = Vec::new();
         rows.storage = storage;
         rows.tier = tier;
+        rows.broken = None;
         rows.epoch = next_epoch();
         rows.settle();
         Ok(())
@@ -476,14 +495,14 @@ impl Table {
         TableDescription {
             name: self.name.clone(),
             config: self.config.clone(),
-            slots: self.slots.iter().map(|slot| (slot.name, slot.width)).collect(),
+            slots: self.optimizer.slots().iter().map(|slot| (slot.name.to_string(), slot.width)).collect(),
         }
     }
 
     /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot.
     pub(crate) fn read_slot(&self, name: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
         self.check_ids("hashtable_slot", ids)?;
-        let Some(&Slot { width, .. }) = self.slots.iter().find(|slot| slot.name == name) else {
+        let Some(&Slot { width, .. }) = self.optimizer.slots().iter().find(|slot| slot.name == name) else {
             return Ok(None);
         };
         let rows = self.shared();
@@ -547,7 +566,7 @@ impl Table {
     }
 
     fn prepare_rule(&self, rows: &Rows) -> PreparedRule {
-        optimizer::prepare(&self.config.optimizer, rows.learning_rate, rows.step.max(1))
+        self.optimizer.prepare(rows.learning_rate, rows.step.max(1))
     }
 
     /// Returns what seeds the noise of rounding at a step.
@@ -717,8 +736,9 @@ impl Rows {
     /// Deletes the rows of `ids` and returns how many there were.
     ///
     /// # Errors
-    /// [`Error::Disk`]; then all are there.
+    /// [`Error::Disk`]; [`Error::RuleFailed`]; then all are there.
     fn delete(&mut self, ids: &[i64]) -> Result<usize> {
+        self.check_whole()?;
         let before = self.ids.len();
         self.copy_before_delete(ids.iter().filter_map(|id| self.ids.find(*id)))?;
         for &id in ids {

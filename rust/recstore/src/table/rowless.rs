@@ -9,6 +9,7 @@ use super::update::{StepRequest, check};
 use super::{Engine, Table, bags};
 use crate::config::{NanPolicy, TableConfig};
 use crate::gradient::MergedGradients;
+use crate::optimizer::UpdateRules;
 use crate::parallel::{Executor, for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling};
 use crate::simd::Simd;
@@ -32,11 +33,21 @@ impl RowlessTable {
     /// # Errors
     /// [`Error::InvalidConfig`].
     pub fn new(name: &str, config: &TableConfig) -> Result<Self> {
+        Self::with_slots(name, config, Vec::new())
+    }
+
+    /// Describes the table `name`, which keeps `slots` if its rule is one of the program's own where its rows are: names
+    /// and widths, as [`TableDescription::slots`] has them. Of other rules they are known.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`].
+    pub fn with_slots(name: &str, config: &TableConfig, slots: Vec<(String, usize)>) -> Result<Self> {
         if name.is_empty() {
             return Err(Error::InvalidConfig { message: "the table's name must not be empty".to_owned() });
         }
         config.validate()?;
-        let table = Table::new(name, &config.without_memory(), &Arc::default())?;
+        let rules = UpdateRules::elsewhere(slots);
+        let table = Table::new(name, &config.without_memory(), &rules, &Arc::default())?;
         Ok(Self(Arc::new(table)))
     }
 

@@ -138,7 +138,7 @@ impl Table {
 
     /// Returns the optimizer's slots, in the order in which they lie in a record.
     pub(crate) fn record_slots(&self) -> &[Slot] {
-        &self.slots
+        self.optimizer.slots()
     }
 
     /// Makes room for `rows` rows of a table that has none.

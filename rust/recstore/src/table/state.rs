@@ -35,11 +35,11 @@ impl Table {
     fn check_state(&self, state: &OptimizerState<'_>) -> Result<()> {
         self.check_writable(OPERATION, 0)?;
         self.check_learning_rate(state.learning_rate)?;
-        if state.slots.len() != self.slots.len() {
-            let (expected, actual) = (self.slots.len(), state.slots.len());
+        if state.slots.len() != self.optimizer.slots().len() {
+            let (expected, actual) = (self.optimizer.slots().len(), state.slots.len());
             return Err(self.state_mismatch(format!("expected {expected} slots, got {actual}")));
         }
-        for (slot, values) in self.slots.iter().zip(&state.slots) {
+        for (slot, values) in self.optimizer.slots().iter().zip(&state.slots) {
             let (expected, actual) = (state.ids.len() * slot.width, values.len());
             if actual != expected {
                 let message = format!("expected {expected} values of slot \"{}\", got {actual}", slot.name);
@@ -51,7 +51,7 @@ impl Table {
 
     /// Returns where the rows of a state lie, which must be all that there are.
     fn rows_of_state(&self, rows: &Rows, state: &OptimizerState<'_>) -> Result<Vec<RowIndex>> {
-        if self.slots.is_empty() && state.ids.is_empty() {
+        if self.optimizer.slots().is_empty() && state.ids.is_empty() {
             return Ok(Vec::new());
         }
         rows.check_whole()?;
@@ -79,7 +79,7 @@ impl Table {
     fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) -> Result<()> {
         for (position, index) in indices.iter().enumerate() {
             rows.change(*index, false, |_, mut rest| {
-                for (slot, values) in self.slots.iter().zip(&state.slots) {
+                for (slot, values) in self.optimizer.slots().iter().zip(&state.slots) {
                     let (own, behind) = rest.split_at_mut(slot.width);
                     own.copy_from_slice(&values[position * slot.width..][..slot.width]);
                     rest = behind;

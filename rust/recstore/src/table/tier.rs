@@ -375,6 +375,7 @@ impl Rows {
 
     /// Checks that the rows are all of one step.
     pub(super) fn check_whole(&self) -> Result<()> {
+        self.broken.clone().map_or(Ok(()), Err)?;
         self.tier.as_ref().map_or(Ok(()), |tier| tier.check())
     }
 }

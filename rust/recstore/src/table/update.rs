@@ -267,10 +267,10 @@ impl<'a> Locked<'a> {
 
     /// Sees that new rows fit, and brings the others into memory.
     fn make_ready(&mut self, engine: Engine<'_>) -> Result<()> {
+        self.rows.check_whole()?;
         if !self.rows.is_limited() {
             return Ok(());
         }
-        self.rows.check_whole()?;
         let (indices, gradients) = (&self.indices, self.gradients);
         let missing = || (0..indices.len()).filter(|&position| indices[position] == NO_INDEX);
         let noise = self.noise();
@@ -336,6 +336,7 @@ impl<'a> Locked<'a> {
         self.rows.begin_sweep(self.table, self.step_before);
         self.rows.keep(self.indices);
         self.rows.settle();
+        self.table.check_rule(self.rows, &self.rule)?;
         self.rows.tier.as_ref().map_or(Ok(()), |tier| tier.cut_short())
     }
 

@@ -1,0 +1,60 @@
+//! A rule of a program's own in a step: called through its trait, and stopped at its first panic.
+
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, OnceLock};
+
+use super::update_rule::text_of;
+use super::{RowRule, UpdateRule};
+
+/// A rule of a program's own, made ready for a step.
+pub(crate) struct OwnRule {
+    rule: Arc<dyn UpdateRule>,
+    /// The elements of all its slots.
+    width: usize,
+    learning_rate: f64,
+    step: u64,
+    panic: OnceLock<String>,
+}
+
+impl fmt::Debug for OwnRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnRule").field("step", &self.step).finish_non_exhaustive()
+    }
+}
+
+impl OwnRule {
+    pub(super) fn new(rule: Arc<dyn UpdateRule>, width: usize, learning_rate: f64, step: u64) -> Self {
+        Self { rule, width, learning_rate, step, panic: OnceLock::new() }
+    }
+
+    /// Returns what the rule's first panic said.
+    pub(super) fn panic(&self) -> Option<&str> {
+        self.panic.get().map(String::as_str)
+    }
+
+    /// Brings the slots in agreement with weights that were just created or overwritten.
+    pub(super) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
+        // A record may be longer than what is in it.
+        let slots = &mut state[..self.width];
+        self.unless_panicked(|| self.rule.adopt(weights, slots, self.learning_rate));
+    }
+
+    /// Calls the rule, unless it has panicked: a panic must not end a thread of the host, nor leave a lock behind.
+    #[inline(never)]
+    fn unless_panicked(&self, call: impl FnOnce()) {
+        if self.panic.get().is_some() {
+            return;
+        }
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
+            _ = self.panic.set(text_of(&*panic));
+        }
+    }
+}
+
+impl RowRule for OwnRule {
+    fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+        let slots = &mut state[..self.width];
+        self.unless_panicked(|| self.rule.apply(weights, slots, gradient, self.step, self.learning_rate));
+    }
+}
