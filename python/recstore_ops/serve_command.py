@@ -116,21 +116,15 @@ def serve_command(
     ] = None,
     staleness: Annotated[
         int | None,
-        typer.Option(
-            help="The steps that a worker may be ahead of another, if `bounded`.", min=0, show_default="0"
-        ),
+        typer.Option(help="The steps that a worker may be ahead of another, if `bounded`.", min=0, show_default="0"),
     ] = None,
     worker_timeout: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds that a worker waits for others before it is told.", min=0.001, show_default="60"
-        ),
+        typer.Option(help="Seconds that a worker waits for others before it is told.", min=0.001, show_default="60"),
     ] = None,
     heartbeat_timeout: Annotated[
         float | None,
-        typer.Option(
-            help="Seconds of silence after which a worker is taken for dead.", min=0.001, show_default="10"
-        ),
+        typer.Option(help="Seconds of silence after which a worker is taken for dead.", min=0.001, show_default="10"),
     ] = None,
 ) -> None:
     """Serve tables to other processes until SIGTERM or SIGINT.

@@ -42,7 +42,7 @@ class ServeSettings:
         metrics_host: where metrics are told.
         max_connections: the most connections of each port.
         log_level: what is written to the error stream.
-        workers, consistency, combine, staleness, worker_timeout, heartbeat_timeout: see `recstore_ops.workers.Teamwork`.
+        workers, consistency, combine, staleness, worker_timeout, heartbeat_timeout: as in `Teamwork`.
     """
 
     data: Path | None = None
