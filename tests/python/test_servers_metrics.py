@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -250,18 +251,24 @@ def test_a_port_of_metrics_is_of_one_shard(tmp_path: Path) -> None:
 def served_lines(config: Path, *options: str, peer: bytes = b"") -> tuple[str, str]:
     """Serves until it has answered a peer, and returns both streams."""
     command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(config), *options]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
         assert process.stdout is not None
         started = process.stdout.readline()
         found = re.match(r"shard 0 of 1 at 127\.0\.0\.1:(\d+)", started)
         assert found, started
-        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=30) as connection:
+        address = ("127.0.0.1", int(found[1]))
+        # Who is refused may find the connection reset: what it said was not read to its end.
+        with socket.create_connection(address, timeout=30) as connection, suppress(ConnectionResetError):
             connection.sendall(peer)
             while connection.recv(1024):
                 pass
         process.send_signal(signal.SIGTERM)
         printed, told = process.communicate(timeout=60)
         assert process.returncode == 0, told
+    finally:
+        process.kill()
+        process.wait()
     return started + printed, told
 
 
