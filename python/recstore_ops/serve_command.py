@@ -150,19 +150,35 @@ def serve_command(
     }
     settings = serve_settings(file, options)
     served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
-    num_shards, shards = len(served.servers), _shards(served, shard, host, port, metrics_port)
+    shards = _shards(served, shard, host, port, metrics_port)
     for option, given in (("--grpc-port", grpc_port), ("--health-port", health_port)):
         if given is not None and len(shards) > 1:
             raise ValueError(f"{option} is of one shard: choose one with --shard")
-    _native.log_to_stderr(settings.log_level.value)
+    log = _native.log_to_stderr(settings.log_level.value)
+    try:
+        _serve(served, shards, (grpc_port, health_port), insecure, settings)
+    finally:
+        log.end()
+
+
+def _serve(
+    served: ServerList,
+    shards: list[ServerAddress],
+    ports: tuple[int | None, int | None],
+    insecure: bool,
+    settings: ServeSettings,
+) -> None:
+    """Serves shards until a signal comes."""
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     running: list[_Running] = []
     try:
         for address in shards:
-            directory = None if settings.data is None else settings.data / f"shard-{address.shard}-of-{num_shards}"
-            server = _start(served, address, (grpc_port, health_port), insecure, directory, settings)
+            directory = (
+                None if settings.data is None else settings.data / f"shard-{address.shard}-of-{len(served.servers)}"
+            )
+            server = _start(served, address, ports, insecure, directory, settings)
             running.append(_Running(address.shard, server, directory, settings.durability))
         while not stop.wait(settings.checkpoint_every):
             for one in running:

@@ -22,7 +22,7 @@ mod _native {
         save_part_of_tables, save_tables,
     };
     #[pymodule_export]
-    use super::log_lines::log_to_stderr;
+    use super::log_lines::{LogLines, log_to_stderr};
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
     #[pymodule_export]
