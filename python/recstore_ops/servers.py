@@ -133,7 +133,7 @@ def set_ps_backend(backend: str) -> None:
 
 def current_ps_backend() -> str:
     """Where tables are opened: `"embedded"` or `"servers"`."""
-    _follow_config()
+    prepare()
     return _choice.backend
 
 
@@ -143,7 +143,14 @@ def prepare() -> None:
     Raises:
         ConnectionError: a server of the file does not answer.
     """
-    _follow_config()
+    with _lock:
+        if _choice.was_made:
+            return
+        config = active_config()
+        found = chosen_servers(config) if config else None
+        if found is not None:
+            _use(found)
+        _choice.was_made = True
 
 
 def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:
@@ -154,17 +161,6 @@ def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:
     """
     if ps_host is not None or ps_port is not None:
         set_ps_config(ps_host or "", ps_port or 0)
-
-
-def _follow_config() -> None:
-    with _lock:
-        if _choice.was_made:
-            return
-        config = active_config()
-        found = chosen_servers(config) if config else None
-        if found is not None:
-            _use(found)
-        _choice.was_made = True
 
 
 def _use(found: ServerList) -> None:
