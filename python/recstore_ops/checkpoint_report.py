@@ -19,6 +19,7 @@ from recstore_ops import _native, _ops
 from recstore_ops._table import Table
 from recstore_ops.checkpoint import LoadReport, load
 from recstore_ops.inspect import RowNorms, TableReport, inspect_table
+from recstore_ops.servers import embedded_for
 
 _MANIFEST = "manifest.json"
 _ROWS_AT_A_TIME = 1 << 16
@@ -88,12 +89,12 @@ def inspect_checkpoint(
         ids: int64: whose rows to show. They need `table`, unless the snapshot has only one.
 
     Raises:
-        ValueError: a table that the snapshot does not have, ids without a table, or a process that has tables, which
-            would be replaced.
+        ValueError: a table that the snapshot does not have, ids without a table, or a process that has chosen servers,
+            or has tables, which would be replaced.
         RuntimeError: as `recstore_ops.checkpoint.load`.
         TypeError, IndexError: as `recstore_ops.inspect_table`.
     """
-    with _loaded(path) as (snapshots, found):
+    with embedded_for("inspect_checkpoint"), _loaded(path) as (snapshots, found):
         chosen = _chosen(sorted(found.tables), table, ids is not None)
         chain = _chain(snapshots)
         tables = {name: _inspect_table(name, _files_bytes(chain, name), ids) for name in chosen}

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import queue
 import signal
 import sys
-import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -169,9 +169,10 @@ def _serve(
     settings: ServeSettings,
 ) -> None:
     """Serves shards until a signal comes."""
-    stop = threading.Event()
+    # Of what wakes the main thread this may be used by a handler that interrupts it anywhere; an Event may not.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
+        signal.signal(number, lambda number, _: signals.put(number))
     running: list[_Running] = []
     try:
         for address in shards:
@@ -180,7 +181,7 @@ def _serve(
             )
             server = _start(served, address, ports, insecure, directory, settings)
             running.append(_Running(address.shard, server, directory, settings.durability))
-        while not stop.wait(settings.checkpoint_every):
+        while not came(signals, settings.checkpoint_every):
             for one in running:
                 one.checkpoint()
     finally:
@@ -188,6 +189,15 @@ def _serve(
             one.stop()
     for one in running:
         one.save()
+
+
+def came(signals: queue.SimpleQueue[int], timeout: float) -> bool:
+    """Whether a signal comes within `timeout` seconds."""
+    try:
+        signals.get(timeout=timeout)
+    except queue.Empty:
+        return False
+    return True
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from recstore_ops import _native
@@ -151,6 +152,23 @@ def prepare() -> None:
         if found is not None:
             _use(found)
         _choice.was_made = True
+
+
+@contextmanager
+def embedded_for(what: str) -> Iterator[None]:
+    """Keeps tables in this process for a while, whatever the configuration file says.
+
+    Raises:
+        ValueError: the program has chosen servers; `what` needs a process that has not.
+    """
+    with _lock:
+        if _choice.backend == SERVERS:
+            raise ValueError(f"{what} needs a process that keeps its tables itself; this one has chosen servers")
+        was_made, _choice.was_made = _choice.was_made, True
+    try:
+        yield
+    finally:
+        _choice.was_made = was_made
 
 
 def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:

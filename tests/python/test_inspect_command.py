@@ -212,3 +212,12 @@ def test_the_command_runs_in_a_process_of_its_own(saved: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert 'rows of table "user"' in done.stdout
     assert done.stderr == ""
+
+
+def test_a_configuration_file_with_servers_is_not_followed(saved: Path) -> None:
+    servers = [{"host": "127.0.0.1", "port": 1, "shard": 0}]
+    config = saved.parent / "recstore_config.json"
+    config.write_text(json.dumps({"distributed_client": {"servers": servers, "num_shards": 1}}))
+    command = [sys.executable, "-m", "recstore_ops.cli", "inspect", str(saved), "--format", "json"]
+    ended = subprocess.run(command, cwd=saved.parent, capture_output=True, text=True, check=True)
+    assert [table["name"] for table in json.loads(ended.stdout)["tables"]] == ["[b]item", "user"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import queue
+import signal
 import subprocess
 import sys
 import time
@@ -29,10 +31,13 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
+    current_ps_backend,
+    inspect_checkpoint,
     load_config_file,
     servers,
 )
 from recstore_ops.config_file import ConfigFile
+from recstore_ops.serve_command import came
 from recstore_ops.server_config import ServerAddress, chosen_servers, known_servers, served_shards
 
 TableName = Callable[[], str]
@@ -245,6 +250,28 @@ def test_tables_are_saved_at_the_end_and_loaded_at_the_start(tmp_path: Path, tab
         client.load(tmp_path / "checkpoint")
         assert torch.equal(client.pull(name, ids), rows)
         assert recstore_ops.table_statistics(name)["step"] == 1
+
+
+def test_a_signal_is_heard_whatever_it_interrupts() -> None:
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    before = signal.signal(signal.SIGALRM, lambda number, _: signals.put(number))
+    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
+    try:
+        assert all(came(signals, timeout=10.0) for _ in range(3_000))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+    while came(signals, timeout=0.0):
+        pass
+    assert not came(signals, timeout=0.01)
+
+
+def test_a_program_with_servers_inspects_no_checkpoint(tmp_path: Path, table_name: TableName) -> None:
+    with ServerProcesses(tmp_path, 1) as processes:
+        servers.set_ps_servers(processes.addresses)
+        with pytest.raises(ValueError, match="inspect_checkpoint needs a process that keeps its tables itself"):
+            inspect_checkpoint(tmp_path)
+        assert current_ps_backend() == "servers"
 
 
 def test_a_constructor_and_the_client_choose_a_server(tmp_path: Path, table_name: TableName) -> None:
