@@ -1,7 +1,7 @@
 //! A connection, encrypted or not. Its deadlines are those of the socket beneath, so that no peer stretches them by
 //! sending an encrypted record byte by byte.
 
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,8 @@ type Socket = Timed<TcpStream>;
 /// A connection, encrypted or not.
 #[derive(Debug)]
 pub(crate) enum Channel {
-    Plain(Socket),
+    /// Read ahead, so that a small frame comes in one call of the system.
+    Plain(BufReader<Socket>),
     Server(Box<StreamOwned<ServerConnection, Socket>>),
     Client(Box<StreamOwned<ClientConnection, Socket>>),
 }
@@ -23,7 +24,7 @@ pub(crate) enum Channel {
 impl Channel {
     /// Begins a server's side, encrypted where there is a configuration.
     pub(crate) fn of_server(socket: Socket, tls: Option<&Arc<ServerConfig>>) -> io::Result<Self> {
-        let Some(config) = tls else { return Ok(Self::Plain(socket)) };
+        let Some(config) = tls else { return Ok(Self::Plain(BufReader::new(socket))) };
         let connection = ServerConnection::new(Arc::clone(config)).map_err(io::Error::other)?;
         Ok(Self::Server(Box::new(StreamOwned::new(connection, socket))))
     }
@@ -31,14 +32,14 @@ impl Channel {
     /// Begins a client's side, encrypted where there is a connection to do it.
     pub(crate) fn of_client(socket: Socket, tls: Option<ClientConnection>) -> Self {
         match tls {
-            None => Self::Plain(socket),
+            None => Self::Plain(BufReader::new(socket)),
             Some(connection) => Self::Client(Box::new(StreamOwned::new(connection, socket))),
         }
     }
 
     fn socket(&mut self) -> &mut Socket {
         match self {
-            Self::Plain(socket) => socket,
+            Self::Plain(stream) => stream.get_mut(),
             Self::Server(stream) => &mut stream.sock,
             Self::Client(stream) => &mut stream.sock,
         }
@@ -60,7 +61,7 @@ impl Channel {
 impl Read for Channel {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Plain(socket) => socket.read(bytes),
+            Self::Plain(stream) => stream.read(bytes),
             Self::Server(stream) => stream.read(bytes),
             Self::Client(stream) => stream.read(bytes),
         }
@@ -70,7 +71,7 @@ impl Read for Channel {
 impl Write for Channel {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Plain(socket) => socket.write(bytes),
+            Self::Plain(stream) => stream.get_mut().write(bytes),
             Self::Server(stream) => stream.write(bytes),
             Self::Client(stream) => stream.write(bytes),
         }
@@ -78,7 +79,7 @@ impl Write for Channel {
 
     fn flush(&mut self) -> io::Result<()> {
         match self {
-            Self::Plain(socket) => socket.flush(),
+            Self::Plain(stream) => stream.get_mut().flush(),
             Self::Server(stream) => stream.flush(),
             Self::Client(stream) => stream.flush(),
         }

@@ -11,7 +11,9 @@ use recstore::{
 };
 
 use crate::clients::{ClientId, Clients};
-use crate::codec::{Answer, LoadShard, Managed, Management, MergedUpdate, Request, SavePart, TableIds};
+use crate::codec::{
+    Answer, Floats, LoadShard, Managed, Management, MergedUpdate, Request, Rows, SavePart, TableIds,
+};
 use crate::directory_lock::DirectoryLock;
 use crate::journal::Journal;
 use crate::log::Lag;
@@ -204,16 +206,16 @@ impl Handler {
         Err(Error::RequestTooLarge { operation, shard: self.shard.number, bytes, limit })
     }
 
-    fn read(&self, reads: &[TableIds<'_>]) -> Result<Vec<Vec<f32>>> {
-        let floats = reads.iter().map(|read| Ok(read.ids.len().saturating_mul(self.store.dim(read.table)?)));
-        let floats = floats.collect::<Result<Vec<usize>>>()?;
-        let total = floats.iter().fold(0, |sum: usize, &count| sum.saturating_add(count));
+    fn read(&self, reads: &[TableIds<'_>]) -> Result<Vec<Rows>> {
+        let dims = reads.iter().map(|read| self.store.dim(read.table)).collect::<Result<Vec<usize>>>()?;
+        let floats = reads.iter().zip(&dims).map(|(read, &dim)| read.ids.len().saturating_mul(dim));
+        let total = floats.fold(0, |sum: usize, count| sum.saturating_add(count));
         self.check_answer("emb_read", total, size_of::<f32>())?;
-        let read = |(read, count): (&TableIds<'_>, usize)| {
-            let mut rows = vec![0.0; count];
-            self.store.read(read.table, read.ids, &mut rows).map(|()| rows)
+        let read = |(read, dim): (&TableIds<'_>, usize)| {
+            let mut values = Floats::new(read.ids.len() * dim);
+            self.store.read(read.table, read.ids, &mut values).map(|()| Rows { dim, values })
         };
-        reads.iter().zip(floats).map(read).collect()
+        reads.iter().zip(dims).map(read).collect()
     }
 
     /// Makes steps, each of which has the parts of so many workers.

@@ -207,11 +207,9 @@ impl Journal {
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
         let turn = self.turns.take();
-        let number = self.log.append(client, |to| {
-            let written = request.with_frame(0, sequence, |frame| frame.write(to));
-            written.map_err(std::io::Error::other)?.map_err(std::io::Error::other)
-        });
-        let number = number.map_err(in_log)?;
+        let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame));
+        let unwritable = |error: FrameError| unusable(&self.directory.directory().join(LOG), error);
+        let number = appended.map_err(unwritable)?.map_err(in_log)?;
         let outcome = make();
         for (client, sequence) in makers(client, sequence, request) {
             remember(&mut self.lock(), client, Made { sequence, outcome: outcome.clone(), number });

@@ -103,10 +103,7 @@ proptest! {
             let place = place.index(bytes.len());
             bytes[place] = value;
         }
-        bytes[4..8].fill(0);
-        let checksum = crc32(&bytes);
-        bytes[4..8].copy_from_slice(&checksum.to_le_bytes());
-        _ = read(&bytes);
+        _ = read(&sealed(bytes));
     }
 
     #[test]
@@ -121,22 +118,37 @@ fn crc32(bytes: &[u8]) -> u32 {
     !bytes.iter().fold(!0, |crc, &byte| (0..8).fold(crc ^ u32::from(byte), |crc, _| step(crc)))
 }
 
+/// Returns a frame's bytes with both checksums made right.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    bytes[4..8].fill(0);
+    let header = crc32(&bytes[..HEADER_BYTES]);
+    bytes[4..8].copy_from_slice(&header.to_le_bytes());
+    let end = bytes.len() - 4;
+    let whole = crc32(&bytes[..end - 4]);
+    bytes[end..].copy_from_slice(&whole.to_le_bytes());
+    bytes
+}
+
 fn refusal(bytes: &[u8]) -> String {
     read(bytes).unwrap_err().to_string()
 }
 
 #[test]
 fn lengths_are_refused_before_memory_is_taken_for_them() {
-    let mut header = bytes(&Request::Ids { table: TableId(1) });
-    assert_eq!(header.len(), HEADER_BYTES);
-    header[8..16].copy_from_slice(&(LIMIT + 8).to_le_bytes());
-    assert_eq!(refusal(&header), format!("a frame of {} bytes exceeds the limit of {LIMIT}", LIMIT + 8));
-    header[8..16].copy_from_slice(&LIMIT.to_le_bytes());
-    assert!(matches!(read(&header), Err(FrameError::Io(_))));
-    header[8..16].copy_from_slice(&3u64.to_le_bytes());
-    assert!(refusal(&header).contains("a body of 3 bytes"));
-    header[0] = 2;
-    assert_eq!(refusal(&header), "a frame of version 2, expected 1");
+    let frame = bytes(&Request::Ids { table: TableId(1) });
+    assert_eq!(frame.len(), HEADER_BYTES + 8);
+    let of_len = |len: u64| {
+        let mut frame = frame.clone();
+        frame[8..16].copy_from_slice(&len.to_le_bytes());
+        sealed(frame)
+    };
+    let too_large = format!("a frame of {} bytes exceeds the limit of {LIMIT}", LIMIT + 8);
+    assert_eq!(refusal(&of_len(LIMIT + 8)), too_large);
+    assert!(matches!(read(&of_len(LIMIT)), Err(FrameError::Io(_))));
+    assert!(refusal(&of_len(3)).contains("a body of 3 bytes"));
+    let mut other = frame;
+    other[0] = 2;
+    assert_eq!(refusal(&other), "a frame of version 2, expected 1");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! The counterparts of `torch.unique(sorted=True, return_inverse=True)` and of `index_add_` into zeros: distinct ids
 //! come out in ascending order, and each sum starts at zero and takes its gradients in input order.
 
+use std::borrow::Cow;
+
 use crate::elements::{AddScaled, add_row, for_each_element};
 use crate::parallel::{Executor, for_each_mut, parts_for};
 use crate::simd::{Kernel, Lanes, Simd};
@@ -56,6 +58,12 @@ impl<'a> GradientPart<'a> {
         wrong.map(|(what, len)| (what, self.ids.len(), len))
     }
 
+    /// Whether the matrix is the gradients of the ids, in their order, and nothing else.
+    fn is_plain(&self, dim: usize) -> bool {
+        let is_whole = self.stride == dim && self.gradients.len() == self.ids.len() * dim;
+        is_whole && self.row_of.is_empty() && self.weights.is_empty() && self.padding_idx.is_none()
+    }
+
     #[inline(always)]
     fn row(&self, position: usize, dim: usize) -> &'a [f32] {
         let row = self.row_of.get(position).map_or(position, |&row| row as usize);
@@ -99,6 +107,15 @@ pub struct MergedGradients {
     pub ids: Vec<i64>,
     /// A row of `dim` elements for each of `ids`.
     pub sums: Vec<f32>,
+}
+
+/// Distinct ids in any order and the sum of the gradients of each, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DistinctGradients<'a> {
+    /// The distinct ids.
+    pub ids: Cow<'a, [i64]>,
+    /// A row of `dim` elements for each of `ids`.
+    pub sums: Cow<'a, [f32]>,
 }
 
 /// The chunks of one step of a table, their positions counted through.
@@ -227,6 +244,19 @@ impl<'a> Gradients<'a> {
         for_each_mut(executor, pieces, |(part, piece, sums)| {
             simd.run(SumGradients { gradients: self, part, first: piece * ROWS_A_THREAD, sums });
         });
+    }
+
+    /// Returns distinct ids, in any order, and their sums: those of one part that are so already are not copied.
+    pub(crate) fn distinct(&self, executor: &dyn Executor, simd: Simd) -> DistinctGradients<'a> {
+        if let [part] = &self.parts[..]
+            && part.is_plain(self.dim)
+            && self.sorted(executor, SortedIds::len) == part.ids.len()
+        {
+            let (ids, sums) = (Cow::Borrowed(part.ids), Cow::Borrowed(part.gradients));
+            return DistinctGradients { ids, sums };
+        }
+        let MergedGradients { ids, sums } = self.merged(executor, simd);
+        DistinctGradients { ids: Cow::Owned(ids), sums: Cow::Owned(sums) }
     }
 
     /// Returns distinct ids in ascending order and their sums.

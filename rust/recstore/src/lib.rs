@@ -59,7 +59,8 @@ pub use config::{
 };
 pub use error::{Error, Result};
 pub use gradient::{
-    GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into, unique,
+    DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
+    unique,
 };
 pub use handle::TableHandle;
 pub use memory::MemoryUse;

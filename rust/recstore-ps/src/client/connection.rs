@@ -9,7 +9,7 @@ use recstore::{Error, Shard};
 use super::config::RemoteConfig;
 use crate::channel::Channel;
 use crate::clients::ClientId;
-use crate::codec::{FrameError, Reply, Request, read_frame};
+use crate::codec::{FrameError, Kind, Reply, Request, read_frame, take_part};
 use crate::handshake::{Hello, VERSIONS, Welcome};
 use crate::transport::Timed;
 
@@ -151,14 +151,28 @@ impl Connection {
         Ok(self.last)
     }
 
-    /// Waits for the reply to a request.
+    /// Waits for the reply to a request. `take` gets the rows that come before it, and how many floats came before them;
+    /// none at the beginning.
     pub(super) fn receive(
         &mut self,
         request: u64,
         deadline: Instant,
+        mut take: impl FnMut(usize, &[f32]) -> Result<(), FrameError>,
     ) -> Result<Result<Reply, Error>, Failure> {
-        let frame = read_frame(self.stream.until(deadline), self.welcome.max_frame_bytes.saturating_mul(2))?;
-        Ok(Reply::of(frame, request)?)
+        let limit = self.welcome.max_frame_bytes.saturating_mul(2);
+        let mut place = 0;
+        take(place, &[])?;
+        loop {
+            let frame = read_frame(self.stream.until(deadline), limit)?;
+            if frame.header.kind != Kind::Part {
+                return Ok(Reply::of(frame, request)?);
+            }
+            take_part(&frame, request, |rows| {
+                take(place, rows)?;
+                place += rows.len();
+                Ok(())
+            })?;
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 mod changes;
 mod config;
 mod connection;
+mod distinct;
 mod errors;
 mod fetch;
 mod management;

@@ -16,7 +16,7 @@ use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
 use super::tables::Tables;
 use crate::clients::ClientId;
-use crate::codec::{Management, Reply, Request};
+use crate::codec::{FrameError, Management, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -99,6 +99,10 @@ impl Outcome {
     }
 }
 
+/// What is done with rows as they come: gets the number of a call, how many floats of its answer came before, and those
+/// that come now; none at the beginning of an answer.
+pub(super) type TakeRows<'a> = dyn FnMut(usize, usize, &[f32]) -> Result<(), FrameError> + 'a;
+
 /// What is known of a call while attempts go on.
 enum Attempt {
     Failed(String),
@@ -131,12 +135,27 @@ impl Session {
         calls: &[Call<'_>],
         patience: Duration,
     ) -> Vec<Outcome> {
+        let unexpected = |rows: &[f32]| match rows.len() {
+            0 => Ok(()),
+            _ => Err(FrameError::Malformed("rows that nobody asked for".to_owned())),
+        };
+        self.call_all_for_rows(operation, calls, patience, &mut |_, _, rows| unexpected(rows))
+    }
+
+    /// The same for answers with many rows, which `take` gets as they come, but for those in the reply at the end.
+    pub(super) fn call_all_for_rows(
+        &self,
+        operation: &'static str,
+        calls: &[Call<'_>],
+        patience: Duration,
+        take: &mut TakeRows<'_>,
+    ) -> Vec<Outcome> {
         let deadline = Instant::now() + patience;
         let mut attempts: Vec<Attempt> =
             calls.iter().map(|_| Attempt::Failed("no connection in time".to_owned())).collect();
         let mut pause = FIRST_PAUSE;
         loop {
-            self.attempt(operation, calls, &mut attempts, deadline);
+            self.attempt(operation, calls, &mut attempts, deadline, take);
             let is_over = attempts.iter().all(|attempt| matches!(attempt, Attempt::Over(_)));
             if is_over || Instant::now() + pause >= deadline {
                 break;
@@ -158,6 +177,7 @@ impl Session {
         calls: &[Call<'_>],
         attempts: &mut [Attempt],
         deadline: Instant,
+        take: &mut TakeRows<'_>,
     ) {
         let mut sent = Vec::new();
         for (number, (call, attempt)) in calls.iter().zip(&mut *attempts).enumerate() {
@@ -171,7 +191,8 @@ impl Session {
         }
         for (number, mut connection, request) in sent {
             let call = &calls[number];
-            let received = connection.receive(request, deadline);
+            let take = |place, rows: &[f32]| take(number, place, rows);
+            let received = connection.receive(request, deadline, take);
             attempts[number] = match received {
                 Ok(Ok(reply)) => Attempt::Over(Outcome::Answered(reply, connection.incarnation())),
                 Ok(Err(error)) => Attempt::Over(Outcome::Refused(error)),

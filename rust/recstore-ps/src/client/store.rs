@@ -1,21 +1,23 @@
 //! The store's trait, over servers.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
 use recstore::{
-    BagInput, EmbeddingStore, Error, LoadOptions, LoadReport, MergedGradients, OptimizerState, PLACES_TAG,
-    Result, RowlessTable, SaveOptions, SaveReport, Shard, Step, StoreMemory, TableConfig, TableDescription,
-    TableId, TableStatistics, TableUpdate,
+    BagInput, DistinctGradients, EmbeddingStore, Error, LoadOptions, LoadReport, OptimizerState, PLACES_TAG,
+    Result, RowlessTable, SaveOptions, SaveReport, Serial, Shard, Step, StoreMemory, TableConfig,
+    TableDescription, TableId, TableStatistics, TableUpdate,
 };
 
 use super::changes::change;
+use super::distinct::Distinct;
 use super::errors::{misfit, translated};
-use super::fetch::{Fetched, fetch};
+use super::fetch::{Wanted, fetch};
 use super::session::{Call, Session};
 use super::tables::RemoteTable;
 use super::{RemoteStore, table_call};
-use crate::codec::{MergedUpdate, Reply, Request};
+use crate::codec::{Floats, MergedUpdate, Reply, Request};
 
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
 const NO_PLACE: u32 = u32::MAX;
@@ -64,11 +66,11 @@ impl EmbeddingStore for RemoteStore {
             table.checks.check_rows(OPERATION, ids, rows.len())?;
             let expected = if places.is_empty() { 0 } else { ids.len() + PLACES_TAG };
             table.checks.check_length(OPERATION, "places", expected, places.len())?;
-            let fetched = self.fetch(session, OPERATION, &[(Arc::clone(table), ids)])?;
-            let matrices = fetched.rows().map_err(misfit(session, OPERATION, 0))?;
-            for (position, row) in rows.chunks_exact_mut(table.checks.dim()).enumerate() {
-                row.copy_from_slice(fetched.row(&matrices, 0, position));
-            }
+            let distinct = Distinct::of(ids);
+            let firsts = distinct.first_positions();
+            let wanted = Wanted { table, ids: &distinct.ids, places: &firsts, rows: &mut *rows };
+            self.fetch(session, OPERATION, &mut [wanted])?;
+            distinct.repeat_rows(&firsts, table.checks.dim(), rows);
             places.fill(NO_PLACE);
             Ok(())
         })
@@ -91,11 +93,24 @@ impl EmbeddingStore for RemoteStore {
             let bags = (input.offsets.len() - 1) / tables.len();
             let start = |table: usize| input.offsets[table * bags] as usize;
             let ids = |table: usize| &input.ids[start(table)..start(table + 1)];
-            let wanted: Vec<_> =
-                found.iter().enumerate().map(|(number, table)| (Arc::clone(table), ids(number))).collect();
-            let fetched = self.fetch(session, OPERATION, &wanted)?;
-            let matrices = fetched.rows().map_err(misfit(session, OPERATION, 0))?;
-            let row = |table, position| fetched.row(&matrices, table, position - start(table));
+            let distinct: Vec<Distinct<'_>> =
+                (0..tables.len()).map(|number| Distinct::of(ids(number))).collect();
+            let matrix = |(distinct, checks): (&Distinct<'_>, &&RowlessTable)| {
+                Floats::new(distinct.ids.len() * checks.dim())
+            };
+            let mut matrices: Vec<Floats> = distinct.iter().zip(&checks).map(matrix).collect();
+            let parts = found.iter().zip(&distinct).zip(&mut matrices);
+            let wanted = parts.map(|((table, distinct), rows)| Wanted {
+                table,
+                ids: &distinct.ids,
+                places: &[],
+                rows,
+            });
+            self.fetch(session, OPERATION, &mut wanted.collect::<Vec<_>>())?;
+            let row = |table: usize, position| {
+                let (place, dim) = (distinct[table].place(position - start(table)), checks[table].dim());
+                &matrices[table][place * dim..][..dim]
+            };
             RowlessTable::pool(&*self.executor, &checks, input, row, pooled, max_positions);
             places.fill(NO_PLACE);
             Ok(())
@@ -124,8 +139,8 @@ impl EmbeddingStore for RemoteStore {
             let tables = updates.iter().map(|update| session.lock_tables().get(OPERATION, update.table));
             let tables = tables.collect::<Result<Vec<_>>>()?;
             let checked: Vec<_> = tables.iter().map(|table| &table.checks).zip(updates).collect();
-            let merged = RowlessTable::merge(&*self.executor, &checked)?;
-            let parts: Vec<Part> =
+            let merged = RowlessTable::merge(&Serial, &checked)?;
+            let parts: Vec<Part<'_>> =
                 tables.iter().zip(merged).map(|(table, merged)| self.part(table, merged)).collect();
             let of_shard = |shard| {
                 let steps = parts.iter().zip(updates).map(|(part, update)| part.step(shard, update.step));
@@ -289,15 +304,14 @@ impl EmbeddingStore for RemoteStore {
 }
 
 /// A table's merged gradients, by shard.
-struct Part {
-    ids: Vec<Vec<i64>>,
-    sums: Vec<Vec<f32>>,
+struct Part<'a> {
+    shards: Vec<DistinctGradients<'a>>,
     numbers: Vec<TableId>,
 }
 
-impl Part {
+impl Part<'_> {
     fn step(&self, shard: usize, step: Step) -> MergedUpdate<'_> {
-        let (ids, sums) = (&self.ids[shard][..], &self.sums[shard][..]);
+        let DistinctGradients { ids, sums } = &self.shards[shard];
         MergedUpdate { table: self.numbers[shard], step, ids, sums }
     }
 }
@@ -311,26 +325,24 @@ fn names_number(error: &Error, table: &RemoteTable) -> bool {
 }
 
 impl RemoteStore {
-    fn fetch(
-        &self,
-        session: &Session,
-        operation: &'static str,
-        wanted: &[(Arc<RemoteTable>, &[i64])],
-    ) -> Result<Fetched> {
-        let fetched = fetch(session, (self.router, &*self.executor), operation, wanted, self.patience());
-        fetched.map_err(|error| match wanted.iter().find(|(table, _)| names_number(&error, table)) {
-            Some((table, _)) => translated(error, session, operation, table, &[]),
-            None => error,
+    fn fetch(&self, session: &Session, operation: &'static str, wanted: &mut [Wanted<'_>]) -> Result<()> {
+        fetch(session, self.router, operation, wanted, self.patience()).map_err(|error| {
+            match wanted.iter().find(|wanted| names_number(&error, wanted.table)) {
+                Some(wanted) => translated(error, session, operation, wanted.table, &[]),
+                None => error,
+            }
         })
     }
 
-    fn part(&self, table: &RemoteTable, merged: MergedGradients) -> Part {
+    fn part<'a>(&self, table: &RemoteTable, merged: DistinctGradients<'a>) -> Part<'a> {
         let numbers = table.places.iter().map(|place| place.number).collect();
         if self.router.shards() == 1 {
-            return Part { ids: vec![merged.ids], sums: vec![merged.sums], numbers };
+            return Part { shards: vec![merged], numbers };
         }
         let split = self.router.split(&merged.ids);
-        Part { sums: split.gather(&merged.sums, table.checks.dim()), ids: split.ids, numbers }
+        let sums = split.gather(&merged.sums, table.checks.dim());
+        let owned = |(ids, sums)| DistinctGradients { ids: Cow::Owned(ids), sums: Cow::Owned(sums) };
+        Part { shards: split.ids.into_iter().zip(sums).map(owned).collect(), numbers }
     }
 
     fn write_part(&self, session: &Session, table: &RemoteTable, ids: &[i64], rows: &[f32]) -> Result<()> {

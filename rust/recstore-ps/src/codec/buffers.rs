@@ -1,6 +1,7 @@
 //! Memory of large frames that is used again: fresh memory costs a machine more than filling it.
 
 use std::mem;
+use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
 /// Smaller buffers are as cheap to make.
@@ -38,6 +39,49 @@ pub(super) fn put_back(words: &mut Vec<u64>) {
         && kept.len() < MOST_BUFFERS
     {
         kept.push(mem::take(words));
+    }
+}
+
+/// Floats in such memory, at first of any value.
+#[derive(Debug, Clone)]
+pub struct Floats {
+    words: Vec<u64>,
+    count: usize,
+}
+
+impl Floats {
+    /// Returns room for `count` floats.
+    pub(crate) fn new(count: usize) -> Self {
+        let len = count.div_ceil(size_of::<u64>() / size_of::<f32>());
+        let mut words = take(len);
+        words.resize(len, 0);
+        Self { words, count }
+    }
+}
+
+impl Deref for Floats {
+    type Target = [f32];
+
+    fn deref(&self) -> &[f32] {
+        &bytemuck::cast_slice(&self.words)[..self.count]
+    }
+}
+
+impl DerefMut for Floats {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..self.count]
+    }
+}
+
+impl Drop for Floats {
+    fn drop(&mut self) {
+        put_back(&mut self.words);
+    }
+}
+
+impl PartialEq for Floats {
+    fn eq(&self, other: &Self) -> bool {
+        **self == **other
     }
 }
 

@@ -1,15 +1,18 @@
-//! Frames: a header and a body of sections.
+//! Frames: a header, a body of sections, and a checksum.
 //!
 //! | bytes | what |
 //! |---|---|
 //! | 0 | version of the layout |
 //! | 1 | [`Kind`] |
 //! | 2 to 3 | number of sections, u16 |
-//! | 4 to 7 | CRC-32 of the frame with zeros in these bytes, u32 |
+//! | 4 to 7 | CRC-32 of the header with zeros in these bytes, u32 |
 //! | 8 to 15 | bytes of the body, a multiple of 8, u64 |
 //! | 16 to 23 | number of the request, which its reply repeats, u64 |
 //! | 24 to 31 | number of the table on this server, or 0, i64 |
 //! | 32 to 39 | sequence number of a change, or 0, u64 |
+//! | behind the body | four zeros; CRC-32 of the header, as it was sent, and the body, u32 |
+//!
+//! The body's checksum comes behind it, so that each side takes it of what is in its cache while the rest is under way.
 
 use std::io::{self, Read, Write};
 
@@ -21,6 +24,12 @@ pub const VERSION: u8 = 1;
 
 /// The bytes of a header.
 pub const HEADER_BYTES: usize = 40;
+
+/// The bytes behind a body.
+const TRAILER_BYTES: usize = 8;
+
+/// How much is sent or received before its checksum is taken.
+const BLOCK_BYTES: usize = 128 << 10;
 
 /// How much is made ready for bytes that have not come yet.
 const READ_AHEAD: usize = 1 << 20;
@@ -51,10 +60,12 @@ pub enum Kind {
     Reply = 128,
     /// The error that a request met.
     Refused = 129,
+    /// Rows of an answer, the rest of which follows.
+    Part = 130,
 }
 
 impl Kind {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Manage,
         Self::Read,
         Self::Write,
@@ -66,6 +77,7 @@ impl Kind {
         Self::Round,
         Self::Reply,
         Self::Refused,
+        Self::Part,
     ];
 
     fn of(byte: u8) -> Option<Self> {
@@ -132,7 +144,7 @@ impl Frame<'_> {
 
     /// Returns the bytes of the whole frame.
     pub fn bytes(&self) -> usize {
-        HEADER_BYTES + self.body_len()
+        HEADER_BYTES + self.body_len() + TRAILER_BYTES
     }
 
     /// Writes the frame.
@@ -149,12 +161,13 @@ impl Frame<'_> {
         header[16..24].copy_from_slice(&self.header.request.to_le_bytes());
         header[24..32].copy_from_slice(&self.header.table.to_le_bytes());
         header[32..40].copy_from_slice(&self.header.sequence.to_le_bytes());
-        let mut checksum = Checksum(crc32fast::Hasher::new());
-        checksum.0.update(&header);
-        self.sections.iter().try_for_each(|section| section.write(&mut checksum))?;
-        header[4..8].copy_from_slice(&checksum.0.finalize().to_le_bytes());
-        to.write_all(&header)?;
-        self.sections.iter().try_for_each(|section| section.write(to))
+        let checksum = crc32fast::hash(&header);
+        header[4..8].copy_from_slice(&checksum.to_le_bytes());
+        let mut summed = Summed::new(&mut *to);
+        summed.write_all(&header)?;
+        self.sections.iter().try_for_each(|section| section.write(&mut summed))?;
+        let trailer = summed.trailer();
+        to.write_all(&trailer.to_le_bytes())
     }
 
     /// Returns the frame as bytes.
@@ -162,22 +175,46 @@ impl Frame<'_> {
     /// # Errors
     /// More sections than a header can count.
     pub fn to_bytes(&self) -> io::Result<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(HEADER_BYTES + self.body_len());
+        let mut bytes = Vec::with_capacity(self.bytes());
         self.write(&mut bytes).map(|()| bytes)
     }
 }
 
-/// Takes the checksum of what is written.
-struct Checksum(crc32fast::Hasher);
+/// Takes the checksum of what goes through, block by block.
+struct Summed<S> {
+    stream: S,
+    checksum: crc32fast::Hasher,
+}
 
-impl Write for Checksum {
+impl<S> Summed<S> {
+    fn new(stream: S) -> Self {
+        Self { stream, checksum: crc32fast::Hasher::new() }
+    }
+
+    /// Returns what stands behind a body that has gone through with its header.
+    fn trailer(self) -> u64 {
+        u64::from(self.checksum.finalize()) << 32
+    }
+}
+
+impl<S: Write> Write for Summed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.update(bytes);
-        Ok(bytes.len())
+        let count = self.stream.write(&bytes[..bytes.len().min(BLOCK_BYTES)])?;
+        self.checksum.update(&bytes[..count]);
+        Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        self.stream.flush()
+    }
+}
+
+impl<S: Read> Read for Summed<S> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let most = bytes.len().min(BLOCK_BYTES);
+        let count = self.stream.read(&mut bytes[..most])?;
+        self.checksum.update(&bytes[..count]);
+        Ok(count)
     }
 }
 
@@ -199,7 +236,7 @@ impl Drop for Received {
 impl Received {
     /// Returns the bytes that the frame had.
     pub fn bytes(&self) -> usize {
-        HEADER_BYTES + size_of_val(&self.words[..])
+        HEADER_BYTES + size_of_val(&self.words[..]) + TRAILER_BYTES
     }
 
     /// Returns the sections.
@@ -227,10 +264,16 @@ impl Received {
 /// [`FrameError`]; a reader that ends before the frame gives [`FrameError::Io`].
 pub fn read_frame(from: &mut impl Read, limit: u64) -> Result<Received, FrameError> {
     let mut bytes = [0; HEADER_BYTES];
-    from.read_exact(&mut bytes)?;
+    let mut summed = Summed::new(&mut *from);
+    summed.read_exact(&mut bytes)?;
     let (header, count, len) = parse_header(&bytes, limit)?;
-    let received = Received { header, count, words: read_words(from, len / 8)? };
-    check(&bytes, &received.words)?;
+    let received = Received { header, count, words: read_words(&mut summed, len / 8)? };
+    let expected = summed.trailer();
+    let mut trailer = [0; TRAILER_BYTES];
+    from.read_exact(&mut trailer)?;
+    if trailer != expected.to_le_bytes() {
+        return Err(unfitting_checksum());
+    }
     received.sections()?;
     Ok(received)
 }
@@ -247,23 +290,19 @@ pub fn decode(mut bytes: &[u8], limit: u64) -> Result<Received, FrameError> {
     }
 }
 
-/// Checks that no byte was lost, added or changed.
-fn check(header: &[u8; HEADER_BYTES], words: &[u64]) -> Result<(), FrameError> {
-    let mut plain = *header;
-    plain[4..8].fill(0);
-    let mut checksum = crc32fast::Hasher::new();
-    checksum.update(&plain);
-    checksum.update(bytemuck::cast_slice(words));
-    match checksum.finalize().to_le_bytes() == header[4..8] {
-        true => Ok(()),
-        false => Err(FrameError::Malformed("the checksum does not fit".to_owned())),
-    }
+fn unfitting_checksum() -> FrameError {
+    FrameError::Malformed("the checksum does not fit".to_owned())
 }
 
 /// Returns the header, the number of sections and the bytes of the body.
 fn parse_header(bytes: &[u8; HEADER_BYTES], limit: u64) -> Result<(Header, u16, usize), FrameError> {
     if bytes[0] != VERSION {
         return Err(FrameError::Version(bytes[0]));
+    }
+    let mut plain = *bytes;
+    plain[4..8].fill(0);
+    if crc32fast::hash(&plain).to_le_bytes() != bytes[4..8] {
+        return Err(unfitting_checksum());
     }
     let malformed = |message: String| FrameError::Malformed(message);
     let kind = Kind::of(bytes[1]).ok_or_else(|| malformed(format!("the unknown kind {}", bytes[1])))?;

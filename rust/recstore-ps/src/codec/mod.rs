@@ -11,11 +11,12 @@ mod reply;
 mod request;
 mod section;
 
+pub use buffers::Floats;
 pub use error::WireError;
 pub use frame::{Frame, FrameError, HEADER_BYTES, Header, Kind, Received, VERSION, decode, read_frame};
 pub use management::{LoadShard, Managed, Management, SavePart};
-pub(crate) use reply::with_reply_frame;
-pub use reply::{Answer, Reply};
+pub use reply::{Answer, Reply, Rows};
+pub(crate) use reply::{take_part, with_reply_frame, write_reply};
 pub use request::{MergedUpdate, Request, RoundMember, TableIds};
 pub use section::Section;
 

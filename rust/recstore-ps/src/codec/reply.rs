@@ -1,12 +1,18 @@
 //! The answer of a server as a value, and as a frame.
 
+use std::io::Write;
+
 use recstore::Error;
 
+use super::buffers::Floats;
 use super::error::WireError;
 use super::frame::{Frame, FrameError, Header, Kind, Received};
 use super::management::Managed;
 use super::request::unexpected;
 use super::section::Section;
+
+/// How many bytes of rows go together: few enough to stay in a core's cache from one copy to the next.
+const PART_BYTES: usize = 256 << 10;
 
 /// What a request gives.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -19,7 +25,7 @@ pub enum Answer {
     /// Values of a slot.
     Slot(Vec<f32>),
     /// Rows, a matrix for each table.
-    Rows(Vec<Vec<f32>>),
+    Rows(Vec<Rows>),
     /// Ids.
     Ids(Vec<i64>),
     /// Indices and rows.
@@ -35,6 +41,23 @@ pub enum Answer {
     NoSlot,
 }
 
+/// The rows of one table's ids.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rows {
+    /// The floats of a row.
+    pub dim: usize,
+    /// The rows, one behind the other.
+    pub values: Floats,
+}
+
+impl Rows {
+    /// Returns the rows in pieces of at most [`PART_BYTES`], or of one row.
+    fn pieces(&self) -> impl Iterator<Item = &[f32]> {
+        let rows = PART_BYTES / size_of::<f32>() / self.dim.max(1);
+        self.values.chunks(rows.max(1) * self.dim.max(1))
+    }
+}
+
 /// What a client gets for a request: an answer that lies in the frame it came in, or the store's error.
 #[derive(Debug)]
 pub struct Reply(Received);
@@ -44,7 +67,7 @@ impl Answer {
     pub fn payload_bytes(&self) -> usize {
         match self {
             Self::Slot(values) => size_of_val(&values[..]),
-            Self::Rows(rows) => rows.iter().map(|rows| size_of_val(&rows[..])).sum(),
+            Self::Rows(rows) => rows.iter().map(|rows| size_of_val(&rows.values[..])).sum(),
             Self::Ids(ids) => size_of_val(&ids[..]),
             Self::Found { indices, rows } => size_of_val(&indices[..]) + size_of_val(&rows[..]),
             Self::Managed(_) | Self::Done | Self::Count(_) | Self::NoSlot => 0,
@@ -71,7 +94,7 @@ pub(crate) fn with_reply_frame<R>(
         }
         Ok(Answer::Done | Answer::NoSlot) => vec![],
         Ok(Answer::Slot(values)) => vec![Section::F32(values)],
-        Ok(Answer::Rows(rows)) => rows.iter().map(|rows| Section::F32(rows)).collect(),
+        Ok(Answer::Rows(rows)) => rows.iter().map(|rows| Section::F32(&rows.values)).collect(),
         Ok(Answer::Ids(ids)) => vec![Section::I64(ids)],
         Ok(Answer::Found { indices, rows }) => vec![Section::I64(indices), Section::F32(rows)],
         Ok(Answer::Count(number)) => {
@@ -87,16 +110,60 @@ pub(crate) fn with_reply_frame<R>(
     Ok(send(&Frame { header, sections }))
 }
 
+/// Writes what a request gave, and returns how many bytes that took. Many rows go in parts before the reply, which has
+/// the last of them, so that their reader can begin.
+///
+/// # Errors
+/// As [`with_reply_frame`] and as `to`.
+pub(crate) fn write_reply(
+    request: u64,
+    outcome: &Result<Answer, Error>,
+    to: &mut impl Write,
+) -> Result<u64, FrameError> {
+    let mut bytes = 0;
+    let mut write = |frame: &Frame<'_>| -> Result<(), FrameError> {
+        bytes += frame.bytes() as u64;
+        Ok(frame.write(to)?)
+    };
+    let mut parts = match outcome {
+        Ok(Answer::Rows(rows)) => parts(rows),
+        _ => Vec::new(),
+    };
+    let Some(sections) = parts.pop() else {
+        with_reply_frame(request, outcome, write)??;
+        return Ok(bytes);
+    };
+    for sections in parts {
+        write(&Frame { header: Header::new(Kind::Part, request), sections })?;
+    }
+    write(&Frame { header: Header::new(Kind::Reply, request), sections })?;
+    Ok(bytes)
+}
+
+/// Cuts matrices into parts of about [`PART_BYTES`].
+fn parts(matrices: &[Rows]) -> Vec<Vec<Section<'_>>> {
+    let (mut parts, mut room) = (Vec::new(), 0);
+    for piece in matrices.iter().flat_map(Rows::pieces) {
+        let bytes = size_of_val(piece);
+        if bytes > room {
+            parts.push(Vec::new());
+            room = PART_BYTES;
+        }
+        room = room.saturating_sub(bytes);
+        if let Some(part) = parts.last_mut() {
+            part.push(Section::F32(piece));
+        }
+    }
+    parts
+}
+
 impl Reply {
     /// Reads what came for the request numbered `request`.
     ///
     /// # Errors
     /// [`FrameError::Malformed`] for the reply to another request, or a request. Within: the error of the store.
     pub fn of(frame: Received, request: u64) -> Result<Result<Self, Error>, FrameError> {
-        if frame.header.request != request {
-            let other = frame.header.request;
-            return Err(FrameError::Malformed(format!("a reply to request {other}, expected {request}")));
-        }
+        check_request(&frame, request)?;
         match (frame.header.kind, &frame.sections()?[..]) {
             (Kind::Reply, _) => {}
             (Kind::Refused, [Section::Json(text)]) => {
@@ -149,11 +216,7 @@ impl Reply {
     /// # Errors
     /// As above.
     pub fn matrices(&self) -> Result<Vec<&[f32]>, FrameError> {
-        let rows = |section| match section {
-            Section::F32(rows) => Ok(rows),
-            other => Err(unexpected("matrices", &[other])),
-        };
-        self.0.sections()?.into_iter().map(rows).collect()
+        matrices(&self.0)
     }
 
     /// Returns ids.
@@ -203,6 +266,34 @@ impl Reply {
         }
         Ok(self.rows(&[count])?.pop())
     }
+}
+
+/// Calls `take` with each matrix of a part of the answer to `request`.
+///
+/// # Errors
+/// [`FrameError::Malformed`] for a part of another answer, and for what is no matrix; as `take`.
+pub(crate) fn take_part(
+    frame: &Received,
+    request: u64,
+    mut take: impl FnMut(&[f32]) -> Result<(), FrameError>,
+) -> Result<(), FrameError> {
+    check_request(frame, request)?;
+    matrices(frame)?.into_iter().try_for_each(&mut take)
+}
+
+fn check_request(frame: &Received, request: u64) -> Result<(), FrameError> {
+    match frame.header.request {
+        own if own == request => Ok(()),
+        other => Err(FrameError::Malformed(format!("a reply to request {other}, expected {request}"))),
+    }
+}
+
+fn matrices(frame: &Received) -> Result<Vec<&[f32]>, FrameError> {
+    let rows = |section| match section {
+        Section::F32(rows) => Ok(rows),
+        other => Err(unexpected("matrices", &[other])),
+    };
+    frame.sections()?.into_iter().map(rows).collect()
 }
 
 fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, FrameError> {

@@ -1,7 +1,8 @@
 //! Waiting for the disk together: one syncs for all that have appended by then.
 
-use std::fs::File;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
+
+use super::appended::Appended;
 
 /// How far the log is on the disk.
 #[derive(Debug)]
@@ -46,7 +47,7 @@ impl Durable {
     ///
     /// # Errors
     /// Why the disk will not have it.
-    pub(super) fn wait(&self, number: u64, tail: impl Fn() -> (Arc<File>, u64)) -> Result<(), String> {
+    pub(super) fn wait(&self, number: u64, tail: impl Fn() -> (Arc<Appended>, u64)) -> Result<(), String> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if state.last >= number {
@@ -62,7 +63,7 @@ impl Durable {
             state.somebody_syncs = true;
             drop(state);
             let (file, last) = tail();
-            let synced = file.sync_data();
+            let synced = file.sync();
             state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             state.somebody_syncs = false;
             match synced {

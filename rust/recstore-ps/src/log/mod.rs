@@ -4,17 +4,17 @@
 //! together with all others. A change that the store refuses is taken back by a record behind it. A server that starts
 //! makes the changes of the log again that its checkpoint lacks, and a checkpoint lets the files before it go.
 
+mod appended;
 mod durable;
 mod record;
 mod segment;
 
 use std::fmt::Display;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clients::ClientId;
-use crate::codec::Received;
+use crate::codec::{Frame, Received};
 use durable::Durable;
 use record::{Entry, Record};
 use segment::{Segment, segments};
@@ -106,26 +106,22 @@ impl Log {
         Ok(Self { directory: directory.to_owned(), tail: Mutex::new(Tail { segment, last }), durable })
     }
 
-    /// Appends a change, whose frame `write` writes, and returns its number.
+    /// Appends a change and returns its number.
     ///
     /// # Errors
     /// [`LogError`]: nothing was appended.
-    pub(crate) fn append(
-        &self,
-        client: ClientId,
-        write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
-    ) -> Result<u64, LogError> {
+    pub(crate) fn append(&self, client: ClientId, frame: &Frame<'_>) -> Result<u64, LogError> {
         let mut tail = self.lock();
         self.durable.check().map_err(|message| refused(tail.segment.path(), message))?;
         let number = tail.last + 1;
-        tail.segment.append(&Record::Change { number, client }, write)?;
+        tail.segment.append(&Record::Change { number, client }, Some(frame))?;
         tail.last = number;
         Ok(number)
     }
 
     /// Takes change `number` back, the last one: the store refused it.
     pub(crate) fn take_back(&self, number: u64) -> Result<(), LogError> {
-        self.lock().segment.append(&Record::TakenBack { number }, |_| Ok(()))
+        self.lock().segment.append(&Record::TakenBack { number }, None)
     }
 
     /// Waits until change `number` is on the disk.
@@ -202,10 +198,7 @@ mod tests {
     fn append(log: &Log, client: u128, id: i64) -> u64 {
         let (ids, request) = ([id], 7);
         let delete = Request::Delete { table: TableId(1), ids: &ids };
-        log.append(ClientId(client), |to| {
-            delete.with_frame(request, id as u64, |frame| frame.write(to)).unwrap()
-        })
-        .unwrap()
+        delete.with_frame(request, id as u64, |frame| log.append(ClientId(client), frame)).unwrap().unwrap()
     }
 
     /// Number, client, and the sequence number of the frame.

@@ -1,12 +1,14 @@
 //! One file of the log, named after the number of its first change.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::record::{self, Entry, HEAD_BYTES, Record};
+use super::appended::Appended;
+use super::record::{self, Entry, Record};
 use super::{LogError, at, refused};
+use crate::codec::Frame;
 
 const EXTENSION: &str = "log";
 
@@ -18,9 +20,8 @@ const HEADER: [u8; 16] = *b"RECSTORELOG\0\x01\0\0\0";
 pub(super) struct Segment {
     path: PathBuf,
     first: u64,
-    file: Arc<File>,
+    file: Arc<Appended>,
     bytes: u64,
-    buffer: Vec<u8>,
 }
 
 impl Segment {
@@ -32,7 +33,7 @@ impl Segment {
         file.write_all(&HEADER).and_then(|()| file.sync_all()).map_err(at(&path))?;
         File::open(directory).and_then(|directory| directory.sync_all()).map_err(at(directory))?;
         let bytes = HEADER.len() as u64;
-        Ok(Self { path, first, file: Arc::new(file), bytes, buffer: Vec::new() })
+        Ok(Self { path, first, file: Arc::new(Appended::new(file)), bytes })
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -44,42 +45,43 @@ impl Segment {
     }
 
     /// Returns the file, for whoever syncs it while more is appended.
-    pub(super) fn file(&self) -> Arc<File> {
+    pub(super) fn file(&self) -> Arc<Appended> {
         Arc::clone(&self.file)
     }
 
     pub(super) fn sync(&self) -> Result<(), LogError> {
-        self.file.sync_data().map_err(at(&self.path))
+        self.file.sync().map_err(at(&self.path))
     }
 
-    /// Appends a record and what `write` writes behind it; all of it or nothing.
-    pub(super) fn append(
-        &mut self,
-        record: &Record,
-        write: impl FnOnce(&mut Vec<u8>) -> io::Result<()>,
-    ) -> Result<(), LogError> {
-        self.buffer.clear();
-        self.buffer.resize(HEAD_BYTES, 0);
-        let made = write(&mut self.buffer);
-        let frame_bytes = self.buffer.len() - HEAD_BYTES;
-        self.buffer[..HEAD_BYTES].copy_from_slice(&record.head(frame_bytes as u64));
-        let written = made.and_then(|()| (&*self.file).write_all(&self.buffer));
-        match written {
-            Ok(()) => self.bytes += self.buffer.len() as u64,
+    /// Appends a record and the frame of a change behind it; all of it or nothing.
+    pub(super) fn append(&mut self, record: &Record, frame: Option<&Frame<'_>>) -> Result<(), LogError> {
+        match self.write(record, frame) {
+            Ok(end) => {
+                self.bytes = end;
+                Ok(())
+            }
             Err(error) => {
-                let cut = self
-                    .file
-                    .set_len(self.bytes)
-                    .and_then(|()| (&*self.file).seek(SeekFrom::Start(self.bytes)));
-                return Err(match cut {
+                let mut file = self.file.file();
+                let cut = file.set_len(self.bytes).and_then(|()| file.seek(SeekFrom::Start(self.bytes)));
+                Err(match cut {
                     Ok(_) => refused(&self.path, error),
                     Err(cut) => {
                         refused(&self.path, format!("{error}; and what was written of it stays: {cut}"))
                     }
-                });
+                })
             }
         }
-        Ok(())
+    }
+
+    /// Returns where the file ends then.
+    fn write(&self, record: &Record, frame: Option<&Frame<'_>>) -> io::Result<u64> {
+        let frame_bytes = frame.map_or(0, Frame::bytes) as u64;
+        let head = record.head(frame_bytes);
+        let mut file = BufWriter::new(self.file.behind(self.bytes));
+        file.write_all(&head)?;
+        frame.map_or(Ok(()), |frame| frame.write(&mut file))?;
+        file.flush()?;
+        Ok(self.bytes + head.len() as u64 + frame_bytes)
     }
 }
 

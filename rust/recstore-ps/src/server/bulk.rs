@@ -13,7 +13,7 @@ use recstore::{Error, Result as StoreResult};
 use super::config::ServerConfig;
 use crate::channel::Channel;
 use crate::clients::ClientId;
-use crate::codec::{Answer, FrameError, Received, Request, read_frame, with_reply_frame};
+use crate::codec::{Answer, FrameError, Received, Request, read_frame, write_reply};
 use crate::handler::Handler;
 use crate::handshake::{Hello, Welcome};
 use crate::metrics::{OpenConnection, Refusal};
@@ -219,9 +219,7 @@ impl Shared {
         // The answer is made: the request's memory can go before the peer takes it.
         drop(frame);
         let mut stream = BufWriter::new(stream.until(Instant::now() + self.config.transfer_timeout));
-        let sent = with_reply_frame(number, &outcome, |reply| {
-            reply.write(&mut stream).map(|()| reply.bytes() as u64)
-        })??;
+        let sent = write_reply(number, &outcome, &mut stream)?;
         stream.flush()?;
         metrics.bytes_sent.inc_by(sent);
         Ok(())

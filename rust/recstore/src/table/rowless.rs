@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::update::{StepRequest, check};
 use super::{Engine, Table, bags};
 use crate::config::{NanPolicy, TableConfig};
-use crate::gradient::MergedGradients;
+use crate::gradient::DistinctGradients;
 use crate::optimizer::UpdateRules;
 use crate::parallel::{Executor, for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling};
@@ -122,22 +122,22 @@ impl RowlessTable {
         self.0.check_learning_rate(lr)
     }
 
-    /// Checks updates as [`crate::EmbeddingStore::update`] does, and merges the gradients of each: distinct ids in
-    /// ascending order. A table that gets them merged changes as from the chunks, to the bit.
+    /// Checks updates as [`crate::EmbeddingStore::update`] does, and merges the gradients of each. A table that gets them
+    /// merged changes as from the chunks, to the bit.
     ///
     /// # Errors
     /// As [`crate::EmbeddingStore::update`].
     pub fn merge<'a>(
         executor: &dyn Executor,
         updates: &[(&Self, &TableUpdate<'a>)],
-    ) -> Result<Vec<MergedGradients>> {
+    ) -> Result<Vec<DistinctGradients<'a>>> {
         let engine = Engine { executor, simd: Simd::detect() };
         let request = |(table, update): &(&Self, &TableUpdate<'a>)| {
             StepRequest::new(Arc::clone(&table.0), &update.chunks, update.step)
         };
         let requests = updates.iter().map(request).collect::<Result<Vec<_>>>()?;
         check(engine, &requests)?;
-        Ok(requests.iter().map(|request| request.gradients.merged(executor, engine.simd)).collect())
+        Ok(requests.iter().map(|request| request.gradients.distinct(executor, engine.simd)).collect())
     }
 
     /// Checks a lookup of bags as [`crate::EmbeddingStore::bag`] does; `lengths` are those of the pooled values, the
