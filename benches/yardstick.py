@@ -146,6 +146,12 @@ class Peer:
             self._socket, _ = listener.accept()
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
+    @property
+    def pid(self) -> int:
+        """The number of the process that answers."""
+        assert self._process.pid is not None
+        return self._process.pid
+
     def round_trip(self, request: Tensor, answer: Tensor) -> None:
         """Sends the bytes of one tensor and receives those of another.
 

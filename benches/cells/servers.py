@@ -1,11 +1,13 @@
 """Pulls and pushes on one server of this machine, beside a plain TCP loop that moves as many bytes.
 
 The loop's peer does nothing with what it gets. Its answers go into fresh memory of torch's allocator, as a lookup's do.
-Both processes of each share the machine's cores.
+Both processes of each share the machine's cores. The round trip of one row is measured with both on one core and with a
+core each: to wake a process on another core takes many times as long, and which one is woken changes by chance.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import statistics
 import subprocess
@@ -14,6 +16,8 @@ import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -52,7 +56,7 @@ def _figures(scale: Scale) -> Iterator[Figure]:
         _served() as plain,
         _served("--durability", "wal", "--data", str(logs)) as logged,
     ):
-        tables = [_Table(address, ids_N) for address in (plain, logged)]
+        tables = [_Table(server.address, ids_N) for server in (plain, logged)]
         # A vector that is as long as ids and gradients together: what a push sends.
         sent, nothing = torch.zeros(sent_bytes, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
         pulls = _seconds(
@@ -63,21 +67,25 @@ def _figures(scale: Scale) -> Iterator[Figure]:
             rounds,
             [lambda: peer.round_trip(sent, nothing), *(lambda t=table: t.push(ids_N, grad_ND) for table in tables)],
         )
+        written = _seconds(rounds, [lambda: _write(logs / "plain", sent)])
         one = ids_N[:1].clone()
-        singles = _seconds(
-            rounds,
-            [
-                lambda: _repeat(scale, lambda: peer.round_trip(one, torch.empty(1, _DIM))),
-                lambda: _repeat(scale, lambda: tables[0].pull(one)),
-            ],
-        )
+        calls = (lambda: peer.round_trip(one, torch.empty(1, _DIM)), lambda: tables[0].pull(one))
+        singles = {}
+        cores = sorted(os.sched_getaffinity(0))
+        for where, core in zip(("both on one core", "a core each"), cores, strict=False):
+            with _on_core(cores[0], [0]), _on_core(core, [*_threads(peer.pid), *_threads(plain.pid)]):
+                singles[where] = _seconds(rounds, [lambda c=call: _repeat(scale, c) for call in calls])
     yield Figure(CELL, "pull of 100,000 rows, speed over plain TCP", pulls[0] / pulls[1], "x", ">= 0.5")
     yield Figure(CELL, "push of 100,000 rows, speed over plain TCP", pushes[0] / pushes[1], "x", ">= 0.5")
-    yield Figure(CELL, "round trip of one row over plain TCP", singles[1] / singles[0], "x", "<= 2.5")
+    for where, (plain_one, own_one) in singles.items():
+        yield Figure(CELL, f"round trip of one row over plain TCP, {where}", own_one / plain_one, "x", "<= 2.5")
     yield Figure(CELL, "push with a log, speed over that without", pushes[1] / pushes[2], "x", ">= 0.7")
     yield Figure(CELL, "pull of 100,000 rows", 1e3 * pulls[1], "ms")
     yield Figure(CELL, "push of 100,000 rows", 1e3 * pushes[1], "ms")
-    yield Figure(CELL, "round trip of one row", 1e6 * singles[1] / scale.of(_ONE_ROW_CALLS), "us")
+    yield Figure(CELL, "push of 100,000 rows with a log", 1e3 * pushes[2], "ms")
+    yield Figure(CELL, "as many bytes written to a file and synced", 1e3 * written[0], "ms")
+    for where, (_, own_one) in singles.items():
+        yield Figure(CELL, f"round trip of one row, {where}", 1e6 * own_one / scale.of(_ONE_ROW_CALLS), "us")
 
 
 def _seconds(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
@@ -91,9 +99,37 @@ def _seconds(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
     return [statistics.median(taken[1:]) for taken in seconds]
 
 
+def _write(path: Path, data: Tensor) -> None:
+    with path.open("wb") as file:
+        file.write(data.numpy())
+        os.fdatasync(file.fileno())
+
+
+@contextmanager
+def _on_core(core: int, threads: Sequence[int]) -> Iterator[None]:
+    """Threads, 0 for the calling one, on one core for a while."""
+    before = [os.sched_getaffinity(thread) for thread in threads]
+    for thread in threads:
+        os.sched_setaffinity(thread, {core})
+    try:
+        yield
+    finally:
+        for thread, cores in zip(threads, before, strict=True):
+            os.sched_setaffinity(thread, cores)
+
+
+def _threads(process: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{process}/task")]
+
+
 def _repeat(scale: Scale, call: Callable[[], object]) -> None:
     for _ in range(scale.of(_ONE_ROW_CALLS)):
         call()
+
+
+class _Server(NamedTuple):
+    address: str
+    pid: int
 
 
 class _Table:
@@ -115,8 +151,8 @@ class _Table:
 
 
 @contextmanager
-def _served(*options: str) -> Iterator[str]:
-    """A server of one shard in a process of its own, as its address."""
+def _served(*options: str) -> Iterator[_Server]:
+    """A server of one shard in a process of its own."""
     command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as errors:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -126,7 +162,7 @@ def _served(*options: str) -> Iterator[str]:
             if started is None:
                 errors.seek(0)
                 raise RuntimeError(f"the server did not start: {errors.read()}")
-            yield started[1].rstrip(",")
+            yield _Server(started[1].rstrip(","), server.pid)
         finally:
             server.kill()
             server.communicate()
