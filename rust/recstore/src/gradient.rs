@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use crate::distinct::are_distinct;
 use crate::elements::{AddScaled, add_row, for_each_element};
 use crate::parallel::{Executor, for_each_mut, parts_for};
 use crate::simd::{Kernel, Lanes, Simd};
@@ -246,17 +247,19 @@ impl<'a> Gradients<'a> {
         });
     }
 
-    /// Returns distinct ids, in any order, and their sums: those of one part that are so already are not copied.
+    /// Returns the gradients where they lie if they are those of distinct ids, a row each.
+    pub(crate) fn as_they_lie(&self) -> Option<DistinctGradients<'a>> {
+        let [part] = &self.parts[..] else { return None };
+        let (ids, sums) = (Cow::Borrowed(part.ids), Cow::Borrowed(part.gradients));
+        (part.is_plain(self.dim) && are_distinct(part.ids)).then_some(DistinctGradients { ids, sums })
+    }
+
+    /// Returns distinct ids, in any order, and their sums.
     pub(crate) fn distinct(&self, executor: &dyn Executor, simd: Simd) -> DistinctGradients<'a> {
-        if let [part] = &self.parts[..]
-            && part.is_plain(self.dim)
-            && self.sorted(executor, SortedIds::len) == part.ids.len()
-        {
-            let (ids, sums) = (Cow::Borrowed(part.ids), Cow::Borrowed(part.gradients));
-            return DistinctGradients { ids, sums };
-        }
-        let MergedGradients { ids, sums } = self.merged(executor, simd);
-        DistinctGradients { ids: Cow::Owned(ids), sums: Cow::Owned(sums) }
+        self.as_they_lie().unwrap_or_else(|| {
+            let MergedGradients { ids, sums } = self.merged(executor, simd);
+            DistinctGradients { ids: Cow::Owned(ids), sums: Cow::Owned(sums) }
+        })
     }
 
     /// Returns distinct ids in ascending order and their sums.

@@ -27,6 +27,7 @@ mod checkpoint;
 mod collector;
 mod config;
 mod disk;
+mod distinct;
 mod elements;
 mod error;
 pub mod fork;
@@ -57,6 +58,7 @@ pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
     NanPolicy, OptimizerConfig, TableConfig,
 };
+pub use distinct::are_distinct;
 pub use error::{Error, Result};
 pub use gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use recstore::{Serial, unique};
+use recstore::{Serial, are_distinct, unique};
 
 /// Distinct ids, and where they stand among the ids of a lookup.
 pub(super) struct Distinct<'a> {
@@ -15,11 +15,11 @@ impl<'a> Distinct<'a> {
     /// Sorts on the calling thread alone: threads of a pool that wait for their next loop take cores from a server on
     /// the same machine, and a network is slower than one core.
     pub(super) fn of(ids: &'a [i64]) -> Self {
-        let (mut distinct, mut inverse) = (vec![0; ids.len()], vec![0; ids.len()]);
-        let count = unique(&Serial, ids, &mut distinct, &mut inverse);
-        if count == ids.len() {
+        if are_distinct(ids) {
             return Self { ids: Cow::Borrowed(ids), inverse: Vec::new() };
         }
+        let (mut distinct, mut inverse) = (vec![0; ids.len()], vec![0; ids.len()]);
+        let count = unique(&Serial, ids, &mut distinct, &mut inverse);
         distinct.truncate(count);
         Self { ids: Cow::Owned(distinct), inverse }
     }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 /// Less than this is left to the system.
-const LARGE_BYTES: u64 = 2 << 20;
+const LARGE_BYTES: u64 = 1 << 20;
 
 /// The unit of the system's cache, or a part of it.
 const PAGE_BYTES: u64 = 4096;
@@ -32,8 +32,11 @@ impl Appended {
         &self.file
     }
 
-    /// Returns a writer of what comes behind the first `start` bytes, where the file's cursor is.
-    pub(super) fn behind(&self, start: u64) -> Appending<'_> {
+    /// Returns a writer of the `bytes` that come behind the first `start`, where the file's cursor is.
+    pub(super) fn behind(&self, start: u64, bytes: u64) -> Appending<'_> {
+        if bytes >= LARGE_BYTES {
+            advice::reserve(&self.file, start, bytes);
+        }
         Appending { file: &self.file, begun: start, end: start }
     }
 
@@ -86,6 +89,16 @@ mod advice {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
+    /// A disk without room shows when it is written to.
+    pub(super) fn reserve(file: &File, start: u64, bytes: u64) {
+        // SAFETY:
+        // 1. The descriptor is open as long as `file` is borrowed.
+        // 2. The call takes no pointers.
+        unsafe {
+            libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, start as i64, bytes as i64);
+        }
+    }
+
     pub(super) fn begin_writing(file: &File, start: u64, bytes: u64) {
         // SAFETY:
         // 1. The descriptor is open as long as `file` is borrowed.
@@ -109,6 +122,8 @@ mod advice {
 mod advice {
     use std::fs::File;
 
+    pub(super) fn reserve(_: &File, _: u64, _: u64) {}
+
     pub(super) fn begin_writing(_: &File, _: u64, _: u64) {}
 
     pub(super) fn let_go(_: &File, _: u64, _: u64) {}
@@ -126,7 +141,7 @@ mod tests {
         let mut expected = Vec::new();
         for round in 0..4u8 {
             let bytes: Vec<u8> = (0..LARGE_BYTES + 1_000).map(|place| (place as u8) ^ round).collect();
-            appended.behind(expected.len() as u64).write_all(&bytes).unwrap();
+            appended.behind(expected.len() as u64, bytes.len() as u64).write_all(&bytes).unwrap();
             appended.sync().unwrap();
             expected.extend(bytes);
         }

@@ -77,11 +77,12 @@ impl Segment {
     fn write(&self, record: &Record, frame: Option<&Frame<'_>>) -> io::Result<u64> {
         let frame_bytes = frame.map_or(0, Frame::bytes) as u64;
         let head = record.head(frame_bytes);
-        let mut file = BufWriter::new(self.file.behind(self.bytes));
+        let bytes = head.len() as u64 + frame_bytes;
+        let mut file = BufWriter::new(self.file.behind(self.bytes, bytes));
         file.write_all(&head)?;
         frame.map_or(Ok(()), |frame| frame.write(&mut file))?;
         file.flush()?;
-        Ok(self.bytes + head.len() as u64 + frame_bytes)
+        Ok(self.bytes + bytes)
     }
 }
 

@@ -132,12 +132,18 @@ impl RowlessTable {
         updates: &[(&Self, &TableUpdate<'a>)],
     ) -> Result<Vec<DistinctGradients<'a>>> {
         let engine = Engine { executor, simd: Simd::detect() };
-        let request = |(table, update): &(&Self, &TableUpdate<'a>)| {
-            StepRequest::new(Arc::clone(&table.0), &update.chunks, update.step)
-        };
-        let requests = updates.iter().map(request).collect::<Result<Vec<_>>>()?;
+        let requests = requests(updates)?;
         check(engine, &requests)?;
         Ok(requests.iter().map(|request| request.gradients.distinct(executor, engine.simd)).collect())
+    }
+
+    /// Returns the gradients of updates where they lie, if each has those of distinct ids, a row each. They are checked as by
+    /// [`RowlessTable::merge`], but for their values, which are left to the table that gets them.
+    ///
+    /// # Errors
+    /// As [`RowlessTable::merge`], but for [`Error::NonFinite`].
+    pub fn unmerged<'a>(updates: &[(&Self, &TableUpdate<'a>)]) -> Result<Option<Vec<DistinctGradients<'a>>>> {
+        Ok(requests(updates)?.iter().map(|request| request.gradients.as_they_lie()).collect())
     }
 
     /// Checks a lookup of bags as [`crate::EmbeddingStore::bag`] does; `lengths` are those of the pooled values, the
@@ -175,6 +181,13 @@ impl RowlessTable {
         });
         for_each_mut(executor, pieces, |piece| pool_piece(&dims, input, &row, piece));
     }
+}
+
+fn requests<'a>(updates: &[(&RowlessTable, &TableUpdate<'a>)]) -> Result<Vec<StepRequest<'a>>> {
+    let request = |(table, update): &(&RowlessTable, &TableUpdate<'a>)| {
+        StepRequest::new(Arc::clone(&table.0), &update.chunks, update.step)
+    };
+    updates.iter().map(request).collect()
 }
 
 /// Some bags of every table, and where they go.
