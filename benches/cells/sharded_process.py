@@ -1,7 +1,7 @@
 """`torchrun ... -m benches.cells.sharded_process ROWS BATCH STEPS [WAY]` prints, on rank 0, the seconds of steps.
 
 The collection has four tables of one feature each; every rank has its share of the same batches. Also runs alone, with
-tables that are not sharded. `WAY` takes TorchRec's collection instead, sharded in this way.
+tables that are not sharded. `WAY` takes TorchRec's collection instead, sharded in this way. All rows are there before.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from benches.competitors import sharded_torchrec
-from benches.competitors.recstore import ADAGRAD
+from benches.competitors.recstore import ADAGRAD, emb_write
 from benches.ids import ids_of
 from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
 
 _TABLES, _DIM = 4, 64
-_WARM_UP = 3
+_WARM_UP, _ROWS_A_WRITE = 10, 65_536
 KEYS = [f"f{number}" for number in range(_TABLES)]
 
 
@@ -67,6 +67,7 @@ def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
         optimizer=ADAGRAD,
         process_group=group,
     )
+    _fill(collection, rows)
     top, stepper = _top(), SparseOptimizer(modules=[collection])
     own = batches(places(rows, batch, steps + _WARM_UP))
     _train(own[:_WARM_UP], collection, top, stepper)
@@ -87,6 +88,14 @@ def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
             dist.all_reduce(sums)
             figures["bytes over minimum"] = float(sums[0] / sums[1])
     return figures
+
+
+def _fill(collection: RecStoreEmbeddingBagCollection, rows: int) -> None:
+    ids_N = ids_of(torch.arange(rows))
+    for table in collection.tables():
+        own_N = ids_N if table.shard is None else ids_N[table.shard.owns(ids_N)]
+        for part in own_N.split(_ROWS_A_WRITE):
+            emb_write(table.handle, part, torch.randn(part.numel(), _DIM))
 
 
 def _train(loader: Iterable[Any], collection: Any, top: torch.nn.Module, stepper: SparseOptimizer) -> None:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native, _ops, servers
 from recstore_ops.config import TableConfig
+from recstore_ops.finite import is_finite
 from recstore_ops.sharding.shard import Shard
 
 opening = threading.RLock()
@@ -141,19 +142,19 @@ class Table:
 
     def _compare_with_others(self, grads: Tensor) -> None:
         if self.shard is not None and self.is_sharded:
-            is_finite = bool(grads.isfinite().all())
-            self._others_are_finite = not self.shard.ranks_where(not is_finite) or not is_finite
+            own_is_finite = is_finite(grads)
+            self._others_are_finite = not self.shard.ranks_where(not own_is_finite) or not own_is_finite
 
     def note_received(self, grads: Tensor) -> None:
         """Looks whether gradients that a sharded table collects are finite, for `has_finite_gradients`."""
         if self.is_sharded and self.config.nan_policy == "error":
-            self._received_is_finite = self._received_is_finite and bool(grads.isfinite().all())
+            self._received_is_finite = self._received_is_finite and is_finite(grads)
 
     def has_finite_gradients(self) -> bool:
         """Whether a step would not refuse what was collected of a sharded table for NaN or infinity."""
         if self.config.nan_policy != "error":
             return True
-        return self._received_is_finite if self._lent is None else bool(self._lent[1].isfinite().all())
+        return self._received_is_finite if self._lent is None else is_finite(self._lent[1])
 
     def take_back(self) -> None:
         """Puts gradients that were lent back among those collected, as they are now."""
