@@ -101,7 +101,7 @@ def _seconds(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
 
 def _write(path: Path, data: Tensor) -> None:
     with path.open("wb") as file:
-        file.write(data.numpy())
+        data.numpy().tofile(file)
         os.fdatasync(file.fileno())
 
 
