@@ -153,7 +153,7 @@ def _tensors(batch: list[tuple[int, float]]) -> tuple[torch.Tensor, torch.Tensor
     return ids, torch.tensor([[value] * DIM for _, value in batch]).reshape(-1, DIM)
 
 
-@pytest.mark.one_server_only("a capacity is that of each server, and several begin their counts anew with a load")
+@pytest.mark.one_server_only("a capacity is that of each server")
 @given(admission=admissions, eviction=evictions(), schedule=st.lists(calls, max_size=30))
 @settings(max_examples=examples(1500), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_table_agrees_with_the_model(

@@ -307,7 +307,7 @@ impl Handler {
         self.store.save_part(&part.directory, &part.snapshot, part.shard, &save_options(part))
     }
 
-    /// One server loads all there is, so that the tables' counts come along; several share the rows.
+    /// Several servers share the rows; the first one has the tables' counts.
     fn load(&self, load: &LoadShard) -> Result<recstore::LoadReport> {
         let router = Router::new(load.hash_method, load.shard.of);
         let keeps = |id| router.shard_of(id) == load.shard.number;
@@ -315,6 +315,7 @@ impl Handler {
         if load.shard.of > 1 {
             options.keeps = Some(&keeps);
         }
+        options.without_counts = load.shard.number > 0;
         self.store.load(&load.directory, &options)
     }
 }

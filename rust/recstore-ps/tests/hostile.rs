@@ -222,6 +222,8 @@ fn any_number_of_servers_loads_what_others_saved() {
         if expected.is_none() {
             let table = store.open_table("t", &TableConfig::new(1)).unwrap();
             store.write(table, &ids, &rows).unwrap();
+            store.write(table, &[1_000, 1_001], &[1.0, 2.0]).unwrap();
+            store.delete(table, &[1_000, 1_001]).unwrap();
             store.update(&[TableUpdate { table, chunks: vec![], step: Step::At(9) }]).unwrap();
         } else {
             let report = store.load(directory.path(), &recstore::LoadOptions::default()).unwrap();
@@ -231,7 +233,9 @@ fn any_number_of_servers_loads_what_others_saved() {
         let table = store.find_table("t").unwrap().unwrap();
         let mut read = vec![0.0; ids.len()];
         store.read(table, &ids, &mut read).unwrap();
-        let now = (read, store.num_rows(table), store.statistics(table).unwrap().step);
+        let statistics = store.statistics(table).unwrap();
+        let counts = [statistics.step, statistics.inserts, statistics.updates, statistics.deletes];
+        let now = (read, store.num_rows(table), counts);
         assert_eq!(&now, expected.get_or_insert_with(|| now.clone()), "{shards} shards");
         let progress = recstore::Progress::default();
         let mut options = SaveOptions::default();
@@ -249,10 +253,14 @@ fn what_servers_cannot_do_is_refused() {
     let part = store.save_part(directory.path(), "0", Shard { number: 0, of: 1 }, &SaveOptions::default());
     assert!(part.unwrap_err().to_string().contains("save: the servers are the shards of a snapshot"));
     let keeps = |_| true;
-    let mut options = recstore::LoadOptions::default();
-    options.keeps = Some(&keeps);
-    let load = store.load(directory.path(), &options).unwrap_err().to_string();
-    assert!(load.contains("load: servers load the rows that are routed to them"), "{load}");
+    let mut some_rows = recstore::LoadOptions::default();
+    some_rows.keeps = Some(&keeps);
+    let mut no_counts = recstore::LoadOptions::default();
+    no_counts.without_counts = true;
+    for options in [some_rows, no_counts] {
+        let load = store.load(directory.path(), &options).unwrap_err().to_string();
+        assert!(load.contains("load: servers load the rows that are routed to them"), "{load}");
+    }
     let none = store.load(directory.path(), &recstore::LoadOptions::default()).unwrap_err();
     assert!(matches!(none, Error::Checkpoint { .. }), "{none}");
 }

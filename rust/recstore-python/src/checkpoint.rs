@@ -145,7 +145,7 @@ pub(crate) fn compact_directory<'py>(
     compacted.map(|saved| save_report(py, saved)).transpose()
 }
 
-/// Loads the newest snapshot: all rows, or those of shard `number` of `of`.
+/// Loads the newest snapshot: all rows, or those of shard `number` of `of`, of which the first has the tables' counts.
 #[pyfunction]
 pub(crate) fn load_tables<'py>(
     py: Python<'py>,
@@ -157,6 +157,7 @@ pub(crate) fn load_tables<'py>(
     let keeps = shard.map(|(number, of)| move |id| Shard { number, of }.holds(id));
     let mut options = LoadOptions::default();
     options.keeps = keeps.as_ref().map(|keeps| keeps as &(dyn Fn(i64) -> bool + Sync));
+    options.without_counts = shard.is_some_and(|(number, _)| number > 0);
     options.progress = Some(&progress.get().0);
     let objects = place.objects()?;
     let loaded = py.detach(|| match &objects {

@@ -295,8 +295,9 @@ impl RemoteStore {
         options: &LoadOptions<'_>,
     ) -> Result<LoadReport> {
         const OPERATION: &str = "load";
-        if options.keeps.is_some() {
-            let message = "servers load the rows that are routed to them and take no function of the client";
+        if options.keeps.is_some() || options.without_counts {
+            let message =
+                "servers load the rows that are routed to them, and share the counts, by themselves";
             return Err(Error::Unsupported { operation: OPERATION, message: message.to_owned() });
         }
         session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give_up();

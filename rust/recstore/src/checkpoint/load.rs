@@ -137,8 +137,8 @@ fn load_newest(
         };
         let states = load_table(&mut table, directory, &parts, options, store.engine)?;
         restore_state(&mut table, entry, states, options)?;
-        let is_whole = options.keeps.is_none();
-        let progress = if is_whole { entry.progress.clone() } else { entry.progress.of_some_rows() };
+        let progress =
+            if options.without_counts { entry.progress.without_counts() } else { entry.progress.clone() };
         table.restore(&progress, save).map_err(|error| broken(error.to_string()))?;
         tables.push(table);
     }

@@ -78,6 +78,9 @@ pub struct LoadOptions<'a> {
     /// Whether a row is loaded, by its id; all are without it. So any number of stores can share what any number of
     /// stores saved.
     pub keeps: Option<&'a (dyn Fn(i64) -> bool + Sync)>,
+    /// Whether the tables begin to count anew what was inserted, updated and so on. Of stores that share the rows of a save
+    /// all but one do: then the counts of all are together what they were.
+    pub without_counts: bool,
     /// The numbers of tables that are not there yet, by name, for who has handed them out before; others get new ones.
     pub numbers: Option<&'a BTreeMap<String, TableId>>,
     /// Follows the bytes read.

@@ -53,8 +53,8 @@ impl TableProgress {
         self.evictions += other.evictions;
     }
 
-    /// Returns what a table knows that has some of the rows only: what was counted cannot be told apart.
-    pub(crate) fn of_some_rows(&self) -> Self {
+    /// Returns the same with nothing counted.
+    pub(crate) fn without_counts(&self) -> Self {
         let counts = Self { inserts: 0, updates: 0, deletes: 0, refusals: 0, ..self.clone() };
         Self { rejections: 0, evictions: 0, ..counts }
     }
