@@ -97,6 +97,34 @@ fn a_server_that_is_started_again_goes_on_with_its_clients() {
     server.stop(Duration::ZERO);
 }
 
+/// Changes of some megabytes reach the disk another way than small ones.
+#[test]
+fn large_changes_survive_kill_9() {
+    const DIM: usize = 64;
+    let (directory, port) = (tempfile::tempdir().unwrap(), free_port());
+    let shard = Shard { number: 0, of: 1 };
+    let mut server = Process::start(directory.path(), port, shard);
+    let store = connect(vec![format!("127.0.0.1:{port}")], Duration::from_secs(60));
+    let local = LocalStore::new(Box::new(Serial));
+    let ids: Vec<i64> = (0..20_000).map(|id| id * 7_919 % 20_000).collect();
+    for round in 1..4 {
+        let values: Vec<f32> = (0..ids.len() * DIM).map(|at| (at % 97) as f32 * round as f32).collect();
+        for store in [&store as &dyn EmbeddingStore, &local] {
+            let table = store.open_table("large", &TableConfig::new(DIM)).unwrap();
+            let chunks = vec![GradientChunk::new(&ids, &values, DIM)];
+            store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
+            store.write(table, &ids[round..ids.len() / 2], &values[round * DIM..values.len() / 2]).unwrap();
+        }
+        server.kill_and_start_again();
+    }
+    let read = |store: &dyn EmbeddingStore| {
+        let mut rows = vec![0.0; ids.len() * DIM];
+        store.read(store.find_table("large").unwrap().unwrap(), &ids, &mut rows).unwrap();
+        rows
+    };
+    assert!(read(&store) == read(&local));
+}
+
 #[test]
 fn what_was_acknowledged_survives_kill_9_once() {
     let rounds: u64 = env::var("RECSTORE_KILL_ROUNDS").map_or(10, |rounds| rounds.parse().unwrap());
