@@ -10,8 +10,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -22,8 +24,11 @@ from benches.competitors.recstore import ADAGRAD, emb_write
 from benches.ids import ids_of
 from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
+from recstore_ops.sharding.shard import Shard
 
 _TABLES, _DIM = 4, 64
+# A gigabit a second.
+_LATENCY_SECONDS, _BYTES_A_SECOND = 1e-4, 125e6
 _WARM_UP, _ROWS_A_WRITE = 10, 65_536
 KEYS = [f"f{number}" for number in range(_TABLES)]
 
@@ -75,11 +80,13 @@ def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
     ways: dict[str, Iterable[KeyedJaggedTensor]] = {"plain": own[_WARM_UP:]}
     if group is not None:
         ways["ahead"] = ShardedPipeline(own[_WARM_UP:], [collection])
+        ways |= {f"{name} over a network": loader for name, loader in ways.items()}
     for name, loader in ways.items():
         exchange_statistics(reset=True)
-        started = time.perf_counter()
-        _train(loader, collection, top, stepper)
-        figures[name] = (time.perf_counter() - started) / steps
+        with _network() if "network" in name else nullcontext():
+            started = time.perf_counter()
+            _train(loader, collection, top, stepper)
+            figures[name] = (time.perf_counter() - started) / steps
         found = exchange_statistics()
         figures[f"{name} exposed"] = found["exposed_seconds"] / steps
         if name == "plain" and world > 1:
@@ -88,6 +95,20 @@ def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
             dist.all_reduce(sums)
             figures["bytes over minimum"] = float(sums[0] / sums[1])
     return figures
+
+
+@contextmanager
+def _network() -> Iterator[None]:
+    """Exchanges wait besides as long as a network would take that joins the ranks: no core works meanwhile."""
+    all_to_all = Shard.all_to_all
+
+    def over_a_network(shard: Shard, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
+        foreign_bytes = max(sum(sizes) - sizes[shard.rank] for sizes in (sent_sizes, received_sizes))
+        time.sleep(_LATENCY_SECONDS + foreign_bytes / _BYTES_A_SECOND)
+        return all_to_all(shard, sent, sent_sizes, received_sizes)
+
+    with patch.object(Shard, "all_to_all", over_a_network):
+        yield
 
 
 def _fill(collection: RecStoreEmbeddingBagCollection, rows: int) -> None:

@@ -36,6 +36,10 @@ def _figures(scale: Scale) -> Iterator[Figure]:
     yield Figure(CELL, "a step on two ranks, exchanged ahead", 1e3 * ranks["ahead"], "ms")
     yield Figure(CELL, "communication exposed in a step", 1e3 * ranks["plain exposed"], "ms")
     yield Figure(CELL, "communication exposed in a step, exchanged ahead", 1e3 * ranks["ahead exposed"], "ms")
+    for name, what in (("plain", ""), ("ahead", ", exchanged ahead")):
+        seconds, exposed = ranks[f"{name} over a network"], ranks[f"{name} over a network exposed"]
+        yield Figure(CELL, f"a step as over a network of 1 Gbit/s{what}", 1e3 * seconds, "ms")
+        yield Figure(CELL, f"communication exposed in a step as over a network of 1 Gbit/s{what}", 1e3 * exposed, "ms")
     if sharded_torchrec.is_installed():
         for way in sharded_torchrec.WAYS:
             torchrec = _measured(2, sizes, way)
