@@ -19,7 +19,9 @@ use std::time::Duration;
 use cluster::connect;
 use processes::{Process, free_port, start};
 use proxy::Random;
-use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableUpdate};
+use recstore::{
+    EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableUpdate,
+};
 use recstore_ps::{Server, ServerConfig};
 
 const DIM: usize = 3;
@@ -115,6 +117,12 @@ fn large_changes_survive_kill_9() {
             store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
             store.write(table, &ids[round..ids.len() / 2], &values[round * DIM..values.len() / 2]).unwrap();
         }
+        // Appended while the server finds out that it is to be refused.
+        let (table, mut refused) = (store.find_table("large").unwrap().unwrap(), values);
+        refused[ids.len() * DIM - 1] = f32::NAN;
+        let chunks = vec![GradientChunk::new(&ids, &refused, DIM)];
+        let outcome = store.update(&[TableUpdate { table, chunks, step: Step::Next }]);
+        assert!(matches!(outcome, Err(Error::NonFinite { .. })), "{outcome:?}");
         server.kill_and_start_again();
     }
     let read = |store: &dyn EmbeddingStore| {

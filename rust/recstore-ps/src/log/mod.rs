@@ -9,6 +9,7 @@ mod durable;
 mod record;
 mod segment;
 
+use std::cell::Cell;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -74,36 +75,45 @@ impl Log {
         mut again: impl FnMut(Logged) -> Result<(), String>,
     ) -> Result<Self, LogError> {
         std::fs::create_dir_all(directory).map_err(at(directory))?;
-        let mut last = after;
+        let last = Cell::new(after);
         let files = segments(directory)?;
         for (place, (first, path)) in files.iter().enumerate() {
             let next = files.get(place + 1).map(|(first, _)| *first);
             if next.is_some_and(|next| next <= after + 1) {
                 continue;
             }
-            if *first > last + 1 {
-                return Err(refused(path, format!("the changes from {} on are missing before it", last + 1)));
+            if *first > last.get() + 1 {
+                let missing = last.get() + 1;
+                return Err(refused(path, format!("the changes from {missing} on are missing before it")));
             }
             // A change is made again when it is known that it was not taken back.
             let mut standing: Option<Logged> = None;
             let mut make = |logged: Option<Logged>| {
-                let Some(logged) = logged.filter(|logged| logged.number > last) else { return Ok(()) };
+                let Some(logged) = logged.filter(|logged| logged.number > last.get()) else { return Ok(()) };
                 let number = logged.number;
-                last = number;
+                last.set(number);
                 again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
             };
             segment::read(path, next.is_none(), |entry| match entry {
                 Entry::Change(logged) => make(standing.replace(logged)),
                 Entry::TakenBack { number } => {
                     standing.take_if(|logged| logged.number == number);
+                    // Its number is not given again, and the next file may begin behind it.
+                    last.set(last.get().max(number));
                     Ok(())
                 }
             })?;
             make(standing)?;
         }
+        let last = last.into_inner();
         let segment = Segment::create(directory, last + 1)?;
         let durable = Durable::new(last);
         Ok(Self { directory: directory.to_owned(), tail: Mutex::new(Tail { segment, last }), durable })
+    }
+
+    /// Reserves room for a change that is so large that to append it takes a while; whether there is room for sure.
+    pub(crate) fn reserve(&self, frame: &Frame<'_>) -> bool {
+        self.lock().segment.reserve(frame)
     }
 
     /// Appends a change and returns its number.
@@ -229,6 +239,24 @@ mod tests {
         assert_eq!(append(&log, 1, 40), 4);
         drop(log);
         assert_eq!(opened(directory.path(), 1).unwrap().1, [(3, u128::MAX, 30), (4, 1, 40)]);
+    }
+
+    #[test]
+    fn a_change_taken_back_at_the_end_of_a_file_is_not_missed() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        append(&log, 1, 10);
+        append(&log, 1, 20);
+        log.take_back(2).unwrap();
+        assert_eq!(log.rotate().unwrap(), 2);
+        assert_eq!(append(&log, 1, 30), 3);
+        log.take_back(3).unwrap();
+        drop(log);
+        let (log, made) = opened(directory.path(), 0).unwrap();
+        assert_eq!(made, [(1, 1, 10)]);
+        assert_eq!(append(&log, 1, 40), 4);
+        drop(log);
+        assert_eq!(opened(directory.path(), 0).unwrap().1, [(1, 1, 10), (4, 1, 40)]);
     }
 
     #[test]
