@@ -8,10 +8,8 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::panic::resume_unwind;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread;
 use std::time::SystemTime;
 
 use recstore::{
@@ -20,7 +18,7 @@ use recstore::{
 use serde::{Deserialize, Serialize};
 
 use crate::clients::{ClientId, MOST_CLIENTS};
-use crate::codec::{Answer, Frame, FrameError, Managed, Request, WireError};
+use crate::codec::{Answer, FrameError, Managed, Request, WireError};
 use crate::directory_lock::DirectoryLock;
 use crate::log::{Lag, Log, LogError, Logged};
 use crate::metrics::Metrics;
@@ -209,9 +207,10 @@ impl Journal {
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
         let turn = self.turns.take();
-        let made = request.with_frame(0, sequence, |frame| self.append_and_make(client, frame, make));
+        let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame));
         let unwritable = |error: FrameError| unusable(&self.directory.directory().join(LOG), error);
-        let (number, outcome) = made.map_err(unwritable)??;
+        let number = appended.map_err(unwritable)?.map_err(in_log)?;
+        let outcome = make();
         for (client, sequence) in makers(client, sequence, request) {
             remember(&mut self.lock(), client, Made { sequence, outcome: outcome.clone(), number });
         }
@@ -220,30 +219,6 @@ impl Journal {
         }
         drop(turn);
         self.log.wait(number).map_err(in_log).and(outcome)
-    }
-
-    /// Appends a change and then makes it; meanwhile, where it is large and surely has room. Returns its number and what
-    /// came of it.
-    fn append_and_make(
-        &self,
-        client: ClientId,
-        frame: &Frame<'_>,
-        make: impl FnOnce() -> Result<Answer>,
-    ) -> Result<(u64, Result<Answer>)> {
-        let append = || self.log.append(client, frame).map_err(in_log);
-        if !self.log.reserve(frame) {
-            return Ok((append()?, make()));
-        }
-        thread::scope(|scope| {
-            let writer = thread::Builder::new().name("recstore-log".to_owned());
-            let Ok(appending) = writer.spawn_scoped(scope, append) else { return Ok((append()?, make())) };
-            let outcome = make();
-            let appended = appending.join().unwrap_or_else(|panic| resume_unwind(panic));
-            if let (Err(error), Ok(_)) = (&appended, &outcome) {
-                self.log.fail(&format!("a change was made that could not be written: {error}"));
-            }
-            Ok((appended?, outcome))
-        })
     }
 
     /// Makes a change that no log can tell, and a checkpoint of it.

@@ -117,7 +117,7 @@ fn large_changes_survive_kill_9() {
             store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
             store.write(table, &ids[round..ids.len() / 2], &values[round * DIM..values.len() / 2]).unwrap();
         }
-        // Appended while the server finds out that it is to be refused.
+        // Appended before the server finds out that it is to be refused.
         let (table, mut refused) = (store.find_table("large").unwrap().unwrap(), values);
         refused[ids.len() * DIM - 1] = f32::NAN;
         let chunks = vec![GradientChunk::new(&ids, &refused, DIM)];

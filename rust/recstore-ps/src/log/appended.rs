@@ -32,13 +32,11 @@ impl Appended {
         &self.file
     }
 
-    /// Reserves room for `bytes` behind the first `start` if they are many; whether there is room for sure.
-    pub(super) fn reserve(&self, start: u64, bytes: u64) -> bool {
-        bytes >= LARGE_BYTES && advice::reserve(&self.file, start, bytes)
-    }
-
-    /// Returns a writer of what comes behind the first `start` bytes, where the file's cursor is.
-    pub(super) fn behind(&self, start: u64) -> Appending<'_> {
+    /// Returns a writer of the `bytes` that come behind the first `start`, where the file's cursor is.
+    pub(super) fn behind(&self, start: u64, bytes: u64) -> Appending<'_> {
+        if bytes >= LARGE_BYTES {
+            advice::reserve(&self.file, start, bytes);
+        }
         Appending { file: &self.file, begun: start, end: start }
     }
 
@@ -84,20 +82,20 @@ impl Write for Appending<'_> {
     }
 }
 
-/// What the system is told of a file. It changes nothing of what the file holds.
+/// What the system is told of a file. It changes nothing of what the file holds, and may be ignored.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "calls of the system that the standard library does not have")]
 mod advice {
     use std::fs::File;
     use std::os::fd::AsRawFd;
 
-    /// Not all file systems can.
-    pub(super) fn reserve(file: &File, start: u64, bytes: u64) -> bool {
+    /// A disk without room shows when it is written to.
+    pub(super) fn reserve(file: &File, start: u64, bytes: u64) {
         // SAFETY:
         // 1. The descriptor is open as long as `file` is borrowed.
         // 2. The call takes no pointers.
         unsafe {
-            libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, start as i64, bytes as i64) == 0
+            libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, start as i64, bytes as i64);
         }
     }
 
@@ -124,9 +122,7 @@ mod advice {
 mod advice {
     use std::fs::File;
 
-    pub(super) fn reserve(_: &File, _: u64, _: u64) -> bool {
-        false
-    }
+    pub(super) fn reserve(_: &File, _: u64, _: u64) {}
 
     pub(super) fn begin_writing(_: &File, _: u64, _: u64) {}
 
@@ -145,8 +141,7 @@ mod tests {
         let mut expected = Vec::new();
         for round in 0..4u8 {
             let bytes: Vec<u8> = (0..LARGE_BYTES + 1_000).map(|place| (place as u8) ^ round).collect();
-            appended.reserve(expected.len() as u64, bytes.len() as u64);
-            appended.behind(expected.len() as u64).write_all(&bytes).unwrap();
+            appended.behind(expected.len() as u64, bytes.len() as u64).write_all(&bytes).unwrap();
             appended.sync().unwrap();
             expected.extend(bytes);
         }

@@ -111,11 +111,6 @@ impl Log {
         Ok(Self { directory: directory.to_owned(), tail: Mutex::new(Tail { segment, last }), durable })
     }
 
-    /// Reserves room for a change that is so large that to append it takes a while; whether there is room for sure.
-    pub(crate) fn reserve(&self, frame: &Frame<'_>) -> bool {
-        self.lock().segment.reserve(frame)
-    }
-
     /// Appends a change and returns its number.
     ///
     /// # Errors

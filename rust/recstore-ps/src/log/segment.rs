@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::appended::Appended;
-use super::record::{self, Entry, HEAD_BYTES, Record};
+use super::record::{self, Entry, Record};
 use super::{LogError, at, refused};
 use crate::codec::Frame;
 
@@ -53,11 +53,6 @@ impl Segment {
         self.file.sync().map_err(at(&self.path))
     }
 
-    /// Reserves room for a change that is large; whether there is room for sure.
-    pub(super) fn reserve(&self, frame: &Frame<'_>) -> bool {
-        self.file.reserve(self.bytes, (HEAD_BYTES + frame.bytes()) as u64)
-    }
-
     /// Appends a record and the frame of a change behind it; all of it or nothing.
     pub(super) fn append(&mut self, record: &Record, frame: Option<&Frame<'_>>) -> Result<(), LogError> {
         match self.write(record, frame) {
@@ -82,11 +77,12 @@ impl Segment {
     fn write(&self, record: &Record, frame: Option<&Frame<'_>>) -> io::Result<u64> {
         let frame_bytes = frame.map_or(0, Frame::bytes) as u64;
         let head = record.head(frame_bytes);
-        let mut file = BufWriter::new(self.file.behind(self.bytes));
+        let bytes = head.len() as u64 + frame_bytes;
+        let mut file = BufWriter::new(self.file.behind(self.bytes, bytes));
         file.write_all(&head)?;
         frame.map_or(Ok(()), |frame| frame.write(&mut file))?;
         file.flush()?;
-        Ok(self.bytes + head.len() as u64 + frame_bytes)
+        Ok(self.bytes + bytes)
     }
 }
 
