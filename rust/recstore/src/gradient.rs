@@ -60,7 +60,7 @@ impl<'a> GradientPart<'a> {
     }
 
     /// Whether the matrix is the gradients of the ids, in their order, and nothing else.
-    fn is_plain(&self, dim: usize) -> bool {
+    fn is_one_row_an_id(&self, dim: usize) -> bool {
         let is_whole = self.stride == dim && self.gradients.len() == self.ids.len() * dim;
         is_whole && self.row_of.is_empty() && self.weights.is_empty() && self.padding_idx.is_none()
     }
@@ -251,7 +251,7 @@ impl<'a> Gradients<'a> {
     pub(crate) fn as_they_lie(&self) -> Option<DistinctGradients<'a>> {
         let [part] = &self.parts[..] else { return None };
         let (ids, sums) = (Cow::Borrowed(part.ids), Cow::Borrowed(part.gradients));
-        (part.is_plain(self.dim) && are_distinct(part.ids)).then_some(DistinctGradients { ids, sums })
+        (part.is_one_row_an_id(self.dim) && are_distinct(part.ids)).then_some(DistinctGradients { ids, sums })
     }
 
     /// Returns distinct ids, in any order, and their sums.

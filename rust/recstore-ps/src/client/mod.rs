@@ -51,7 +51,7 @@ impl fmt::Debug for RemoteStore {
 }
 
 impl RemoteStore {
-    /// Connects to all servers; loops over rows run on `executor`.
+    /// Connects to all servers; bags are pooled on `executor`.
     ///
     /// # Errors
     /// [`recstore::Error::Unavailable`] names the first server that does not answer, or refuses;
