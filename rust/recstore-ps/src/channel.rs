@@ -1,7 +1,7 @@
 //! A connection, encrypted or not. Its deadlines are those of the socket beneath, so that no peer stretches them by
 //! sending an encrypted record byte by byte.
 
-use std::io::{self, BufReader, Read, Write};
+use std::io::{self, BufReader, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -74,6 +74,14 @@ impl Write for Channel {
             Self::Plain(stream) => stream.get_mut().write(bytes),
             Self::Server(stream) => stream.write(bytes),
             Self::Client(stream) => stream.write(bytes),
+        }
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        match self {
+            Self::Plain(stream) => stream.get_mut().write_vectored(pieces),
+            Self::Server(stream) => stream.write_vectored(pieces),
+            Self::Client(stream) => stream.write_vectored(pieces),
         }
     }
 

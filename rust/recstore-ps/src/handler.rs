@@ -12,11 +12,12 @@ use recstore::{
 
 use crate::clients::{ClientId, Clients};
 use crate::codec::{
-    Answer, Floats, LoadShard, Managed, Management, MergedUpdate, Request, Rows, SavePart, TableIds,
+    Answer, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows, SavePart,
+    TableIds,
 };
 use crate::directory_lock::DirectoryLock;
 use crate::journal::Journal;
-use crate::log::Lag;
+use crate::log::{Lag, Staged};
 use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::workers::{Contribution, Teamwork, Workers};
@@ -125,21 +126,49 @@ impl Handler {
     /// As the store's; [`Error::RequestTooLarge`] for an answer beyond the limit; [`Error::Workers`] where the client
     /// waited in vain for others.
     pub fn handle(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+        self.handle_staged(client, sequence, request, None)
+    }
+
+    /// Leaves room in the log for the frame of so many bytes that comes, if it is a change that will be logged as it is.
+    pub(crate) fn stage(&self, header: &Header, bytes: u64) -> Option<Staged> {
+        let is_logged = match header.kind {
+            // Logged with those of the other workers.
+            Kind::Update => !self.workers.are_synchronous(),
+            Kind::Write => true,
+            _ => false,
+        };
+        self.journal.as_ref().filter(|_| is_logged)?.stage(bytes)
+    }
+
+    /// As [`Handler::handle`], of a request whose frame [`Handler::stage`] put into the log.
+    pub(crate) fn handle_staged(
+        &self,
+        client: ClientId,
+        sequence: u64,
+        request: &Request<'_>,
+        staged: Option<Staged>,
+    ) -> Result<Answer> {
         if let Request::Round { .. } = request {
             let message = "a step of several clients comes from each of them".to_owned();
             return Err(Error::Unsupported { operation: "emb_update", message });
         }
         self.metrics.requests.observe(request, || {
             if request.is_change() && sequence > 0 {
-                self.clients.once(client, sequence, || self.go_together(client, sequence, request))
+                self.clients.once(client, sequence, || self.go_together(client, sequence, request, staged))
             } else {
-                self.go_together(client, 0, request)
+                self.go_together(client, 0, request, staged)
             }
         })
     }
 
     /// Makes a request when the other workers are ready for it.
-    fn go_together(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+    fn go_together(
+        &self,
+        client: ClientId,
+        sequence: u64,
+        request: &Request<'_>,
+        staged: Option<Staged>,
+    ) -> Result<Answer> {
         let workers = &self.workers;
         match request {
             Request::Manage(Management::Barrier { name, patience_ms }) => {
@@ -147,26 +176,32 @@ impl Handler {
             }
             Request::Update(updates) if workers.are_synchronous() => {
                 let part = Contribution::new(client, sequence, updates);
-                workers.step_together(part, |round| self.make(client, sequence, round))
+                workers.step_together(part, |round| self.make(client, sequence, round, None))
             }
             Request::Update(_) => {
                 workers.admit("emb_update", client, true)?;
-                self.make(client, sequence, request)
+                self.make(client, sequence, request, staged)
             }
             Request::Read(_) => {
                 workers.admit("emb_read", client, false)?;
-                self.make(client, sequence, request)
+                self.make(client, sequence, request, staged)
             }
-            _ => self.make(client, sequence, request),
+            _ => self.make(client, sequence, request, staged),
         }
     }
 
     /// Carries a request out, so that a crash does not undo it.
-    fn make(&self, client: ClientId, sequence: u64, request: &Request<'_>) -> Result<Answer> {
+    fn make(
+        &self,
+        client: ClientId,
+        sequence: u64,
+        request: &Request<'_>,
+        staged: Option<Staged>,
+    ) -> Result<Answer> {
         let carry_out = || self.carry_out(client, request);
         match &self.journal {
             Some(journal) if request.is_load() => journal.replace(&*self.store, &self.workers, carry_out),
-            Some(journal) if request.alters() => journal.change(client, sequence, request, carry_out),
+            Some(journal) if request.alters() => journal.change(client, sequence, request, staged, carry_out),
             _ => carry_out(),
         }
     }

@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::clients::{ClientId, MOST_CLIENTS};
 use crate::codec::{Answer, FrameError, Managed, Request, WireError};
 use crate::directory_lock::DirectoryLock;
-use crate::log::{Lag, Log, LogError, Logged};
+use crate::log::{Lag, Log, LogError, Logged, Staged};
 use crate::metrics::Metrics;
 use crate::workers::{SavedWorkers, Workers};
 
@@ -195,7 +195,12 @@ impl Journal {
         self.lock().iter().map(|(client, made)| (*client, made.clone())).collect()
     }
 
-    /// Makes a change and waits until it cannot be lost.
+    /// Leaves room in the log for a large frame that comes, if that pays.
+    pub(crate) fn stage(&self, bytes: u64) -> Option<Staged> {
+        self.log.stage(bytes)
+    }
+
+    /// Makes a change and waits until it cannot be lost. `staged` is its frame, if the log has it already.
     ///
     /// # Errors
     /// As `make`; [`Error::Checkpoint`] names the log's file, where the disk fails.
@@ -204,10 +209,11 @@ impl Journal {
         client: ClientId,
         sequence: u64,
         request: &Request<'_>,
+        staged: Option<Staged>,
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
         let turn = self.turns.take();
-        let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame));
+        let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame, staged));
         let unwritable = |error: FrameError| unusable(&self.directory.directory().join(LOG), error);
         let number = appended.map_err(unwritable)?.map_err(in_log)?;
         let outcome = make();

@@ -29,6 +29,7 @@ mod client;
 mod clients;
 pub mod codec;
 mod directory_lock;
+mod gathered;
 pub mod grpc;
 mod handler;
 mod handshake;

@@ -83,6 +83,9 @@ impl Router {
 
     /// Splits ids by shard.
     pub fn split(&self, ids: &[i64]) -> Split {
+        if self.shards == 1 {
+            return Split { ids: vec![ids.to_vec()], positions: vec![(0..ids.len()).collect()] };
+        }
         let mut split =
             Split { ids: vec![Vec::new(); self.shards], positions: vec![Vec::new(); self.shards] };
         for (position, &id) in ids.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! Streams with deadlines: no peer holds a thread longer than it may, whatever it sends, or does not.
 
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
@@ -89,6 +89,11 @@ impl<S: Transport> Write for Timed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.stream.set_write_timeout(self.left()?)?;
         self.stream.write(bytes).map_err(named)
+    }
+
+    fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.stream.set_write_timeout(self.left()?)?;
+        self.stream.write_vectored(pieces).map_err(named)
     }
 
     fn flush(&mut self) -> io::Result<()> {

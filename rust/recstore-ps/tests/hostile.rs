@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::{Cluster, config, connect};
+use cluster::{Cluster, config, connect, hello};
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, SaveOptions, Serial, Shard, Step, TableConfig,
     TableUpdate,
@@ -30,16 +30,6 @@ fn assert_serves(cluster: &Cluster) {
 
 fn refusal(config: recstore_ps::RemoteConfig) -> String {
     RemoteStore::connect(config, Box::new(Serial)).unwrap_err().to_string()
-}
-
-/// A greeting that the server takes.
-fn hello(version: u16) -> Vec<u8> {
-    let mut bytes = b"RECSTORE".to_vec();
-    bytes.extend(version.to_le_bytes());
-    bytes.extend(version.to_le_bytes());
-    bytes.extend([0; 4]);
-    bytes.extend([7; 16]);
-    bytes
 }
 
 #[test]

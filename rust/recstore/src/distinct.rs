@@ -5,30 +5,32 @@ use crate::table::mix;
 /// Beyond this many steps a search is given up.
 const MOST_STEPS: usize = 32;
 
-/// Returns whether `ids` are known to be distinct. Ids that were chosen to collide may be distinct without being known so.
+/// Returns whether `ids` are known to be distinct. Ids that were chosen to collide, and once in a long time others, may be
+/// distinct without being known so.
 pub fn are_distinct(ids: &[i64]) -> bool {
     let size = (2 * ids.len()).next_power_of_two();
     if u32::try_from(size).is_err() {
         return false;
     }
-    // The position of an id, from 1 on; 0 where there is none.
+    // The upper half of an id's hash, which may be another's by chance; 0 where there is none.
     let mut slots = vec![0u32; size];
-    let is_new = |(position, &id): (usize, &i64)| {
-        let start = mix(id) as usize;
+    let is_new = |&id: &i64| {
+        let hash = mix(id);
+        let half = (hash >> 32) as u32 | 1;
         for step in 0..MOST_STEPS {
-            let slot = &mut slots[(start + step) & (size - 1)];
+            let slot = &mut slots[(hash as usize + step) & (size - 1)];
             match *slot {
                 0 => {
-                    *slot = position as u32 + 1;
+                    *slot = half;
                     return true;
                 }
-                other if ids[other as usize - 1] == id => return false,
+                other if other == half => return false,
                 _ => {}
             }
         }
         false
     };
-    ids.iter().enumerate().all(is_new)
+    ids.iter().all(is_new)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! One connection to a server: requests go out, replies come back, in order.
 
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::net::{TcpStream, ToSocketAddrs};
 use std::time::Instant;
 
@@ -10,6 +10,7 @@ use super::config::RemoteConfig;
 use crate::channel::Channel;
 use crate::clients::ClientId;
 use crate::codec::{FrameError, Kind, Reply, Request, read_frame, take_part};
+use crate::gathered::Gathered;
 use crate::handshake::{Hello, VERSIONS, Welcome};
 use crate::transport::Timed;
 
@@ -145,7 +146,7 @@ impl Connection {
         deadline: Instant,
     ) -> Result<u64, Failure> {
         self.last += 1;
-        let mut stream = BufWriter::new(self.stream.until(deadline));
+        let mut stream = Gathered::new(self.stream.until(deadline));
         request.with_frame(self.last, sequence, |frame| frame.write(&mut stream))??;
         stream.flush()?;
         Ok(self.last)

@@ -263,19 +263,57 @@ impl Received {
 /// # Errors
 /// [`FrameError`]; a reader that ends before the frame gives [`FrameError::Io`].
 pub fn read_frame(from: &mut impl Read, limit: u64) -> Result<Received, FrameError> {
+    read_frame_beside(from, limit, |_, _| None::<io::Sink>).map(|(received, _)| received)
+}
+
+/// As [`read_frame`]; writes the frame's bytes, as they come, to what `beside` returns for its header and its number of
+/// bytes, and returns that too. It is gone if it could not be written to.
+///
+/// # Errors
+/// As [`read_frame`].
+pub(crate) fn read_frame_beside<W: Write>(
+    from: &mut impl Read,
+    limit: u64,
+    beside: impl FnOnce(&Header, u64) -> Option<W>,
+) -> Result<(Received, Option<W>), FrameError> {
     let mut bytes = [0; HEADER_BYTES];
     let mut summed = Summed::new(&mut *from);
     summed.read_exact(&mut bytes)?;
     let (header, count, len) = parse_header(&bytes, limit)?;
-    let received = Received { header, count, words: read_words(&mut summed, len / 8)? };
+    let mut copied =
+        Copied { from: summed, to: beside(&header, (HEADER_BYTES + len + TRAILER_BYTES) as u64) };
+    copied.copy(&bytes);
+    let received = Received { header, count, words: read_words(&mut copied, len / 8)? };
+    let Copied { from: summed, to } = copied;
     let expected = summed.trailer();
+    let mut rest = Copied { from, to };
     let mut trailer = [0; TRAILER_BYTES];
-    from.read_exact(&mut trailer)?;
+    rest.read_exact(&mut trailer)?;
     if trailer != expected.to_le_bytes() {
         return Err(unfitting_checksum());
     }
     received.sections()?;
-    Ok(received)
+    Ok((received, rest.to))
+}
+
+/// Copies what is read, as long as that works.
+struct Copied<R, W> {
+    from: R,
+    to: Option<W>,
+}
+
+impl<R, W: Write> Copied<R, W> {
+    fn copy(&mut self, bytes: &[u8]) {
+        self.to.take_if(|to| to.write_all(bytes).is_err());
+    }
+}
+
+impl<R: Read, W: Write> Read for Copied<R, W> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let count = self.from.read(bytes)?;
+        self.copy(&bytes[..count]);
+        Ok(count)
+    }
 }
 
 /// Reads the one frame that `bytes` are.

@@ -13,6 +13,7 @@ mod section;
 
 pub use buffers::Floats;
 pub use error::WireError;
+pub(crate) use frame::read_frame_beside;
 pub use frame::{Frame, FrameError, HEADER_BYTES, Header, Kind, Received, VERSION, decode, read_frame};
 pub use management::{LoadShard, Managed, Management, SavePart};
 pub use reply::{Answer, Reply, Rows};

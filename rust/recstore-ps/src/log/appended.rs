@@ -5,12 +5,13 @@
 
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 /// Less than this is left to the system.
-const LARGE_BYTES: u64 = 1 << 20;
+pub(super) const LARGE_BYTES: u64 = 1 << 20;
 
 /// The unit of the system's cache, or a part of it.
 const PAGE_BYTES: u64 = 4096;
@@ -32,12 +33,17 @@ impl Appended {
         &self.file
     }
 
-    /// Returns a writer of the `bytes` that come behind the first `start`, where the file's cursor is.
-    pub(super) fn behind(&self, start: u64, bytes: u64) -> Appending<'_> {
+    /// Returns a writer of the `bytes` from `start` on.
+    pub(super) fn at(self: &Arc<Self>, start: u64, bytes: u64) -> Appending {
         if bytes >= LARGE_BYTES {
             advice::reserve(&self.file, start, bytes);
         }
-        Appending { file: &self.file, begun: start, end: start }
+        Appending { appended: Arc::clone(self), begun: start, end: start }
+    }
+
+    /// Gives the disk back what it keeps of bytes that nobody will read.
+    pub(super) fn free(&self, start: u64, bytes: u64) {
+        advice::free(&self.file, start, bytes);
     }
 
     /// Waits until the disk has all there is. The memory of it goes later: that takes a tenth of the time of the sync, and
@@ -57,32 +63,44 @@ impl Appended {
     }
 }
 
-/// Writes to a file, and lets the disk begin with what is written while more comes.
+/// Writes to a place of a file, and lets the disk begin with what is written while more comes.
 #[derive(Debug)]
-pub(super) struct Appending<'a> {
-    file: &'a File,
+pub(super) struct Appending {
+    appended: Arc<Appended>,
     /// Up to here the disk was told to begin.
     begun: u64,
     end: u64,
 }
 
-impl Write for Appending<'_> {
+impl Appending {
+    /// Returns where the next byte goes.
+    pub(super) fn end(&self) -> u64 {
+        self.end
+    }
+
+    pub(super) fn file(&self) -> &Appended {
+        &self.appended
+    }
+}
+
+impl Write for Appending {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.file.write(bytes)?;
+        let file = &self.appended.file;
+        let count = file.write_at(bytes, self.end)?;
         self.end += count as u64;
         if self.end >= self.begun + LARGE_BYTES {
-            advice::begin_writing(self.file, self.begun, self.end - self.begun);
+            advice::begin_writing(file, self.begun, self.end - self.begun);
             self.begun = self.end;
         }
         Ok(count)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        Ok(())
     }
 }
 
-/// What the system is told of a file. It changes nothing of what the file holds, and may be ignored.
+/// What the system is told of a file. It changes nothing of what is read of the file, and may be ignored.
 #[cfg(target_os = "linux")]
 #[expect(unsafe_code, reason = "calls of the system that the standard library does not have")]
 mod advice {
@@ -96,6 +114,16 @@ mod advice {
         // 2. The call takes no pointers.
         unsafe {
             libc::fallocate(file.as_raw_fd(), libc::FALLOC_FL_KEEP_SIZE, start as i64, bytes as i64);
+        }
+    }
+
+    pub(super) fn free(file: &File, start: u64, bytes: u64) {
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        // SAFETY:
+        // 1. The descriptor is open as long as `file` is borrowed.
+        // 2. The call takes no pointers.
+        unsafe {
+            libc::fallocate(file.as_raw_fd(), mode, start as i64, bytes as i64);
         }
     }
 
@@ -124,6 +152,8 @@ mod advice {
 
     pub(super) fn reserve(_: &File, _: u64, _: u64) {}
 
+    pub(super) fn free(_: &File, _: u64, _: u64) {}
+
     pub(super) fn begin_writing(_: &File, _: u64, _: u64) {}
 
     pub(super) fn let_go(_: &File, _: u64, _: u64) {}
@@ -141,7 +171,7 @@ mod tests {
         let mut expected = Vec::new();
         for round in 0..4u8 {
             let bytes: Vec<u8> = (0..LARGE_BYTES + 1_000).map(|place| (place as u8) ^ round).collect();
-            appended.behind(expected.len() as u64, bytes.len() as u64).write_all(&bytes).unwrap();
+            appended.at(expected.len() as u64, bytes.len() as u64).write_all(&bytes).unwrap();
             appended.sync().unwrap();
             expected.extend(bytes);
         }

@@ -16,9 +16,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::clients::ClientId;
 use crate::codec::{Frame, Received};
+use appended::LARGE_BYTES;
 use durable::Durable;
-use record::{Entry, Record};
-use segment::{Segment, segments};
+use record::Record;
+pub(crate) use segment::Staged;
+use segment::{Entry, Segment, segments};
 
 /// A log that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -111,15 +113,29 @@ impl Log {
         Ok(Self { directory: directory.to_owned(), tail: Mutex::new(Tail { segment, last }), durable })
     }
 
-    /// Appends a change and returns its number.
+    /// Leaves room for a large frame of so many bytes, which goes there while it comes: so the disk works meanwhile, and
+    /// the bytes are copied while the processor still has them. None if that cannot be, or is not worth it.
+    pub(crate) fn stage(&self, bytes: u64) -> Option<Staged> {
+        if bytes < LARGE_BYTES || self.durable.check().is_err() {
+            return None;
+        }
+        self.lock().segment.stage(bytes).ok()
+    }
+
+    /// Appends a change and returns its number. `staged` is its frame, if it was written while it came.
     ///
     /// # Errors
     /// [`LogError`]: nothing was appended.
-    pub(crate) fn append(&self, client: ClientId, frame: &Frame<'_>) -> Result<u64, LogError> {
+    pub(crate) fn append(
+        &self,
+        client: ClientId,
+        frame: &Frame<'_>,
+        staged: Option<Staged>,
+    ) -> Result<u64, LogError> {
         let mut tail = self.lock();
         self.durable.check().map_err(|message| refused(tail.segment.path(), message))?;
         let number = tail.last + 1;
-        tail.segment.append(&Record::Change { number, client }, Some(frame))?;
+        tail.segment.append_change(number, client, frame, staged)?;
         tail.last = number;
         Ok(number)
     }
@@ -203,7 +219,10 @@ mod tests {
     fn append(log: &Log, client: u128, id: i64) -> u64 {
         let (ids, request) = ([id], 7);
         let delete = Request::Delete { table: TableId(1), ids: &ids };
-        delete.with_frame(request, id as u64, |frame| log.append(ClientId(client), frame)).unwrap().unwrap()
+        delete
+            .with_frame(request, id as u64, |frame| log.append(ClientId(client), frame, None))
+            .unwrap()
+            .unwrap()
     }
 
     /// Number, client, and the sequence number of the frame.
@@ -328,5 +347,84 @@ mod tests {
         });
         drop(log);
         assert_eq!(opened(directory.path(), 0).unwrap().1.len(), 100);
+    }
+
+    /// A frame that is worth staging.
+    fn large(log: &Log, sequence: u64, end: impl FnOnce(&Frame<'_>, Option<Staged>)) {
+        let ids: Vec<i64> = (0..LARGE_BYTES as i64 / 8).collect();
+        let delete = Request::Delete { table: TableId(1), ids: &ids };
+        let written = delete.with_frame(7, sequence, |frame| {
+            let mut staged = log.stage(frame.bytes() as u64);
+            frame.write(staged.as_mut().unwrap()).unwrap();
+            end(frame, staged);
+        });
+        written.unwrap();
+    }
+
+    #[test]
+    fn frames_written_while_they_came_come_back_in_the_order_of_their_changes() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        large(&log, 10, |first, staged| {
+            // Others come and go before the first is whole.
+            append(&log, 2, 20);
+            large(&log, 30, |frame, staged| _ = log.append(ClientId(3), frame, staged).unwrap());
+            large(&log, 40, |_, staged| drop(staged));
+            assert_eq!(log.append(ClientId(1), first, staged).unwrap(), 3);
+        });
+        log.wait(3).unwrap();
+        let bytes = log.lag().unwrap().bytes;
+        assert!((3 * LARGE_BYTES..4 * LARGE_BYTES).contains(&bytes), "{bytes}: a frame was written twice");
+        drop(log);
+        let (log, made) = opened(directory.path(), 0).unwrap();
+        assert_eq!(made, [(1, 2, 20), (2, 3, 30), (3, 1, 10)]);
+        append(&log, 1, 50);
+        drop(log);
+        assert_eq!(opened(directory.path(), 2).unwrap().1, [(3, 1, 10), (4, 1, 50)]);
+    }
+
+    #[test]
+    fn a_frame_staged_before_the_next_file_or_in_part_is_written_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        append(&log, 1, 5);
+        large(&log, 10, |frame, staged| {
+            assert_eq!(log.rotate().unwrap(), 1);
+            log.append(ClientId(1), frame, staged).unwrap();
+            let partly = log.stage(frame.bytes() as u64 + 1);
+            log.append(ClientId(1), frame, partly).unwrap();
+        });
+        drop(log);
+        assert_eq!(opened(directory.path(), 0).unwrap().1, [(1, 1, 5), (2, 1, 10), (3, 1, 10)]);
+    }
+
+    #[test]
+    fn a_frame_that_was_coming_at_the_end_counts_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let (log, _) = opened(directory.path(), 0).unwrap();
+        append(&log, 1, 10);
+        let path = directory.path().join("0000000000000001.log");
+        let before = fs::metadata(&path).unwrap().len();
+        large(&log, 20, |frame, staged| _ = log.append(ClientId(1), frame, staged).unwrap());
+        drop(log);
+        let whole = fs::read(&path).unwrap();
+        let kept = |bytes: &[u8]| {
+            let other = tempfile::tempdir().unwrap();
+            fs::write(other.path().join("0000000000000001.log"), bytes).unwrap();
+            opened(other.path(), 0).map(|(_, made)| made.len())
+        };
+        assert_eq!(kept(&whole).unwrap(), 2);
+        // In the head of the room, in the room, at its end, in the record that refers to it.
+        for len in [before + 7, before + 40, before + 50_000, whole.len() as u64 - 40, whole.len() as u64 - 1]
+        {
+            assert_eq!(kept(&whole[..len as usize]).unwrap(), 1, "{len}");
+        }
+        // What a crash left of a frame that nobody was told of, and what it cannot have left.
+        let mut flipped = whole.clone();
+        flipped[before as usize + 50_000] ^= 1;
+        assert_eq!(kept(&flipped).unwrap(), 1);
+        let another = [&flipped[..], &whole[16..before as usize]].concat();
+        let error = kept(&another).unwrap_err().to_string();
+        assert!(error.contains("damaged behind its first"), "{error}");
     }
 }

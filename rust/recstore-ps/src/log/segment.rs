@@ -5,10 +5,11 @@ use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::appended::Appended;
-use super::record::{self, Entry, Record};
-use super::{LogError, at, refused};
-use crate::codec::Frame;
+use super::appended::{Appended, Appending};
+use super::record::{self, HEAD_BYTES, Record};
+use super::{LogError, Logged, at, refused};
+use crate::clients::ClientId;
+use crate::codec::{Frame, FrameError, read_frame};
 
 const EXTENSION: &str = "log";
 
@@ -56,34 +57,90 @@ impl Segment {
     /// Appends a record and the frame of a change behind it; all of it or nothing.
     pub(super) fn append(&mut self, record: &Record, frame: Option<&Frame<'_>>) -> Result<(), LogError> {
         match self.write(record, frame) {
-            Ok(end) => {
-                self.bytes = end;
+            Ok(()) => {
+                self.bytes += HEAD_BYTES as u64 + record.following_bytes();
                 Ok(())
             }
-            Err(error) => {
-                let mut file = self.file.file();
-                let cut = file.set_len(self.bytes).and_then(|()| file.seek(SeekFrom::Start(self.bytes)));
-                Err(match cut {
-                    Ok(_) => refused(&self.path, error),
-                    Err(cut) => {
-                        refused(&self.path, format!("{error}; and what was written of it stays: {cut}"))
-                    }
-                })
-            }
+            Err(error) => Err(match self.file.file().set_len(self.bytes) {
+                Ok(()) => refused(&self.path, error),
+                Err(cut) => refused(&self.path, format!("{error}; and what was written of it stays: {cut}")),
+            }),
         }
     }
 
-    /// Returns where the file ends then.
-    fn write(&self, record: &Record, frame: Option<&Frame<'_>>) -> io::Result<u64> {
-        let frame_bytes = frame.map_or(0, Frame::bytes) as u64;
-        let head = record.head(frame_bytes);
-        let bytes = head.len() as u64 + frame_bytes;
-        let mut file = BufWriter::new(self.file.behind(self.bytes, bytes));
-        file.write_all(&head)?;
+    fn write(&self, record: &Record, frame: Option<&Frame<'_>>) -> io::Result<()> {
+        let bytes = HEAD_BYTES + frame.map_or(0, Frame::bytes);
+        let mut file = BufWriter::new(self.file.at(self.bytes, bytes as u64));
+        file.write_all(&record.head())?;
         frame.map_or(Ok(()), |frame| frame.write(&mut file))?;
-        file.flush()?;
-        Ok(self.bytes + bytes)
+        file.flush()
     }
+
+    /// Leaves room for a frame of so many bytes that comes, and returns what writes it.
+    pub(super) fn stage(&mut self, bytes: u64) -> Result<Staged, LogError> {
+        self.append(&Record::Room { bytes }, None)?;
+        let start = self.bytes - bytes;
+        Ok(Staged { room: self.file.at(start, bytes), start, bytes, segment: self.first, is_kept: false })
+    }
+
+    /// Appends a change whose frame may be in room already.
+    pub(super) fn append_change(
+        &mut self,
+        number: u64,
+        client: ClientId,
+        frame: &Frame<'_>,
+        staged: Option<Staged>,
+    ) -> Result<(), LogError> {
+        let Some(mut staged) = staged.filter(|staged| staged.is_whole() && staged.segment == self.first)
+        else {
+            let frame_bytes = frame.bytes() as u64;
+            return self.append(&Record::Change { number, client, frame_bytes }, Some(frame));
+        };
+        self.append(&Record::ChangeInRoom { number, client, start: staged.start }, None)?;
+        staged.is_kept = true;
+        Ok(())
+    }
+}
+
+/// A frame that goes to a file while it comes, and that counts when a change refers to it.
+#[derive(Debug)]
+pub(crate) struct Staged {
+    room: Appending,
+    start: u64,
+    bytes: u64,
+    /// The file, by the number of its first change.
+    segment: u64,
+    is_kept: bool,
+}
+
+impl Staged {
+    fn is_whole(&self) -> bool {
+        self.room.end() == self.start + self.bytes
+    }
+}
+
+impl Write for Staged {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.room.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.room.flush()
+    }
+}
+
+impl Drop for Staged {
+    fn drop(&mut self) {
+        if !self.is_kept {
+            self.room.file().free(self.start, self.bytes);
+        }
+    }
+}
+
+/// What a log tells.
+pub(super) enum Entry {
+    Change(Logged),
+    TakenBack { number: u64 },
 }
 
 /// Returns the files of a log and the numbers of their first changes, in their order.
@@ -121,9 +178,10 @@ pub(super) fn read(
     if header != HEADER {
         return Err(refused(path, "this is no log of this version"));
     }
+    let mut rooms = File::open(path).map_err(at(path))?;
     loop {
         let start = file.stream_position().map_err(at(path))?;
-        match record::read(&mut file) {
+        match read_entry(&mut file, &mut rooms) {
             Ok(Some(entry)) => each(entry)?,
             Ok(None) => return Ok(()),
             // What a crash left: nobody was told of it, and nothing can be behind it.
@@ -132,6 +190,31 @@ pub(super) fn read(
                 return Err(refused(path, format!("damaged behind its first {start} bytes: {error}")));
             }
         }
+    }
+}
+
+/// Reads the next record that says what happened, and the frame of a change from where it is.
+fn read_entry(file: &mut (impl Read + Seek), rooms: &mut File) -> Result<Option<Entry>, FrameError> {
+    loop {
+        let Some(record) = record::read_head(file)? else { return Ok(None) };
+        return Ok(Some(match record {
+            Record::TakenBack { number } => Entry::TakenBack { number },
+            Record::Change { number, client, frame_bytes } => {
+                let frame = record::read_frame_of(file, frame_bytes)?;
+                Entry::Change(Logged { number, client, frame })
+            }
+            Record::ChangeInRoom { number, client, start } => {
+                rooms.seek(SeekFrom::Start(start))?;
+                let frame = read_frame(&mut BufReader::new(rooms), u64::MAX)?;
+                Entry::Change(Logged { number, client, frame })
+            }
+            // The file may end in it: a frame that was still coming then counts nowhere.
+            Record::Room { bytes } => {
+                let bytes = i64::try_from(bytes).map_err(|_| record::invalid("room without end"))?;
+                file.seek_relative(bytes)?;
+                continue;
+            }
+        }));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The bulk port: a thread a connection, one request after another on each.
 
 use std::collections::HashMap;
-use std::io::{self, BufWriter, Write};
+use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,9 +13,11 @@ use recstore::{Error, Result as StoreResult};
 use super::config::ServerConfig;
 use crate::channel::Channel;
 use crate::clients::ClientId;
-use crate::codec::{Answer, FrameError, Received, Request, read_frame, write_reply};
+use crate::codec::{Answer, FrameError, Header, Received, Request, read_frame_beside, write_reply};
+use crate::gathered::Gathered;
 use crate::handler::Handler;
 use crate::handshake::{Hello, Welcome};
+use crate::log::Staged;
 use crate::metrics::{OpenConnection, Refusal};
 use crate::transport::Timed;
 
@@ -195,8 +197,10 @@ impl Shared {
         }
         loop {
             let idle = (self.config.idle_timeout, self.config.transfer_timeout);
-            let frame = read_frame(stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
-            self.answer(&mut stream, hello.client, frame?)?;
+            let (from, limit) = (stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
+            let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
+            let (frame, staged) = read_frame_beside(from, limit, stage)?;
+            self.answer(&mut stream, hello.client, frame, staged)?;
         }
     }
 
@@ -210,15 +214,21 @@ impl Shared {
         self.handler.metrics().bulk.refused(reason, Some(connection.peer()), why);
     }
 
-    fn answer(&self, stream: &mut Channel, client: ClientId, frame: Received) -> Result<(), FrameError> {
+    fn answer(
+        &self,
+        stream: &mut Channel,
+        client: ClientId,
+        frame: Received,
+        staged: Option<Staged>,
+    ) -> Result<(), FrameError> {
         let metrics = self.handler.metrics();
         metrics.bytes_received.inc_by(frame.bytes() as u64);
         let (number, sequence) = (frame.header.request, frame.header.sequence);
         let request = Request::of(&frame)?;
-        let outcome = self.guarded(|| self.handler.handle(client, sequence, &request));
+        let outcome = self.guarded(|| self.handler.handle_staged(client, sequence, &request, staged));
         // The answer is made: the request's memory can go before the peer takes it.
         drop(frame);
-        let mut stream = BufWriter::new(stream.until(Instant::now() + self.config.transfer_timeout));
+        let mut stream = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
         let sent = write_reply(number, &outcome, &mut stream)?;
         stream.flush()?;
         metrics.bytes_sent.inc_by(sent);

@@ -58,3 +58,13 @@ pub(crate) fn config(servers: Vec<String>, timeout: Duration) -> RemoteConfig {
     config.hash_method = HashMethod::SimpleMod;
     config
 }
+
+/// A greeting that the server takes.
+pub(crate) fn hello(version: u16) -> Vec<u8> {
+    let mut bytes = b"RECSTORE".to_vec();
+    bytes.extend(version.to_le_bytes());
+    bytes.extend(version.to_le_bytes());
+    bytes.extend([0; 4]);
+    bytes.extend([7; 16]);
+    bytes
+}
