@@ -85,10 +85,14 @@ class TestRegrouping:
 
 
 class TestShuffling:
-    def shuffle(self, seed: int, window_rows: int = 1000) -> list[Row]:
+    def shuffle(self, seed: int, window_rows: int = 1000, num_rows: int = 7) -> list[Row]:
         rng = np.random.default_rng(seed)
-        blocks = shuffled([numbered_rows(100)], window_rows, rng)
+        blocks = list(shuffled([numbered_rows(100)], window_rows, num_rows, rng))
+        assert all(0 < len(block) <= num_rows for block in blocks)
         return [row for block in blocks for row in as_rows(block)]
+
+    def test_pieces_of_any_size_give_the_same_rows(self) -> None:
+        assert self.shuffle(1, window_rows=40, num_rows=1000) == self.shuffle(1, window_rows=40)
 
     def test_a_permutation_that_the_seed_decides(self) -> None:
         assert self.shuffle(1) == self.shuffle(1)

@@ -389,7 +389,8 @@ def _training_batches(
     """
     blocks: Iterator[Batch] = iter(rows)
     if config.shuffle:
-        blocks = shuffled(blocks, config.shuffle_window, np.random.default_rng([config.seed, epoch]))
+        rng = np.random.default_rng([config.seed, epoch])
+        blocks = shuffled(blocks, config.shuffle_window, config.batch_size, rng)
     return read_ahead(_estimated(islice(regroup(blocks, config.batch_size), used, None), rows))
 
 

@@ -73,26 +73,28 @@ class Batch:
 
     def take(self, order: Tensor) -> Batch:
         """Returns the rows whose numbers are in `order` (int64, any length), in that order."""
-        offsets, positions = self._taken_offsets(order), self._positions(order)
         return Batch(
-            ids=self.ids[positions],
+            ids=self._taken(self.ids, order),
             labels=self.labels[order],
             num_fields=self.num_fields,
-            offsets=offsets,
-            values=None if self.values is None else self.values[positions],
-            dense=None if self.dense is None else self.dense[order],
+            offsets=self._taken_offsets(order),
+            values=None if self.values is None else self._taken(self.values, order),
+            dense=None if self.dense is None else self.dense.index_select(0, order),
         )
+
+    def _taken(self, values_N: Tensor, order: Tensor) -> Tensor:
+        if self.offsets is None:
+            return values_N.view(-1, self.num_fields).index_select(0, order).view(-1)
+        return values_N[self._positions(self.offsets, order)]
 
     def _taken_offsets(self, order: Tensor) -> Tensor | None:
         if self.offsets is None:
             return None
         return offsets_of_lengths(self.offsets.diff().view(-1, self.num_fields)[order].view(-1))
 
-    def _positions(self, order: Tensor) -> Tensor:
+    def _positions(self, offsets: Tensor, order: Tensor) -> Tensor:
         """The places in `ids` of the ids of the rows in `order`."""
-        if self.offsets is None:
-            return (order[:, None] * self.num_fields + torch.arange(self.num_fields)).view(-1)
-        starts = self.offsets[:: self.num_fields]
+        starts = offsets[:: self.num_fields]
         lengths = starts.diff()[order]
         ends = lengths.cumsum(0)
         shift = starts[:-1][order] - (ends - lengths)

@@ -28,7 +28,11 @@ def regroup(blocks: Iterable[Batch], num_rows: int) -> Iterator[Batch]:
         yield concatenate(pending)
 
 
-def shuffled(blocks: Iterable[Batch], window_rows: int, rng: np.random.Generator) -> Iterator[Batch]:
-    """Permutes rows within consecutive windows of `window_rows`, the memory that this needs."""
+def shuffled(blocks: Iterable[Batch], window_rows: int, num_rows: int, rng: np.random.Generator) -> Iterator[Batch]:
+    """Permutes rows within consecutive windows of `window_rows`, the memory that this needs.
+
+    Gives `num_rows` at a time: a whole permuted window would be fresh memory, which the system fills with zeros first.
+    """
     for window in regroup(blocks, window_rows):
-        yield window.take(torch.from_numpy(rng.permutation(len(window))))
+        for order in torch.from_numpy(rng.permutation(len(window))).split(num_rows):
+            yield window.take(order)

@@ -54,4 +54,4 @@ class RowDataset(IterableDataset[Batch]):
         if self._shuffle_window is None:
             return iter(source)
         rng = np.random.default_rng([self._seed, int(self._epoch), worker])
-        return shuffled(source, self._shuffle_window, rng)
+        return shuffled(source, self._shuffle_window, self._batch_size, rng)

@@ -40,9 +40,15 @@ impl Initializer {
         if let Distribution::Constant(value) = self.distribution {
             return row.fill(value);
         }
-        for (group, columns) in row.chunks_mut(WORDS).enumerate() {
-            let words = random_words(id, group as u32, self.key);
-            self.distribution.fill(&words, columns);
+        for (pair, columns) in row.chunks_mut(2 * WORDS).enumerate() {
+            let group = 2 * pair as u32;
+            if columns.len() > WORDS {
+                let words = random_words::<2>(id, group, self.key);
+                self.distribution.fill(words.as_flattened(), columns);
+            } else {
+                let [words] = random_words(id, group, self.key);
+                self.distribution.fill(&words, columns);
+            }
         }
     }
 }
@@ -73,7 +79,7 @@ impl Distribution {
     /// Writes the value of each random word. Loops, not closures: those would be compiled without a kernel's
     /// instructions.
     #[inline(always)]
-    fn fill(&self, words: &[u32; WORDS], columns: &mut [f32]) {
+    fn fill(&self, words: &[u32], columns: &mut [f32]) {
         match *self {
             Self::Constant(value) => columns.fill(value),
             Self::Uniform { low, width } => {
@@ -81,11 +87,10 @@ impl Distribution {
                     *column = (low + width * unit(*word)) as f32;
                 }
             }
-            Self::Normal { mean, std } => {
-                for (column, normal) in columns.iter_mut().zip(normals(words)) {
-                    *column = mean + std * normal;
-                }
-            }
+            Self::Normal { mean, std } => match columns.len() {
+                0..=WORDS => fill_normal::<WORDS>(words, columns, mean, std),
+                _ => fill_normal::<{ 2 * WORDS }>(words, columns, mean, std),
+            },
             Self::TruncatedNormal { mean, std, low, high, p_low, p_width } => {
                 for (column, word) in columns.iter_mut().zip(words) {
                     let normal = normal_quantile(p_low + p_width * unit(*word));
@@ -93,6 +98,17 @@ impl Distribution {
                 }
             }
         }
+    }
+}
+
+#[inline(always)]
+fn fill_normal<const N: usize>(words: &[u32], columns: &mut [f32], mean: f32, std: f32) {
+    if let Some(words) = words.first_chunk::<N>() {
+        let mut values = normals(words);
+        for value in &mut values {
+            *value = mean + std * *value;
+        }
+        columns.copy_from_slice(&values[..columns.len()]);
     }
 }
 

@@ -8,41 +8,52 @@ const ROUNDS: usize = 10;
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// The counters that are mixed side by side.
+/// The counters of a group.
 const LANES: usize = 8;
 
-/// The random words that one call of [`random_words`] gives.
+/// The random words of a group.
 pub(super) const WORDS: usize = 4 * LANES;
 
-/// Returns the random words of the columns from `WORDS * group` on, for an id and a key.
+/// Returns the random words of the columns from `WORDS * first_group` on, for an id and a key. Every step waits for the
+/// one before it, so more than one group at a time costs little.
 ///
 /// Column `8 * word + lane` of a group is that word of Philox4x32-10 for the counter (id, `8 * group + lane`).
 ///
 /// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
 #[inline(always)]
-pub(super) fn random_words(id: i64, group: u32, mut key: [u32; 2]) -> [u32; WORDS] {
+pub(super) fn random_words<const GROUPS: usize>(
+    id: i64,
+    first_group: u32,
+    mut key: [u32; 2],
+) -> [[u32; WORDS]; GROUPS] {
     const LOW: u64 = u32::MAX as u64;
     // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so.
-    let mut counter = [[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]];
-    for (lane, block) in counter[2].iter_mut().enumerate() {
-        *block = u64::from(group) * LANES as u64 + lane as u64;
+    let mut counters = [[[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]]; GROUPS];
+    for (group, counter) in counters.iter_mut().enumerate() {
+        for (lane, block) in counter[2].iter_mut().enumerate() {
+            *block = (u64::from(first_group) + group as u64) * LANES as u64 + lane as u64;
+        }
     }
     for _ in 0..ROUNDS {
-        let [c0, c1, c2, c3] = counter;
-        for lane in 0..LANES {
-            let product0 = u64::from(MULTIPLIERS[0]) * c0[lane];
-            let product1 = u64::from(MULTIPLIERS[1]) * c2[lane];
-            counter[0][lane] = (product1 >> 32) ^ c1[lane] ^ u64::from(key[0]);
-            counter[1][lane] = product1 & LOW;
-            counter[2][lane] = (product0 >> 32) ^ c3[lane] ^ u64::from(key[1]);
-            counter[3][lane] = product0 & LOW;
+        for counter in &mut counters {
+            let [c0, c1, c2, c3] = *counter;
+            for lane in 0..LANES {
+                let product0 = u64::from(MULTIPLIERS[0]) * c0[lane];
+                let product1 = u64::from(MULTIPLIERS[1]) * c2[lane];
+                counter[0][lane] = (product1 >> 32) ^ c1[lane] ^ u64::from(key[0]);
+                counter[1][lane] = product1 & LOW;
+                counter[2][lane] = (product0 >> 32) ^ c3[lane] ^ u64::from(key[1]);
+                counter[3][lane] = product0 & LOW;
+            }
         }
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
-    let mut words = [0; WORDS];
-    for (words, lanes) in words.chunks_exact_mut(LANES).zip(counter) {
-        for (word, lane) in words.iter_mut().zip(lanes) {
-            *word = lane as u32;
+    let mut words = [[0; WORDS]; GROUPS];
+    for (words, counter) in words.iter_mut().zip(counters) {
+        for (words, lanes) in words.chunks_exact_mut(LANES).zip(counter) {
+            for (word, lane) in words.iter_mut().zip(lanes) {
+                *word = lane as u32;
+            }
         }
     }
     words
@@ -54,52 +65,73 @@ pub(super) fn random_words(id: i64, group: u32, mut key: [u32; 2]) -> [u32; WORD
 ///
 /// Source: Giles 2012, "Approximating the erfinv function", GPU Computing Gems (Jade edition), chapter 10.
 #[inline(always)]
-pub(super) fn normals(words: &[u32; WORDS]) -> [f32; WORDS] {
+pub(super) fn normals<const N: usize>(words: &[u32; N]) -> [f32; N] {
     const CENTRE_ENDS: f32 = 5.0;
-    let (mut x, mut w, mut normals) = ([0.0; WORDS], [0.0; WORDS], [0.0; WORDS]);
-    for j in 0..WORDS {
+    let (mut x, mut one_less_square) = ([0.0; N], [0.0; N]);
+    for j in 0..N {
         x[j] = ((words[j] as i32 >> 8) as f32 + 0.5) * (1.0 / 8_388_608.0);
-        w[j] = -ln_single((1.0 - x[j]) * (1.0 + x[j]));
-        normals[j] = SQRT_2 * (x[j] * polynomial_single(&CENTRE, w[j] - 2.5));
+        one_less_square[j] = (1.0 - x[j]) * (1.0 + x[j]);
     }
-    let mut greatest: f32 = 0.0;
-    for w in w {
-        greatest = if w > greatest { w } else { greatest };
+    let logarithms = ln_single(&one_less_square);
+    let (mut w, mut from_centre) = ([0.0; N], [0.0; N]);
+    for j in 0..N {
+        w[j] = -logarithms[j];
+        from_centre[j] = w[j] - 2.5;
     }
-    if greatest >= CENTRE_ENDS {
-        for j in 0..WORDS {
-            let tail = SQRT_2 * (x[j] * polynomial_single(&TAIL, w[j].sqrt() - 3.0));
-            normals[j] = if w[j] >= CENTRE_ENDS { tail } else { normals[j] };
+    let mut normals = polynomial_single(&CENTRE, &from_centre);
+    let mut beyond = 0;
+    for j in 0..N {
+        normals[j] = SQRT_2 * (x[j] * normals[j]);
+        beyond |= u32::from(w[j] >= CENTRE_ENDS);
+    }
+    if beyond > 0 {
+        let mut from_tail = [0.0; N];
+        for j in 0..N {
+            from_tail[j] = w[j].sqrt() - 3.0;
+        }
+        let tail = polynomial_single(&TAIL, &from_tail);
+        for j in 0..N {
+            normals[j] = if w[j] >= CENTRE_ENDS { SQRT_2 * (x[j] * tail[j]) } else { normals[j] };
         }
     }
     normals
 }
 
-/// Evaluates a polynomial whose highest coefficient comes first.
+/// Evaluates a polynomial whose highest coefficient comes first, at all places step by step: a step at one place waits for
+/// the step before it, and the processor does those of others meanwhile.
 #[inline(always)]
-fn polynomial_single(coefficients: &[f32; 9], x: f32) -> f32 {
-    let mut sum = 0.0;
-    for coefficient in coefficients {
-        sum = sum * x + coefficient;
+fn polynomial_single<const N: usize>(coefficients: &[f32; 9], x: &[f32; N]) -> [f32; N] {
+    let mut sums = [coefficients[0]; N];
+    for coefficient in &coefficients[1..] {
+        for j in 0..N {
+            sums[j] = sums[j] * x[j] + coefficient;
+        }
     }
-    sum
+    sums
 }
 
-/// Returns the natural logarithm of a normal positive number.
+/// Returns the natural logarithms of normal positive numbers.
 ///
 /// Source: Moshier, Cephes mathematical library, `logf`.
 #[inline(always)]
-fn ln_single(x: f32) -> f32 {
+fn ln_single<const N: usize>(x: &[f32; N]) -> [f32; N] {
     const SQRT_HALF_BITS: u32 = 0x3F35_04F3;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
-    let bits = x.to_bits();
-    let exponent = (bits.wrapping_sub(SQRT_HALF_BITS) as i32) >> 23;
-    let f = f32::from_bits(bits.wrapping_sub((exponent as u32) << 23)) - 1.0;
-    let exponent = exponent as f32;
-    let square = f * f;
-    let y = polynomial_single(&LN, f) * f * square + exponent * LN_2_LOW - 0.5 * square;
-    f + y + exponent * LN_2_HIGH
+    let (mut f, mut exponents) = ([0.0; N], [0.0; N]);
+    for j in 0..N {
+        let bits = x[j].to_bits();
+        let exponent = (bits.wrapping_sub(SQRT_HALF_BITS) as i32) >> 23;
+        f[j] = f32::from_bits(bits.wrapping_sub((exponent as u32) << 23)) - 1.0;
+        exponents[j] = exponent as f32;
+    }
+    let mut logarithms = polynomial_single(&LN, &f);
+    for j in 0..N {
+        let square = f[j] * f[j];
+        let y = logarithms[j] * f[j] * square + exponents[j] * LN_2_LOW - 0.5 * square;
+        logarithms[j] = f[j] + y + exponents[j] * LN_2_HIGH;
+    }
+    logarithms
 }
 
 /// The inverse error function within about 0.9966 of zero, over x.
@@ -275,11 +307,14 @@ mod tests {
     fn every_lane_is_a_counter_of_its_own() {
         for (id, group) in [(0, 0), (-1, 3), (i64::MIN + 77, 1 << 20)] {
             let key = [5, 0x8000_0001];
-            let words = random_words(id, group, key);
-            for lane in 0..LANES {
-                let block = group * LANES as u32 + lane as u32;
-                let expected = philox4x32([id as u32, (id >> 32) as u32, block, 0], key);
-                assert_eq!([0, 1, 2, 3].map(|word| words[word * LANES + lane]), expected);
+            let [words, behind] = random_words::<2>(id, group, key);
+            assert_eq!(random_words::<1>(id, group, key), [words]);
+            for (group, words) in [(group, words), (group + 1, behind)] {
+                for lane in 0..LANES {
+                    let block = group * LANES as u32 + lane as u32;
+                    let expected = philox4x32([id as u32, (id >> 32) as u32, block, 0], key);
+                    assert_eq!([0, 1, 2, 3].map(|word| words[word * LANES + lane]), expected);
+                }
             }
         }
     }
@@ -305,7 +340,10 @@ mod tests {
         for step in 1..4_000u32 {
             let x = f32::from_bits(0x3380_0000 + step * 0x0003_3333);
             let expected = f64::from(x).ln();
-            assert!((f64::from(ln_single(x)) - expected).abs() <= 2e-7 * expected.abs().max(0.5), "{x}");
+            assert!(
+                (f64::from(ln_single(&[x])[0]) - expected).abs() <= 2e-7 * expected.abs().max(0.5),
+                "{x}"
+            );
         }
     }
 

@@ -604,8 +604,9 @@ impl SteppedRows<'_> {
         for number in number..sorted.len().min(number + ROWS_TOGETHER) {
             self.records.prefetch(RowIndex(sorted.rank(number)));
             // Of many gradients of one row the last would drive out the first.
-            let positions = sorted.positions(number).take(ROWS_TOGETHER);
-            positions.for_each(|position| prefetch(self.gradients.row(position)));
+            for position in sorted.positions(number).take(ROWS_TOGETHER) {
+                prefetch(self.gradients.row(position));
+            }
         }
     }
 
