@@ -33,7 +33,7 @@ def train(name: str, worker: int, num_workers: int, epochs: int) -> None:
     optimizer = SparseOptimizer(modules=[module for module in model.modules() if isinstance(module, DistEmbedding)])
     rows = MemoryRows(planted_interactions().train).shard(worker, num_workers)
     for epoch in range(epochs):
-        own = shuffled(rows, rows.estimated_rows, np.random.default_rng([epoch, worker]))
+        own = shuffled(rows, rows.estimated_rows, BATCH_ROWS, np.random.default_rng([epoch, worker]))
         for batch in regroup(own, BATCH_ROWS):
             binary_cross_entropy_with_logits(model(batch), batch.labels, reduction="sum").backward()
             optimizer.step()
