@@ -91,8 +91,9 @@ def test_losses_on_criteo_are_those_of_nn_embedding(
 ) -> None:
     options = {"model": model, "hash_buckets": hash_buckets, **optimizer}
     # Names give initial values. AdaGrad's first step on an element has the size of the learning rate: where rounding
-    # decides a gradient's sign, curves part, from one name in ten or so, another one on each kind of processor, and with
-    # DLRM's products of rows sooner or later from most. Tables that did something else would part from every name.
+    # decides a gradient's sign, curves part. From one name in ten or so they do, from another one on each kind of
+    # processor; with DLRM's products of rows sooner or later from most. Tables that did something else would part from
+    # every name.
     names = [f"{start}/{model}/{optimizer['optimizer']}/{hash_buckets}" for start in ("one", "two", "three")]
     steps = 50 if model == "dlrm" else 100
     path = data_root / "criteo" / "train.tsv"
