@@ -16,6 +16,10 @@ const EXTENSION: &str = "log";
 /// What a file begins with: what it is, and the version of its layout.
 const HEADER: [u8; 16] = *b"RECSTORELOG\0\x01\0\0\0";
 
+/// There is no more room for frames that come in a file of this length: who begins frames and goes away must not make it
+/// longer than a file can be.
+const MOST_BYTES_WITH_ROOM: u64 = 1 << 40;
+
 /// The file that is appended to.
 #[derive(Debug)]
 pub(super) struct Segment {
@@ -78,6 +82,9 @@ impl Segment {
 
     /// Leaves room for a frame of so many bytes that comes, and returns what writes it.
     pub(super) fn stage(&mut self, bytes: u64) -> Result<Staged, LogError> {
+        if self.bytes >= MOST_BYTES_WITH_ROOM {
+            return Err(refused(&self.path, "there is much room in it already"));
+        }
         self.append(&Record::Room { bytes }, None)?;
         let start = self.bytes - bytes;
         Ok(Staged { room: self.file.at(start, bytes), start, bytes, segment: self.first, is_kept: false })
@@ -236,4 +243,18 @@ fn is_over(file: &mut impl BufRead) -> io::Result<bool> {
 fn cut(path: &Path, bytes: u64) -> Result<(), LogError> {
     let file = OpenOptions::new().write(true).open(path).map_err(at(path))?;
     file.set_len(bytes).and_then(|()| file.sync_all()).map_err(at(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_does_not_become_long_by_room_alone() {
+        let directory = tempfile::tempdir().unwrap();
+        let mut segment = Segment::create(directory.path(), 1).unwrap();
+        segment.bytes = MOST_BYTES_WITH_ROOM - 1;
+        assert!(segment.stage(1).is_ok());
+        assert!(segment.stage(1).is_err());
+    }
 }
