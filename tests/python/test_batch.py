@@ -72,6 +72,15 @@ def test_rows_and_take_choose_rows(rows: list[Row], data: st.DataObject) -> None
     assert rows_in(batch.take(torch.tensor(order, dtype=torch.int64))) == [rows[row] for row in order]
 
 
+def test_rows_without_fields_are_taken_too() -> None:
+    dense = torch.arange(6.0).view(3, 2)
+    batch = Batch(ids=torch.empty(0, dtype=torch.int64), labels=torch.tensor([0.0, 1, 1]), num_fields=0, dense=dense)
+    taken = batch.take(torch.tensor([2, 0]))
+    assert (taken.ids.tolist(), taken.labels.tolist()) == ([], [1, 0])
+    assert taken.dense is not None
+    assert taken.dense.tolist() == [[4, 5], [0, 1]]
+
+
 @settings(max_examples=examples(100), deadline=None)
 @given(st.lists(bags | ones, min_size=1, max_size=3))
 def test_concatenation_keeps_all_rows(parts: list[list[Row]]) -> None:

@@ -84,7 +84,7 @@ class Batch:
 
     def _taken(self, values_N: Tensor, order: Tensor) -> Tensor:
         if self.offsets is None:
-            return values_N.view(-1, self.num_fields).index_select(0, order).view(-1)
+            return values_N.view(len(self), self.num_fields).index_select(0, order).view(-1)
         return values_N[self._positions(self.offsets, order)]
 
     def _taken_offsets(self, order: Tensor) -> Tensor | None:
