@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
-use super::{Engine, Locks, NO_INDEX, TAG_WORDS, Table, places, with_row_type};
+use super::{Engine, Locks, TAG_WORDS, Table, places, with_row_type};
 use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
 use crate::row_type::{Float32, RowType};
@@ -180,21 +180,25 @@ impl<'a> PoolRows<'a, Float32> {
 impl<T: RowType> Kernel for PoolRows<'_, T> {
     #[inline(always)]
     fn run(mut self, lanes: impl Lanes) {
-        self.source.walk(lanes, self.ids, &mut self);
+        self.source.walk(lanes, self.row_type, self.ids, &mut self);
         self.pooling.finish();
     }
 }
 
 impl<T: RowType> TakeRows for PoolRows<'_, T> {
     #[inline(always)]
-    fn take(&mut self, position: usize, index: u32, words: &[f32]) {
-        if let Some(place) = self.places.get_mut(position) {
-            *place = index;
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
+        if let Some(places) = self.places.get_mut(first..first + indices.len()) {
+            places.copy_from_slice(indices);
         }
-        if self.row_type.is_float32() && index != NO_INDEX {
-            return self.pooling.take(self.first_position + position, words);
+        for (place, words) in words.iter().enumerate() {
+            let position = self.first_position + first + place;
+            if self.row_type.is_float32() {
+                self.pooling.take(position, words);
+            } else {
+                self.row_type.widen(words, &mut self.widened);
+                self.pooling.take(position, &self.widened);
+            }
         }
-        self.source.widen(self.row_type, self.ids[position], index, words, &mut self.widened);
-        self.pooling.take(self.first_position + position, &self.widened);
     }
 }

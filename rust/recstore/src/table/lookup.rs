@@ -2,11 +2,13 @@
 //!
 //! A row at random costs two trips to memory, one for the line of the id map and one for the row, and each may cost a
 //! walk through page tables besides. So a run of ids is first found, then its rows are used, each pass with the next
-//! trips under way. Doing both in one pass was slower: what a processor can have under way is shared by the stores.
+//! trips under way. Every stage is a short loop, so that much of what a processor looks ahead at are loads.
 //!
 //! Finding goes through blocks: while the lines of one are asked for, those of the one before are searched, and the
-//! few ids that lie in lines behind are found for the one before that. A stage is a short loop, so that much of what
-//! a processor looks ahead at are loads.
+//! few ids that lie in lines behind are found for the one before that.
+//!
+//! Using goes through groups: while the rows of one are used, those of the next are under way. Where the rows lie is
+//! known for the whole run before any is used: whatever is loaded between the stores of rows waits for them.
 
 use std::sync::OnceLock;
 
@@ -29,8 +31,15 @@ const RUN: usize = 1024;
 /// The ids of a run of a table whose rows may lie on disk: so many records are read before they are used.
 const COLD_RUN: usize = 256;
 
-/// How many rows are asked for ahead of their use.
-const ROWS_AHEAD: usize = 16;
+/// The lines of the rows that are asked for together.
+const LINES_TOGETHER: usize = 64;
+
+/// The fewest and the most rows that are asked for together.
+const FEWEST_TOGETHER: usize = 8;
+const MOST_TOGETHER: usize = 64;
+
+/// The words of a cache line.
+const WORDS_A_LINE: usize = 16;
 
 /// Ids so few that there is nothing to overlap.
 const FEW_IDS: usize = 4;
@@ -109,6 +118,7 @@ pub(super) struct RowSource<'a> {
     pub(super) ids: &'a IdMap,
     pub(super) storage: &'a SlotGroup,
     pub(super) initializer: &'a Initializer,
+    pub(super) dim: usize,
     /// Of a table whose rows may lie on disk.
     pub(super) cold: Option<ColdRows<'a>>,
 }
@@ -165,72 +175,102 @@ impl Fetched {
 
 /// Takes the rows of a batch. A trait, since a closure would be compiled without the kernel's instructions.
 pub(super) trait TakeRows {
-    /// Takes the row of the id at `position`: its index ([`NO_INDEX`] without a row) and the words of its weights.
-    /// Must be `#[inline(always)]`.
-    fn take(&mut self, position: usize, index: u32, words: &[f32]);
+    /// Takes the rows of the ids from `first` on: their indices, [`NO_INDEX`] for an id without a row, and the words of
+    /// their weights, or of their initial values. Must be `#[inline(always)]`.
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]);
 }
 
 impl<'a> RowSource<'a> {
-    /// Hands `rows` the row of each id, in input order.
+    /// Hands `rows` the rows of all ids, in input order.
     #[inline(always)]
-    pub(super) fn walk(self, lanes: impl Lanes, ids: &[i64], rows: &mut impl TakeRows) {
-        if let Some(cold) = self.cold {
-            return self.walk_tiered(cold, lanes, ids, rows);
-        }
-        let mut indices = [NO_INDEX; RUN];
-        let mut found: [&[f32]; RUN] = [&[]; RUN];
-        for (run, ids) in ids.chunks(RUN).enumerate() {
+    pub(super) fn walk(
+        self,
+        lanes: impl Lanes,
+        row_type: impl RowType,
+        ids: &[i64],
+        rows: &mut impl TakeRows,
+    ) {
+        let run_len = if self.cold.is_some() { COLD_RUN } else { RUN };
+        let row_words = self.storage.weight_words();
+        let group_len = (LINES_TOGETHER * WORDS_A_LINE / row_words).clamp(FEWEST_TOGETHER, MOST_TOGETHER);
+        let mut indices = vec![NO_INDEX; ids.len().min(run_len)];
+        let (mut fetched, mut initial) = (Fetched::default(), InitialRows::default());
+        for (number, ids) in ids.chunks(run_len).enumerate() {
             let indices = &mut indices[..ids.len()];
             FindRows { ids: self.ids, of: ids, indices }.run(lanes);
-            for (words, index) in found.iter_mut().zip(&*indices) {
-                *words = self.words(*index);
+            initial.fill(self, row_type, ids, indices);
+            if let Some(cold) = self.cold {
+                fetched.fetch(cold, self.storage, indices);
             }
-            for (place, index) in indices.iter().enumerate() {
-                // Behind the run lie rows of the run before, if any: asking for them does no harm.
-                prefetch(found[(place + ROWS_AHEAD) % RUN]);
-                rows.take(run * RUN + place, *index, found[place]);
-            }
-        }
-    }
-
-    /// As [`RowSource::walk`], of a table whose rows may lie on disk.
-    #[inline(always)]
-    fn walk_tiered(self, cold: ColdRows<'a>, lanes: impl Lanes, ids: &[i64], rows: &mut impl TakeRows) {
-        let mut indices = [NO_INDEX; COLD_RUN];
-        let mut fetched = Fetched::default();
-        for (run, ids) in ids.chunks(COLD_RUN).enumerate() {
-            let indices = &mut indices[..ids.len()];
-            FindRows { ids: self.ids, of: ids, indices }.run(lanes);
-            fetched.fetch(cold, self.storage, indices);
-            for (place, index) in indices.iter().enumerate() {
-                let words = match *index {
-                    NO_INDEX => &[][..],
-                    index => match cold.tier.place(RowIndex(index)) {
-                        Some(place) => self.storage.weights(place),
-                        None => fetched.weights(self.storage, place),
-                    },
-                };
-                rows.take(run * COLD_RUN + place, *index, words);
+            let mut initial_rows = initial.rows.chunks_exact(row_words);
+            let words = indices.iter().enumerate().map(|(place, index)| match *index {
+                NO_INDEX => initial_rows.next().unwrap_or_default(),
+                index => self.words(&fetched, place, RowIndex(index)),
+            });
+            let words: Vec<&[f32]> = words.collect();
+            prefetch_each(words.chunks(group_len).next());
+            for (group, of_group) in words.chunks(group_len).enumerate() {
+                prefetch_each(words.chunks(group_len).nth(group + 1));
+                let first = group * group_len;
+                rows.take(number * run_len + first, &indices[first..][..of_group.len()], of_group);
             }
         }
     }
 
+    /// Returns the words of the row at `place` of a run.
     #[inline(always)]
-    fn words(self, index: u32) -> &'a [f32] {
-        match index {
-            NO_INDEX => &[],
-            index => self.storage.weights(RowIndex(index)),
+    fn words<'b>(self, fetched: &'b Fetched, place: usize, index: RowIndex) -> &'b [f32]
+    where
+        'a: 'b,
+    {
+        match self.cold {
+            None => self.storage.weights(index),
+            Some(cold) => match cold.tier.place(index) {
+                Some(index) => self.storage.weights(index),
+                None => fetched.weights(self.storage, place),
+            },
         }
     }
+}
 
-    /// Writes a row that [`RowSource::walk`] found for `id`.
+/// Asks for the rows of a group, if there is one.
+#[inline(always)]
+fn prefetch_each(group: Option<&[&[f32]]>) {
+    for words in group.unwrap_or_default() {
+        prefetch(words);
+    }
+}
+
+/// The initial values of those ids of a run that have no row, as a table keeps them.
+#[derive(Default)]
+struct InitialRows {
+    rows: Vec<f32>,
+    /// One of them before it is rounded.
+    row: Vec<f32>,
+}
+
+impl InitialRows {
     #[inline(always)]
-    pub(super) fn widen(self, row_type: impl RowType, id: i64, index: u32, words: &[f32], row: &mut [f32]) {
-        if index == NO_INDEX {
-            self.initializer.fill(id, row);
-            round_trip(row_type, row);
-        } else {
-            row_type.widen(words, row);
+    fn fill(&mut self, source: RowSource<'_>, row_type: impl RowType, ids: &[i64], indices: &[u32]) {
+        let missing = indices.iter().filter(|index| **index == NO_INDEX).count();
+        if missing == 0 {
+            return;
+        }
+        let len = source.storage.weight_words();
+        self.rows.resize(missing * len, 0.0);
+        self.row.resize(source.dim, 0.0);
+        let mut rows = self.rows.chunks_exact_mut(len);
+        for (id, index) in ids.iter().zip(indices) {
+            if *index == NO_INDEX
+                && let Some(words) = rows.next()
+            {
+                if row_type.is_float32() {
+                    source.initializer.fill(*id, words);
+                } else {
+                    source.initializer.fill(*id, &mut self.row);
+                    row_type.round(&self.row, words);
+                }
+            }
         }
     }
 }
@@ -263,17 +303,19 @@ pub(super) struct ReadRows<'a, T> {
 impl<T: RowType> Kernel for ReadRows<'_, T> {
     #[inline(always)]
     fn run(mut self, lanes: impl Lanes) {
-        self.source.walk(lanes, self.ids, &mut self);
+        self.source.walk(lanes, self.row_type, self.ids, &mut self);
     }
 }
 
 impl<T: RowType> TakeRows for ReadRows<'_, T> {
     #[inline(always)]
-    fn take(&mut self, position: usize, index: u32, words: &[f32]) {
-        let row = &mut self.out[position * self.dim..][..self.dim];
-        self.source.widen(self.row_type, self.ids[position], index, words, row);
-        if let Some(place) = self.places.get_mut(position) {
-            *place = index;
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
+        let out = self.out[first * self.dim..].chunks_exact_mut(self.dim);
+        for (row, words) in out.zip(words) {
+            self.row_type.widen(words, row);
+        }
+        if let Some(places) = self.places.get_mut(first..first + indices.len()) {
+            places.copy_from_slice(indices);
         }
     }
 }

@@ -819,7 +819,13 @@ impl Rows {
     /// Returns what lookups read; `failure` gets what keeps them from reading rows on disk.
     fn source<'a>(&'a self, table: &'a Table, failure: &'a OnceLock<Error>) -> RowSource<'a> {
         let cold = self.tier.as_ref().map(|tier| ColdRows { tier, failure });
-        RowSource { ids: &self.ids, storage: &self.storage, initializer: &table.initializer, cold }
+        RowSource {
+            ids: &self.ids,
+            storage: &self.storage,
+            initializer: &table.initializer,
+            dim: table.config.dim,
+            cold,
+        }
     }
 }
 
