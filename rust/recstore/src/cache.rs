@@ -29,6 +29,12 @@ pub(crate) fn prefetch_at<T>(start: *const T, count: usize) {
     }
 }
 
+/// Returns how many rows of `floats` are asked for together where that is to be about `lines` lines.
+pub(crate) fn rows_of_lines(lines: usize, floats: usize) -> usize {
+    const MOST: usize = 64;
+    (lines * LINE_BYTES / (floats * size_of::<f32>())).clamp(1, MOST)
+}
+
 /// Asks for the cache line of a value that lies within one.
 #[inline(always)]
 pub(crate) fn prefetch_one<T>(value: &T) {

@@ -18,7 +18,7 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::prefetch;
+use crate::cache::{prefetch, rows_of_lines};
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
 
@@ -33,13 +33,6 @@ const COLD_RUN: usize = 256;
 
 /// The lines of the rows that are asked for together.
 const LINES_TOGETHER: usize = 64;
-
-/// The fewest and the most rows that are asked for together.
-const FEWEST_TOGETHER: usize = 8;
-const MOST_TOGETHER: usize = 64;
-
-/// The words of a cache line.
-const WORDS_A_LINE: usize = 16;
 
 /// Ids so few that there is nothing to overlap.
 const FEW_IDS: usize = 4;
@@ -192,7 +185,7 @@ impl<'a> RowSource<'a> {
     ) {
         let run_len = if self.cold.is_some() { COLD_RUN } else { RUN };
         let row_words = self.storage.weight_words();
-        let group_len = (LINES_TOGETHER * WORDS_A_LINE / row_words).clamp(FEWEST_TOGETHER, MOST_TOGETHER);
+        let group_len = rows_of_lines(LINES_TOGETHER, row_words);
         let mut indices = vec![NO_INDEX; ids.len().min(run_len)];
         let (mut fetched, mut initial) = (Fetched::default(), InitialRows::default());
         for (number, ids) in ids.chunks(run_len).enumerate() {

@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "threads change different rows of one table")]
 
 use std::cell::RefCell;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -20,7 +21,7 @@ use super::row_ids::RowIds;
 use super::tier::Tier;
 use super::usages::Usages;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, mix, places, with_row_type};
-use crate::cache::prefetch;
+use crate::cache::{prefetch, rows_of_lines};
 use crate::config::NanPolicy;
 use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
@@ -39,8 +40,11 @@ const POSITIONS_A_THREAD: usize = 4_096;
 /// The index of an id whose gradients do not count.
 const PADDING: u32 = u32::MAX - 1;
 
-/// How many records are asked for together, before those of the group before are used.
-const ROWS_TOGETHER: usize = 8;
+/// How many lines of records and their gradients are asked for together, before those of the group before are used.
+const LINES_TOGETHER: usize = 48;
+
+/// How many gradients of one row are asked for: of many the last would drive out the first.
+const GRADIENTS_TOGETHER: usize = 8;
 
 /// One step of one table, as the caller gave it.
 pub(crate) struct StepRequest<'a> {
@@ -514,25 +518,27 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let dim = rows.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
         let is_plain = rows.gradients.is_plain();
-        rows.prefetch_each(sorted, 0);
-        for number in 0..sorted.len() {
-            if number % ROWS_TOGETHER == 0 {
-                rows.prefetch_each(sorted, number + ROWS_TOGETHER);
+        let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
+        rows.prefetch_each(sorted, 0..group_len);
+        for group in (0..sorted.len()).step_by(group_len) {
+            let behind = group + group_len;
+            rows.prefetch_each(sorted, behind..behind + group_len);
+            for number in group..behind.min(sorted.len()) {
+                let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
+                let gradient = if is_plain && sorted.is_single(number) {
+                    rows.gradients.row(first)
+                } else {
+                    rows.gradients.sum(sorted.positions(number), &mut sum, &mut chunk_sum);
+                    &sum
+                };
+                // SAFETY:
+                // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
+                //    record before it takes the next.
+                let record = unsafe { rows.records.record_mut(index) };
+                rows.changes.before_change(index, || rows.key(index), record);
+                rows.use_row(index);
+                rows.step((rule, row_type), first, record, gradient, &mut widened);
             }
-            let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
-            let gradient = if is_plain && sorted.is_single(number) {
-                rows.gradients.row(first)
-            } else {
-                rows.gradients.sum(sorted.positions(number), &mut sum, &mut chunk_sum);
-                &sum
-            };
-            // SAFETY:
-            // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
-            //    record before it takes the next.
-            let record = unsafe { rows.records.record_mut(index) };
-            rows.changes.before_change(index, || rows.key(index), record);
-            rows.use_row(index);
-            rows.step((rule, row_type), first, record, gradient, &mut widened);
         }
     }
 }
@@ -598,13 +604,12 @@ impl SteppedRows<'_> {
         tier.write(index, record)
     }
 
-    /// Asks for some records from that of `number` on, and for their gradients.
+    /// Asks for the records of some numbers, and for their gradients.
     #[inline(always)]
-    fn prefetch_each(&self, sorted: &SortedPart<u32>, number: usize) {
-        for number in number..sorted.len().min(number + ROWS_TOGETHER) {
+    fn prefetch_each(&self, sorted: &SortedPart<u32>, numbers: Range<usize>) {
+        for number in numbers.start..numbers.end.min(sorted.len()) {
             self.records.prefetch(RowIndex(sorted.rank(number)));
-            // Of many gradients of one row the last would drive out the first.
-            for position in sorted.positions(number).take(ROWS_TOGETHER) {
+            for position in sorted.positions(number).take(GRADIENTS_TOGETHER) {
                 prefetch(self.gradients.row(position));
             }
         }
