@@ -43,8 +43,8 @@ impl Initializer {
         for (pair, columns) in row.chunks_mut(2 * WORDS).enumerate() {
             let group = 2 * pair as u32;
             if columns.len() > WORDS {
-                let words: [u32; 2 * WORDS] = bytemuck::cast(random_words::<2>(id, group, self.key));
-                self.distribution.fill(&words, columns);
+                let words = random_words::<2>(id, group, self.key);
+                self.distribution.fill(words.as_flattened(), columns);
             } else {
                 let [words] = random_words(id, group, self.key);
                 self.distribution.fill(&words, columns);
@@ -76,10 +76,10 @@ impl Distribution {
 }
 
 impl Distribution {
-    /// Writes the value of each random word, of which there may be more than columns. Loops, not closures: those would be
-    /// compiled without a kernel's instructions.
+    /// Writes the value of each random word. Loops, not closures: those would be compiled without a kernel's
+    /// instructions.
     #[inline(always)]
-    fn fill<const N: usize>(&self, words: &[u32; N], columns: &mut [f32]) {
+    fn fill(&self, words: &[u32], columns: &mut [f32]) {
         match *self {
             Self::Constant(value) => columns.fill(value),
             Self::Uniform { low, width } => {
@@ -87,13 +87,10 @@ impl Distribution {
                     *column = (low + width * unit(*word)) as f32;
                 }
             }
-            Self::Normal { mean, std } => {
-                let mut values = normals(words);
-                for value in &mut values {
-                    *value = mean + std * *value;
-                }
-                columns.copy_from_slice(&values[..columns.len()]);
-            }
+            Self::Normal { mean, std } => match columns.len() {
+                0..=WORDS => fill_normal::<WORDS>(words, columns, mean, std),
+                _ => fill_normal::<{ 2 * WORDS }>(words, columns, mean, std),
+            },
             Self::TruncatedNormal { mean, std, low, high, p_low, p_width } => {
                 for (column, word) in columns.iter_mut().zip(words) {
                     let normal = normal_quantile(p_low + p_width * unit(*word));
@@ -101,6 +98,17 @@ impl Distribution {
                 }
             }
         }
+    }
+}
+
+#[inline(always)]
+fn fill_normal<const N: usize>(words: &[u32], columns: &mut [f32], mean: f32, std: f32) {
+    if let Some(words) = words.first_chunk::<N>() {
+        let mut values = normals(words);
+        for value in &mut values {
+            *value = mean + std * *value;
+        }
+        columns.copy_from_slice(&values[..columns.len()]);
     }
 }
 
