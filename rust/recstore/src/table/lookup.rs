@@ -268,28 +268,12 @@ impl InitialRows {
     }
 }
 
-/// Rounds a row to what a table of this type keeps of it.
-#[inline(always)]
-pub(super) fn round_trip(row_type: impl RowType, row: &mut [f32]) {
-    const PIECE: usize = 64;
-    if row_type.is_float32() {
-        return;
-    }
-    for piece in row.chunks_mut(PIECE) {
-        let mut words = [0.0; PIECE];
-        let words = &mut words[..row_type.words(piece.len())];
-        row_type.round(piece, words);
-        row_type.widen(words, piece);
-    }
-}
-
 /// Writes the row of each id to `out`, and its index to `places` unless that is empty.
 pub(super) struct ReadRows<'a, T> {
     pub(super) source: RowSource<'a>,
     pub(super) ids: &'a [i64],
     pub(super) out: &'a mut [f32],
     pub(super) places: &'a mut [u32],
-    pub(super) dim: usize,
     pub(super) row_type: T,
 }
 
@@ -303,7 +287,8 @@ impl<T: RowType> Kernel for ReadRows<'_, T> {
 impl<T: RowType> TakeRows for ReadRows<'_, T> {
     #[inline(always)]
     fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
-        let out = self.out[first * self.dim..].chunks_exact_mut(self.dim);
+        let dim = self.source.dim;
+        let out = self.out[first * dim..].chunks_exact_mut(dim);
         for (row, words) in out.zip(words) {
             self.row_type.widen(words, row);
         }

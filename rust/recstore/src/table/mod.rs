@@ -293,7 +293,7 @@ impl Table {
         let source = rows.source(self, &failure);
         for_each_mut(engine.executor, chunks, |(ids, out, places)| {
             with_row_type!(self.config.dtype, row_type => {
-                engine.simd.run(ReadRows { source, ids, out, places, dim, row_type });
+                engine.simd.run(ReadRows { source, ids, out, places, row_type });
             });
         });
         places::seal(places, rows.epoch, ids);

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::changes::{Changes, RowKey};
-use super::lookup::{FindRows, round_trip};
+use super::lookup::FindRows;
 use super::memory::{Growth, NewRows, distinct};
 use super::records::SharedRecords;
 use super::row_ids::RowIds;
@@ -650,5 +650,20 @@ impl SteppedRows<'_> {
         round_trip(row_type, weights);
         state.fill(0.0);
         self.rule.adopt_weights(weights, state);
+    }
+}
+
+/// Rounds a row to what a table of this type keeps of it.
+#[inline(always)]
+fn round_trip(row_type: impl RowType, row: &mut [f32]) {
+    const PIECE: usize = 64;
+    if row_type.is_float32() {
+        return;
+    }
+    for piece in row.chunks_mut(PIECE) {
+        let mut words = [0.0; PIECE];
+        let words = &mut words[..row_type.words(piece.len())];
+        row_type.round(piece, words);
+        row_type.widen(words, piece);
     }
 }
