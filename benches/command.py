@@ -95,3 +95,4 @@ def _finish(outcomes: Sequence[Outcome], described: dict[str, str], output: Path
     if options.writes:
         report.write(outcomes, described)
         print(f"tables: {report.README}")
+        print("docs/scale.md rests on them: `python -m benches.scale_model --write` computes it anew")

@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benches import recorded as recorded_module  # noqa: E402
 from benches import scale_model  # noqa: E402
-from benches.scale_model import Cluster, Figure, fewest, page_with  # noqa: E402
-
-BENCHES = (ROOT / "benches" / "README.md").read_text(encoding="utf-8")
+from benches.recorded import recorded  # noqa: E402
+from benches.scale_model import Cluster, fewest, page_with  # noqa: E402
 
 
 def test_the_page_shows_what_the_model_computes() -> None:
@@ -28,29 +28,61 @@ def test_the_page_shows_what_the_model_computes() -> None:
     assert scale_model.PLOT.is_file()
 
 
-def row(heading: str, start: str) -> list[float]:
-    """The first number of each column, behind the first ones, of a row of the benches' figures."""
-    part = BENCHES.split(f"### {heading}\n")[1].split("\n###")[0] if heading else BENCHES
-    line = next(line for line in part.splitlines() if line.startswith(start))
-    return [float(number) for number in re.findall(r"(?:^|\| ) *([\d.]+)", line[len(start) :])]
+TABLE = """### Lookup
+
+| rows | dim | yardstick | recstore | x yardstick | recstore |
+| --- | --- | --- | --- | --- | --- |
+| 1,000 | 64 | 4.54 us (4.05..8.27) | 1,050 us (900..2,000) | 1.41 | none |
+| 1,000 | 128 | 3 s (1 s..4 s) | none | 2 | 3 |
+
+### Memory
+
+| figure | value | unit |
+| --- | --- | --- |
+| memory | 25.2 | bytes a key |
+"""
 
 
-CASE = "| 8,000,000 | 64 | 65,536 | uniform |"
+@pytest.fixture
+def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "README.md"
+    page.write_text(TABLE, encoding="utf-8")
+    monkeypatch.setattr(recorded_module, "README", page)
 
 
+@pytest.mark.usefixtures("tables")
+def test_a_figure_is_read_from_its_table() -> None:
+    assert recorded("Lookup", "recstore", "1,000", "64") == 1_050e3
+    assert recorded("Lookup", "yardstick", "1,000", "64") == pytest.approx(4_540)
+    assert recorded("Lookup", "yardstick", "1,000", "128") == 3e9
+    assert recorded("Memory", "value", "memory") == 25.2
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize(
-    ("figure", "measured"),
+    ("asked", "told"),
     [
-        (scale_model.LOOKUP, row("Lookup", f"{CASE} cold | 1 |")[1] * 1e6 / 65_536),
-        (scale_model.STEP, row("Full step: lookup, backward, AdaGrad", f"{CASE} 1 |")[1] * 1e6 / 65_536),
-        (scale_model.INDEX, row("The id map alone", "| memory |")[0]),
-        (scale_model.SAVE, row("", "| save, speed over plain writing |")[0]),
-        (scale_model.LOAD, row("", "| load, speed over plain reading |")[0]),
+        (("Step", "recstore", "1,000"), "README.md shows no recstore of 1,000 below Step"),
+        (("Memory", "recstore", "memory"), "README.md shows no recstore of memory below Memory"),
+        (("Lookup", "recstore", "1,000", "8"), "README.md shows no recstore of 1,000, 8 below Lookup"),
+        (("Lookup", "value", "memory"), "README.md shows no value of memory below Lookup"),
+        (("Lookup", "recstore", "1,000", "128"), "README.md shows 'none' as recstore of 1,000, 128 below Lookup"),
     ],
-    ids=lambda value: value.what if isinstance(value, Figure) else "",
 )
-def test_figures_are_about_what_the_benches_measured(figure: Figure, measured: float) -> None:
-    assert measured / 2 < figure.value < 2 * measured
+def test_a_figure_that_is_not_there_is_told(asked: tuple[str, ...], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        recorded(*asked)
+
+
+def test_the_model_rests_on_recorded_figures() -> None:
+    case = ("8,000,000", "64", "65,536", "uniform")
+    lookup = recorded("Lookup", "recstore", *case, "cold", "1")
+    step = recorded("Full step: lookup, backward, AdaGrad", "recstore", *case, "1")
+    assert scale_model.LOOKUP.value == lookup / 65_536
+    assert scale_model.STEP.value == pytest.approx((step - lookup) / 65_536)
+    assert scale_model.INDEX.value == recorded("The id map alone", "value", "memory")
+    assert scale_model.SAVE.value == min(1, recorded("Checkpoints", "value", "save, speed over plain writing"))
+    assert scale_model.LOAD.value == min(1, recorded("Checkpoints", "value", "load, speed over plain reading"))
 
 
 def test_every_figure_tells_where_it_is_from() -> None:
