@@ -4,13 +4,14 @@
 //! deleted starts again from the same value. The table's seed is drawn from the configured seed and the table's
 //! name, so that two tables of one seed do not start with equal rows for equal ids.
 
-use super::philox::{WORDS, normal_quantile, normals, random_words, unit};
+use super::philox::{RoundKeys, WORDS, normal_quantile, normals, random_words, round_keys, unit};
 use crate::config::{InitializerConfig, TableConfig};
 
 /// Fills rows with their initial values.
 #[derive(Debug, Clone)]
 pub(crate) struct Initializer {
-    key: [u32; 2],
+    seed: u64,
+    keys: RoundKeys,
     distribution: Distribution,
 }
 
@@ -26,30 +27,34 @@ impl Initializer {
     /// Prepares the initial values of the table `name`.
     pub(crate) fn new(name: &str, config: &TableConfig) -> Self {
         let seed = table_seed(name, config.seed);
-        Self { key: [seed as u32, (seed >> 32) as u32], distribution: Distribution::new(config) }
+        Self {
+            seed,
+            keys: round_keys([seed as u32, (seed >> 32) as u32]),
+            distribution: Distribution::new(config),
+        }
     }
 
     /// Returns the table's seed, drawn from the configured one and the table's name.
     pub(crate) fn seed(&self) -> u64 {
-        u64::from(self.key[0]) | u64::from(self.key[1]) << 32
+        self.seed
     }
 
-    /// Writes the initial value of the row of `id`.
+    /// Writes the initial values of the rows of `ids`, one after the other: first the random words of all, then the
+    /// value of each. Both are chains of steps that wait for one another, and short ones of many rows overlap.
     #[inline(always)]
-    pub(crate) fn fill(&self, id: i64, row: &mut [f32]) {
+    pub(crate) fn fill(&self, ids: &[i64], rows: &mut [f32]) {
         if let Distribution::Constant(value) = self.distribution {
-            return row.fill(value);
+            return rows.fill(value);
         }
-        for (pair, columns) in row.chunks_mut(2 * WORDS).enumerate() {
-            let group = 2 * pair as u32;
-            if columns.len() > WORDS {
-                let words = random_words::<2>(id, group, self.key);
-                self.distribution.fill(words.as_flattened(), columns);
-            } else {
-                let [words] = random_words(id, group, self.key);
-                self.distribution.fill(&words, columns);
+        for (id, row) in ids.iter().zip(rows.chunks_exact_mut(rows.len() / ids.len().max(1))) {
+            for (group, columns) in row.chunks_mut(WORDS).enumerate() {
+                let words = random_words(*id, group as u32, &self.keys);
+                for (column, word) in columns.iter_mut().zip(&words) {
+                    *column = f32::from_bits(*word);
+                }
             }
         }
+        self.distribution.apply(rows);
     }
 }
 
@@ -76,40 +81,57 @@ impl Distribution {
 }
 
 impl Distribution {
-    /// Writes the value of each random word. Loops, not closures: those would be compiled without a kernel's
-    /// instructions.
+    /// Turns random words, which are the bits of `values`, into values. Loops, not closures: those would be compiled
+    /// without a kernel's instructions.
     #[inline(always)]
-    fn fill(&self, words: &[u32], columns: &mut [f32]) {
+    fn apply(&self, values: &mut [f32]) {
         match *self {
-            Self::Constant(value) => columns.fill(value),
+            Self::Constant(value) => values.fill(value),
             Self::Uniform { low, width } => {
-                for (column, word) in columns.iter_mut().zip(words) {
-                    *column = (low + width * unit(*word)) as f32;
+                for value in values {
+                    *value = (low + width * unit(value.to_bits())) as f32;
                 }
             }
-            Self::Normal { mean, std } => match columns.len() {
-                0..=WORDS => fill_normal::<WORDS>(words, columns, mean, std),
-                _ => fill_normal::<{ 2 * WORDS }>(words, columns, mean, std),
-            },
+            Self::Normal { mean, std } => apply_normal(values, mean, std),
             Self::TruncatedNormal { mean, std, low, high, p_low, p_width } => {
-                for (column, word) in columns.iter_mut().zip(words) {
-                    let normal = normal_quantile(p_low + p_width * unit(*word));
-                    *column = (mean + std * normal).clamp(low, high) as f32;
+                for value in values {
+                    let normal = normal_quantile(p_low + p_width * unit(value.to_bits()));
+                    *value = (mean + std * normal).clamp(low, high) as f32;
                 }
             }
         }
     }
 }
 
+/// As many values as take the time of one: what is left of a row, and what keeps vector units busy.
+const FEW: usize = 64;
+const MANY: usize = 128;
+
 #[inline(always)]
-fn fill_normal<const N: usize>(words: &[u32], columns: &mut [f32], mean: f32, std: f32) {
-    if let Some(words) = words.first_chunk::<N>() {
-        let mut values = normals(words);
-        for value in &mut values {
-            *value = mean + std * *value;
-        }
-        columns.copy_from_slice(&values[..columns.len()]);
+fn apply_normal(values: &mut [f32], mean: f32, std: f32) {
+    let (blocks, rest) = values.as_chunks_mut::<MANY>();
+    for block in blocks {
+        *block = normal_block(block, mean, std);
     }
+    for rest in rest.chunks_mut(FEW) {
+        let mut block = [0.0; FEW];
+        block[..rest.len()].copy_from_slice(rest);
+        block = normal_block(&block, mean, std);
+        rest.copy_from_slice(&block[..rest.len()]);
+    }
+}
+
+#[inline(always)]
+fn normal_block<const N: usize>(block: &[f32; N], mean: f32, std: f32) -> [f32; N] {
+    let mut words = [0; N];
+    for (word, value) in words.iter_mut().zip(block) {
+        *word = value.to_bits();
+    }
+    let mut values = normals(&words);
+    for value in &mut values {
+        *value = mean + std * *value;
+    }
+    values
 }
 
 /// Returns the probability that a standard normal number lies below `z`.
@@ -138,7 +160,7 @@ mod tests {
         let initializer = Initializer::new("t", &config);
         let mut rows = vec![0.0; dim * ids.clone().count()];
         for (id, row) in ids.zip(rows.chunks_mut(dim)) {
-            initializer.fill(id, row);
+            initializer.fill(&[id], row);
         }
         rows
     }
@@ -180,7 +202,7 @@ mod tests {
         let row = |name: &str, seed: u64, id: i64, dim: usize| {
             let config = TableConfig { seed, ..TableConfig::new(dim) };
             let mut row = vec![0.0; dim];
-            Initializer::new(name, &config).fill(id, &mut row);
+            Initializer::new(name, &config).fill(&[id], &mut row);
             row
         };
         let base = row("t", 1, i64::MIN, 8);

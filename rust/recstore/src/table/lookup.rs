@@ -191,21 +191,22 @@ impl<'a> RowSource<'a> {
         for (number, ids) in ids.chunks(run_len).enumerate() {
             let indices = &mut indices[..ids.len()];
             FindRows { ids: self.ids, of: ids, indices }.run(lanes);
-            initial.fill(self, row_type, ids, indices);
             if let Some(cold) = self.cold {
                 fetched.fetch(cold, self.storage, indices);
             }
-            let mut initial_rows = initial.rows.chunks_exact(row_words);
             let words = indices.iter().enumerate().map(|(place, index)| match *index {
-                NO_INDEX => initial_rows.next().unwrap_or_default(),
+                NO_INDEX => Default::default(),
                 index => self.words(&fetched, place, RowIndex(index)),
             });
             let words: Vec<&[f32]> = words.collect();
             prefetch_each(words.chunks(group_len).next());
-            for (group, of_group) in words.chunks(group_len).enumerate() {
+            for (group, words_of_group) in words.chunks(group_len).enumerate() {
                 prefetch_each(words.chunks(group_len).nth(group + 1));
                 let first = group * group_len;
-                rows.take(number * run_len + first, &indices[first..][..of_group.len()], of_group);
+                let group = first..first + words_of_group.len();
+                let completed = initial.complete(self, row_type, &ids[group.clone()], words_of_group);
+                let words_of_group = if completed.is_empty() { words_of_group } else { &completed };
+                rows.take(number * run_len + first, &indices[group], words_of_group);
             }
         }
     }
@@ -226,45 +227,59 @@ impl<'a> RowSource<'a> {
     }
 }
 
-/// Asks for the rows of a group, if there is one.
+/// Asks for the rows of a group, if there is one, of the ids that have one.
 #[inline(always)]
 fn prefetch_each(group: Option<&[&[f32]]>) {
     for words in group.unwrap_or_default() {
-        prefetch(words);
+        if !words.is_empty() {
+            prefetch(words);
+        }
     }
 }
 
-/// The initial values of those ids of a run that have no row, as a table keeps them.
+/// The initial values of those ids of a group that have no row, as a table keeps them.
 #[derive(Default)]
 struct InitialRows {
-    rows: Vec<f32>,
-    /// One of them before it is rounded.
-    row: Vec<f32>,
+    ids: Vec<i64>,
+    values: Vec<f32>,
+    rounded: Vec<f32>,
 }
 
 impl InitialRows {
+    /// Returns `words` of a group with initial values in the empty places, or nothing if there are none.
     #[inline(always)]
-    fn fill(&mut self, source: RowSource<'_>, row_type: impl RowType, ids: &[i64], indices: &[u32]) {
-        let missing = indices.iter().filter(|index| **index == NO_INDEX).count();
-        if missing == 0 {
-            return;
-        }
-        let len = source.storage.weight_words();
-        self.rows.resize(missing * len, 0.0);
-        self.row.resize(source.dim, 0.0);
-        let mut rows = self.rows.chunks_exact_mut(len);
-        for (id, index) in ids.iter().zip(indices) {
-            if *index == NO_INDEX
-                && let Some(words) = rows.next()
-            {
-                if row_type.is_float32() {
-                    source.initializer.fill(*id, words);
-                } else {
-                    source.initializer.fill(*id, &mut self.row);
-                    row_type.round(&self.row, words);
-                }
+    fn complete<'a>(
+        &'a mut self,
+        source: RowSource<'_>,
+        row_type: impl RowType,
+        ids: &[i64],
+        words: &[&'a [f32]],
+    ) -> Vec<&'a [f32]> {
+        self.ids.clear();
+        for (id, words) in ids.iter().zip(words) {
+            if words.is_empty() {
+                self.ids.push(*id);
             }
         }
+        if self.ids.is_empty() {
+            return Vec::new();
+        }
+        let row_words = source.storage.weight_words();
+        self.values.resize(self.ids.len() * source.dim, 0.0);
+        source.initializer.fill(&self.ids, &mut self.values);
+        let mut initial = if row_type.is_float32() {
+            self.values.chunks_exact(row_words)
+        } else {
+            self.rounded.resize(self.ids.len() * row_words, 0.0);
+            for (row, words) in
+                self.values.chunks_exact(source.dim).zip(self.rounded.chunks_exact_mut(row_words))
+            {
+                row_type.round(row, words);
+            }
+            self.rounded.chunks_exact(row_words)
+        };
+        let words = words.iter().map(|words| if words.is_empty() { initial.next() } else { Some(*words) });
+        words.map(Option::unwrap_or_default).collect()
     }
 }
 

@@ -429,7 +429,7 @@ impl Table {
         let mut weights = vec![0.0; self.config.dim];
         for &id in ids {
             if let (index, true) = rows.find_or_allocate(id) {
-                self.initializer.fill(id, &mut weights);
+                self.initializer.fill(&[id], &mut weights);
                 rows.change(index, true, |words, state| {
                     state.fill(0.0);
                     self.store(&rule, &weights, words, state);

@@ -14,46 +14,44 @@ const LANES: usize = 8;
 /// The random words of a group.
 pub(super) const WORDS: usize = 4 * LANES;
 
-/// Returns the random words of the columns from `WORDS * first_group` on, for an id and a key. Every step waits for the
-/// one before it, so more than one group at a time costs little.
+/// What each round mixes in, words of 32 bits.
+pub(super) type RoundKeys = [[u64; 2]; ROUNDS];
+
+/// Returns the keys of the rounds.
+pub(super) fn round_keys(key: [u32; 2]) -> RoundKeys {
+    std::array::from_fn(|round| {
+        [0, 1].map(|half| u64::from(key[half].wrapping_add(WEYL[half].wrapping_mul(round as u32))))
+    })
+}
+
+/// Returns the random words of the columns from `WORDS * group` on, for an id and the keys of the rounds.
 ///
 /// Column `8 * word + lane` of a group is that word of Philox4x32-10 for the counter (id, `8 * group + lane`).
 ///
 /// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
 #[inline(always)]
-pub(super) fn random_words<const GROUPS: usize>(
-    id: i64,
-    first_group: u32,
-    mut key: [u32; 2],
-) -> [[u32; WORDS]; GROUPS] {
+pub(super) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS] {
     const LOW: u64 = u32::MAX as u64;
     // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so.
-    let mut counters = [[[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]]; GROUPS];
-    for (group, counter) in counters.iter_mut().enumerate() {
-        for (lane, block) in counter[2].iter_mut().enumerate() {
-            *block = (u64::from(first_group) + group as u64) * LANES as u64 + lane as u64;
+    let mut counter = [[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]];
+    for (lane, block) in counter[2].iter_mut().enumerate() {
+        *block = u64::from(group) * LANES as u64 + lane as u64;
+    }
+    for key in keys {
+        let [c0, c1, c2, c3] = counter;
+        for lane in 0..LANES {
+            let product0 = u64::from(MULTIPLIERS[0]) * c0[lane];
+            let product1 = u64::from(MULTIPLIERS[1]) * c2[lane];
+            counter[0][lane] = (product1 >> 32) ^ c1[lane] ^ key[0];
+            counter[1][lane] = product1 & LOW;
+            counter[2][lane] = (product0 >> 32) ^ c3[lane] ^ key[1];
+            counter[3][lane] = product0 & LOW;
         }
     }
-    for _ in 0..ROUNDS {
-        for counter in &mut counters {
-            let [c0, c1, c2, c3] = *counter;
-            for lane in 0..LANES {
-                let product0 = u64::from(MULTIPLIERS[0]) * c0[lane];
-                let product1 = u64::from(MULTIPLIERS[1]) * c2[lane];
-                counter[0][lane] = (product1 >> 32) ^ c1[lane] ^ u64::from(key[0]);
-                counter[1][lane] = product1 & LOW;
-                counter[2][lane] = (product0 >> 32) ^ c3[lane] ^ u64::from(key[1]);
-                counter[3][lane] = product0 & LOW;
-            }
-        }
-        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
-    }
-    let mut words = [[0; WORDS]; GROUPS];
-    for (words, counter) in words.iter_mut().zip(counters) {
-        for (words, lanes) in words.chunks_exact_mut(LANES).zip(counter) {
-            for (word, lane) in words.iter_mut().zip(lanes) {
-                *word = lane as u32;
-            }
+    let mut words = [0; WORDS];
+    for (words, lanes) in words.chunks_exact_mut(LANES).zip(counter) {
+        for (word, lane) in words.iter_mut().zip(lanes) {
+            *word = lane as u32;
         }
     }
     words
@@ -307,14 +305,11 @@ mod tests {
     fn every_lane_is_a_counter_of_its_own() {
         for (id, group) in [(0, 0), (-1, 3), (i64::MIN + 77, 1 << 20)] {
             let key = [5, 0x8000_0001];
-            let [words, behind] = random_words::<2>(id, group, key);
-            assert_eq!(random_words::<1>(id, group, key), [words]);
-            for (group, words) in [(group, words), (group + 1, behind)] {
-                for lane in 0..LANES {
-                    let block = group * LANES as u32 + lane as u32;
-                    let expected = philox4x32([id as u32, (id >> 32) as u32, block, 0], key);
-                    assert_eq!([0, 1, 2, 3].map(|word| words[word * LANES + lane]), expected);
-                }
+            let words = random_words(id, group, &round_keys(key));
+            for lane in 0..LANES {
+                let block = group * LANES as u32 + lane as u32;
+                let expected = philox4x32([id as u32, (id >> 32) as u32, block, 0], key);
+                assert_eq!([0, 1, 2, 3].map(|word| words[word * LANES + lane]), expected);
             }
         }
     }

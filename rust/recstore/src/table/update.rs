@@ -646,7 +646,7 @@ impl SteppedRows<'_> {
     /// Writes the values that a row starts with.
     #[inline(always)]
     fn start_row(&self, row_type: impl RowType, position: usize, weights: &mut [f32], state: &mut [f32]) {
-        self.table.initializer.fill(self.gradients.id(position), weights);
+        self.table.initializer.fill(&[self.gradients.id(position)], weights);
         round_trip(row_type, weights);
         state.fill(0.0);
         self.rule.adopt_weights(weights, state);
