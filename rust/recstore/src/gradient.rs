@@ -5,11 +5,12 @@
 
 use std::borrow::Cow;
 
+use crate::cache::{prefetch, rows_of_lines};
 use crate::distinct::are_distinct;
 use crate::elements::{AddScaled, add_row, for_each_element};
 use crate::parallel::{Executor, for_each_mut, parts_for};
 use crate::simd::{Kernel, Lanes, Simd};
-use crate::sorting::{CountedKeys, SortedIds, SortedPart};
+use crate::sorting::{CountedKeys, Place, SortedIds, SortedPart};
 use crate::{Error, Result};
 
 /// The rows of gradients worth waking a thread for.
@@ -305,13 +306,72 @@ impl Kernel for SumGradients<'_, '_> {
     fn run(self, _: impl Lanes) {
         const ROWS_AHEAD: usize = 16;
         let Self { gradients, part, first, sums } = self;
+        if let [one] = &gradients.parts[..]
+            && one.is_one_row_an_id(gradients.dim)
+        {
+            return sum_rows(
+                part.places(first..first + sums.len() / gradients.dim),
+                one.gradients,
+                gradients.dim,
+                sums,
+            );
+        }
         let mut chunk_sum = vec![0.0; gradients.dim];
         for (number, sum) in (first..).zip(sums.chunks_exact_mut(gradients.dim)) {
-            part.positions_behind(number, ROWS_AHEAD)
-                .for_each(|position| crate::cache::prefetch(gradients.row(position)));
+            part.positions_behind(number, ROWS_AHEAD).for_each(|position| prefetch(gradients.row(position)));
             gradients.sum(part.positions(number), sum, &mut chunk_sum);
         }
     }
+}
+
+/// Sums the rows of equal keys, which lie side by side in `places`, from zero and in their order. How many there are of
+/// a key cannot be predicted, so nothing branches by it: a row is added to the sum before it, or to none of its bits.
+#[inline(always)]
+fn sum_rows(places: &[Place<u64>], rows: &[f32], dim: usize, sums: &mut [f32]) {
+    const LINES_AHEAD: usize = 96;
+    let ahead = rows_of_lines(LINES_AHEAD, dim);
+    let row = |place: &Place<u64>| &rows[place.position as usize * dim..][..dim];
+    let (mut sum, mut rank) = (0, places.first().map_or(0, |place| place.rank));
+    let mut kept = 0;
+    for (number, place) in places.iter().enumerate() {
+        if let Some(place) = places.get(number + ahead) {
+            prefetch(row(place));
+        }
+        let next = sum + dim * usize::from(place.rank != rank);
+        kept = if place.rank == rank { kept } else { 0 };
+        rank = place.rank;
+        add_kept(&mut sums[sum..next + dim], next - sum, kept, row(place));
+        (sum, kept) = (next, u32::MAX);
+    }
+}
+
+/// Writes `row` added to those bits of the sum at the front that are in `kept` to `sums` from `to` on.
+#[inline(always)]
+fn add_kept(sums: &mut [f32], to: usize, kept: u32, row: &[f32]) {
+    let start = add_kept_pieces::<64>(sums, to, kept, row, 0);
+    let start = add_kept_pieces::<16>(sums, to, kept, row, start);
+    let start = add_kept_pieces::<8>(sums, to, kept, row, start);
+    add_kept_pieces::<1>(sums, to, kept, row, start);
+}
+
+#[inline(always)]
+fn add_kept_pieces<const LEN: usize>(
+    sums: &mut [f32],
+    to: usize,
+    kept: u32,
+    row: &[f32],
+    mut start: usize,
+) -> usize {
+    while let Some(row) = row[start..].first_chunk::<LEN>() {
+        let mut piece = [0.0; LEN];
+        piece.copy_from_slice(&sums[start..start + LEN]);
+        for (sum, value) in piece.iter_mut().zip(row) {
+            *sum = f32::from_bits(sum.to_bits() & kept) + value;
+        }
+        sums[to + start..][..LEN].copy_from_slice(&piece);
+        start += LEN;
+    }
+    start
 }
 
 /// Writes the distinct ids in ascending order to `distinct`, and for every input its place among them to `inverse`;
@@ -459,22 +519,29 @@ mod tests {
 
     proptest! {
         #[test]
-        fn merging_agrees_with_a_map(ids in prop::collection::vec(prop_oneof![-3..3i64, Just(i64::MIN), Just(i64::MAX)], 0..40)) {
-            let gradients: Vec<f32> = (0..ids.len() * 2).map(|j| j as f32 * 0.1).collect();
-            let mut model = BTreeMap::<i64, [f32; 2]>::new();
-            for (id, g) in ids.iter().zip(gradients.chunks_exact(2)) {
-                let sum = model.entry(*id).or_default();
-                sum[0] += g[0];
-                sum[1] += g[1];
+        fn merging_agrees_with_a_map(
+            ids in prop::collection::vec(prop_oneof![-3..3i64, Just(i64::MIN), Just(i64::MAX)], 0..90),
+            dim in prop::sample::select(vec![1, 2, 7, 8, 16, 25, 64, 90, 128]),
+        ) {
+            let gradients: Vec<f32> = (0..ids.len() * dim).map(|j| 3.0 - j as f32 * 0.1).collect();
+            let mut model = BTreeMap::<i64, Vec<f32>>::new();
+            for (id, gradient) in ids.iter().zip(gradients.chunks_exact(dim)) {
+                let sum = model.entry(*id).or_insert_with(|| vec![0.0; dim]);
+                sum.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value);
             }
-            let merged = merge_gradients(&Serial, 2, &[GradientChunk::new(&ids, &gradients, 2)]).unwrap();
+            let chunk = GradientChunk::new(&ids, &gradients, dim);
+            let merged = merge_gradients(&Serial, dim, std::slice::from_ref(&chunk)).unwrap();
             prop_assert_eq!(&merged.ids, &model.keys().copied().collect::<Vec<_>>());
             prop_assert_eq!(&merged.sums, &model.values().flatten().copied().collect::<Vec<_>>());
-            let (mut distinct, mut sums) = (vec![0; ids.len()], vec![0.0; ids.len() * 2]);
-            let chunk = GradientChunk::new(&ids, &gradients, 2);
-            let count = merge_gradients_into(&Serial, 2, chunk, &mut distinct, &mut sums).unwrap();
+            // A chunk of two parts goes another way, from the same zeros in the same order.
+            let (front, behind) = ids.split_at(ids.len() / 2);
+            let (front_rows, rows_behind) = gradients.split_at(front.len() * dim);
+            let parts = vec![GradientPart::new(front, front_rows, dim), GradientPart::new(behind, rows_behind, dim)];
+            prop_assert_eq!(&merge_gradients(&Serial, dim, &[GradientChunk { parts }]).unwrap(), &merged);
+            let (mut distinct, mut sums) = (vec![0; ids.len()], vec![f32::NAN; ids.len() * dim]);
+            let count = merge_gradients_into(&Serial, dim, chunk, &mut distinct, &mut sums).unwrap();
             prop_assert_eq!(&distinct[..count], &merged.ids);
-            prop_assert_eq!(&sums[..2 * count], &merged.sums);
+            prop_assert_eq!(&sums[..dim * count], &merged.sums);
             let mut inverse = vec![0; ids.len()];
             let mut distinct = vec![0; ids.len()];
             let count = unique(&Serial, &ids, &mut distinct, &mut inverse);

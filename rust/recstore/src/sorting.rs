@@ -51,9 +51,9 @@ pub(crate) struct CountedKeys<'a, K> {
 
 /// A key, and where it was.
 #[derive(Debug, Clone, Copy, Default)]
-struct Place<R> {
-    rank: R,
-    position: u32,
+pub(crate) struct Place<R> {
+    pub(crate) rank: R,
+    pub(crate) position: u32,
 }
 
 /// The ids of a batch in ascending order, with all their positions.
@@ -203,6 +203,11 @@ impl<R: Copy> SortedPart<R> {
     #[inline(always)]
     pub(crate) fn rank(&self, number: usize) -> R {
         self.places[self.starts[number] as usize].rank
+    }
+
+    /// Returns the places of some distinct keys, one key after the other, each in input order.
+    pub(crate) fn places(&self, numbers: Range<usize>) -> &[Place<R>] {
+        &self.places[self.starts[numbers.start] as usize..self.starts[numbers.end] as usize]
     }
 
     /// Returns the positions of a distinct key, in input order.
