@@ -46,7 +46,8 @@ impl Initializer {
         if let Distribution::Constant(value) = self.distribution {
             return rows.fill(value);
         }
-        for (id, row) in ids.iter().zip(rows.chunks_exact_mut(rows.len() / ids.len().max(1))) {
+        let dim = rows.len() / ids.len().max(1);
+        for (id, row) in ids.iter().zip(rows.chunks_exact_mut(dim.max(1))) {
             for (group, columns) in row.chunks_mut(WORDS).enumerate() {
                 let words = random_words(*id, group as u32, &self.keys);
                 for (column, word) in columns.iter_mut().zip(&words) {
@@ -212,6 +213,26 @@ mod tests {
         assert_ne!(base, row("t", 2, i64::MIN, 8));
         assert_ne!(base, row("t", 1, i64::MIN + 1, 8));
         assert_ne!(base, row("t", 1, 0, 8));
+    }
+
+    #[test]
+    fn rows_drawn_together_are_those_drawn_one_by_one() {
+        let ids: Vec<i64> = (-20..20).map(|id| id * 0x0123_4567_89AB).collect();
+        for kind in ["uniform", "normal", "truncated_normal", "zeros"] {
+            let text = format!(r#"{{"initializer": {{"kind": "{kind}"}}}}"#);
+            for dim in [1, 3, 8, 31, 32, 33, 64, 100, 129] {
+                let config = TableConfig::from_json(dim, &text).unwrap();
+                let initializer = Initializer::new("t", &config);
+                let mut together = vec![f32::NAN; ids.len() * dim];
+                initializer.fill(&ids, &mut together);
+                let mut row = vec![f32::NAN; dim];
+                for (id, of_all) in ids.iter().zip(together.chunks_exact(dim)) {
+                    initializer.fill(&[*id], &mut row);
+                    assert_eq!(of_all, row, "{kind}, dim {dim}, id {id}");
+                }
+                initializer.fill(&[], &mut []);
+            }
+        }
     }
 
     #[test]
