@@ -8,10 +8,10 @@ from pathlib import Path
 from benches.cells import TITLES
 from benches.derived import derive
 from benches.measured import Figure, Outcome, Timed
+from benches.recorded import README
 from benches.targets import Target, targets
 from benches.wording import ABSENT, axis, described, differing, ratio, significant, time_with_spread
 
-README = Path(__file__).with_name("README.md")
 START, END = "<!-- cells -->", "<!-- /cells -->"
 
 

@@ -337,12 +337,6 @@ def page_with(text: str, tables: str) -> str:
     return f"{before}{BEGIN}\n{tables}\n{END}" + rest.split(END)[1]
 
 
-def write() -> None:
-    """Puts the tables and the plot into docs/."""
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), report()), encoding="utf-8")
-    draw(PLOT)
-
-
 def main(arguments: Sequence[str]) -> int:
     """Prints the tables, or writes them."""
     if list(arguments) not in ([], ["--write"]):
@@ -351,7 +345,8 @@ def main(arguments: Sequence[str]) -> int:
     if not arguments:
         print(report())
         return 0
-    write()
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), report()), encoding="utf-8")
+    draw(PLOT)
     return 0
 
 

@@ -12,7 +12,6 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benches import recorded as recorded_module  # noqa: E402
 from benches import scale_model  # noqa: E402
 from benches.recorded import recorded  # noqa: E402
 from benches.scale_model import Cluster, fewest, page_with  # noqa: E402
@@ -47,7 +46,7 @@ TABLE = """### Lookup
 def tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "README.md"
     page.write_text(TABLE, encoding="utf-8")
-    monkeypatch.setattr(recorded_module, "README", page)
+    monkeypatch.setattr("benches.recorded.README", page)
 
 
 @pytest.mark.usefixtures("tables")
