@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::cache::{prefetch, rows_of_lines};
+use crate::cache::{prefetch, prefetch_one, rows_of_lines};
 use crate::distinct::are_distinct;
 use crate::elements::{AddScaled, add_row, for_each_element};
 use crate::parallel::{Executor, for_each_mut, parts_for};
@@ -176,6 +176,25 @@ impl<'a> Gradients<'a> {
     pub(crate) fn id(&self, position: usize) -> i64 {
         let (part, position) = self.locate(position);
         part.ids[position]
+    }
+
+    /// Asks for the id at a position.
+    #[inline(always)]
+    pub(crate) fn prefetch_id(&self, position: usize) {
+        let (part, position) = self.locate(position);
+        prefetch_one(&part.ids[position]);
+    }
+
+    /// Whether rows of the matrix belong to positions by a list.
+    pub(crate) fn has_row_of(&self) -> bool {
+        self.parts.iter().any(|part| !part.row_of.is_empty())
+    }
+
+    /// Asks for the number of the row that belongs to a position.
+    #[inline(always)]
+    pub(crate) fn prefetch_row_of(&self, position: usize) {
+        let (part, position) = self.locate(position);
+        part.row_of.get(position).into_iter().for_each(prefetch_one);
     }
 
     #[inline(always)]

@@ -519,9 +519,11 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
         let is_plain = rows.gradients.is_plain();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
+        rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         rows.prefetch_each(sorted, 0..group_len);
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = group + group_len;
+            rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
             rows.prefetch_each(sorted, behind..behind + group_len);
             for number in group..behind.min(sorted.len()) {
                 let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
@@ -602,6 +604,23 @@ impl SteppedRows<'_> {
         self.use_row(index);
         step(record);
         tier.write(index, record)
+    }
+
+    /// Asks for what the gradients of some numbers are found by, and for the ids that rounding is drawn from.
+    #[inline(always)]
+    fn prefetch_lists(&self, row_type: impl RowType, sorted: &SortedPart<u32>, numbers: Range<usize>) {
+        let (needs_ids, has_row_of) = (!row_type.is_float32(), self.gradients.has_row_of());
+        if !needs_ids && !has_row_of {
+            return;
+        }
+        for place in sorted.places(numbers.start.min(sorted.len())..numbers.end.min(sorted.len())) {
+            if needs_ids {
+                self.gradients.prefetch_id(place.position as usize);
+            }
+            if has_row_of {
+                self.gradients.prefetch_row_of(place.position as usize);
+            }
+        }
     }
 
     /// Asks for the records of some numbers, and for their gradients.
