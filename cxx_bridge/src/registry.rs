@@ -1,6 +1,6 @@
 //! The process's tables and collectors, by the handles that operators take. A handle is never given out twice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::env;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -34,12 +34,13 @@ pub struct Registry {
     handles: RwLock<Handles>,
 }
 
+/// Ordered maps: among so few numbers a search takes less time than a hash.
 #[derive(Default)]
 struct Handles {
     last: i64,
-    tables: HashMap<i64, OpenTable>,
-    of_table: HashMap<TableId, i64>,
-    collectors: HashMap<i64, Arc<GradientCollector>>,
+    tables: BTreeMap<i64, OpenTable>,
+    of_table: BTreeMap<TableId, i64>,
+    collectors: BTreeMap<i64, Arc<GradientCollector>>,
     /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
     deferred: BTreeMap<PrefetchId, (Vec<i64>, usize)>,
 }

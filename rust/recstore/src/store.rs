@@ -321,7 +321,8 @@ pub struct LocalStore {
 #[derive(Default)]
 struct Tables {
     by_name: HashMap<String, TableId>,
-    by_id: HashMap<TableId, Arc<Table>>,
+    /// Ordered: among so few numbers a search takes less time than a hash.
+    by_id: BTreeMap<TableId, Arc<Table>>,
     last: i64,
 }
 
