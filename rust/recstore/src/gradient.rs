@@ -178,23 +178,19 @@ impl<'a> Gradients<'a> {
         part.ids[position]
     }
 
-    /// Asks for the id at a position.
-    #[inline(always)]
-    pub(crate) fn prefetch_id(&self, position: usize) {
-        let (part, position) = self.locate(position);
-        prefetch_one(&part.ids[position]);
-    }
-
     /// Whether rows of the matrix belong to positions by a list.
     pub(crate) fn has_row_of(&self) -> bool {
         self.parts.iter().any(|part| !part.row_of.is_empty())
     }
 
-    /// Asks for the number of the row that belongs to a position.
+    /// Asks for the number of the row that belongs to a position, and for its id if that is needed.
     #[inline(always)]
-    pub(crate) fn prefetch_row_of(&self, position: usize) {
+    pub(crate) fn prefetch_lists(&self, position: usize, needs_id: bool) {
         let (part, position) = self.locate(position);
         part.row_of.get(position).into_iter().for_each(prefetch_one);
+        if needs_id {
+            prefetch_one(&part.ids[position]);
+        }
     }
 
     #[inline(always)]
@@ -216,18 +212,27 @@ impl<'a> Gradients<'a> {
         self.chunk_ends.len() == 1 && self.parts.iter().all(|part| part.weights.is_empty())
     }
 
-    /// Sums the gradients at `positions`, which ascend: each chunk's on their own, from zero, then the chunks' sums.
+    /// Sums the gradients at `positions`, which ascend: each chunk's on their own, from zero, then the chunks' sums. With
+    /// each it asks for the gradient at one of the positions `later`, for whoever sums that.
     #[inline(always)]
-    pub(crate) fn sum(&self, positions: impl Iterator<Item = usize>, sum: &mut [f32], chunk_sum: &mut [f32]) {
+    pub(crate) fn sum(
+        &self,
+        positions: impl Iterator<Item = usize>,
+        mut later: impl Iterator<Item = usize>,
+        sum: &mut [f32],
+        chunk_sum: &mut [f32],
+    ) {
         sum.fill(0.0);
         if self.chunk_ends.len() == 1 {
             for position in positions {
+                later.next().into_iter().for_each(|position| prefetch(self.row(position)));
                 self.add_to(position, sum);
             }
             return;
         }
         let mut end = 0;
         for position in positions {
+            later.next().into_iter().for_each(|position| prefetch(self.row(position)));
             if position >= end {
                 if end > 0 {
                     add_row(sum, chunk_sum);
@@ -337,8 +342,8 @@ impl Kernel for SumGradients<'_, '_> {
         }
         let mut chunk_sum = vec![0.0; gradients.dim];
         for (number, sum) in (first..).zip(sums.chunks_exact_mut(gradients.dim)) {
-            part.positions_behind(number, ROWS_AHEAD).for_each(|position| prefetch(gradients.row(position)));
-            gradients.sum(part.positions(number), sum, &mut chunk_sum);
+            let later = part.positions_behind(number, ROWS_AHEAD);
+            gradients.sum(part.positions(number), later, sum, &mut chunk_sum);
         }
     }
 }

@@ -9,6 +9,7 @@
 #![expect(unsafe_code, reason = "threads change different rows of one table")]
 
 use std::cell::RefCell;
+use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -43,8 +44,9 @@ const PADDING: u32 = u32::MAX - 1;
 /// How many lines of records and their gradients are asked for together, before those of the group before are used.
 const LINES_TOGETHER: usize = 48;
 
-/// How many gradients of one row are asked for: of many the last would drive out the first.
-const GRADIENTS_TOGETHER: usize = 8;
+/// How many gradients of one row are asked for before its turn: of many the last would drive out the first. The others
+/// are asked for that many ahead, while the row's gradients are summed.
+const GRADIENTS_TOGETHER: usize = 12;
 
 /// One step of one table, as the caller gave it.
 pub(crate) struct StepRequest<'a> {
@@ -518,19 +520,25 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let dim = rows.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
         let is_plain = rows.gradients.is_plain();
+        let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
-        rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
+        if has_lists {
+            rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
+        }
         rows.prefetch_each(sorted, 0..group_len);
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = group + group_len;
-            rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
+            if has_lists {
+                rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
+            }
             rows.prefetch_each(sorted, behind..behind + group_len);
             for number in group..behind.min(sorted.len()) {
                 let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
                 let gradient = if is_plain && sorted.is_single(number) {
                     rows.gradients.row(first)
                 } else {
-                    rows.gradients.sum(sorted.positions(number), &mut sum, &mut chunk_sum);
+                    let later = sorted.positions(number).skip(GRADIENTS_TOGETHER);
+                    rows.gradients.sum(sorted.positions(number), later, &mut sum, &mut chunk_sum);
                     &sum
                 };
                 // SAFETY:
@@ -554,7 +562,7 @@ impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
         let mut scratch = vec![0.0; rows.stride];
         for number in 0..sorted.len() {
             let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
-            rows.gradients.sum(sorted.positions(number), &mut sum, &mut chunk_sum);
+            rows.gradients.sum(sorted.positions(number), iter::empty(), &mut sum, &mut chunk_sum);
             let Some(place) = tier.place_to_change(index) else {
                 let mut step =
                     |record: &mut [f32]| rows.step((rule, row_type), first, record, &sum, &mut widened);
@@ -609,17 +617,8 @@ impl SteppedRows<'_> {
     /// Asks for what the gradients of some numbers are found by, and for the ids that rounding is drawn from.
     #[inline(always)]
     fn prefetch_lists(&self, row_type: impl RowType, sorted: &SortedPart<u32>, numbers: Range<usize>) {
-        let (needs_ids, has_row_of) = (!row_type.is_float32(), self.gradients.has_row_of());
-        if !needs_ids && !has_row_of {
-            return;
-        }
         for place in sorted.places(numbers.start.min(sorted.len())..numbers.end.min(sorted.len())) {
-            if needs_ids {
-                self.gradients.prefetch_id(place.position as usize);
-            }
-            if has_row_of {
-                self.gradients.prefetch_row_of(place.position as usize);
-            }
+            self.gradients.prefetch_lists(place.position as usize, !row_type.is_float32());
         }
     }
 
