@@ -25,6 +25,7 @@ from benches.ids import ids_of
 from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
 from recstore_ops.sharding.shard import Shard
+from recstore_ops.training.job import joined_job
 
 _TABLES, _DIM = 4, 64
 # A gigabit a second.
@@ -139,15 +140,10 @@ def main() -> None:
     """Measures, and prints JSON on the first rank."""
     rows, batch, steps = map(int, sys.argv[1:4])
     way = sys.argv[4] if len(sys.argv) > 4 else None
-    is_sharded = int(os.environ.get("WORLD_SIZE", "1")) > 1
-    if is_sharded:
-        dist.init_process_group("gloo")
-    group = dist.group.WORLD if is_sharded else None
-    figures = measured(rows, batch, steps, group) if way is None else measured_torchrec(rows, batch, steps, way)
-    if not is_sharded or dist.get_rank() == 0:
-        print(json.dumps(figures))
-    if is_sharded:
-        dist.destroy_process_group()
+    with joined_job() as job:
+        figures = measured(rows, batch, steps, job.group) if way is None else measured_torchrec(rows, batch, steps, way)
+        if job.is_first:
+            print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -19,11 +19,16 @@ OPTIONS = ("--planted", "pairs", "--planted-rows", "3000", "--epochs", "2", "--b
 
 def torchrun(world: int, *options: str, elastic: tuple[str, ...] = (), rows: tuple[str, ...] = OPTIONS) -> list[str]:
     """The command of a run on `world` ranks."""
+    return torchrun_of(world, "-m", "recstore_ops.cli", "train", *rows, *options, elastic=elastic)
+
+
+def torchrun_of(world: int, *program: str, elastic: tuple[str, ...] = ()) -> list[str]:
+    """The command that starts a program as each of `world` ranks."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port), *elastic]
-    return [sys.executable, *job, "-m", "recstore_ops.cli", "train", *rows, *options]
+    return [sys.executable, *job, *program]
 
 
 def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:

@@ -5,13 +5,18 @@ All of them read the same rows. Each takes its share of every batch, so that bat
 
 from __future__ import annotations
 
+import gc
 import os
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
+
+# Imported after a group is made, which DistributedDataParallel does, it holds that group to the end of the process.
+import torch.distributed.nn.functional
 from torch import Tensor, nn
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -108,10 +113,25 @@ def joined_job() -> Iterator[Job]:
     store, rank, world = next(rendezvous("env://"))
     # torchrun may keep its store when it starts a job anew, with the addresses of processes that are gone.
     dist.init_process_group("gloo", store=PrefixStore(f"start {restarts()}", store), rank=rank, world_size=world)
+    job = Job(dist.group.WORLD)
     try:
-        yield Job(dist.group.WORLD)
+        yield job
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        raise
     finally:
-        dist.destroy_process_group()
+        _leave(job)
+
+
+def _leave(job: Job) -> None:
+    """Ends the group's threads, which is what its destructor does.
+
+    A thread that lets go of a tensor after the interpreter has begun to end aborts the process.
+    """
+    dist.destroy_process_group()
+    job.group = None
+    # Tables and modules hold the group, in cycles.
+    gc.collect()
 
 
 def restarts() -> int:
