@@ -18,8 +18,8 @@ fn main() {
     build
         .file("ops.cpp")
         .std("c++20")
-        // Only what libtorch 2.10 has, so that one binary serves every torch from there on.
-        .define("TORCH_TARGET_VERSION", "0x020a000000000000")
+        // Only what libtorch 2.11 has, so that one binary serves every torch from there on.
+        .define("TORCH_TARGET_VERSION", "0x020b000000000000")
         .flag("-isystem")
         .flag(&include)
         .flag("-fvisibility=hidden")
@@ -37,7 +37,9 @@ fn main() {
 
     println!("cargo::rustc-link-search=native={}", torch.join("lib").display());
     println!("cargo::rustc-link-lib=dylib=torch_cpu");
-    for path in ["build.rs", "kept_tensors.h", "ops.cpp", "ops.h", "src/lib.rs", "tensor_check.h"] {
+    for path in
+        ["build.rs", "kept_tensors.h", "new_tensor.h", "ops.cpp", "ops.h", "src/lib.rs", "tensor_check.h"]
+    {
         println!("cargo::rerun-if-changed={path}");
     }
     // Another torch in the same place brings other headers.

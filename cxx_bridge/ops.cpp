@@ -21,6 +21,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "recstore-bridge/kept_tensors.h"
+#include "recstore-bridge/new_tensor.h"
 #include "recstore-bridge/src/lib.rs.h"
 #include "recstore-bridge/tensor_check.h"
 

@@ -11,10 +11,6 @@
 #include <string>
 #include <vector>
 
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
-
 #include <torch/csrc/stable/device.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -36,16 +32,20 @@ template <typename... Parts>
 }
 
 // "[2, 3]"
-inline std::string shape_text(const Tensor& tensor) {
+inline std::string shape_text(IntHeaderOnlyArrayRef sizes) {
   std::ostringstream text;
   text << '[';
   const char* separator = "";
-  for (const int64_t size : tensor.sizes()) {
+  for (const int64_t size : sizes) {
     text << separator << size;
     separator = ", ";
   }
   text << ']';
   return text.str();
+}
+
+inline std::string shape_text(const Tensor& tensor) {
+  return shape_text(tensor.sizes());
 }
 
 // On the CPU and contiguous; the same tensor where it already is. A copy from a device has arrived when this returns.
@@ -111,59 +111,8 @@ inline rust::Slice<float> float_slice_mut(const Tensor& values) {
   return {static_cast<float*>(values.mutable_data_ptr()), static_cast<size_t>(values.numel())};
 }
 
-// Asks for huge pages where a large result will lie: supplied page by page, its memory would cost more than its values.
-// A refusal is harmless, and so is advice for memory that had pages before.
-inline void advise_huge_pages(void* start, std::size_t bytes) {
-#ifdef __linux__
-  constexpr std::size_t kLarge = 4 << 20;
-  constexpr std::size_t kPage = 4096;
-  if (bytes >= kLarge) {
-    const std::size_t within = reinterpret_cast<std::uintptr_t>(start) % kPage;
-    const std::size_t skipped = within == 0 ? 0 : kPage - within;
-    madvise(static_cast<char*>(start) + skipped, bytes - skipped, MADV_HUGEPAGE);
-  }
-#endif
-}
-
-// A new contiguous tensor on the host, not initialized. torch::stable::empty goes through the dispatcher, which costs
-// as much as reading a row.
-inline Tensor new_tensor(const std::vector<int64_t>& sizes, int32_t dtype) {
-  std::vector<int64_t> strides(sizes.size());
-  int64_t stride = 1;
-  for (size_t axis = sizes.size(); axis-- > 0;) {
-    strides[axis] = stride;
-    stride *= sizes[axis] > 0 ? sizes[axis] : 1;
-  }
-  AtenTensorHandle handle = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
-      static_cast<int64_t>(sizes.size()),
-      sizes.data(),
-      strides.data(),
-      dtype,
-      aoti_torch_device_type_cpu(),
-      0,
-      &handle));
-  const Tensor made(handle);
-  // All dtypes here have four bytes or eight.
-  advise_huge_pages(made.mutable_data_ptr(), static_cast<std::size_t>(stride) * sizeof(float));
-  return made;
-}
-
-inline Tensor new_floats(const std::vector<int64_t>& sizes) {
-  return new_tensor(sizes, aoti_torch_dtype_float32());
-}
-
-inline Tensor new_ids(const std::vector<int64_t>& sizes) {
-  return new_tensor(sizes, aoti_torch_dtype_int64());
-}
-
 inline rust::Slice<uint32_t> words_slice_mut(const Tensor& words) {
   return {static_cast<uint32_t*>(words.mutable_data_ptr()), static_cast<size_t>(words.numel())};
-}
-
-// 32-bit words, int32 for torch.
-inline Tensor new_words(int64_t count) {
-  return new_tensor({count}, aoti_torch_dtype_int32());
 }
 
 inline std::vector<int64_t> shape_of(const Tensor& tensor) {

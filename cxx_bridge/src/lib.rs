@@ -4,6 +4,7 @@ mod executor;
 mod guard;
 mod kept;
 mod kernels;
+mod large_result;
 mod registry;
 mod switching;
 
@@ -17,6 +18,7 @@ use kernels::{
     make_collector, make_hashtable, merge_gradients, num_prefetches_dropped, panic_with, set_learning_rate,
     table_text, unique,
 };
+use large_result::{LargeResult, large_result, large_result_bytes};
 use recstore::fork::{
     before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
 };
@@ -132,6 +134,11 @@ mod ffi {
         fn merged_ids(self: &Merged) -> &[i64];
         fn sums(self: &Merged) -> &[f32];
         fn dim(self: &Merged) -> usize;
+
+        type LargeResult;
+        fn large_result_bytes() -> usize;
+        fn large_result(bytes: usize) -> Box<LargeResult>;
+        fn start(self: &mut LargeResult) -> *mut u8;
 
         type SlotValues;
         fn values(self: &SlotValues) -> &[f32];

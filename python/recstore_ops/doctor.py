@@ -31,7 +31,7 @@ from recstore_ops.config_file import (
 
 _PLAIN_KEYS = ("dtype", "seed", "block_size", "nan_policy", "admission", "eviction", "memory_limit", "disk")
 
-STABLE_ABI_TARGET = "2.10"
+STABLE_ABI_TARGET = "2.11"
 """The release of libtorch whose stable ABI the native module is built for."""
 
 SIMD_VARIABLE = "RECSTORE_SIMD"

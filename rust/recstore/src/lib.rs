@@ -43,6 +43,7 @@ mod pages;
 mod parallel;
 mod pooling;
 mod prefetch;
+mod result_memory;
 mod row_type;
 mod simd;
 mod sorting;
@@ -72,6 +73,7 @@ pub use parallel::Rayon;
 pub use parallel::{Executor, Serial};
 pub use pooling::{BagInput, PoolingMode, check_offsets};
 pub use prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
+pub use result_memory::ResultMemory;
 pub use simd::SimdLevel;
 pub use store::{
     EmbeddingStore, LocalStore, OptimizerState, Step, StoreMemory, TableDescription, TableId,

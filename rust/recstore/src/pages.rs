@@ -37,14 +37,27 @@ impl<T: Pod> Pages<T> {
         let bytes = len * size_of::<T>();
         let start = match bytes {
             0 => NonNull::dangling(),
-            _ if from_system(bytes) => system::map(bytes, small * size_of::<T>()).cast(),
+            _ if from_system(bytes) => granted(system::map(bytes, small * size_of::<T>()), bytes).cast(),
             _ => heap::allocate(bytes).cast(),
         };
         Self { start, len }
     }
-}
 
-impl<T: Pod> Pages<T> {
+    /// Returns `len` zeroed elements, more than none, in huge pages; none where the system refuses them.
+    pub(crate) fn try_zeroed(len: usize) -> Option<Self> {
+        let bytes = len * size_of::<T>();
+        let start = if from_system(bytes) { system::map(bytes, 0) } else { heap::try_allocate(bytes) };
+        start.map(|start| Self { start: start.cast(), len })
+    }
+
+    /// Lets the system take the pages where memory runs short: each element then is as it was, or zero.
+    pub(crate) fn lend_to_system(&mut self) {
+        let bytes = size_of_val(&**self);
+        if from_system(bytes) {
+            system::lend(self.start.cast(), bytes);
+        }
+    }
+
     /// Makes the array longer, by zeroed elements, and asks for huge pages.
     pub(crate) fn grow(&mut self, len: usize) {
         let (bytes, old_bytes) = (len * size_of::<T>(), size_of_val(&**self));
@@ -111,20 +124,27 @@ pub(crate) fn whole_pages(bytes: usize) -> usize {
     if bytes < HUGE_PAGE_BYTES { bytes } else { bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES }
 }
 
+/// Memory that must be had.
+fn granted(start: Option<NonNull<u8>>, bytes: usize) -> NonNull<u8> {
+    start.unwrap_or_else(|| std::alloc::handle_alloc_error(heap::layout(bytes)))
+}
+
 fn from_system(bytes: usize) -> bool {
     cfg!(all(target_os = "linux", not(miri))) && bytes >= SYSTEM_BYTES
 }
 
 /// Arrays from Rust's allocator.
 mod heap {
-    use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
     use std::ptr::NonNull;
 
     pub(super) fn allocate(bytes: usize) -> NonNull<u8> {
-        let layout = layout(bytes);
-        // SAFETY: 1. the layout has a size above zero: `Pages::zeroed` asks for nothing else.
-        let start = unsafe { alloc_zeroed(layout) };
-        NonNull::new(start).unwrap_or_else(|| handle_alloc_error(layout))
+        super::granted(try_allocate(bytes), bytes)
+    }
+
+    pub(super) fn try_allocate(bytes: usize) -> Option<NonNull<u8>> {
+        // SAFETY: 1. the layout has a size above zero: the callers ask for nothing else.
+        NonNull::new(unsafe { alloc_zeroed(layout(bytes)) })
     }
 
     pub(super) fn free(start: NonNull<u8>, bytes: usize) {
@@ -141,24 +161,23 @@ mod heap {
 /// Arrays from the system.
 #[cfg(all(target_os = "linux", not(miri)))]
 mod system {
-    use std::alloc::handle_alloc_error;
     use std::ptr::{NonNull, null_mut};
 
-    use super::HUGE_PAGE_BYTES;
+    use super::{HUGE_PAGE_BYTES, granted};
 
     /// What the system maps is a multiple of this.
     const PAGE_BYTES: usize = 4096;
 
     /// Maps zero pages, huge ones where there is room for them behind the first `small` bytes.
-    pub(super) fn map(bytes: usize, small: usize) -> NonNull<u8> {
+    pub(super) fn map(bytes: usize, small: usize) -> Option<NonNull<u8>> {
         let bytes = mapped(bytes);
         if bytes < small.saturating_add(HUGE_PAGE_BYTES) {
             return map_anywhere(bytes);
         }
-        let start = map_aligned(bytes);
+        let start = map_aligned(bytes)?;
         // SAFETY: 1. `small` is less than `bytes`.
         advise_huge(unsafe { start.add(small.next_multiple_of(PAGE_BYTES)) }, bytes - small);
-        start
+        Some(start)
     }
 
     /// Returns what is mapped for an array: whole huge pages, since half of one would be made of ordinary pages and stay so
@@ -168,8 +187,8 @@ mod system {
     }
 
     /// Maps zero pages aligned to huge ones.
-    fn map_aligned(bytes: usize) -> NonNull<u8> {
-        let whole = map_anywhere(bytes + HUGE_PAGE_BYTES);
+    fn map_aligned(bytes: usize) -> Option<NonNull<u8>> {
+        let whole = map_anywhere(bytes + HUGE_PAGE_BYTES)?;
         let head = whole.as_ptr().align_offset(HUGE_PAGE_BYTES);
         // SAFETY: 1. `head` is less than a huge page, by which the mapping is longer than `bytes`.
         let start = unsafe { whole.add(head) };
@@ -177,12 +196,12 @@ mod system {
         let end = unsafe { start.add(bytes) };
         trim(whole, head);
         trim(end, HUGE_PAGE_BYTES - head);
-        start
+        Some(start)
     }
 
     /// Makes a mapping longer: its pages move to another address, their content stays where it is.
     pub(super) fn grow(start: NonNull<u8>, old_bytes: usize, bytes: usize) -> NonNull<u8> {
-        let target = map(bytes, 0);
+        let target = granted(map(bytes, 0), bytes);
         let (old_bytes, bytes) = (mapped(old_bytes), mapped(bytes));
         let how = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
         // SAFETY:
@@ -191,9 +210,7 @@ mod system {
         let moved = unsafe {
             libc::mremap(start.as_ptr().cast(), old_bytes, bytes, how, target.as_ptr().cast::<libc::c_void>())
         };
-        if moved == libc::MAP_FAILED {
-            handle_alloc_error(super::heap::layout(bytes));
-        }
+        granted(NonNull::new(moved.cast()).filter(|_| moved != libc::MAP_FAILED), bytes);
         advise_huge(target, bytes);
         target
     }
@@ -203,14 +220,18 @@ mod system {
         unsafe { libc::madvise(start.as_ptr().cast(), bytes, libc::MADV_HUGEPAGE) };
     }
 
-    fn map_anywhere(bytes: usize) -> NonNull<u8> {
+    /// Pages that are not written again before the system takes them become zero pages.
+    pub(super) fn lend(start: NonNull<u8>, bytes: usize) {
+        // SAFETY: 1. the range is a mapping of ours that nothing refers to, of elements for which zero is a value. A refusal
+        //    is harmless.
+        unsafe { libc::madvise(start.as_ptr().cast(), mapped(bytes), libc::MADV_FREE) };
+    }
+
+    fn map_anywhere(bytes: usize) -> Option<NonNull<u8>> {
         let (access, kind) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
         // SAFETY: 1. a private anonymous mapping at an address of the system's choice touches no memory in use.
         let start = unsafe { libc::mmap(null_mut(), bytes, access, kind, -1, 0) };
-        match NonNull::new(start.cast::<u8>()) {
-            Some(start) if start.as_ptr().cast() != libc::MAP_FAILED => start,
-            _ => handle_alloc_error(super::heap::layout(bytes)),
-        }
+        NonNull::new(start.cast::<u8>()).filter(|_| start != libc::MAP_FAILED)
     }
 
     fn trim(start: NonNull<u8>, bytes: usize) {
@@ -236,9 +257,11 @@ mod system {
 
     use std::ptr::NonNull;
 
-    pub(super) fn map(bytes: usize, _small: usize) -> NonNull<u8> {
-        super::heap::allocate(bytes)
+    pub(super) fn map(bytes: usize, _small: usize) -> Option<NonNull<u8>> {
+        super::heap::try_allocate(bytes)
     }
+
+    pub(super) fn lend(_: NonNull<u8>, _: usize) {}
 
     pub(super) fn grow(_: NonNull<u8>, _: usize, _: usize) -> NonNull<u8> {
         unreachable!("no array comes from the system here")
