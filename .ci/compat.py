@@ -36,7 +36,8 @@ def test_on(version: str, wheel: Path) -> str:
         python = ENVIRONMENT / "bin" / "python"
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*install, f"torch=={version}", *pinned_tools(), wheel], check=True)
-        tests = [*sorted(TESTS.glob("test_*ops.py")), TESTS / "test_compile.py"]
+        more = ("test_compile.py", "test_large_results.py")
+        tests = [*sorted(TESTS.glob("test_*ops.py")), *(TESTS / name for name in more)]
         command = [python, "-m", "pytest", "--quiet", *tests]
         run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     finally:
