@@ -64,7 +64,7 @@ def page(wheel: Path, rows: list[str]) -> str:
     return f"""# One wheel, several releases of torch
 
 `make compat` builds `{wheel.name}` once and
-runs `test_*ops.py` and `test_compile.py` with it on:
+runs `test_*ops.py`, `test_compile.py` and `test_large_results.py` with it on:
 
 {table}
 """
