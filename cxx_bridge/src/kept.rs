@@ -90,8 +90,12 @@ fn rows_of(offsets: &[i64]) -> Vec<u32> {
     if one_each {
         return Vec::new();
     }
-    let lengths = offsets.windows(2).map(|pair| (pair[1] - pair[0]) as usize).enumerate();
-    lengths.flat_map(|(bag, length)| std::iter::repeat_n(bag as u32, length)).collect()
+    let end_of = |offset: i64| (offset - first) as usize;
+    let mut rows = Vec::with_capacity(offsets.last().map_or(0, |&last| end_of(last)));
+    for (bag, &end) in offsets[1..].iter().enumerate() {
+        rows.resize(end_of(end), bag as u32);
+    }
+    rows
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ impl<'a> GradientPart<'a> {
 
     /// Returns what is wrong with the lengths, as expected and actual.
     fn mismatch(&self, dim: usize) -> Option<(&'static str, usize, usize)> {
-        let rows = self.row_of.iter().max().map_or(self.ids.len(), |&row| row as usize + 1);
+        let rows = self.row_of.iter().copied().max().map_or(self.ids.len(), |row| row as usize + 1);
         let (expected, actual) = (rows * self.stride.max(dim), self.gradients.len());
         let fits = dim > 0 && self.first_column + dim <= self.stride && actual >= expected;
         // Bags without ids leave rows of the matrix unused.

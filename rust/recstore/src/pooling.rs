@@ -2,8 +2,12 @@
 
 use std::str::FromStr;
 
+use crate::cache::prefetch;
 use crate::elements::{AddScaled, ElementRule, for_each_element};
 use crate::{Error, Result};
+
+/// How many bags ahead the row that a bag is pooled into is loaded.
+const ROWS_AHEAD: usize = 32;
 
 /// How the rows of a bag become one row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,6 +114,15 @@ impl PooledColumns<'_> {
         &mut self.pooled[bag * self.stride + self.first..][..self.dim]
     }
 
+    /// Asks for a row that is to be written.
+    #[inline(always)]
+    fn prefetch(&self, bag: usize) {
+        let start = bag * self.stride + self.first;
+        if let Some(row) = self.pooled.get(start..start + self.dim) {
+            prefetch(row);
+        }
+    }
+
     #[inline(always)]
     fn rows(&mut self, bag: usize) -> (&mut [f32], &mut [i64]) {
         let start = bag * self.stride + self.first;
@@ -190,6 +203,7 @@ impl<'a> Pooling<'a> {
             }
         }
         self.bag += 1;
+        self.columns.prefetch(self.bag + ROWS_AHEAD);
         let next = self.bags.start + self.bag + 1;
         self.end = self.input.offsets.get(next).map_or(usize::MAX, |&end| end as usize);
     }

@@ -45,7 +45,7 @@ pub(crate) fn pool(
     });
     let call = Call { engine, tables, locks: &locks, input, stride, failure: &failure };
     for_each_mut(engine.executor, pieces, |piece| pool_piece(&call, piece));
-    seal_places(tables, &locks, &input, places);
+    seal_places(engine, tables, &locks, &input, places);
     failure.into_inner().map_or(Ok(()), Err)
 }
 
@@ -117,17 +117,25 @@ fn cut_places<'a>(
     pieces
 }
 
-fn seal_places(tables: &[Arc<Table>], locks: &Locks<'_>, input: &BagInput<'_>, mut places: &mut [u32]) {
-    let bags = input.bags_a_table(tables.len());
-    for (number, table) in tables.iter().enumerate() {
-        if places.is_empty() {
-            return;
-        }
-        let ids = input.ids_of(number * bags..(number + 1) * bags);
-        let (own, behind) = places.split_at_mut(ids.len() + TAG_WORDS);
-        places::seal(own, locks.of(table).epoch, ids);
-        places = behind;
+fn seal_places(
+    engine: Engine<'_>,
+    tables: &[Arc<Table>],
+    locks: &Locks<'_>,
+    input: &BagInput<'_>,
+    places: &mut [u32],
+) {
+    if places.is_empty() {
+        return;
     }
+    let bags = input.bags_a_table(tables.len());
+    let mut rest = places;
+    let of_tables = tables.iter().enumerate().map(|(number, table)| {
+        let ids = input.ids_of(number * bags..(number + 1) * bags);
+        let (own, behind) = std::mem::take(&mut rest).split_at_mut(ids.len() + TAG_WORDS);
+        rest = behind;
+        (own, locks.of(table).epoch, ids)
+    });
+    for_each_mut(engine.executor, of_tables, |(own, epoch, ids)| places::seal(own, epoch, ids));
 }
 
 fn pool_piece(call: &Call<'_>, piece: Piece<'_>) {
