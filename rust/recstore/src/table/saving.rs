@@ -6,9 +6,11 @@ use std::sync::atomic::Ordering;
 use super::admission::{Admission, AdmissionCounts};
 use super::changes::{CopiedRows, Cut, SaveId};
 use super::id_allocator::IdAllocator;
+use super::memory::Growth;
 use super::{Engine, RowIndex, Sweep, SweepSteps, Table, lock_order};
 use crate::bits::Bits;
 use crate::optimizer::Slot;
+use crate::parallel::Serial;
 use crate::{Error, Result, fork};
 
 /// How far ahead of their use ids are searched for.
@@ -221,10 +223,14 @@ impl Table {
         counts: &AdmissionCounts,
         keeps: impl Fn(i64) -> bool,
     ) -> std::result::Result<(), String> {
-        match &mut self.own_rows().admission {
-            Some(admission) => admission.add(counts, keeps),
-            None => Ok(()),
+        let rows = self.own_rows();
+        if let Some(admission) = &mut rows.admission {
+            admission.add(counts, keeps)?;
+            // Rows in memory took what room there was. What cannot go now goes with the next step.
+            _ = rows.shrink_frames(&Serial, Growth::NONE);
+            rows.settle();
         }
+        Ok(())
     }
 
     /// Sets which rows will leave, and when.
