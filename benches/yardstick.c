@@ -4,7 +4,6 @@
  * 64 bits each. All loops cut their batch into contiguous chunks, one a thread.
  */
 #include <math.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -16,83 +15,32 @@
 #include <immintrin.h>
 #endif
 
-enum { LINE_BYTES = 64, GATHER_AHEAD = 16, UPDATE_AHEAD = 8, MAX_THREADS = 256 };
+enum { LINE_BYTES = 64, GATHER_AHEAD = 16, UPDATE_AHEAD = 8 };
 
 /* Below that many rows a thread, waking another one costs more than it brings. */
 enum { LEAST_ROWS_A_THREAD = 1024 };
 
-/* ---- Threads: a pool that parks between calls. It serves one caller at a time. ---- */
+/* ---- Threads: those of torch's OpenMP team, so that the yardstick's threads wake and wait as everyone's do. ---- */
 
 typedef void (*chunk_fn)(const void *job, size_t start, size_t end);
 
-static struct {
-    pthread_mutex_t lock;
-    pthread_cond_t wake, done;
-    chunk_fn run;
-    const void *job;
-    size_t rows;
-    int chunks, running, started;
-    uint64_t round;
-} pool = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER, .done = PTHREAD_COND_INITIALIZER};
-
 static size_t chunk_start(size_t rows, int chunks, int chunk) { return rows * (size_t)chunk / (size_t)chunks; }
-
-static void run_chunk(int chunk) {
-    pool.run(pool.job, chunk_start(pool.rows, pool.chunks, chunk), chunk_start(pool.rows, pool.chunks, chunk + 1));
-}
-
-static void *work(void *argument) {
-    int chunk = (int)(intptr_t)argument;
-    uint64_t seen = 0;
-    pthread_mutex_lock(&pool.lock);
-    for (;;) {
-        while (pool.round == seen || chunk >= pool.chunks) {
-            seen = pool.round;
-            pthread_cond_wait(&pool.wake, &pool.lock);
-        }
-        seen = pool.round;
-        pthread_mutex_unlock(&pool.lock);
-        run_chunk(chunk);
-        pthread_mutex_lock(&pool.lock);
-        if (--pool.running == 0) pthread_cond_signal(&pool.done);
-    }
-    return NULL;
-}
-
-/* Returns how many threads there are to run chunks, the caller among them; at least 1. */
-static int start_threads(int wanted) {
-    while (pool.started < wanted - 1) {
-        pthread_t thread;
-        if (pthread_create(&thread, NULL, work, (void *)(intptr_t)(pool.started + 1)) != 0) break;
-        pthread_detach(thread);
-        pool.started++;
-    }
-    return wanted < pool.started + 1 ? wanted : pool.started + 1;
-}
 
 static int threads_worth_it(size_t rows, int threads) {
     size_t worth = rows / LEAST_ROWS_A_THREAD;
-    if (threads > MAX_THREADS) threads = MAX_THREADS;
     if ((size_t)threads > worth) threads = (int)worth;
     return threads < 1 ? 1 : threads;
 }
 
 static void over_threads(chunk_fn run, const void *job, size_t rows, int threads) {
     threads = threads_worth_it(rows, threads);
-    if (threads > 1) threads = start_threads(threads);
     if (threads == 1) {
         run(job, 0, rows);
         return;
     }
-    pthread_mutex_lock(&pool.lock);
-    pool.run = run, pool.job = job, pool.rows = rows, pool.chunks = threads, pool.running = threads - 1;
-    pool.round++;
-    pthread_cond_broadcast(&pool.wake);
-    pthread_mutex_unlock(&pool.lock);
-    run_chunk(0);
-    pthread_mutex_lock(&pool.lock);
-    while (pool.running > 0) pthread_cond_wait(&pool.done, &pool.lock);
-    pthread_mutex_unlock(&pool.lock);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int chunk = 0; chunk < threads; chunk++)
+        run(job, chunk_start(rows, threads, chunk), chunk_start(rows, threads, chunk + 1));
 }
 
 /* ---- Loops ---- */

@@ -1,7 +1,7 @@
 """The yardstick: a table whose ids are record numbers, read and trained by plain C loops.
 
-It does what a lookup and a step must do at least, and nothing else: no hash map, no duplicates, no checks. It uses as
-many threads as torch, of its own: a second OpenMP runtime would spin against torch's.
+It does what a lookup and a step must do at least, and nothing else: no hash map, no duplicates, no checks. It uses
+torch's own team of OpenMP threads: its library is the one already loaded.
 
 Shape suffixes: R records, S floats a record, D dim, N ids, B bags, U distinct records.
 """
@@ -23,7 +23,7 @@ LR, EPS = 0.01, 1e-10
 INITIAL_WEIGHT = 0.01
 
 # Without errno square roots are one instruction, and exact as before.
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-pthread", "-lm")
+FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-lm")
 
 _FLOAT_BYTES = 4
 _POINTER, _SIZE, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_float
