@@ -58,6 +58,69 @@ fn prefetch_line(address: *const i8) {
     let _ = address;
 }
 
+/// Calls a function of a const length with that of rows, if it is a usual one, or else another function: loops over
+/// the lines of such rows need not be loops.
+macro_rules! with_row_len {
+    ($len:expr, $known:ident($($argument:expr),*), $any:expr) => {
+        match $len {
+            8 => $known::<8>($($argument),*),
+            16 => $known::<16>($($argument),*),
+            32 => $known::<32>($($argument),*),
+            64 => $known::<64>($($argument),*),
+            128 => $known::<128>($($argument),*),
+            _ => $any,
+        }
+    };
+}
+
+/// Asks for rows of `len` floats; those that are empty lie nowhere.
+#[inline(always)]
+pub(crate) fn prefetch_rows(rows: &[&[f32]], len: usize) {
+    with_row_len!(len, prefetch_known(rows), prefetch_any(rows));
+}
+
+#[inline(always)]
+fn prefetch_known<const LEN: usize>(rows: &[&[f32]]) {
+    for row in rows.iter().filter_map(|row| row.first_chunk::<LEN>()) {
+        for line in row.chunks(LINE_BYTES / size_of::<f32>()) {
+            prefetch_one(&line[0]);
+        }
+        if row.as_ptr().addr() % LINE_BYTES != 0 {
+            prefetch_one(&row[LEN - 1]);
+        }
+    }
+}
+
+#[inline(always)]
+fn prefetch_any(rows: &[&[f32]]) {
+    for row in rows.iter().filter(|row| !row.is_empty()) {
+        prefetch(row);
+    }
+}
+
+/// Copies rows of `len` floats to one place, one behind the other.
+#[inline(always)]
+pub(crate) fn copy_rows(rows: &[&[f32]], to: &mut [f32], len: usize) {
+    with_row_len!(len, copy_known(rows, to), copy_any(rows, to, len));
+}
+
+#[inline(always)]
+fn copy_known<const LEN: usize>(rows: &[&[f32]], to: &mut [f32]) {
+    let (to, _) = to.as_chunks_mut::<LEN>();
+    for (from, to) in rows.iter().zip(to) {
+        if let Some(from) = from.first_chunk::<LEN>() {
+            *to = *from;
+        }
+    }
+}
+
+#[inline(always)]
+fn copy_any(rows: &[&[f32]], to: &mut [f32], len: usize) {
+    for (from, to) in rows.iter().zip(to.chunks_exact_mut(len)) {
+        copy_row(from, to);
+    }
+}
+
 /// Copies a row. The pieces stay vector instructions: a call of the C library's copy costs more than a short row.
 #[inline(always)]
 pub(crate) fn copy_row(from: &[f32], to: &mut [f32]) {
@@ -79,4 +142,22 @@ fn copy_pieces<'a, 'b, const LEN: usize>(from: &'a [f32], to: &'b mut [f32]) -> 
         std::sync::atomic::compiler_fence(std::sync::atomic::Ordering::SeqCst);
     }
     (from_rest, to_rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_every_length_are_copied_whole() {
+        for len in 1..=130 {
+            let all: Vec<f32> = (0..5 * len).map(|number| number as f32).collect();
+            let rows: Vec<&[f32]> = all.chunks_exact(len).collect();
+            let mut copied = vec![-1.0; all.len() + 3];
+            prefetch_rows(&[rows[0], &[]], len);
+            copy_rows(&rows, &mut copied, len);
+            assert_eq!(copied[..all.len()], all);
+            assert_eq!(copied[all.len()..], [-1.0; 3], "rows of {len}");
+        }
+    }
 }

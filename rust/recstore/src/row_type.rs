@@ -8,6 +8,8 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use crate::cache::{copy_row, copy_rows};
+
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {
     /// Whether weights are kept as they are, in single precision.
@@ -20,6 +22,14 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
 
     /// Writes the weights in `words` to `row`.
     fn widen(self, words: &[f32], row: &mut [f32]);
+
+    /// Writes the weights of rows of `dim` to `rows`, one behind the other.
+    #[inline(always)]
+    fn widen_each(self, words: &[&[f32]], rows: &mut [f32], dim: usize) {
+        for (words, row) in words.iter().zip(rows.chunks_exact_mut(dim)) {
+            self.widen(words, row);
+        }
+    }
 
     /// Writes `row` to `words`, rounded to the nearest, ties to even.
     fn round(self, row: &[f32], words: &mut [f32]);
@@ -75,7 +85,12 @@ impl RowType for Float32 {
 
     #[inline(always)]
     fn widen(self, words: &[f32], row: &mut [f32]) {
-        crate::cache::copy_row(words, row);
+        copy_row(words, row);
+    }
+
+    #[inline(always)]
+    fn widen_each(self, words: &[&[f32]], rows: &mut [f32], dim: usize) {
+        copy_rows(words, rows, dim);
     }
 
     #[inline(always)]

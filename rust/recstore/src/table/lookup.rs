@@ -18,12 +18,12 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::{prefetch, rows_of_lines};
+use crate::cache::{prefetch_rows, rows_of_lines};
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
 
 /// The ids of a block.
-const BLOCK: usize = 32;
+const BLOCK: usize = 64;
 
 /// The ids of a run: what is known of them fits the first cache.
 const RUN: usize = 1024;
@@ -199,9 +199,9 @@ impl<'a> RowSource<'a> {
                 index => self.words(&fetched, place, RowIndex(index)),
             });
             let words: Vec<&[f32]> = words.collect();
-            prefetch_each(words.chunks(group_len).next());
+            prefetch_rows(words.chunks(group_len).next().unwrap_or_default(), row_words);
             for (group, words_of_group) in words.chunks(group_len).enumerate() {
-                prefetch_each(words.chunks(group_len).nth(group + 1));
+                prefetch_rows(words.chunks(group_len).nth(group + 1).unwrap_or_default(), row_words);
                 let first = group * group_len;
                 let group = first..first + words_of_group.len();
                 let completed = initial.complete(self, row_type, &ids[group.clone()], words_of_group);
@@ -223,16 +223,6 @@ impl<'a> RowSource<'a> {
                 Some(index) => self.storage.weights(index),
                 None => fetched.weights(self.storage, place),
             },
-        }
-    }
-}
-
-/// Asks for the rows of a group, if there is one, of the ids that have one.
-#[inline(always)]
-fn prefetch_each(group: Option<&[&[f32]]>) {
-    for words in group.unwrap_or_default() {
-        if !words.is_empty() {
-            prefetch(words);
         }
     }
 }
@@ -303,10 +293,7 @@ impl<T: RowType> TakeRows for ReadRows<'_, T> {
     #[inline(always)]
     fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
         let dim = self.source.dim;
-        let out = self.out[first * dim..].chunks_exact_mut(dim);
-        for (row, words) in out.zip(words) {
-            self.row_type.widen(words, row);
-        }
+        self.row_type.widen_each(words, &mut self.out[first * dim..], dim);
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
