@@ -41,8 +41,9 @@ const POSITIONS_A_THREAD: usize = 4_096;
 /// The index of an id whose gradients do not count.
 const PADDING: u32 = u32::MAX - 1;
 
-/// How many lines of records and their gradients are asked for together, before those of the group before are used.
-const LINES_TOGETHER: usize = 48;
+/// About how many lines of records and their gradients a group has. With the step of each row of a group, one of the next
+/// group's is asked for.
+const LINES_TOGETHER: usize = 144;
 
 /// How many gradients of one row are asked for before its turn: of many the last would drive out the first. The others
 /// are asked for that many ahead, while the row's gradients are summed.
@@ -496,7 +497,7 @@ impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
         let Self { rows, sorted, simd } = self;
         with_row_type!(rows.table.config.dtype, row_type => {
-            let steps = TypedSteps { rows, sorted, rule, row_type };
+            let steps = TypedSteps { rows, sorted, rule, row_type, simd };
             match rows.tier {
                 None => simd.run(steps),
                 // Compiled for the baseline only: it waits for the disk.
@@ -511,31 +512,47 @@ struct TypedSteps<'a, R, T> {
     sorted: &'a SortedPart<u32>,
     rule: &'a R,
     row_type: T,
+    simd: Simd,
 }
 
 impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, sorted, rule, row_type } = self;
+        let Self { rows, sorted, rule, row_type, simd } = self;
         let dim = rows.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
         let is_plain = rows.gradients.is_plain();
         let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
+        let (mut current, mut next, mut starting) = (Vec::new(), Vec::new(), StartingRows::default());
         if has_lists {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
-        rows.prefetch_each(sorted, 0..group_len);
+        rows.locate(sorted, 0..group_len, &mut next);
+        next.iter().for_each(|row| rows.ask(row));
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = group + group_len;
             if has_lists {
                 rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
             }
-            rows.prefetch_each(sorted, behind..behind + group_len);
-            for number in group..behind.min(sorted.len()) {
-                let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
+            std::mem::swap(&mut current, &mut next);
+            rows.locate(sorted, behind..behind + group_len, &mut next);
+            if !rows.is_new.is_empty() {
+                simd.run(StartRows {
+                    rows,
+                    row_type,
+                    sorted,
+                    numbers: group..behind,
+                    starting: &mut starting,
+                });
+            }
+            for (place, row) in current.iter().enumerate() {
+                if let Some(row) = next.get(place) {
+                    rows.ask(row);
+                }
+                let number = group + place;
                 let gradient = if is_plain && sorted.is_single(number) {
-                    rows.gradients.row(first)
+                    row.gradient
                 } else {
                     let later = sorted.positions(number).skip(GRADIENTS_TOGETHER);
                     rows.gradients.sum(sorted.positions(number), later, &mut sum, &mut chunk_sum);
@@ -544,11 +561,59 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
                 // SAFETY:
                 // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
                 //    record before it takes the next.
-                let record = unsafe { rows.records.record_mut(index) };
-                rows.changes.before_change(index, || rows.key(index), record);
-                rows.use_row(index);
-                rows.step((rule, row_type), first, record, gradient, &mut widened);
+                let record = unsafe { rows.records.record_mut(row.index) };
+                rows.changes.before_change(row.index, || rows.key(row.index), record);
+                rows.use_row(row.index);
+                rows.step((rule, row_type), sorted.first(number), record, gradient, &mut widened);
             }
+        }
+    }
+}
+
+/// A row to be stepped.
+struct LocatedRow<'a> {
+    index: RowIndex,
+    /// The first of its gradients, before any weight.
+    gradient: &'a [f32],
+}
+
+/// Writes the values that the new ones of some rows start with.
+struct StartRows<'a, T> {
+    rows: &'a SteppedRows<'a>,
+    row_type: T,
+    sorted: &'a SortedPart<u32>,
+    numbers: Range<usize>,
+    starting: &'a mut StartingRows,
+}
+
+/// The memory of the new ones of a group.
+#[derive(Default)]
+struct StartingRows {
+    indices: Vec<RowIndex>,
+    ids: Vec<i64>,
+    values: Vec<f32>,
+}
+
+impl<T: RowType> Kernel for StartRows<'_, T> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let Self { rows, row_type, sorted, numbers, starting } = self;
+        let StartingRows { indices, ids, values } = starting;
+        indices.clear();
+        ids.clear();
+        for number in numbers.start..numbers.end.min(sorted.len()) {
+            if rows.is_new[sorted.first(number)] {
+                indices.push(RowIndex(sorted.rank(number)));
+                ids.push(rows.gradients.id(sorted.first(number)));
+            }
+        }
+        let dim = rows.gradients.dim;
+        values.resize(ids.len() * dim, 0.0);
+        rows.table.initializer.fill(ids, values);
+        for (index, weights) in indices.iter().zip(values.chunks_exact_mut(dim)) {
+            // SAFETY: 1. as for steps: the rows are those of one part.
+            let record = unsafe { rows.records.record_mut(*index) };
+            rows.start_record(row_type, weights, record);
         }
     }
 }
@@ -556,17 +621,23 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
 impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
     /// Takes the steps of rows that may lie on disk; the first error of the disk ends them.
     fn run_tiered(self, tier: &Tier) {
-        let Self { rows, sorted, rule, row_type } = self;
+        let Self { rows, sorted, rule, row_type, .. } = self;
         let dim = rows.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
         let mut scratch = vec![0.0; rows.stride];
         for number in 0..sorted.len() {
             let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
             rows.gradients.sum(sorted.positions(number), iter::empty(), &mut sum, &mut chunk_sum);
+            let is_new = rows.is_new.get(first).copied().unwrap_or(false);
+            let mut step = |record: &mut [f32]| {
+                if is_new {
+                    rows.table.initializer.fill(&[rows.gradients.id(first)], &mut widened);
+                    rows.start_record(row_type, &mut widened, record);
+                }
+                rows.step((rule, row_type), first, record, &sum, &mut widened);
+            };
             let Some(place) = tier.place_to_change(index) else {
-                let mut step =
-                    |record: &mut [f32]| rows.step((rule, row_type), first, record, &sum, &mut widened);
-                if let Err(error) = rows.step_on_disk(tier, (index, first), &mut scratch, &mut step) {
+                if let Err(error) = rows.step_on_disk(tier, (index, is_new), &mut scratch, &mut step) {
                     return tier.fail(error);
                 }
                 continue;
@@ -575,7 +646,7 @@ impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
             let record = unsafe { rows.records.record_mut(place) };
             rows.changes.before_change(index, || rows.key(index), record);
             rows.use_row(index);
-            rows.step((rule, row_type), first, record, &sum, &mut widened);
+            step(record);
         }
     }
 }
@@ -601,11 +672,11 @@ impl SteppedRows<'_> {
     fn step_on_disk(
         &self,
         tier: &Tier,
-        (index, first): (RowIndex, usize),
+        (index, is_new): (RowIndex, bool),
         record: &mut [f32],
         step: &mut dyn FnMut(&mut [f32]),
     ) -> Result<()> {
-        if !self.is_new.get(first).copied().unwrap_or(false) {
+        if !is_new {
             tier.read(index, record)?;
         }
         self.changes.before_change(index, || self.key(index), record);
@@ -622,15 +693,32 @@ impl SteppedRows<'_> {
         }
     }
 
-    /// Asks for the records of some numbers, and for their gradients.
+    /// Finds out where some numbers' rows and gradients lie, and asks for the gradients of a row but the first.
     #[inline(always)]
-    fn prefetch_each(&self, sorted: &SortedPart<u32>, numbers: Range<usize>) {
-        for number in numbers.start..numbers.end.min(sorted.len()) {
-            self.records.prefetch(RowIndex(sorted.rank(number)));
-            for position in sorted.positions(number).take(GRADIENTS_TOGETHER) {
+    fn locate<'b>(
+        &'b self,
+        sorted: &SortedPart<u32>,
+        numbers: Range<usize>,
+        located: &mut Vec<LocatedRow<'b>>,
+    ) {
+        let numbers = numbers.start.min(sorted.len())..numbers.end.min(sorted.len());
+        located.clear();
+        located.extend(numbers.clone().map(|number| LocatedRow {
+            index: RowIndex(sorted.rank(number)),
+            gradient: self.gradients.row(sorted.first(number)),
+        }));
+        for number in numbers.filter(|&number| !sorted.is_single(number)) {
+            for position in sorted.positions(number).take(GRADIENTS_TOGETHER).skip(1) {
                 prefetch(self.gradients.row(position));
             }
         }
+    }
+
+    /// Asks for a record and its first gradient.
+    #[inline(always)]
+    fn ask(&self, row: &LocatedRow<'_>) {
+        self.records.prefetch(row.index);
+        prefetch(row.gradient);
     }
 
     /// Takes the step of one record. Its first gradient came at position `first`.
@@ -644,44 +732,22 @@ impl SteppedRows<'_> {
         widened: &mut [f32],
     ) {
         let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
-        let is_new = self.is_new.get(first).copied().unwrap_or(false);
         if row_type.is_float32() {
-            if is_new {
-                self.start_row(row_type, first, words, state);
-            }
             return rule.step(words, state, gradient);
         }
-        if is_new {
-            self.start_row(row_type, first, widened, state);
-        } else {
-            row_type.widen(words, widened);
-        }
+        row_type.widen(words, widened);
         rule.step(widened, state, gradient);
         let noise = Noise::new(mix(self.gradients.id(first)) ^ self.noise);
         row_type.round_stochastically(widened, words, noise);
     }
 
-    /// Writes the values that a row starts with.
+    /// Makes a record that of a new row with these weights, which become what the table keeps of them.
     #[inline(always)]
-    fn start_row(&self, row_type: impl RowType, position: usize, weights: &mut [f32], state: &mut [f32]) {
-        self.table.initializer.fill(&[self.gradients.id(position)], weights);
-        round_trip(row_type, weights);
+    fn start_record(&self, row_type: impl RowType, weights: &mut [f32], record: &mut [f32]) {
+        let (words, state) = record.split_at_mut(row_type.words(weights.len()));
+        row_type.round(weights, words);
+        row_type.widen(words, weights);
         state.fill(0.0);
         self.rule.adopt_weights(weights, state);
-    }
-}
-
-/// Rounds a row to what a table of this type keeps of it.
-#[inline(always)]
-fn round_trip(row_type: impl RowType, row: &mut [f32]) {
-    const PIECE: usize = 64;
-    if row_type.is_float32() {
-        return;
-    }
-    for piece in row.chunks_mut(PIECE) {
-        let mut words = [0.0; PIECE];
-        let words = &mut words[..row_type.words(piece.len())];
-        row_type.round(piece, words);
-        row_type.widen(words, piece);
     }
 }
