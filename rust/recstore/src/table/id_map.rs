@@ -163,7 +163,7 @@ impl Default for IdMap {
 }
 
 impl IdMap {
-    /// Returns where the search for `id` begins, for [`IdMap::prefetch`] and [`IdMap::find_from`].
+    /// Returns where the search for `id` begins, for [`IdMap::prefetch`] and [`IdMap::search`].
     #[inline(always)]
     pub(crate) fn home(&self, id: i64) -> Home {
         Home(self.homes.of(id) as u32)
@@ -197,21 +197,24 @@ impl IdMap {
     }
 
     /// Searches the lines behind the one where a search began.
-    pub(crate) fn search_behind(&self, home: Home, id: i64) -> Option<RowIndex> {
-        let (line, place) = self.place_of(home.0 as usize, id)?;
+    #[inline(always)]
+    pub(crate) fn search_behind(&self, lanes: impl Lanes, home: Home, id: i64) -> Option<RowIndex> {
+        let (line, place) = self.place_of(lanes, home.0 as usize + 1, id)?;
         Some(RowIndex(self.lines[line].indices[place]))
     }
 
     /// Returns the index of `id`.
     pub(crate) fn find(&self, id: i64) -> Option<RowIndex> {
-        self.search_behind(self.home(id), id)
+        let (line, place) = self.place_of(ScalarLanes, self.homes.of(id), id)?;
+        Some(RowIndex(self.lines[line].indices[place]))
     }
 
-    /// Returns the line and the place where `id` lies, whose home is `home`.
-    fn place_of(&self, home: usize, id: i64) -> Option<(usize, usize)> {
-        for (behind, line) in self.lines.get(home..)?.iter().enumerate() {
-            if let Some(place) = line.find(ScalarLanes, id) {
-                return Some((home + behind, place));
+    /// Returns the line and the place where `id` lies, which is not before line `start`.
+    #[inline(always)]
+    fn place_of(&self, lanes: impl Lanes, start: usize, id: i64) -> Option<(usize, usize)> {
+        for (behind, line) in self.lines.get(start..)?.iter().enumerate() {
+            if let Some(place) = line.find(lanes, id) {
+                return Some((start + behind, place));
             }
             if line.passed == 0 {
                 return None;
@@ -357,7 +360,7 @@ impl IdMap {
     /// Takes the index of `id` away and returns it.
     pub(crate) fn remove(&mut self, id: i64) -> Option<RowIndex> {
         let home = self.homes.of(id);
-        let (line, place) = self.place_of(home, id)?;
+        let (line, place) = self.place_of(ScalarLanes, home, id)?;
         self.take(home, line, place);
         self.len -= 1;
         Some(RowIndex(self.lines[line].indices[place]))
@@ -365,7 +368,7 @@ impl IdMap {
 
     /// Counts an id: its index is how many times that was done.
     pub(crate) fn count(&mut self, id: i64) -> u32 {
-        let Some((line, place)) = self.place_of(self.homes.of(id), id) else {
+        let Some((line, place)) = self.place_of(ScalarLanes, self.homes.of(id), id) else {
             self.insert(id, RowIndex(1));
             return 1;
         };

@@ -91,13 +91,13 @@ impl<'a> Search<'a> {
     /// Searches the lines behind, for those ids of the block before that one whose home passed them, and returns its
     /// ids and their indices.
     #[inline(always)]
-    fn finish(&mut self, block: usize) -> (usize, &[u32]) {
+    fn finish(&mut self, lanes: impl Lanes, block: usize) -> (usize, &[u32]) {
         let Some(block) = block.checked_sub(2) else { return (0, &[]) };
         let ids = block_of(self.ids, block);
         let indices = &mut self.indices[block % 4][..ids.len()];
         for place in 0..ids.len() {
             if indices[place] == BEHIND {
-                let found = self.map.search_behind(self.homes[block % 4][place], ids[place]);
+                let found = self.map.search_behind(lanes, self.homes[block % 4][place], ids[place]);
                 indices[place] = found.map_or(NO_INDEX, |index| index.0);
             }
         }
@@ -321,7 +321,7 @@ impl Kernel for FindRows<'_> {
         for block in 0..search.num_blocks() + 2 {
             search.ask(block);
             search.search(lanes, block);
-            let (found, of_block) = search.finish(block);
+            let (found, of_block) = search.finish(lanes, block);
             indices[found * BLOCK..][..of_block.len()].copy_from_slice(of_block);
         }
     }

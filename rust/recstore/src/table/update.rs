@@ -529,7 +529,6 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
         rows.locate(sorted, 0..group_len, &mut next);
-        next.iter().for_each(|row| rows.ask(row));
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = group + group_len;
             if has_lists {
@@ -546,11 +545,11 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
                     starting: &mut starting,
                 });
             }
-            for (place, row) in current.iter().enumerate() {
+            for (place, (number, row)) in (group..).zip(&current).enumerate() {
                 if let Some(row) = next.get(place) {
-                    rows.ask(row);
+                    rows.records.prefetch(row.index);
+                    prefetch(row.gradient);
                 }
-                let number = group + place;
                 let gradient = if is_plain && sorted.is_single(number) {
                     row.gradient
                 } else {
@@ -712,13 +711,6 @@ impl SteppedRows<'_> {
                 prefetch(self.gradients.row(position));
             }
         }
-    }
-
-    /// Asks for a record and its first gradient.
-    #[inline(always)]
-    fn ask(&self, row: &LocatedRow<'_>) {
-        self.records.prefetch(row.index);
-        prefetch(row.gradient);
     }
 
     /// Takes the step of one record. Its first gradient came at position `first`.
