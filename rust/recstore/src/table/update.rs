@@ -529,6 +529,9 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
         rows.locate(sorted, 0..group_len, &mut next);
+        for row in &next {
+            rows.ask(row);
+        }
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = group + group_len;
             if has_lists {
@@ -547,8 +550,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             }
             for (place, (number, row)) in (group..).zip(&current).enumerate() {
                 if let Some(row) = next.get(place) {
-                    rows.records.prefetch(row.index);
-                    prefetch(row.gradient);
+                    rows.ask(row);
                 }
                 let gradient = if is_plain && sorted.is_single(number) {
                     row.gradient
@@ -711,6 +713,13 @@ impl SteppedRows<'_> {
                 prefetch(self.gradients.row(position));
             }
         }
+    }
+
+    /// Asks for a row's record and the first of its gradients.
+    #[inline(always)]
+    fn ask(&self, row: &LocatedRow<'_>) {
+        self.records.prefetch(row.index);
+        prefetch(row.gradient);
     }
 
     /// Takes the step of one record. Its first gradient came at position `first`.
