@@ -1,30 +1,46 @@
 //! Loading cache lines ahead of their use, and copying them.
+//!
+//! A processor has few requests of its first cache under way, often two dozen lines, and more of its second. So what is
+//! used soon is asked for into the second cache a good way ahead, where many requests overlap, and into the first one
+//! shortly before its use, when it need only come from the second.
 
 #![expect(unsafe_code, reason = "the instruction takes a pointer")]
 
 const LINE_BYTES: usize = 64;
 
+/// The lines that are used before one that is asked for into the first cache now.
+pub(crate) const LINES_NEAR: usize = 16;
+
+/// Which cache lines are asked for into.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cache {
+    /// For what is used next.
+    First,
+    /// For what is used later.
+    Second,
+}
+
 /// Asks for every cache line of `values`. It changes nothing and waits for nothing.
 #[inline(always)]
-pub(crate) fn prefetch<T>(values: &[T]) {
-    prefetch_at(values.as_ptr(), values.len());
+pub(crate) fn prefetch<T>(values: &[T], cache: Cache) {
+    prefetch_at(values.as_ptr(), values.len(), cache);
 }
 
 /// Asks for every cache line of the `count` values at `start`, which need not be readable.
 #[inline(always)]
-pub(crate) fn prefetch_at<T>(start: *const T, count: usize) {
+pub(crate) fn prefetch_at<T>(start: *const T, count: usize, cache: Cache) {
     let within = start.addr() % LINE_BYTES;
     let lines = (within + count * size_of::<T>()).div_ceil(LINE_BYTES);
     let first = start.cast::<i8>().wrapping_sub(within);
     let mut line = 0;
     while line + 4 <= lines {
         for step in 0..4 {
-            prefetch_line(first.wrapping_add((line + step) * LINE_BYTES));
+            prefetch_line(first.wrapping_add((line + step) * LINE_BYTES), cache);
         }
         line += 4;
     }
     while line < lines {
-        prefetch_line(first.wrapping_add(line * LINE_BYTES));
+        prefetch_line(first.wrapping_add(line * LINE_BYTES), cache);
         line += 1;
     }
 }
@@ -35,27 +51,44 @@ pub(crate) fn rows_of_lines(lines: usize, floats: usize) -> usize {
     (lines * LINE_BYTES / (floats * size_of::<f32>())).clamp(1, MOST)
 }
 
+/// Returns how many rows of `floats` before its use one is asked for into the first cache.
+#[inline(always)]
+pub(crate) fn rows_near(floats: usize) -> usize {
+    rows_of_lines(LINES_NEAR, floats.next_multiple_of(LINE_BYTES / size_of::<f32>()))
+}
+
 /// Asks for the cache line of a value that lies within one.
 #[inline(always)]
-pub(crate) fn prefetch_one<T>(value: &T) {
-    prefetch_line(std::ptr::from_ref(value).cast());
+pub(crate) fn prefetch_one<T>(value: &T, cache: Cache) {
+    prefetch_line(std::ptr::from_ref(value).cast(), cache);
 }
 
 #[inline(always)]
-fn prefetch_line(address: *const i8) {
+fn prefetch_line(address: *const i8, cache: Cache) {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     // SAFETY: 1. a prefetch is a hint: it is valid for any address, and reads and writes nothing.
     unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        _mm_prefetch::<_MM_HINT_T0>(address);
+        use std::arch::x86_64::{_MM_HINT_T0, _MM_HINT_T1, _mm_prefetch};
+        match cache {
+            Cache::First => _mm_prefetch::<_MM_HINT_T0>(address),
+            Cache::Second => _mm_prefetch::<_MM_HINT_T1>(address),
+        }
     }
     #[cfg(all(target_arch = "aarch64", not(miri)))]
     // SAFETY: 1. as above.
     unsafe {
-        std::arch::asm!("prfm pldl1keep, [{address}]", address = in(reg) address, options(nostack, readonly));
+        use std::arch::asm;
+        match cache {
+            Cache::First => {
+                asm!("prfm pldl1keep, [{address}]", address = in(reg) address, options(nostack, readonly));
+            }
+            Cache::Second => {
+                asm!("prfm pldl2keep, [{address}]", address = in(reg) address, options(nostack, readonly));
+            }
+        }
     }
     #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
-    let _ = address;
+    let _ = (address, cache);
 }
 
 /// Calls a function of a const length with that of rows, if it is a usual one, or else another function: loops over
@@ -73,7 +106,7 @@ macro_rules! with_row_len {
     };
 }
 
-/// Asks for rows of `len` floats; those that are empty lie nowhere.
+/// Asks for rows of `len` floats, to be used later; those that are empty lie nowhere.
 #[inline(always)]
 pub(crate) fn prefetch_rows(rows: &[&[f32]], len: usize) {
     with_row_len!(len, prefetch_known(rows), prefetch_any(rows));
@@ -82,23 +115,28 @@ pub(crate) fn prefetch_rows(rows: &[&[f32]], len: usize) {
 #[inline(always)]
 fn prefetch_known<const LEN: usize>(rows: &[&[f32]]) {
     for row in rows.iter().filter_map(|row| row.first_chunk::<LEN>()) {
-        for line in row.chunks(LINE_BYTES / size_of::<f32>()) {
-            prefetch_one(&line[0]);
-        }
-        if row.as_ptr().addr() % LINE_BYTES != 0 {
-            prefetch_one(&row[LEN - 1]);
-        }
+        prefetch_row(row, Cache::Second);
+    }
+}
+
+#[inline(always)]
+fn prefetch_row<const LEN: usize>(row: &[f32; LEN], cache: Cache) {
+    for line in row.chunks(LINE_BYTES / size_of::<f32>()) {
+        prefetch_one(&line[0], cache);
+    }
+    if row.as_ptr().addr() % LINE_BYTES != 0 {
+        prefetch_one(&row[LEN - 1], cache);
     }
 }
 
 #[inline(always)]
 fn prefetch_any(rows: &[&[f32]]) {
     for row in rows.iter().filter(|row| !row.is_empty()) {
-        prefetch(row);
+        prefetch(row, Cache::Second);
     }
 }
 
-/// Copies rows of `len` floats to one place, one behind the other.
+/// Copies rows of `len` floats, which were asked for, to one place, one behind the other.
 #[inline(always)]
 pub(crate) fn copy_rows(rows: &[&[f32]], to: &mut [f32], len: usize) {
     with_row_len!(len, copy_known(rows, to), copy_any(rows, to, len));
@@ -107,7 +145,10 @@ pub(crate) fn copy_rows(rows: &[&[f32]], to: &mut [f32], len: usize) {
 #[inline(always)]
 fn copy_known<const LEN: usize>(rows: &[&[f32]], to: &mut [f32]) {
     let (to, _) = to.as_chunks_mut::<LEN>();
-    for (from, to) in rows.iter().zip(to) {
+    for (place, (from, to)) in rows.iter().zip(to).enumerate() {
+        if let Some(row) = rows.get(place + rows_near(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
+            prefetch_row(row, Cache::First);
+        }
         if let Some(from) = from.first_chunk::<LEN>() {
             *to = *from;
         }
@@ -116,8 +157,17 @@ fn copy_known<const LEN: usize>(rows: &[&[f32]], to: &mut [f32]) {
 
 #[inline(always)]
 fn copy_any(rows: &[&[f32]], to: &mut [f32], len: usize) {
-    for (from, to) in rows.iter().zip(to.chunks_exact_mut(len)) {
+    for (place, (from, to)) in rows.iter().zip(to.chunks_exact_mut(len)).enumerate() {
+        prefetch_near(rows, place);
         copy_row(from, to);
+    }
+}
+
+/// Asks, before the row at `place` is used, for one of those behind it.
+#[inline(always)]
+pub(crate) fn prefetch_near(rows: &[&[f32]], place: usize) {
+    if let Some(row) = rows.get(place + rows_near(rows[place].len())) {
+        prefetch(row, Cache::First);
     }
 }
 

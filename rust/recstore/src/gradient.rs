@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use crate::cache::{prefetch, prefetch_one, rows_of_lines};
+use crate::cache::{Cache, prefetch, prefetch_one, rows_near, rows_of_lines};
 use crate::distinct::are_distinct;
 use crate::elements::{AddScaled, add_row, for_each_element};
 use crate::parallel::{Executor, for_each_mut, parts_for};
@@ -187,9 +187,9 @@ impl<'a> Gradients<'a> {
     #[inline(always)]
     pub(crate) fn prefetch_lists(&self, position: usize, needs_id: bool) {
         let (part, position) = self.locate(position);
-        part.row_of.get(position).into_iter().for_each(prefetch_one);
+        part.row_of.get(position).into_iter().for_each(|row| prefetch_one(row, Cache::First));
         if needs_id {
-            prefetch_one(&part.ids[position]);
+            prefetch_one(&part.ids[position], Cache::First);
         }
     }
 
@@ -225,14 +225,14 @@ impl<'a> Gradients<'a> {
         sum.fill(0.0);
         if self.chunk_ends.len() == 1 {
             for position in positions {
-                later.next().into_iter().for_each(|position| prefetch(self.row(position)));
+                later.next().into_iter().for_each(|position| prefetch(self.row(position), Cache::First));
                 self.add_to(position, sum);
             }
             return;
         }
         let mut end = 0;
         for position in positions {
-            later.next().into_iter().for_each(|position| prefetch(self.row(position)));
+            later.next().into_iter().for_each(|position| prefetch(self.row(position), Cache::First));
             if position >= end {
                 if end > 0 {
                     add_row(sum, chunk_sum);
@@ -352,14 +352,17 @@ impl Kernel for SumGradients<'_, '_> {
 /// a key cannot be predicted, so nothing branches by it: a row is added to the sum before it, or to none of its bits.
 #[inline(always)]
 fn sum_rows(places: &[Place<u64>], rows: &[f32], dim: usize, sums: &mut [f32]) {
-    const LINES_AHEAD: usize = 96;
+    const LINES_AHEAD: usize = 128;
     let ahead = rows_of_lines(LINES_AHEAD, dim);
     let row = |place: &Place<u64>| &rows[place.position as usize * dim..][..dim];
     let (mut sum, mut rank) = (0, places.first().map_or(0, |place| place.rank));
     let mut kept = 0;
     for (number, place) in places.iter().enumerate() {
-        if let Some(place) = places.get(number + ahead) {
-            prefetch(row(place));
+        if let Some(later) = places.get(number + ahead) {
+            prefetch(row(later), Cache::Second);
+        }
+        if let Some(next) = places.get(number + rows_near(dim)) {
+            prefetch(row(next), Cache::First);
         }
         let next = sum + dim * usize::from(place.rank != rank);
         kept = if place.rank == rank { kept } else { 0 };

@@ -28,7 +28,7 @@ impl IdMap {
 /// Asks for the cache line that holds the first of `values`.
 #[inline(always)]
 pub fn prefetch<T>(values: &[T]) {
-    crate::cache::prefetch(values);
+    crate::cache::prefetch(values, crate::cache::Cache::First);
 }
 
 /// Zeroed memory as the store uses it, of `lines` cache lines, for yardsticks that read the same kind of memory.

@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use crate::cache::prefetch;
+use crate::cache::{Cache, prefetch};
 use crate::elements::{AddScaled, ElementRule, for_each_element};
 use crate::{Error, Result};
 
@@ -119,7 +119,7 @@ impl PooledColumns<'_> {
     fn prefetch(&self, bag: usize) {
         let start = bag * self.stride + self.first;
         if let Some(row) = self.pooled.get(start..start + self.dim) {
-            prefetch(row);
+            prefetch(row, Cache::First);
         }
     }
 

@@ -8,7 +8,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use crate::cache::{copy_row, copy_rows};
+use crate::cache::{copy_row, copy_rows, prefetch_near};
 
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {
@@ -26,8 +26,9 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
     /// Writes the weights of rows of `dim` to `rows`, one behind the other.
     #[inline(always)]
     fn widen_each(self, words: &[&[f32]], rows: &mut [f32], dim: usize) {
-        for (words, row) in words.iter().zip(rows.chunks_exact_mut(dim)) {
-            self.widen(words, row);
+        for (place, (own, row)) in words.iter().zip(rows.chunks_exact_mut(dim)).enumerate() {
+            prefetch_near(words, place);
+            self.widen(own, row);
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
 use super::{Engine, Locks, TAG_WORDS, Table, places, with_row_type};
+use crate::cache::prefetch_near;
 use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
 use crate::row_type::{Float32, RowType};
@@ -195,11 +196,12 @@ impl<T: RowType> Kernel for PoolRows<'_, T> {
 
 impl<T: RowType> TakeRows for PoolRows<'_, T> {
     #[inline(always)]
-    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
+    fn take(&mut self, first: usize, indices: &[u32], all: &[&[f32]]) {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
-        for (place, words) in words.iter().enumerate() {
+        for (place, words) in all.iter().enumerate() {
+            prefetch_near(all, place);
             let position = self.first_position + first + place;
             if self.row_type.is_float32() {
                 self.pooling.take(position, words);

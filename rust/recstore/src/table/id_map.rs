@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
-use crate::cache::prefetch_one;
+use crate::cache::{Cache, LINES_NEAR, prefetch_one};
 use crate::pages::{Pages, supplied_bytes, whole_pages};
 use crate::simd::{Lanes, ScalarLanes};
 
@@ -40,8 +40,8 @@ const LINES_MOVED_TOGETHER: usize = 256;
 /// How far ahead the lines of a move are loaded.
 const LINES_AHEAD: usize = 12;
 
-/// Ids of which [`IdMap::insert_each`] loads the lines together.
-const IDS_IN_FLIGHT: usize = 32;
+/// How many ids [`IdMap::insert_each`] inserts before one whose line it asks for now.
+const IDS_LATER: usize = 128;
 
 /// The ids that have a row. Every int64 can be a key.
 #[derive(Debug)]
@@ -171,9 +171,9 @@ impl IdMap {
 
     /// Asks for the line where a search begins.
     #[inline(always)]
-    pub(crate) fn prefetch(&self, home: Home) {
+    pub(crate) fn prefetch(&self, home: Home, cache: Cache) {
         if let Some(line) = self.lines.get(home.0 as usize) {
-            prefetch_one(line);
+            prefetch_one(line, cache);
         }
     }
 
@@ -193,7 +193,7 @@ impl IdMap {
     /// Asks for the line behind the one where a search began.
     #[inline(always)]
     pub(crate) fn prefetch_behind(&self, home: Home) {
-        self.prefetch(Home(home.0.saturating_add(1)));
+        self.prefetch(Home(home.0.saturating_add(1)), Cache::Second);
     }
 
     /// Searches the lines behind the one where a search began.
@@ -282,14 +282,14 @@ impl IdMap {
         let start = end.saturating_sub(count);
         let mut moving = std::mem::take(&mut self.moving);
         for home in start..end {
-            self.prefetch(Home((home + LINES_AHEAD) as u32));
+            self.prefetch(Home((home + LINES_AHEAD) as u32), Cache::First);
             self.take_from(home, start, &mut moving);
         }
         self.take_behind(start, end, &mut moving);
         self.homes.moved_from = start;
         for &(hash, id, index) in &moving {
             let home = scale(hash, self.homes.count);
-            self.prefetch(Home((home + LINES_AHEAD) as u32));
+            self.prefetch(Home((home + LINES_AHEAD) as u32), Cache::First);
             while !self.put_from(scale(hash, self.homes.count), id, index) {
                 self.make_room();
             }
@@ -346,12 +346,15 @@ impl IdMap {
 
     /// Gives each of `ids`, which have none and are distinct, the next of `indices`.
     pub(crate) fn insert_each(&mut self, ids: &[i64], indices: impl IntoIterator<Item = RowIndex>) {
-        for id in ids.iter().take(IDS_IN_FLIGHT) {
-            self.prefetch(self.home(*id));
+        for id in ids.iter().take(IDS_LATER) {
+            self.prefetch(self.home(*id), Cache::Second);
         }
         for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
-            if let Some(ahead) = ids.get(place + IDS_IN_FLIGHT) {
-                self.prefetch(self.home(*ahead));
+            if let Some(later) = ids.get(place + IDS_LATER) {
+                self.prefetch(self.home(*later), Cache::Second);
+            }
+            if let Some(next) = ids.get(place + LINES_NEAR) {
+                self.prefetch(self.home(*next), Cache::First);
             }
             self.insert(*id, index);
         }

@@ -4,9 +4,6 @@
 //! walk through page tables besides. So a run of ids is first found, then its rows are used, each pass with the next
 //! trips under way. Every stage is a short loop, so that much of what a processor looks ahead at are loads.
 //!
-//! Finding goes through blocks: while the lines of one are asked for, those of the one before are searched, and the
-//! few ids that lie in lines behind are found for the one before that.
-//!
 //! Using goes through groups: while the rows of one are used, those of the next are under way. Where the rows lie is
 //! known for the whole run before any is used: whatever is loaded between the stores of rows waits for them.
 
@@ -18,12 +15,9 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::{prefetch_rows, rows_of_lines};
+use crate::cache::{Cache, LINES_NEAR, prefetch_rows, rows_of_lines};
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
-
-/// The ids of a block.
-const BLOCK: usize = 64;
 
 /// The ids of a run: what is known of them fits the first cache.
 const RUN: usize = 1024;
@@ -34,76 +28,11 @@ const COLD_RUN: usize = 256;
 /// The lines of the rows that are asked for together.
 const LINES_TOGETHER: usize = 64;
 
+/// How many lines of the id map are searched before one that is asked for now.
+const LINES_LATER: usize = 128;
+
 /// Ids so few that there is nothing to overlap.
 const FEW_IDS: usize = 4;
-
-/// Returns the ids of a block; none behind the last.
-#[inline(always)]
-fn block_of(ids: &[i64], block: usize) -> &[i64] {
-    let start = (block * BLOCK).min(ids.len());
-    &ids[start..ids.len().min(start + BLOCK)]
-}
-
-/// The blocks under way up to the indices of their ids.
-struct Search<'a> {
-    map: &'a IdMap,
-    ids: &'a [i64],
-    homes: [[Home; BLOCK]; 4],
-    indices: [[u32; BLOCK]; 4],
-}
-
-impl<'a> Search<'a> {
-    fn new(map: &'a IdMap, ids: &'a [i64]) -> Self {
-        Self { map, ids, homes: [[Home::default(); BLOCK]; 4], indices: [[NO_INDEX; BLOCK]; 4] }
-    }
-
-    fn num_blocks(&self) -> usize {
-        self.ids.len().div_ceil(BLOCK)
-    }
-
-    /// Asks for the lines of a block.
-    #[inline(always)]
-    fn ask(&mut self, block: usize) {
-        let homes = &mut self.homes[block % 4];
-        for (home, id) in homes.iter_mut().zip(block_of(self.ids, block)) {
-            *home = self.map.home(*id);
-        }
-        for home in &homes[..] {
-            self.map.prefetch(*home);
-        }
-    }
-
-    /// Searches the lines of the block before.
-    #[inline(always)]
-    fn search(&mut self, lanes: impl Lanes, block: usize) {
-        let Some(block) = block.checked_sub(1) else { return };
-        let homes = &self.homes[block % 4];
-        for ((index, home), id) in
-            self.indices[block % 4].iter_mut().zip(homes).zip(block_of(self.ids, block))
-        {
-            *index = self.map.search(lanes, *home, *id);
-            if *index == BEHIND {
-                self.map.prefetch_behind(*home);
-            }
-        }
-    }
-
-    /// Searches the lines behind, for those ids of the block before that one whose home passed them, and returns its
-    /// ids and their indices.
-    #[inline(always)]
-    fn finish(&mut self, lanes: impl Lanes, block: usize) -> (usize, &[u32]) {
-        let Some(block) = block.checked_sub(2) else { return (0, &[]) };
-        let ids = block_of(self.ids, block);
-        let indices = &mut self.indices[block % 4][..ids.len()];
-        for place in 0..ids.len() {
-            if indices[place] == BEHIND {
-                let found = self.map.search_behind(lanes, self.homes[block % 4][place], ids[place]);
-                indices[place] = found.map_or(NO_INDEX, |index| index.0);
-            }
-        }
-        (block, indices)
-    }
-}
 
 /// What a lookup reads: the ids' rows, or their initial values.
 #[derive(Clone, Copy)]
@@ -317,12 +246,37 @@ impl Kernel for FindRows<'_> {
             }
             return;
         }
-        let mut search = Search::new(ids, of);
-        for block in 0..search.num_blocks() + 2 {
-            search.ask(block);
-            search.search(lanes, block);
-            let (found, of_block) = search.finish(lanes, block);
-            indices[found * BLOCK..][..of_block.len()].copy_from_slice(of_block);
+        let mut homes = [Home::default(); RUN];
+        for (of, indices) in of.chunks(RUN).zip(indices.chunks_mut(RUN)) {
+            find_run(lanes, ids, of, &mut homes[..of.len()], indices);
+        }
+    }
+}
+
+/// Writes the index of each id of a run to `indices`, and where its search begins to `homes`.
+#[inline(always)]
+fn find_run(lanes: impl Lanes, map: &IdMap, ids: &[i64], homes: &mut [Home], indices: &mut [u32]) {
+    for (home, id) in homes.iter_mut().zip(ids) {
+        *home = map.home(*id);
+    }
+    for home in homes.iter().take(LINES_LATER) {
+        map.prefetch(*home, Cache::Second);
+    }
+    for place in 0..ids.len() {
+        if let Some(home) = homes.get(place + LINES_LATER) {
+            map.prefetch(*home, Cache::Second);
+        }
+        if let Some(home) = homes.get(place + LINES_NEAR) {
+            map.prefetch(*home, Cache::First);
+        }
+        indices[place] = map.search(lanes, homes[place], ids[place]);
+        if indices[place] == BEHIND {
+            map.prefetch_behind(homes[place]);
+        }
+    }
+    for ((index, home), id) in indices.iter_mut().zip(homes).zip(ids) {
+        if *index == BEHIND {
+            *index = map.search_behind(lanes, *home, *id).map_or(NO_INDEX, |index| index.0);
         }
     }
 }

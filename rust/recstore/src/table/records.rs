@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 
 use super::RowIndex;
 use super::slot_group::SlabSize;
+use crate::cache::{Cache, prefetch_at};
 use crate::pages::Pages;
 
 /// All records of a table, borrowed exclusively.
@@ -40,9 +41,9 @@ impl<'a> SharedRecords<'a> {
 
     /// Asks for the cache lines of a record.
     #[inline(always)]
-    pub(super) fn prefetch(&self, index: RowIndex) {
+    pub(super) fn prefetch(&self, index: RowIndex, cache: Cache) {
         let start = self.start(index).as_ptr().cast_const();
-        crate::cache::prefetch_at(start, self.stride);
+        prefetch_at(start, self.stride, cache);
     }
 
     /// Returns the record of `index`: its weights and its slots.

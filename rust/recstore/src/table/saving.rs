@@ -9,6 +9,7 @@ use super::id_allocator::IdAllocator;
 use super::memory::Growth;
 use super::{Engine, RowIndex, Sweep, SweepSteps, Table, lock_order};
 use crate::bits::Bits;
+use crate::cache::Cache;
 use crate::optimizer::Slot;
 use crate::parallel::Serial;
 use crate::{Error, Result, fork};
@@ -167,7 +168,7 @@ impl Table {
         let rows = self.own_rows();
         for (position, (id, record)) in ids.iter().zip(records.chunks_exact(stride)).enumerate() {
             if let Some(ahead) = ids.get(position + IDS_AHEAD) {
-                rows.ids.prefetch(rows.ids.home(*ahead));
+                rows.ids.prefetch(rows.ids.home(*ahead), Cache::First);
             }
             let (index, is_new) = rows.find_or_allocate(*id);
             seen.grow(rows.allocator.high_water());

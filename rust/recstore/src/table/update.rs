@@ -22,7 +22,7 @@ use super::row_ids::RowIds;
 use super::tier::Tier;
 use super::usages::Usages;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, mix, places, with_row_type};
-use crate::cache::{prefetch, rows_of_lines};
+use crate::cache::{Cache, prefetch, rows_of_lines};
 use crate::config::NanPolicy;
 use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
@@ -43,7 +43,10 @@ const PADDING: u32 = u32::MAX - 1;
 
 /// About how many lines of records and their gradients a group has. With the step of each row of a group, one of the next
 /// group's is asked for.
-const LINES_TOGETHER: usize = 144;
+const LINES_TOGETHER: usize = 256;
+
+/// About how many of those lines are used before one that is asked for into the first cache now.
+const LINES_NEAR: usize = 48;
 
 /// How many gradients of one row are asked for before its turn: of many the last would drive out the first. The others
 /// are asked for that many ahead, while the row's gradients are summed.
@@ -524,13 +527,14 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let is_plain = rows.gradients.is_plain();
         let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
+        let near = rows_of_lines(LINES_NEAR, rows.stride + dim);
         let (mut current, mut next, mut starting) = (Vec::new(), Vec::new(), StartingRows::default());
         if has_lists {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
         rows.locate(sorted, 0..group_len, &mut next);
         for row in &next {
-            rows.ask(row);
+            rows.ask(row, Cache::Second);
         }
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = group + group_len;
@@ -549,8 +553,11 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
                 });
             }
             for (place, (number, row)) in (group..).zip(&current).enumerate() {
-                if let Some(row) = next.get(place) {
-                    rows.ask(row);
+                if let Some(later) = next.get(place) {
+                    rows.ask(later, Cache::Second);
+                }
+                if let Some(near) = current.get(place + near) {
+                    rows.ask(near, Cache::First);
                 }
                 let gradient = if is_plain && sorted.is_single(number) {
                     row.gradient
@@ -710,16 +717,16 @@ impl SteppedRows<'_> {
         }));
         for number in numbers.filter(|&number| !sorted.is_single(number)) {
             for position in sorted.positions(number).take(GRADIENTS_TOGETHER).skip(1) {
-                prefetch(self.gradients.row(position));
+                prefetch(self.gradients.row(position), Cache::Second);
             }
         }
     }
 
     /// Asks for a row's record and the first of its gradients.
     #[inline(always)]
-    fn ask(&self, row: &LocatedRow<'_>) {
-        self.records.prefetch(row.index);
-        prefetch(row.gradient);
+    fn ask(&self, row: &LocatedRow<'_>, cache: Cache) {
+        self.records.prefetch(row.index, cache);
+        prefetch(row.gradient, cache);
     }
 
     /// Takes the step of one record. Its first gradient came at position `first`.
