@@ -196,17 +196,17 @@ impl<T: RowType> Kernel for PoolRows<'_, T> {
 
 impl<T: RowType> TakeRows for PoolRows<'_, T> {
     #[inline(always)]
-    fn take(&mut self, first: usize, indices: &[u32], all: &[&[f32]]) {
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
-        for (place, words) in all.iter().enumerate() {
-            prefetch_near(all, place);
+        for (place, own) in words[..indices.len()].iter().enumerate() {
+            prefetch_near(words, place);
             let position = self.first_position + first + place;
             if self.row_type.is_float32() {
-                self.pooling.take(position, words);
+                self.pooling.take(position, own);
             } else {
-                self.row_type.widen(words, &mut self.widened);
+                self.row_type.widen(own, &mut self.widened);
                 self.pooling.take(position, &self.widened);
             }
         }

@@ -171,6 +171,11 @@ impl Changes {
         }
     }
 
+    /// Whether anything is noted of rows that change.
+    pub(super) fn are_noted(&self) -> bool {
+        self.snapshot.is_some() || self.since.is_some()
+    }
+
     /// Must be called before a row changes.
     #[inline(always)]
     pub(super) fn before_change(&self, index: RowIndex, key: impl FnOnce() -> RowKey, record: &[f32]) {

@@ -48,9 +48,14 @@ impl Initializer {
         }
         let dim = rows.len() / ids.len().max(1);
         for (id, row) in ids.iter().zip(rows.chunks_exact_mut(dim.max(1))) {
-            for (group, columns) in row.chunks_mut(WORDS).enumerate() {
-                let words = random_words(*id, group as u32, &self.keys);
-                for (column, word) in columns.iter_mut().zip(&words) {
+            let (groups, rest) = row.as_chunks_mut::<WORDS>();
+            let whole_groups = groups.len() as u32;
+            for (group, columns) in (0..).zip(groups) {
+                *columns = random_words(*id, group, &self.keys).map(f32::from_bits);
+            }
+            if !rest.is_empty() {
+                let words = random_words(*id, whole_groups, &self.keys);
+                for (column, word) in rest.iter_mut().zip(&words) {
                     *column = f32::from_bits(*word);
                 }
             }

@@ -98,7 +98,8 @@ impl Fetched {
 /// Takes the rows of a batch. A trait, since a closure would be compiled without the kernel's instructions.
 pub(super) trait TakeRows {
     /// Takes the rows of the ids from `first` on: their indices, [`NO_INDEX`] for an id without a row, and the words of
-    /// their weights, or of their initial values. Must be `#[inline(always)]`.
+    /// their weights, or of their initial values. Behind those may be words of the rows that come next, to ask for.
+    /// Must be `#[inline(always)]`.
     fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]);
 }
 
@@ -134,8 +135,8 @@ impl<'a> RowSource<'a> {
                 let first = group * group_len;
                 let group = first..first + words_of_group.len();
                 let completed = initial.complete(self, row_type, &ids[group.clone()], words_of_group);
-                let words_of_group = if completed.is_empty() { words_of_group } else { &completed };
-                rows.take(number * run_len + first, &indices[group], words_of_group);
+                let words_from = if completed.is_empty() { &words[first..] } else { &completed };
+                rows.take(number * run_len + first, &indices[group], words_from);
             }
         }
     }
@@ -222,7 +223,7 @@ impl<T: RowType> TakeRows for ReadRows<'_, T> {
     #[inline(always)]
     fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
         let dim = self.source.dim;
-        self.row_type.widen_each(words, &mut self.out[first * dim..], dim);
+        self.row_type.widen_each(words, &mut self.out[first * dim..][..indices.len() * dim], dim);
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }

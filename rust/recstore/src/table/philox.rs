@@ -32,7 +32,8 @@ pub(super) fn round_keys(key: [u32; 2]) -> RoundKeys {
 #[inline(always)]
 pub(super) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS] {
     const LOW: u64 = u32::MAX as u64;
-    // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so.
+    // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so where
+    // they can see that the upper halves are empty.
     let mut counter = [[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]];
     for (lane, block) in counter[2].iter_mut().enumerate() {
         *block = u64::from(group) * LANES as u64 + lane as u64;
@@ -40,8 +41,8 @@ pub(super) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS
     for key in keys {
         let [c0, c1, c2, c3] = counter;
         for lane in 0..LANES {
-            let product0 = u64::from(MULTIPLIERS[0]) * c0[lane];
-            let product1 = u64::from(MULTIPLIERS[1]) * c2[lane];
+            let product0 = u64::from(MULTIPLIERS[0]) * (c0[lane] & LOW);
+            let product1 = u64::from(MULTIPLIERS[1]) * (c2[lane] & LOW);
             counter[0][lane] = (product1 >> 32) ^ c1[lane] ^ key[0];
             counter[1][lane] = product1 & LOW;
             counter[2][lane] = (product0 >> 32) ^ c3[lane] ^ key[1];

@@ -18,6 +18,10 @@ pub(super) struct SharedRecords<'a> {
     borrow: PhantomData<&'a mut [f32]>,
 }
 
+/// Where a record begins.
+#[derive(Clone, Copy)]
+pub(super) struct RecordStart(NonNull<f32>);
+
 // SAFETY: 1. it stands for a mutable borrow of floats, which may go to another thread.
 unsafe impl Send for SharedRecords<'_> {}
 // SAFETY: 1. records are floats, which may go to other threads; 2. `record_mut` asks its caller to keep threads apart.
@@ -29,36 +33,36 @@ impl<'a> SharedRecords<'a> {
         Self { slabs, slab_size, stride, borrow: PhantomData }
     }
 
-    /// Returns where the record of `index` begins.
+    /// Returns where the record of `index` lies.
+    ///
+    /// # Panics
+    /// If no slab holds the index.
     #[inline(always)]
-    fn start(&self, index: RowIndex) -> NonNull<f32> {
+    pub(super) fn locate(&self, index: RowIndex) -> RecordStart {
         let (slab, record) = self.slab_size.locate(index);
         // SAFETY:
         // 1. `locate` gives a record below the slab's size, and every slab has that many of `stride` floats.
         // 2. The slabs are borrowed as long as `self` lives, so they are neither freed nor moved.
-        unsafe { self.slabs[slab].add(record * self.stride) }
+        RecordStart(unsafe { self.slabs[slab].add(record * self.stride) })
     }
 
     /// Asks for the cache lines of a record.
     #[inline(always)]
-    pub(super) fn prefetch(&self, index: RowIndex, cache: Cache) {
-        let start = self.start(index).as_ptr().cast_const();
-        prefetch_at(start, self.stride, cache);
+    pub(super) fn prefetch(&self, start: RecordStart, cache: Cache) {
+        prefetch_at(start.0.as_ptr().cast_const(), self.stride, cache);
     }
 
-    /// Returns the record of `index`: its weights and its slots.
-    ///
-    /// # Panics
-    /// If no slab holds the index.
+    /// Returns a record: its weights and its slots.
     ///
     /// # Safety
-    /// 1. While the record returned is used, no other one of this index is.
+    /// 1. `start` was located by `self`.
+    /// 2. While the record returned is used, no other one that begins there is.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "threads share the table and change different records")]
-    pub(super) unsafe fn record_mut(&self, index: RowIndex) -> &mut [f32] {
+    pub(super) unsafe fn record_mut(&self, start: RecordStart) -> &mut [f32] {
         // SAFETY:
-        // 1. `start` gives the first of `stride` floats within a slab that lives as long as `self`.
+        // 1. `locate` gave the first of `stride` floats within a slab that lives as long as `self`.
         // 2. The table is borrowed exclusively by `self`, and the caller keeps apart those who share it.
-        unsafe { std::slice::from_raw_parts_mut(self.start(index).as_ptr(), self.stride) }
+        unsafe { std::slice::from_raw_parts_mut(start.0.as_ptr(), self.stride) }
     }
 }

@@ -77,13 +77,14 @@ pub(super) fn read_in(
             // SAFETY:
             // 1. Each frame is of one of `moves`, which are walked by one thread each, and nothing else uses this record
             //    while it is filled.
-            return file.read(single.index, unsafe { records.record_mut(RowIndex(single.frame)) });
+            return file
+                .read(single.index, unsafe { records.record_mut(records.locate(RowIndex(single.frame))) });
         }
         buffer.resize(run.len() * file.record_floats(), 0.0);
         file.read(run[0].index, buffer)?;
         for (one, record) in run.iter().zip(buffer.chunks_exact(file.record_floats())) {
             // SAFETY: 1. as above.
-            unsafe { records.record_mut(RowIndex(one.frame)) }.copy_from_slice(record);
+            unsafe { records.record_mut(records.locate(RowIndex(one.frame))) }.copy_from_slice(record);
         }
         Ok(())
     })

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use super::changes::{Changes, RowKey};
 use super::lookup::FindRows;
 use super::memory::{Growth, NewRows, distinct};
-use super::records::SharedRecords;
+use super::records::{RecordStart, SharedRecords};
 use super::row_ids::RowIds;
 use super::tier::Tier;
 use super::usages::Usages;
@@ -43,10 +43,10 @@ const PADDING: u32 = u32::MAX - 1;
 
 /// About how many lines of records and their gradients a group has. With the step of each row of a group, one of the next
 /// group's is asked for.
-const LINES_TOGETHER: usize = 256;
+const LINES_TOGETHER: usize = 400;
 
 /// About how many of those lines are used before one that is asked for into the first cache now.
-const LINES_NEAR: usize = 48;
+const LINES_NEAR: usize = 72;
 
 /// How many gradients of one row are asked for before its turn: of many the last would drive out the first. The others
 /// are asked for that many ahead, while the row's gradients are summed.
@@ -523,26 +523,26 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
     fn run(self, _: impl Lanes) {
         let Self { rows, sorted, rule, row_type, simd } = self;
         let dim = rows.gradients.dim;
-        let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
-        let is_plain = rows.gradients.is_plain();
         let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
         let near = rows_of_lines(LINES_NEAR, rows.stride + dim);
-        let (mut current, mut next, mut starting) = (Vec::new(), Vec::new(), StartingRows::default());
+        let (mut summed, mut starting) = (SummedRows::default(), StartingRows::default());
+        let mut widened = vec![0.0; dim];
+        // The rows of a group, and behind them those of the next one.
+        let mut located = Vec::new();
         if has_lists {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
-        rows.locate(sorted, 0..group_len, &mut next);
-        for row in &next {
+        rows.locate(sorted, 0..group_len, &mut located);
+        for row in &located {
             rows.ask(row, Cache::Second);
         }
         for group in (0..sorted.len()).step_by(group_len) {
-            let behind = group + group_len;
+            let behind = sorted.len().min(group + group_len);
             if has_lists {
                 rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
             }
-            std::mem::swap(&mut current, &mut next);
-            rows.locate(sorted, behind..behind + group_len, &mut next);
+            rows.locate(sorted, behind..behind + group_len, &mut located);
             if !rows.is_new.is_empty() {
                 simd.run(StartRows {
                     rows,
@@ -552,28 +552,18 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
                     starting: &mut starting,
                 });
             }
-            for (place, (number, row)) in (group..).zip(&current).enumerate() {
-                if let Some(later) = next.get(place) {
-                    rows.ask(later, Cache::Second);
-                }
-                if let Some(near) = current.get(place + near) {
-                    rows.ask(near, Cache::First);
-                }
-                let gradient = if is_plain && sorted.is_single(number) {
-                    row.gradient
-                } else {
-                    let later = sorted.positions(number).skip(GRADIENTS_TOGETHER);
-                    rows.gradients.sum(sorted.positions(number), later, &mut sum, &mut chunk_sum);
-                    &sum
-                };
-                // SAFETY:
-                // 1. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
-                //    record before it takes the next.
-                let record = unsafe { rows.records.record_mut(row.index) };
-                rows.changes.before_change(row.index, || rows.key(row.index), record);
-                rows.use_row(row.index);
-                rows.step((rule, row_type), sorted.first(number), record, gradient, &mut widened);
-            }
+            summed.sum(rows, sorted, group..behind, &mut located);
+            rows.note(&located[..behind - group]);
+            simd.run(StepGroup {
+                rows,
+                rule,
+                row_type,
+                located: &located,
+                sums: &summed.sums,
+                lens: [behind - group, group_len, near],
+                widened: &mut widened,
+            });
+            located.drain(..behind - group);
         }
     }
 }
@@ -581,8 +571,86 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
 /// A row to be stepped.
 struct LocatedRow<'a> {
     index: RowIndex,
+    /// The position of its first gradient.
+    first: u32,
+    /// Where among the sums of the group that of its gradients begins, if it is one.
+    sum: Option<u32>,
+    record: RecordStart,
     /// The first of its gradients, before any weight.
     gradient: &'a [f32],
+}
+
+/// The sums of those rows of a group that have several gradients, or one with a weight.
+#[derive(Default)]
+struct SummedRows {
+    sums: Vec<f32>,
+    chunk_sum: Vec<f32>,
+}
+
+impl SummedRows {
+    /// Sums the gradients of rows at the front of `located`.
+    #[inline(always)]
+    fn sum(
+        &mut self,
+        rows: &SteppedRows<'_>,
+        sorted: &SortedPart<u32>,
+        numbers: Range<usize>,
+        located: &mut [LocatedRow<'_>],
+    ) {
+        let dim = rows.gradients.dim;
+        let is_plain = rows.gradients.is_plain();
+        self.chunk_sum.resize(dim, 0.0);
+        let mut len = 0;
+        for (number, row) in numbers.zip(located) {
+            if is_plain && sorted.is_single(number) {
+                continue;
+            }
+            if self.sums.len() < len + dim {
+                self.sums.resize(len + dim, 0.0);
+            }
+            let later = sorted.positions(number).skip(GRADIENTS_TOGETHER);
+            let sum = &mut self.sums[len..len + dim];
+            rows.gradients.sum(sorted.positions(number), later, sum, &mut self.chunk_sum);
+            row.sum = Some(len as u32);
+            len += dim;
+        }
+    }
+}
+
+/// Takes the steps of the rows at the front of `located`, and asks for those behind them. A kernel of its own: within
+/// the larger one its loop has too few registers.
+struct StepGroup<'a, R, T> {
+    rows: &'a SteppedRows<'a>,
+    rule: &'a R,
+    row_type: T,
+    located: &'a [LocatedRow<'a>],
+    sums: &'a [f32],
+    /// How many rows are stepped, and how many before one is asked for into the second and the first cache.
+    lens: [usize; 3],
+    widened: &'a mut [f32],
+}
+
+impl<R: RowRule, T: RowType> Kernel for StepGroup<'_, R, T> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let Self { rows, rule, row_type, located, sums, lens: [len, later, near], widened } = self;
+        for (place, row) in located[..len].iter().enumerate() {
+            if let Some(later) = located.get(place + later) {
+                rows.ask(later, Cache::Second);
+            }
+            if let Some(near) = located.get(place + near) {
+                rows.ask(near, Cache::First);
+            }
+            let gradient =
+                row.sum.map_or(row.gradient, |start| &sums[start as usize..][..row.gradient.len()]);
+            // SAFETY:
+            // 1. `SteppedRows::locate` located it.
+            // 2. An index is a key of one part, once, and every part is walked by one thread, which lets go of the record
+            //    before it takes the next.
+            let record = unsafe { rows.records.record_mut(row.record) };
+            rows.step((rule, row_type), row.first as usize, record, gradient, widened);
+        }
+    }
 }
 
 /// Writes the values that the new ones of some rows start with.
@@ -619,8 +687,8 @@ impl<T: RowType> Kernel for StartRows<'_, T> {
         values.resize(ids.len() * dim, 0.0);
         rows.table.initializer.fill(ids, values);
         for (index, weights) in indices.iter().zip(values.chunks_exact_mut(dim)) {
-            // SAFETY: 1. as for steps: the rows are those of one part.
-            let record = unsafe { rows.records.record_mut(*index) };
+            // SAFETY: 1. located here; 2. as for steps: the rows are those of one part.
+            let record = unsafe { rows.records.record_mut(rows.records.locate(*index)) };
             rows.start_record(row_type, weights, record);
         }
     }
@@ -650,8 +718,8 @@ impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
                 }
                 continue;
             };
-            // SAFETY: 1. as above: rows of different indices lie in different places.
-            let record = unsafe { rows.records.record_mut(place) };
+            // SAFETY: 1. located here; 2. as above: rows of different indices lie in different places.
+            let record = unsafe { rows.records.record_mut(rows.records.locate(place)) };
             rows.changes.before_change(index, || rows.key(index), record);
             rows.use_row(index);
             step(record);
@@ -662,6 +730,20 @@ impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
 impl SteppedRows<'_> {
     fn key(&self, index: RowIndex) -> RowKey {
         RowKey { id: self.row_ids.of(index), usage: self.usages.map(|(usages, _)| usages.of(index)) }
+    }
+
+    /// Notes rows before their steps: for saves, and for what makes rows leave.
+    #[inline(always)]
+    fn note(&self, located: &[LocatedRow<'_>]) {
+        if !self.changes.are_noted() && self.usages.is_none() {
+            return;
+        }
+        for row in located {
+            // SAFETY: 1. and 2. as for steps.
+            let record = unsafe { self.records.record_mut(row.record) };
+            self.changes.before_change(row.index, || self.key(row.index), record);
+            self.use_row(row.index);
+        }
     }
 
     /// Counts the step of a row.
@@ -701,7 +783,7 @@ impl SteppedRows<'_> {
         }
     }
 
-    /// Finds out where some numbers' rows and gradients lie, and asks for the gradients of a row but the first.
+    /// Adds where some numbers' rows and gradients lie to `located`, and asks for the gradients of a row but the first.
     #[inline(always)]
     fn locate<'b>(
         &'b self,
@@ -710,10 +792,11 @@ impl SteppedRows<'_> {
         located: &mut Vec<LocatedRow<'b>>,
     ) {
         let numbers = numbers.start.min(sorted.len())..numbers.end.min(sorted.len());
-        located.clear();
-        located.extend(numbers.clone().map(|number| LocatedRow {
-            index: RowIndex(sorted.rank(number)),
-            gradient: self.gradients.row(sorted.first(number)),
+        located.extend(numbers.clone().map(|number| {
+            let index = RowIndex(sorted.rank(number));
+            let gradient = self.gradients.row(sorted.first(number));
+            let (first, record) = (sorted.first(number) as u32, self.records.locate(index));
+            LocatedRow { index, first, sum: None, record, gradient }
         }));
         for number in numbers.filter(|&number| !sorted.is_single(number)) {
             for position in sorted.positions(number).take(GRADIENTS_TOGETHER).skip(1) {
@@ -725,7 +808,7 @@ impl SteppedRows<'_> {
     /// Asks for a row's record and the first of its gradients.
     #[inline(always)]
     fn ask(&self, row: &LocatedRow<'_>, cache: Cache) {
-        self.records.prefetch(row.index, cache);
+        self.records.prefetch(row.record, cache);
         prefetch(row.gradient, cache);
     }
 
