@@ -30,18 +30,20 @@ pub(crate) fn prefetch<T>(values: &[T], cache: Cache) {
 #[inline(always)]
 pub(crate) fn prefetch_at<T>(start: *const T, count: usize, cache: Cache) {
     let within = start.addr() % LINE_BYTES;
-    let lines = (within + count * size_of::<T>()).div_ceil(LINE_BYTES);
-    let first = start.cast::<i8>().wrapping_sub(within);
-    let mut line = 0;
-    while line + 4 <= lines {
-        for step in 0..4 {
-            prefetch_line(first.wrapping_add((line + step) * LINE_BYTES), cache);
+    let mut lines = (within + count * size_of::<T>()).div_ceil(LINE_BYTES);
+    let mut first = start.cast::<i8>().wrapping_sub(within);
+    while lines > 4 {
+        for line in 0..4 {
+            prefetch_line(first.wrapping_add(line * LINE_BYTES), cache);
         }
-        line += 4;
+        first = first.wrapping_add(4 * LINE_BYTES);
+        lines -= 4;
     }
-    while line < lines {
-        prefetch_line(first.wrapping_add(line * LINE_BYTES), cache);
-        line += 1;
+    // Rows have few lines: no loop, whose length the compiler would first compute.
+    for line in 0..4 {
+        if lines > line {
+            prefetch_line(first.wrapping_add(line * LINE_BYTES), cache);
+        }
     }
 }
 

@@ -6,15 +6,14 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use super::RowIndex;
-use super::slot_group::SlabSize;
+use super::slot_group::Layout;
 use crate::cache::{Cache, prefetch_at};
 use crate::pages::Pages;
 
 /// All records of a table, borrowed exclusively.
 pub(super) struct SharedRecords<'a> {
     slabs: Vec<NonNull<f32>>,
-    slab_size: SlabSize,
-    stride: usize,
+    layout: Layout,
     borrow: PhantomData<&'a mut [f32]>,
 }
 
@@ -28,9 +27,9 @@ unsafe impl Send for SharedRecords<'_> {}
 unsafe impl Sync for SharedRecords<'_> {}
 
 impl<'a> SharedRecords<'a> {
-    pub(super) fn new(slabs: &'a mut [Pages<f32>], slab_size: SlabSize, stride: usize) -> Self {
+    pub(super) fn new(slabs: &'a mut [Pages<f32>], layout: Layout) -> Self {
         let slabs = slabs.iter_mut().map(|slab| NonNull::from(&mut **slab).cast()).collect();
-        Self { slabs, slab_size, stride, borrow: PhantomData }
+        Self { slabs, layout, borrow: PhantomData }
     }
 
     /// Returns where the record of `index` lies.
@@ -39,17 +38,17 @@ impl<'a> SharedRecords<'a> {
     /// If no slab holds the index.
     #[inline(always)]
     pub(super) fn locate(&self, index: RowIndex) -> RecordStart {
-        let (slab, record) = self.slab_size.locate(index);
+        let (slab, start) = self.layout.locate(index);
         // SAFETY:
-        // 1. `locate` gives a record below the slab's size, and every slab has that many of `stride` floats.
+        // 1. `locate` gives the start of a record below the slab's size, and every slab has room for that many.
         // 2. The slabs are borrowed as long as `self` lives, so they are neither freed nor moved.
-        RecordStart(unsafe { self.slabs[slab].add(record * self.stride) })
+        RecordStart(unsafe { self.slabs[slab].add(start) })
     }
 
     /// Asks for the cache lines of a record.
     #[inline(always)]
     pub(super) fn prefetch(&self, start: RecordStart, cache: Cache) {
-        prefetch_at(start.0.as_ptr().cast_const(), self.stride, cache);
+        prefetch_at(start.0.as_ptr().cast_const(), self.layout.stride(), cache);
     }
 
     /// Returns a record: its weights and its slots.
@@ -61,8 +60,8 @@ impl<'a> SharedRecords<'a> {
     #[expect(clippy::mut_from_ref, reason = "threads share the table and change different records")]
     pub(super) unsafe fn record_mut(&self, start: RecordStart) -> &mut [f32] {
         // SAFETY:
-        // 1. `locate` gave the first of `stride` floats within a slab that lives as long as `self`.
+        // 1. `locate` gave the first of a record's floats within a slab that lives as long as `self`.
         // 2. The table is borrowed exclusively by `self`, and the caller keeps apart those who share it.
-        unsafe { std::slice::from_raw_parts_mut(start.0.as_ptr(), self.stride) }
+        unsafe { std::slice::from_raw_parts_mut(start.0.as_ptr(), self.layout.stride()) }
     }
 }

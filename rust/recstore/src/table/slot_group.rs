@@ -2,6 +2,9 @@
 //!
 //! Blocks lie one after another in *slabs* of many huge pages: reading rows at random from ordinary pages would cost
 //! a walk through page tables each.
+//!
+//! Records begin with cache lines of even and of odd number alike: where all that is read at random begins with even
+//! ones, processors guess that the line beside will be needed, and load it too. See [`Layout`].
 
 use super::RowIndex;
 use super::records::SharedRecords;
@@ -11,33 +14,81 @@ use crate::pages::{self, Pages};
 /// The four-byte words of a cache line.
 const WORDS_A_LINE: usize = 16;
 
-/// The bytes of a slab: sixteen huge pages, or one block that is larger.
-const SLAB_BYTES: usize = 32 << 20;
+/// The bytes of a slab: 64 huge pages, or one block that is larger. Of the last page a part lies idle.
+const SLAB_BYTES: usize = 128 << 20;
+
+/// The records that lie side by side without a gap.
+const RECORDS_A_STRETCH: usize = 64;
 
 /// Records of a row's weights followed by the optimizer's slots, `block_size` records a block.
 #[derive(Debug)]
 pub(super) struct SlotGroup {
     weight_words: usize,
-    stride: usize,
-    slab_size: SlabSize,
+    layout: Layout,
     slots: Vec<Slot>,
     slabs: Vec<Pages<f32>>,
     /// The words of the first slab that lie in ordinary pages.
     small_words: usize,
 }
 
+/// Where records lie in slabs: one behind the other, with a line left out now and then if all would else begin with
+/// lines of even number.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Layout {
+    slab_size: SlabSize,
+    stride: usize,
+    /// The words left out after each stretch of records.
+    gap: usize,
+}
+
+impl Layout {
+    /// Lays out slabs of `records` records of `stride` words.
+    fn new(records: usize, stride: usize) -> Self {
+        let gap = if stride.is_multiple_of(2 * WORDS_A_LINE) { WORDS_A_LINE } else { 0 };
+        Self { slab_size: SlabSize::new(records), stride, gap }
+    }
+
+    /// Returns the slab of an index and the first word of its record there.
+    #[inline(always)]
+    pub(super) fn locate(self, index: RowIndex) -> (usize, usize) {
+        let (slab, record) = self.slab_size.locate(index);
+        (slab, self.start(record))
+    }
+
+    #[inline(always)]
+    fn start(self, record: usize) -> usize {
+        record * self.stride + record / RECORDS_A_STRETCH * self.gap
+    }
+
+    /// Returns the words of the first `records` of a slab.
+    fn words(self, records: usize) -> usize {
+        records.checked_sub(1).map_or(0, |last| self.start(last) + self.stride)
+    }
+
+    /// Returns how many records `words` have room for.
+    fn records_in(self, words: usize) -> usize {
+        words / (RECORDS_A_STRETCH * self.stride + self.gap) * RECORDS_A_STRETCH
+            + words % (RECORDS_A_STRETCH * self.stride + self.gap) / self.stride
+    }
+
+    /// Returns the words of a record.
+    pub(super) fn stride(self) -> usize {
+        self.stride
+    }
+}
+
 /// The records of a slab, by which indices are divided all the time.
 ///
 /// Source: Lemire, Kaser and Kurz 2019, "Faster remainder by direct computation", section 3.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct SlabSize {
+struct SlabSize {
     size: u32,
     /// 2^64 / size, rounded up; 0 for a size of 1.
     inverse: u64,
 }
 
 impl SlabSize {
-    pub(super) fn new(size: usize) -> Self {
+    fn new(size: usize) -> Self {
         // A slab has at most 1 GiB, so its records fit into 32 bits.
         let size = size as u32;
         Self { size, inverse: (u64::MAX / u64::from(size)).wrapping_add(1) }
@@ -45,7 +96,7 @@ impl SlabSize {
 
     /// Returns the slab of an index and its record there.
     #[inline(always)]
-    pub(super) fn locate(self, index: RowIndex) -> (usize, usize) {
+    fn locate(self, index: RowIndex) -> (usize, usize) {
         let index = index.0;
         let slab = match self.inverse {
             0 => index,
@@ -62,27 +113,29 @@ impl SlotGroup {
         let whole_lines = words.next_multiple_of(WORDS_A_LINE);
         // A record that begins with a line touches fewer of them; a little more memory is worth that.
         let stride = if (whole_lines - words) * 8 <= words { whole_lines } else { words };
-        let blocks_a_slab = (SLAB_BYTES / (block_size * stride * size_of::<f32>())).max(1);
-        let slab_size = SlabSize::new(block_size * blocks_a_slab);
+        let block = Layout::new(block_size, stride);
+        let blocks_a_slab = (block.records_in(SLAB_BYTES / size_of::<f32>()) / block_size).max(1);
+        let layout = Layout::new(block_size * blocks_a_slab, stride);
         // Of a small table's only block most is never used, and huge pages would be supplied whole.
-        let small_words = block_size * stride;
-        Self { weight_words, stride, slab_size, slots, slabs: Vec::new(), small_words }
+        let small_words = layout.words(block_size);
+        Self { weight_words, layout, slots, slabs: Vec::new(), small_words }
     }
 
     /// Returns storage whose slabs are small parts of `limit` bytes, so that one can be given back.
     pub(super) fn within(weight_words: usize, limit: u64, slots: Vec<Slot>) -> Self {
         const PARTS: u64 = 32;
+        const MOST_BYTES: usize = 32 << 20;
         let whole = Self::new(weight_words, 1, slots);
-        let bytes = usize::try_from(limit / PARTS).unwrap_or(usize::MAX).min(SLAB_BYTES);
-        let records = pages::whole_pages(bytes) / (whole.stride * size_of::<f32>());
-        Self { slab_size: SlabSize::new(records.max(1)), small_words: 0, ..whole }
+        let bytes = usize::try_from(limit / PARTS).unwrap_or(usize::MAX).min(MOST_BYTES);
+        let records = whole.layout.records_in(pages::whole_pages(bytes) / size_of::<f32>());
+        Self { layout: Layout::new(records.max(1), whole.stride()), small_words: 0, ..whole }
     }
 
     /// Makes room for the records of all indices below `rows`. Pages are touched when a record is first written.
     pub(super) fn reserve(&mut self, rows: usize) {
         while self.slabs.len() * self.slab_records() < rows {
             let small = if self.slabs.is_empty() { self.small_words } else { 0 };
-            self.slabs.push(Pages::zeroed(self.slab_records() * self.stride, small));
+            self.slabs.push(Pages::zeroed(self.layout.words(self.slab_records()), small));
         }
     }
 
@@ -97,7 +150,7 @@ impl SlotGroup {
 
     /// Returns the records of a slab.
     pub(super) fn slab_records(&self) -> usize {
-        self.slab_size.size as usize
+        self.layout.slab_size.size as usize
     }
 
     /// Returns the words of a record that hold a row's weights.
@@ -107,7 +160,7 @@ impl SlotGroup {
 
     /// Returns the words of a record.
     pub(super) fn stride(&self) -> usize {
-        self.stride
+        self.layout.stride
     }
 
     /// Returns the words that hold a row's weights.
@@ -118,19 +171,19 @@ impl SlotGroup {
 
     #[inline(always)]
     pub(super) fn record(&self, index: RowIndex) -> &[f32] {
-        let (slab, record) = self.slab_size.locate(index);
-        &self.slabs[slab][record * self.stride..][..self.stride]
+        let (slab, start) = self.layout.locate(index);
+        &self.slabs[slab][start..][..self.layout.stride]
     }
 
     /// Returns the weights and the state of a row.
     pub(super) fn record_mut(&mut self, index: RowIndex) -> (&mut [f32], &mut [f32]) {
-        let (slab, record) = self.slab_size.locate(index);
-        self.slabs[slab][record * self.stride..][..self.stride].split_at_mut(self.weight_words)
+        let (slab, start) = self.layout.locate(index);
+        self.slabs[slab][start..][..self.layout.stride].split_at_mut(self.weight_words)
     }
 
     /// Returns the records for several threads to change, each other ones.
     pub(super) fn shared(&mut self) -> SharedRecords<'_> {
-        SharedRecords::new(&mut self.slabs, self.slab_size, self.stride)
+        SharedRecords::new(&mut self.slabs, self.layout)
     }
 
     /// Returns the values of the slot called `name` in a record.
@@ -148,11 +201,11 @@ impl SlotGroup {
 
     /// Returns the bytes that the system supplies when the records below `used` were written to.
     pub(super) fn bytes_for(&self, used: usize) -> usize {
-        let record = self.stride * size_of::<f32>();
-        let (small, slab) = (self.small_words * size_of::<f32>(), self.slab_records() * record);
+        let bytes = |records| self.layout.words(records) * size_of::<f32>();
+        let (small, slab) = (self.small_words * size_of::<f32>(), bytes(self.slab_records()));
         let (full, rest) = (used / self.slab_records(), used % self.slab_records());
         let small_rest = if full == 0 { small } else { 0 };
-        full * pages::supplied_bytes(slab, 0, slab) + pages::supplied_bytes(rest * record, small_rest, slab)
+        full * pages::supplied_bytes(slab, 0, slab) + pages::supplied_bytes(bytes(rest), small_rest, slab)
     }
 }
 
@@ -168,6 +221,27 @@ mod tests {
                 let expected = ((index / size) as usize, (index % size) as usize);
                 prop_assert_eq!(SlabSize::new(size as usize).locate(RowIndex(index)), expected);
             }
+        }
+
+        #[test]
+        fn records_lie_apart_and_within_what_they_are_said_to_take(stride in 1..200usize, records in 1..1000usize) {
+            let layout = Layout::new(records, stride);
+            let starts: Vec<usize> = (0..records as u32).map(|index| layout.locate(RowIndex(index)).1).collect();
+            prop_assert!(starts.windows(2).all(|pair| pair[1] - pair[0] >= stride));
+            prop_assert_eq!(layout.words(records), starts[records - 1] + stride);
+            prop_assert!(layout.words(records) <= records * stride + records / RECORDS_A_STRETCH * WORDS_A_LINE);
+            prop_assert_eq!(layout.records_in(layout.words(records)), records);
+            prop_assert_eq!(layout.records_in(layout.words(records) - 1), records - 1);
+        }
+    }
+
+    #[test]
+    fn records_begin_with_lines_of_either_parity() {
+        for stride in (WORDS_A_LINE..20 * WORDS_A_LINE).step_by(WORDS_A_LINE) {
+            let layout = Layout::new(1024, stride);
+            let lines = (0..1024).map(|index| layout.locate(RowIndex(index)).1 / WORDS_A_LINE);
+            let odd = lines.filter(|line| line % 2 == 1).count();
+            assert_eq!(odd, 512, "{stride} words");
         }
     }
 }
