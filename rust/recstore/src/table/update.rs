@@ -2,9 +2,9 @@
 //!
 //! Everything is checked before anything changes. Then every table is locked; the rows of all ids are found, or taken
 //! from the places that a lookup kept; new rows are seen to fit, and rows on disk brought into memory; ids without a row
-//! get one; and each thread walks the rows of its part: it sums
-//! the gradients of a row in a buffer of a row's size and takes the step, the next rows already on their way. There is
-//! no matrix of merged gradients.
+//! get one; and each thread walks the rows of its part, a group of some dozens at a time: it sums the gradients of those
+//! that have several in a small buffer and takes the steps, the next rows already on their way. There is no matrix of
+//! merged gradients.
 
 #![expect(unsafe_code, reason = "threads change different rows of one table")]
 
