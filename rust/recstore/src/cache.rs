@@ -126,7 +126,7 @@ fn prefetch_row<const LEN: usize>(row: &[f32; LEN], cache: Cache) {
     for line in row.chunks(LINE_BYTES / size_of::<f32>()) {
         prefetch_one(&line[0], cache);
     }
-    if row.as_ptr().addr() % LINE_BYTES != 0 {
+    if !row.as_ptr().addr().is_multiple_of(LINE_BYTES) {
         prefetch_one(&row[LEN - 1], cache);
     }
 }
