@@ -8,6 +8,9 @@
 
 const LINE_BYTES: usize = 64;
 
+/// The lines of the id map that are used before one that is asked for into the second cache now.
+pub(crate) const LINES_LATER: usize = 128;
+
 /// The lines that are used before one that is asked for into the first cache now.
 pub(crate) const LINES_NEAR: usize = 16;
 

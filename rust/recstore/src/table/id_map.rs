@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
-use crate::cache::{Cache, LINES_NEAR, prefetch_one};
+use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_one};
 use crate::pages::{Pages, supplied_bytes, whole_pages};
 use crate::simd::{Lanes, ScalarLanes};
 
@@ -39,9 +39,6 @@ const LINES_MOVED_TOGETHER: usize = 256;
 
 /// How far ahead the lines of a move are loaded.
 const LINES_AHEAD: usize = 12;
-
-/// How many ids [`IdMap::insert_each`] inserts before one whose line it asks for now.
-const IDS_LATER: usize = 128;
 
 /// The ids that have a row. Every int64 can be a key.
 #[derive(Debug)]
@@ -346,11 +343,11 @@ impl IdMap {
 
     /// Gives each of `ids`, which have none and are distinct, the next of `indices`.
     pub(crate) fn insert_each(&mut self, ids: &[i64], indices: impl IntoIterator<Item = RowIndex>) {
-        for id in ids.iter().take(IDS_LATER) {
+        for id in ids.iter().take(LINES_LATER) {
             self.prefetch(self.home(*id), Cache::Second);
         }
         for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
-            if let Some(later) = ids.get(place + IDS_LATER) {
+            if let Some(later) = ids.get(place + LINES_LATER) {
                 self.prefetch(self.home(*later), Cache::Second);
             }
             if let Some(next) = ids.get(place + LINES_NEAR) {

@@ -16,7 +16,7 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::{Cache, LINES_NEAR, prefetch_rows, rows_of_lines};
+use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_rows, rows_of_lines};
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
 
@@ -28,9 +28,6 @@ const COLD_RUN: usize = 256;
 
 /// The lines of the rows that are asked for together.
 const LINES_TOGETHER: usize = 64;
-
-/// How many lines of the id map are searched before one that is asked for now.
-const LINES_LATER: usize = 128;
 
 /// Ids so few that there is nothing to overlap.
 const FEW_IDS: usize = 4;

@@ -33,7 +33,7 @@ pub(super) fn round_keys(key: [u32; 2]) -> RoundKeys {
 pub(super) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS] {
     const LOW: u64 = u32::MAX as u64;
     // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so where
-    // they can see that the upper halves are empty.
+    // the compiler can see that the upper halves are empty.
     let mut counter = [[id as u64 & LOW; LANES], [id as u64 >> 32; LANES], [0; LANES], [0; LANES]];
     for (lane, block) in counter[2].iter_mut().enumerate() {
         *block = u64::from(group) * LANES as u64 + lane as u64;

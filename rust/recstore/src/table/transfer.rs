@@ -75,7 +75,8 @@ pub(super) fn read_in(
     each_run(executor, file.record_floats(), moves, |run, buffer| {
         if let [single] = run {
             // SAFETY:
-            // 1. Each frame is of one of `moves`, which are walked by one thread each, and nothing else uses this record
+            // 1. Located here.
+            // 2. Each frame is of one of `moves`, which are walked by one thread each, and nothing else uses this record
             //    while it is filled.
             return file
                 .read(single.index, unsafe { records.record_mut(records.locate(RowIndex(single.frame))) });
@@ -83,7 +84,7 @@ pub(super) fn read_in(
         buffer.resize(run.len() * file.record_floats(), 0.0);
         file.read(run[0].index, buffer)?;
         for (one, record) in run.iter().zip(buffer.chunks_exact(file.record_floats())) {
-            // SAFETY: 1. as above.
+            // SAFETY: 1. and 2. as above.
             unsafe { records.record_mut(records.locate(RowIndex(one.frame))) }.copy_from_slice(record);
         }
         Ok(())

@@ -46,7 +46,7 @@ const PADDING: u32 = u32::MAX - 1;
 const LINES_TOGETHER: usize = 400;
 
 /// About how many of those lines are used before one that is asked for into the first cache now.
-const LINES_NEAR: usize = 72;
+const STEP_LINES_NEAR: usize = 72;
 
 /// How many gradients of one row are asked for before its turn: of many the last would drive out the first. The others
 /// are asked for that many ahead, while the row's gradients are summed.
@@ -525,7 +525,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let dim = rows.gradients.dim;
         let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
-        let near = rows_of_lines(LINES_NEAR, rows.stride + dim);
+        let near = rows_of_lines(STEP_LINES_NEAR, rows.stride + dim);
         let (mut summed, mut starting) = (SummedRows::default(), StartingRows::default());
         let mut widened = vec![0.0; dim];
         // The rows of a group, and behind them those of the next one.
