@@ -229,6 +229,10 @@ impl IdMap {
             }
         } else if self.len >= self.homes.count * IDS_A_LINE_TO_GROW {
             self.begin_to_grow();
+            // The lines of a small map would be overfull before their turn came.
+            if self.homes.old_count <= LINES_MOVED_TOGETHER {
+                self.move_lines(LINES_MOVED_TOGETHER);
+            }
         }
         while !self.put(id, index.0) {
             self.make_room();
@@ -499,6 +503,16 @@ mod tests {
             assert!(map.remove(id).is_some());
         }
         assert_eq!((map.len(), lines_passed(&map)), (0, 0));
+    }
+
+    #[test]
+    fn few_ids_lie_behind_their_homes_in_a_map_of_any_size() {
+        let mut map = IdMap::default();
+        for id in 0..5_000 {
+            map.insert(id, RowIndex(id as u32));
+            let passed = lines_passed(&map);
+            assert!(map.len() < 100 || passed < 2 * map.len(), "{passed} lines passed by {} ids", map.len());
+        }
     }
 
     #[test]
