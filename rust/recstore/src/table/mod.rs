@@ -7,6 +7,7 @@
 
 mod admission;
 mod bags;
+mod bounds;
 mod changes;
 mod displacing;
 mod id_allocator;

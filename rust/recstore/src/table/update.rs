@@ -12,8 +12,9 @@ use std::cell::RefCell;
 use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::bounds::bounds_of_sums;
 use super::changes::{Changes, RowKey};
 use super::lookup::FindRows;
 use super::memory::{Growth, NewRows, distinct};
@@ -35,7 +36,7 @@ use crate::{Error, Result};
 
 const OPERATION: &str = "emb_update";
 
-/// The positions worth waking a thread for to look them up, or to check their gradients.
+/// The positions worth waking a thread for to look them up.
 const POSITIONS_A_THREAD: usize = 4_096;
 
 /// The index of an id whose gradients do not count.
@@ -91,13 +92,17 @@ pub(crate) struct CheckedStep<'a> {
 
 /// Checks the values of all gradients.
 pub(crate) fn check<'a>(engine: Engine<'_>, requests: &'a [StepRequest<'a>]) -> Result<Vec<CheckedStep<'a>>> {
-    let greatest = greatest_sums(engine, requests);
-    requests.iter().zip(greatest).map(|(request, greatest)| request.check(engine, greatest)).collect()
+    let to_check = requests.iter().map(|request| {
+        let is_checked = request.table.config.nan_policy != NanPolicy::Allow;
+        is_checked.then_some(&request.gradients)
+    });
+    let bounds = bounds_of_sums(engine, &to_check.collect::<Vec<_>>());
+    requests.iter().zip(bounds).map(|(request, bound)| request.check(engine, bound)).collect()
 }
 
 impl<'a> StepRequest<'a> {
-    /// `greatest` bounds the magnitude of every sum of gradients.
-    fn check(&'a self, engine: Engine<'_>, greatest: f64) -> Result<CheckedStep<'a>> {
+    /// `bound` is that of the magnitude of every sum of gradients.
+    fn check(&'a self, engine: Engine<'_>, bound: f64) -> Result<CheckedStep<'a>> {
         let mut checked = CheckedStep {
             table: &self.table,
             gradients: &self.gradients,
@@ -105,7 +110,7 @@ impl<'a> StepRequest<'a> {
             step: self.step,
             skipped: 0,
         };
-        if self.table.config.nan_policy == NanPolicy::Allow || greatest < f64::from(f32::MAX) {
+        if self.table.config.nan_policy == NanPolicy::Allow || bound < f64::from(f32::MAX) {
             return Ok(checked);
         }
         // Rare: something is not finite, or so large that a sum may not be.
@@ -132,70 +137,6 @@ impl<'a> StepRequest<'a> {
         }
         Ok(())
     }
-}
-
-/// Returns for each request a bound of the magnitude of every sum of its gradients; infinite where one is not finite.
-fn greatest_sums(engine: Engine<'_>, requests: &[StepRequest<'_>]) -> Vec<f64> {
-    let greatest: Vec<AtomicU32> = requests.iter().map(|_| AtomicU32::new(0)).collect();
-    let checked = requests.iter().zip(&greatest);
-    let checked = checked.filter(|(request, _)| request.table.config.nan_policy != NanPolicy::Allow);
-    let pieces = checked.flat_map(|(request, greatest)| {
-        let dim = request.gradients.dim;
-        request.gradients.parts.iter().flat_map(move |part| {
-            part.gradients
-                .chunks((POSITIONS_A_THREAD * part.stride).max(1))
-                .map(move |rows| (rows, part, dim, greatest))
-        })
-    });
-    for_each_mut(engine.executor, pieces, |(rows, part, dim, greatest)| {
-        engine.simd.run(GreatestMagnitude { rows, part, dim, greatest });
-    });
-    let bounds = requests.iter().zip(greatest).map(|(request, greatest)| {
-        let greatest = f32::from_bits(greatest.into_inner());
-        let weights = request.gradients.parts.iter().flat_map(|part| part.weights);
-        let weight =
-            weights.fold(
-                1.0f32,
-                |most, weight| if weight.is_nan() { f32::INFINITY } else { most.max(weight.abs()) },
-            );
-        // A NaN's bits are greater than those of any number, and it compares with nothing.
-        let greatest = if greatest.is_finite() { f64::from(greatest) } else { f64::INFINITY };
-        greatest * f64::from(weight) * request.gradients.len().max(1) as f64
-    });
-    bounds.collect()
-}
-
-/// Finds the greatest magnitude in the columns that a part uses, as bits, which are ordered as the magnitudes are.
-struct GreatestMagnitude<'a> {
-    rows: &'a [f32],
-    part: &'a GradientPart<'a>,
-    dim: usize,
-    greatest: &'a AtomicU32,
-}
-
-impl Kernel for GreatestMagnitude<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        let mut greatest = 0;
-        if self.part.stride == self.dim {
-            greatest = greatest_bits(self.rows);
-        } else {
-            for row in self.rows.chunks_exact(self.part.stride) {
-                greatest = greatest.max(greatest_bits(&row[self.part.first_column..][..self.dim]));
-            }
-        }
-        self.greatest.fetch_max(greatest, Ordering::Relaxed);
-    }
-}
-
-/// One plain loop: lanes written out were compiled to gathers, which took five times as long.
-#[inline(always)]
-fn greatest_bits(values: &[f32]) -> u32 {
-    let mut greatest = 0;
-    for value in values {
-        greatest = greatest.max(value.to_bits() & 0x7FFF_FFFF);
-    }
-    greatest
 }
 
 /// Takes the steps, of different tables.
