@@ -470,11 +470,11 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let (mut summed, mut starting) = (SummedRows::default(), StartingRows::default());
         let mut widened = vec![0.0; dim];
         // The rows of a group, and behind them those of the next one.
-        let mut located = Vec::new();
+        let (mut located, mut to_sum) = (Vec::new(), Vec::new());
         if has_lists {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
-        rows.locate(sorted, 0..group_len, &mut located);
+        rows.locate(sorted, 0..group_len, &mut located, &mut to_sum);
         for row in &located {
             rows.ask(row, Cache::Second);
         }
@@ -483,7 +483,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             if has_lists {
                 rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
             }
-            rows.locate(sorted, behind..behind + group_len, &mut located);
+            rows.locate(sorted, behind..behind + group_len, &mut located, &mut to_sum);
             if !rows.is_new.is_empty() {
                 simd.run(StartRows {
                     rows,
@@ -493,7 +493,8 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
                     starting: &mut starting,
                 });
             }
-            summed.sum(rows, sorted, group..behind, &mut located);
+            let own = to_sum.partition_point(|&number| number < behind);
+            summed.sum(rows, sorted, to_sum.drain(..own), group, &mut located);
             rows.note(&located[..behind - group]);
             simd.run(StepGroup {
                 rows,
@@ -529,30 +530,27 @@ struct SummedRows {
 }
 
 impl SummedRows {
-    /// Sums the gradients of rows at the front of `located`.
+    /// Sums the gradients of the rows of some numbers; `located` begins with that of number `first`.
     #[inline(always)]
     fn sum(
         &mut self,
         rows: &SteppedRows<'_>,
         sorted: &SortedPart<u32>,
-        numbers: Range<usize>,
+        numbers: impl Iterator<Item = usize>,
+        first: usize,
         located: &mut [LocatedRow<'_>],
     ) {
         let dim = rows.gradients.dim;
-        let is_plain = rows.gradients.is_plain();
         self.chunk_sum.resize(dim, 0.0);
         let mut len = 0;
-        for (number, row) in numbers.zip(located) {
-            if is_plain && sorted.is_single(number) {
-                continue;
-            }
+        for number in numbers {
             if self.sums.len() < len + dim {
                 self.sums.resize(len + dim, 0.0);
             }
             let later = sorted.positions(number).skip(GRADIENTS_TOGETHER);
             let sum = &mut self.sums[len..len + dim];
             rows.gradients.sum(sorted.positions(number), later, sum, &mut self.chunk_sum);
-            row.sum = Some(len as u32);
+            located[number - first].sum = Some(len as u32);
             len += dim;
         }
     }
@@ -724,13 +722,15 @@ impl SteppedRows<'_> {
         }
     }
 
-    /// Adds where some numbers' rows and gradients lie to `located`, and asks for the gradients of a row but the first.
+    /// Adds where some numbers' rows and gradients lie to `located`, and those numbers whose gradients have to be summed
+    /// to `to_sum`; asks for the gradients of these but the first.
     #[inline(always)]
     fn locate<'b>(
         &'b self,
         sorted: &SortedPart<u32>,
         numbers: Range<usize>,
         located: &mut Vec<LocatedRow<'b>>,
+        to_sum: &mut Vec<usize>,
     ) {
         let numbers = numbers.start.min(sorted.len())..numbers.end.min(sorted.len());
         located.extend(numbers.clone().map(|number| {
@@ -739,7 +739,16 @@ impl SteppedRows<'_> {
             let (first, record) = (sorted.first(number) as u32, self.records.locate(index));
             LocatedRow { index, first, sum: None, record, gradient }
         }));
-        for number in numbers.filter(|&number| !sorted.is_single(number)) {
+        let (is_plain, before) = (self.gradients.is_plain(), to_sum.len());
+        let mut count = before;
+        to_sum.resize(before + numbers.len(), 0);
+        for number in numbers {
+            // Written always, kept if it counts: which it is cannot be predicted.
+            to_sum[count] = number;
+            count += usize::from(!is_plain | !sorted.is_single(number));
+        }
+        to_sum.truncate(count);
+        for &number in &to_sum[before..] {
             for position in sorted.positions(number).take(GRADIENTS_TOGETHER).skip(1) {
                 prefetch(self.gradients.row(position), Cache::Second);
             }
