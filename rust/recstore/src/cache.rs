@@ -6,6 +6,8 @@
 
 #![expect(unsafe_code, reason = "the instruction takes a pointer")]
 
+use crate::elements::with_row_len;
+
 const LINE_BYTES: usize = 64;
 
 /// The lines of the id map that are used before one that is asked for into the second cache now.
@@ -96,21 +98,6 @@ fn prefetch_line(address: *const i8, cache: Cache) {
     let _ = (address, cache);
 }
 
-/// Calls a function of a const length with that of rows, if it is a usual one, or else another function: loops over
-/// the lines of such rows need not be loops.
-macro_rules! with_row_len {
-    ($len:expr, $known:ident($($argument:expr),*), $any:expr) => {
-        match $len {
-            8 => $known::<8>($($argument),*),
-            16 => $known::<16>($($argument),*),
-            32 => $known::<32>($($argument),*),
-            64 => $known::<64>($($argument),*),
-            128 => $known::<128>($($argument),*),
-            _ => $any,
-        }
-    };
-}
-
 /// Asks for rows of `len` floats, to be used later; those that are empty lie nowhere.
 #[inline(always)]
 pub(crate) fn prefetch_rows(rows: &[&[f32]], len: usize) {
@@ -151,9 +138,7 @@ pub(crate) fn copy_rows(rows: &[&[f32]], to: &mut [f32], len: usize) {
 fn copy_known<const LEN: usize>(rows: &[&[f32]], to: &mut [f32]) {
     let (to, _) = to.as_chunks_mut::<LEN>();
     for (place, (from, to)) in rows.iter().zip(to).enumerate() {
-        if let Some(row) = rows.get(place + rows_near(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
-            prefetch_row(row, Cache::First);
-        }
+        prefetch_near_known::<LEN>(rows, place);
         if let Some(from) = from.first_chunk::<LEN>() {
             *to = *from;
         }
@@ -169,6 +154,14 @@ fn copy_any(rows: &[&[f32]], to: &mut [f32], len: usize) {
 }
 
 /// Asks, before the row at `place` is used, for one of those behind it.
+#[inline(always)]
+pub(crate) fn prefetch_near_known<const LEN: usize>(rows: &[&[f32]], place: usize) {
+    if let Some(row) = rows.get(place + rows_near(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
+        prefetch_row(row, Cache::First);
+    }
+}
+
+/// As [`prefetch_near_known`], rows of any length.
 #[inline(always)]
 pub(crate) fn prefetch_near(rows: &[&[f32]], place: usize) {
     if let Some(row) = rows.get(place + rows_near(rows[place].len())) {

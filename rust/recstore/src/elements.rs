@@ -28,6 +28,22 @@ pub(crate) fn add_row(sum: &mut [f32], row: &[f32]) {
     for_each_element(&AddScaled(1.0), sum, [], row);
 }
 
+/// Calls a function of a const length with that of rows, if it is a usual one, or else another function: loops over
+/// the lines of such rows need not be loops.
+macro_rules! with_row_len {
+    ($len:expr, $known:ident($($argument:expr),*), $any:expr) => {
+        match $len {
+            8 => $known::<8>($($argument),*),
+            16 => $known::<16>($($argument),*),
+            32 => $known::<32>($($argument),*),
+            64 => $known::<64>($($argument),*),
+            128 => $known::<128>($($argument),*),
+            _ => $any,
+        }
+    };
+}
+pub(crate) use with_row_len;
+
 /// Applies `rule` to each element of `values`, to those of `slots` and of `inputs` beside it.
 ///
 /// # Panics

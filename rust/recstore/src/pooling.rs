@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use crate::cache::{Cache, prefetch};
-use crate::elements::{AddScaled, ElementRule, for_each_element};
+use crate::cache::{Cache, prefetch, prefetch_near, prefetch_near_known};
+use crate::elements::{AddScaled, ElementRule, for_each_element, with_row_len};
 use crate::{Error, Result};
 
 /// How many bags ahead the row that a bag is pooled into is loaded.
@@ -189,6 +189,34 @@ impl<'a> Pooling<'a> {
         }
     }
 
+    /// Takes the first `count` of `rows`, those of the ids from `position` on, and asks for each a little before; those
+    /// behind are asked for only.
+    #[inline(always)]
+    pub(crate) fn take_each(&mut self, position: usize, rows: &[&[f32]], count: usize) {
+        if !self.adds_rows_up() {
+            return self.take_one_by_one(position, rows, count);
+        }
+        with_row_len!(
+            self.columns.dim,
+            add_up(self, position, rows, count),
+            self.take_one_by_one(position, rows, count)
+        );
+    }
+
+    /// Whether every row adds to its bag's sum.
+    #[inline(always)]
+    fn adds_rows_up(&self) -> bool {
+        self.input.mode != PoolingMode::Max && self.input.padding_idx.is_none()
+    }
+
+    #[inline(always)]
+    fn take_one_by_one(&mut self, position: usize, rows: &[&[f32]], count: usize) {
+        for (place, row) in rows[..count].iter().enumerate() {
+            prefetch_near(rows, place);
+            self.take(position + place, row);
+        }
+    }
+
     /// Ends the current bag.
     #[inline(always)]
     fn close(&mut self) {
@@ -214,6 +242,42 @@ impl<'a> Pooling<'a> {
         while self.bag < self.bags.len() {
             self.close();
         }
+    }
+}
+
+/// Adds up rows of a known length, a bag's in registers.
+#[inline(always)]
+fn add_up<const LEN: usize>(pooling: &mut Pooling<'_>, position: usize, rows: &[&[f32]], count: usize) {
+    let (input, mut place) = (pooling.input, 0);
+    while place < count {
+        while position + place >= pooling.end {
+            pooling.close();
+        }
+        let own = place..count.min(pooling.end - position);
+        let row = pooling.columns.row(pooling.bag);
+        let mut sum = [0.0; LEN];
+        if pooling.taken > 0 {
+            sum.copy_from_slice(row);
+        }
+        for place in own.clone() {
+            prefetch_near_known::<LEN>(rows, place);
+            let Some(row) = rows[place].first_chunk::<LEN>() else { continue };
+            match input.per_sample_weights {
+                None => add_known(&mut sum, 1.0, row),
+                Some(weights) => add_known(&mut sum, weights[position + place], row),
+            }
+        }
+        row.copy_from_slice(&sum);
+        pooling.taken += own.len();
+        place = own.end;
+    }
+}
+
+/// Adds a row times a weight to a sum that is kept in registers.
+#[inline(always)]
+fn add_known<const LEN: usize>(sum: &mut [f32; LEN], weight: f32, row: &[f32; LEN]) {
+    for (sum, value) in sum.iter_mut().zip(row) {
+        *sum += weight * value;
     }
 }
 

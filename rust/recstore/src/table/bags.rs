@@ -200,15 +200,14 @@ impl<T: RowType> TakeRows for PoolRows<'_, T> {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
+        let position = self.first_position + first;
+        if self.row_type.is_float32() {
+            return self.pooling.take_each(position, words, indices.len());
+        }
         for (place, own) in words[..indices.len()].iter().enumerate() {
             prefetch_near(words, place);
-            let position = self.first_position + first + place;
-            if self.row_type.is_float32() {
-                self.pooling.take(position, own);
-            } else {
-                self.row_type.widen(own, &mut self.widened);
-                self.pooling.take(position, &self.widened);
-            }
+            self.row_type.widen(own, &mut self.widened);
+            self.pooling.take(position + place, &self.widened);
         }
     }
 }
