@@ -10,7 +10,7 @@ use crate::elements::with_row_len;
 
 const LINE_BYTES: usize = 64;
 
-/// The lines of the id map that are used before one that is asked for into the second cache now.
+/// The lines that are used before one that is asked for into the second cache now.
 pub(crate) const LINES_LATER: usize = 128;
 
 /// The lines that are used before one that is asked for into the first cache now.
@@ -56,6 +56,12 @@ pub(crate) fn prefetch_at<T>(start: *const T, count: usize, cache: Cache) {
 pub(crate) fn rows_of_lines(lines: usize, floats: usize) -> usize {
     const MOST: usize = 64;
     (lines * LINE_BYTES / (floats * size_of::<f32>())).clamp(1, MOST)
+}
+
+/// Returns how many rows of `floats` before its use one is asked for into the second cache.
+#[inline(always)]
+pub(crate) fn rows_later(floats: usize) -> usize {
+    rows_of_lines(LINES_LATER, floats.next_multiple_of(LINE_BYTES / size_of::<f32>()))
 }
 
 /// Returns how many rows of `floats` before its use one is asked for into the first cache.
@@ -112,6 +118,36 @@ fn prefetch_known<const LEN: usize>(rows: &[&[f32]]) {
 }
 
 #[inline(always)]
+fn prefetch_any(rows: &[&[f32]]) {
+    for row in rows.iter().filter(|row| !row.is_empty()) {
+        prefetch(row, Cache::Second);
+    }
+}
+
+/// Asks for as many of the `rows` of `len` floats as are used now, of those used later, into the second cache.
+#[inline(always)]
+pub(crate) fn prefetch_group(rows: &[&[f32]], count: usize, len: usize) {
+    let later = rows.get(rows_later(len)..).unwrap_or_default();
+    prefetch_rows(&later[..later.len().min(count)], len);
+}
+
+/// Asks for one of the `rows` of `len` floats behind the one at `place`, which is used now, into the first cache.
+#[inline(always)]
+pub(crate) fn prefetch_near(rows: &[&[f32]], place: usize, len: usize) {
+    if let Some(row) = rows.get(place + rows_near(len)).filter(|row| !row.is_empty()) {
+        prefetch(row, Cache::First);
+    }
+}
+
+/// As [`prefetch_near`], rows of a known length.
+#[inline(always)]
+pub(crate) fn prefetch_near_known<const LEN: usize>(rows: &[&[f32]], place: usize) {
+    if let Some(row) = rows.get(place + rows_near(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
+        prefetch_row(row, Cache::First);
+    }
+}
+
+#[inline(always)]
 fn prefetch_row<const LEN: usize>(row: &[f32; LEN], cache: Cache) {
     for line in row.chunks(LINE_BYTES / size_of::<f32>()) {
         prefetch_one(&line[0], cache);
@@ -121,24 +157,21 @@ fn prefetch_row<const LEN: usize>(row: &[f32; LEN], cache: Cache) {
     }
 }
 
+/// Copies rows of `len` floats to one place, one behind the other. `upcoming` are the same rows and those used after them:
+/// with each row one of them is asked for into the second cache, and one into the first.
 #[inline(always)]
-fn prefetch_any(rows: &[&[f32]]) {
-    for row in rows.iter().filter(|row| !row.is_empty()) {
-        prefetch(row, Cache::Second);
-    }
-}
-
-/// Copies rows of `len` floats, which were asked for, to one place, one behind the other.
-#[inline(always)]
-pub(crate) fn copy_rows(rows: &[&[f32]], to: &mut [f32], len: usize) {
-    with_row_len!(len, copy_known(rows, to), copy_any(rows, to, len));
+pub(crate) fn copy_rows(rows: &[&[f32]], upcoming: &[&[f32]], to: &mut [f32], len: usize) {
+    with_row_len!(len, copy_known(rows, upcoming, to), copy_any(rows, upcoming, to, len));
 }
 
 #[inline(always)]
-fn copy_known<const LEN: usize>(rows: &[&[f32]], to: &mut [f32]) {
+fn copy_known<const LEN: usize>(rows: &[&[f32]], upcoming: &[&[f32]], to: &mut [f32]) {
     let (to, _) = to.as_chunks_mut::<LEN>();
     for (place, (from, to)) in rows.iter().zip(to).enumerate() {
-        prefetch_near_known::<LEN>(rows, place);
+        if let Some(row) = upcoming.get(place + rows_later(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
+            prefetch_row(row, Cache::Second);
+        }
+        prefetch_near_known::<LEN>(upcoming, place);
         if let Some(from) = from.first_chunk::<LEN>() {
             *to = *from;
         }
@@ -146,26 +179,13 @@ fn copy_known<const LEN: usize>(rows: &[&[f32]], to: &mut [f32]) {
 }
 
 #[inline(always)]
-fn copy_any(rows: &[&[f32]], to: &mut [f32], len: usize) {
+fn copy_any(rows: &[&[f32]], upcoming: &[&[f32]], to: &mut [f32], len: usize) {
     for (place, (from, to)) in rows.iter().zip(to.chunks_exact_mut(len)).enumerate() {
-        prefetch_near(rows, place);
+        if let Some(row) = upcoming.get(place + rows_later(len)).filter(|row| !row.is_empty()) {
+            prefetch(row, Cache::Second);
+        }
+        prefetch_near(upcoming, place, len);
         copy_row(from, to);
-    }
-}
-
-/// Asks, before the row at `place` is used, for one of those behind it.
-#[inline(always)]
-pub(crate) fn prefetch_near_known<const LEN: usize>(rows: &[&[f32]], place: usize) {
-    if let Some(row) = rows.get(place + rows_near(LEN)).and_then(|row| row.first_chunk::<LEN>()) {
-        prefetch_row(row, Cache::First);
-    }
-}
-
-/// As [`prefetch_near_known`], rows of any length.
-#[inline(always)]
-pub(crate) fn prefetch_near(rows: &[&[f32]], place: usize) {
-    if let Some(row) = rows.get(place + rows_near(rows[place].len())) {
-        prefetch(row, Cache::First);
     }
 }
 
@@ -203,7 +223,7 @@ mod tests {
             let rows: Vec<&[f32]> = all.chunks_exact(len).collect();
             let mut copied = vec![-1.0; all.len() + 3];
             prefetch_rows(&[rows[0], &[]], len);
-            copy_rows(&rows, &mut copied, len);
+            copy_rows(&rows, &rows, &mut copied, len);
             assert_eq!(copied[..all.len()], all);
             assert_eq!(copied[all.len()..], [-1.0; 3], "rows of {len}");
         }

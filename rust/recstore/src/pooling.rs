@@ -189,17 +189,16 @@ impl<'a> Pooling<'a> {
         }
     }
 
-    /// Takes the first `count` of `rows`, those of the ids from `position` on, and asks for each a little before; those
-    /// behind are asked for only.
+    /// Takes the rows of the ids from `position` on. `upcoming` are the same rows and those taken after them, to ask for.
     #[inline(always)]
-    pub(crate) fn take_each(&mut self, position: usize, rows: &[&[f32]], count: usize) {
+    pub(crate) fn take_each(&mut self, position: usize, rows: &[&[f32]], upcoming: &[&[f32]]) {
         if !self.adds_rows_up() {
-            return self.take_one_by_one(position, rows, count);
+            return self.take_one_by_one(position, rows, upcoming);
         }
         with_row_len!(
             self.columns.dim,
-            add_up(self, position, rows, count),
-            self.take_one_by_one(position, rows, count)
+            add_up(self, position, rows, upcoming),
+            self.take_one_by_one(position, rows, upcoming)
         );
     }
 
@@ -210,9 +209,9 @@ impl<'a> Pooling<'a> {
     }
 
     #[inline(always)]
-    fn take_one_by_one(&mut self, position: usize, rows: &[&[f32]], count: usize) {
-        for (place, row) in rows[..count].iter().enumerate() {
-            prefetch_near(rows, place);
+    fn take_one_by_one(&mut self, position: usize, rows: &[&[f32]], upcoming: &[&[f32]]) {
+        for (place, row) in rows.iter().enumerate() {
+            prefetch_near(upcoming, place, row.len());
             self.take(position + place, row);
         }
     }
@@ -247,20 +246,25 @@ impl<'a> Pooling<'a> {
 
 /// Adds up rows of a known length, a bag's in registers.
 #[inline(always)]
-fn add_up<const LEN: usize>(pooling: &mut Pooling<'_>, position: usize, rows: &[&[f32]], count: usize) {
+fn add_up<const LEN: usize>(
+    pooling: &mut Pooling<'_>,
+    position: usize,
+    rows: &[&[f32]],
+    upcoming: &[&[f32]],
+) {
     let (input, mut place) = (pooling.input, 0);
-    while place < count {
+    while place < rows.len() {
         while position + place >= pooling.end {
             pooling.close();
         }
-        let own = place..count.min(pooling.end - position);
+        let own = place..rows.len().min(pooling.end - position);
         let row = pooling.columns.row(pooling.bag);
         let mut sum = [0.0; LEN];
         if pooling.taken > 0 {
             sum.copy_from_slice(row);
         }
         for place in own.clone() {
-            prefetch_near_known::<LEN>(rows, place);
+            prefetch_near_known::<LEN>(upcoming, place);
             let Some(row) = rows[place].first_chunk::<LEN>() else { continue };
             match input.per_sample_weights {
                 None => add_known(&mut sum, 1.0, row),

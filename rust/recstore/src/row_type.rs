@@ -8,7 +8,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use crate::cache::{copy_row, copy_rows, prefetch_near};
+use crate::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
 
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {
@@ -23,11 +23,13 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
     /// Writes the weights in `words` to `row`.
     fn widen(self, words: &[f32], row: &mut [f32]);
 
-    /// Writes the weights of rows of `dim` to `rows`, one behind the other.
+    /// Writes the weights of rows of `dim` to `rows`, one behind the other. `upcoming` are the words of the same rows and
+    /// of those used after them, to ask for.
     #[inline(always)]
-    fn widen_each(self, words: &[&[f32]], rows: &mut [f32], dim: usize) {
+    fn widen_each(self, words: &[&[f32]], upcoming: &[&[f32]], rows: &mut [f32], dim: usize) {
+        prefetch_group(upcoming, words.len(), words.first().map_or(1, |row| row.len()));
         for (place, (own, row)) in words.iter().zip(rows.chunks_exact_mut(dim)).enumerate() {
-            prefetch_near(words, place);
+            prefetch_near(upcoming, place, own.len());
             self.widen(own, row);
         }
     }
@@ -90,8 +92,8 @@ impl RowType for Float32 {
     }
 
     #[inline(always)]
-    fn widen_each(self, words: &[&[f32]], rows: &mut [f32], dim: usize) {
-        copy_rows(words, rows, dim);
+    fn widen_each(self, words: &[&[f32]], upcoming: &[&[f32]], rows: &mut [f32], dim: usize) {
+        copy_rows(words, upcoming, rows, dim);
     }
 
     #[inline(always)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
 use super::{Engine, Locks, TAG_WORDS, Table, places, with_row_type};
-use crate::cache::prefetch_near;
+use crate::cache::{prefetch_group, prefetch_near};
 use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
 use crate::row_type::{Float32, RowType};
@@ -196,16 +196,17 @@ impl<T: RowType> Kernel for PoolRows<'_, T> {
 
 impl<T: RowType> TakeRows for PoolRows<'_, T> {
     #[inline(always)]
-    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]], upcoming: &[&[f32]]) {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
+        prefetch_group(upcoming, words.len(), words.first().map_or(1, |row| row.len()));
         let position = self.first_position + first;
         if self.row_type.is_float32() {
-            return self.pooling.take_each(position, words, indices.len());
+            return self.pooling.take_each(position, words, upcoming);
         }
-        for (place, own) in words[..indices.len()].iter().enumerate() {
-            prefetch_near(words, place);
+        for (place, own) in words.iter().enumerate() {
+            prefetch_near(upcoming, place, own.len());
             self.row_type.widen(own, &mut self.widened);
             self.pooling.take(position + place, &self.widened);
         }

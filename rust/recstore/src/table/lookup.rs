@@ -5,8 +5,10 @@
 //! trips under way (see [`crate::cache`]). Every stage is a short loop, so that much of what a processor looks ahead at
 //! are loads. The few ids that lie in lines behind their homes are found when all lines of a run were searched.
 //!
-//! Using goes through groups: while the rows of one are used, those of the next are under way. Where the rows lie is
-//! known for the whole run before any is used: whatever is loaded between the stores of rows waits for them.
+//! Where the rows lie is known for the whole run before any is used: whatever is loaded between the stores of rows waits
+//! for them. Rows are used in groups, so that initial values are drawn for several ids at a time. Those used later are
+//! asked for one with each row that is copied, and a group at a time where more is done with a row: what copying gains by
+//! that, the sums of bags lose.
 
 use std::sync::OnceLock;
 
@@ -16,7 +18,7 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_rows, rows_of_lines};
+use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_rows, rows_later, rows_of_lines};
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
 
@@ -26,7 +28,7 @@ const RUN: usize = 1024;
 /// The ids of a run of a table whose rows may lie on disk: so many records are read before they are used.
 const COLD_RUN: usize = 256;
 
-/// The lines of the rows that are asked for together.
+/// The lines of the rows of a group.
 const LINES_TOGETHER: usize = 64;
 
 /// Ids so few that there is nothing to overlap.
@@ -96,9 +98,9 @@ impl Fetched {
 /// Takes the rows of a batch. A trait, since a closure would be compiled without the kernel's instructions.
 pub(super) trait TakeRows {
     /// Takes the rows of the ids from `first` on: their indices, [`NO_INDEX`] for an id without a row, and the words of
-    /// their weights, or of their initial values. Behind those may be words of the rows that come next, to ask for.
-    /// Must be `#[inline(always)]`.
-    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]);
+    /// their weights, or of their initial values. `upcoming` are the rows' words and those of the rows taken after them,
+    /// to ask for; those of ids without a row are empty. Must be `#[inline(always)]`.
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]], upcoming: &[&[f32]]);
 }
 
 impl<'a> RowSource<'a> {
@@ -127,14 +129,13 @@ impl<'a> RowSource<'a> {
                 index => self.words(&fetched, place, RowIndex(index)),
             });
             let words: Vec<&[f32]> = words.collect();
-            prefetch_rows(words.chunks(group_len).next().unwrap_or_default(), row_words);
-            for (group, words_of_group) in words.chunks(group_len).enumerate() {
-                prefetch_rows(words.chunks(group_len).nth(group + 1).unwrap_or_default(), row_words);
+            prefetch_rows(&words[..words.len().min(rows_later(row_words))], row_words);
+            for (group, own) in words.chunks(group_len).enumerate() {
                 let first = group * group_len;
-                let group = first..first + words_of_group.len();
-                let completed = initial.complete(self, row_type, &ids[group.clone()], words_of_group);
-                let words_from = if completed.is_empty() { &words[first..] } else { &completed };
-                rows.take(number * run_len + first, &indices[group], words_from);
+                let group = first..first + own.len();
+                let completed = initial.complete(self, row_type, &ids[group.clone()], own);
+                let own = if completed.is_empty() { own } else { &completed };
+                rows.take(number * run_len + first, &indices[group], own, &words[first..]);
             }
         }
     }
@@ -219,9 +220,9 @@ impl<T: RowType> Kernel for ReadRows<'_, T> {
 
 impl<T: RowType> TakeRows for ReadRows<'_, T> {
     #[inline(always)]
-    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]]) {
+    fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]], upcoming: &[&[f32]]) {
         let dim = self.source.dim;
-        self.row_type.widen_each(words, &mut self.out[first * dim..][..indices.len() * dim], dim);
+        self.row_type.widen_each(words, upcoming, &mut self.out[first * dim..][..indices.len() * dim], dim);
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
