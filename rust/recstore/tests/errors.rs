@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use ndarray::{Array1, Array2, array};
 use recstore::{
-    BagInput, EmbeddingStore, Error, GradientChunk, GradientCollector, LocalStore, PoolingMode, Result,
-    Serial, SimdLevel, Step, TableConfig, TableHandle, TableId, TableStatistics, TableUpdate,
+    BagInput, EmbeddingStore, Error, GradientChunk, GradientCollector, GradientPart, LocalStore, PoolingMode,
+    Result, Serial, SimdLevel, Step, TableConfig, TableHandle, TableId, TableStatistics, TableUpdate,
 };
 
 const DIM: usize = 2;
@@ -311,6 +311,35 @@ fn an_update_of_two_tables_changes_neither_when_the_second_fails() {
     let unknown = store.update(&[good, one(TableId(99), &[0], &[1.0; 2])]);
     assert_eq!(unknown, Err(Error::UnknownHandle { operation: "emb_update", handle: 99 }));
     assert_eq!((seen(&store, first), seen(&store, second)), before);
+}
+
+#[test]
+fn of_tables_that_share_a_matrix_each_answers_for_its_own_columns() {
+    let store = store();
+    let (first, second) = (open(&store, "first", ""), open(&store, "second", r#", "nan_policy": "skip""#));
+    // Two rows: the columns of `first`, those of `second`, and two that nobody uses.
+    let step = |matrix: &[f32]| {
+        let of = |table, first_column| {
+            let part =
+                GradientPart { stride: 3 * DIM, first_column, ..GradientPart::new(&[3, 1], matrix, DIM) };
+            TableUpdate { table, chunks: vec![GradientChunk { parts: vec![part] }], step: Step::Next }
+        };
+        store.update(&[of(first, 0), of(second, DIM)])
+    };
+    let mut matrix = [1.0; 6 * DIM];
+    matrix[5] = f32::NAN;
+    step(&matrix).unwrap();
+    assert_eq!((store.ids(first), store.ids(second)), (Ok(vec![0, 1, 3]), Ok(vec![0, 1, 3])));
+    let rows = || [first, second].map(|table| (seen(&store, table).2, seen(&store, table).3));
+    let before = rows();
+    matrix[3 * DIM + 1] = f32::NAN;
+    let refused = step(&matrix).unwrap_err().to_string();
+    assert!(refused.contains("gradient of id 1 at position 1 of table \"first\" holds NaN"), "{refused}");
+    assert_eq!(rows(), before);
+    (matrix[3 * DIM + 1], matrix[3 * DIM + 2]) = (1.0, f32::INFINITY);
+    step(&matrix).unwrap();
+    assert_eq!(store.statistics(second).unwrap().refusals, 1);
+    assert!(seen(&store, second).2.iter().all(|value| value.is_finite()));
 }
 
 #[test]
