@@ -36,7 +36,8 @@ try:
     run()
 except KeyError as error:
     held = error
-print("ended with", repr(held), "and threads:", threads())
+# In one piece: the other rank writes to the same pipe.
+sys.stdout.write(f"ended with {held!r} and threads: {threads()}\\n")
 """
 
 
