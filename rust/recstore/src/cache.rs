@@ -124,11 +124,13 @@ fn prefetch_any(rows: &[&[f32]]) {
     }
 }
 
-/// Asks for as many of the `rows` of `len` floats as are used now, of those used later, into the second cache.
+/// Asks for as many rows as `rows`, which are used now, of those used later. `upcoming` are the same rows and those used
+/// after them.
 #[inline(always)]
-pub(crate) fn prefetch_group(rows: &[&[f32]], count: usize, len: usize) {
-    let later = rows.get(rows_later(len)..).unwrap_or_default();
-    prefetch_rows(&later[..later.len().min(count)], len);
+pub(crate) fn prefetch_group(rows: &[&[f32]], upcoming: &[&[f32]]) {
+    let len = rows.first().map_or(1, |row| row.len());
+    let later = upcoming.get(rows_later(len)..).unwrap_or_default();
+    prefetch_rows(&later[..later.len().min(rows.len())], len);
 }
 
 /// Asks for one of the `rows` of `len` floats behind the one at `place`, which is used now, into the first cache.

@@ -27,7 +27,7 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
     /// of those used after them, to ask for.
     #[inline(always)]
     fn widen_each(self, words: &[&[f32]], upcoming: &[&[f32]], rows: &mut [f32], dim: usize) {
-        prefetch_group(upcoming, words.len(), words.first().map_or(1, |row| row.len()));
+        prefetch_group(words, upcoming);
         for (place, (own, row)) in words.iter().zip(rows.chunks_exact_mut(dim)).enumerate() {
             prefetch_near(upcoming, place, own.len());
             self.widen(own, row);

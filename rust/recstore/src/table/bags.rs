@@ -200,7 +200,7 @@ impl<T: RowType> TakeRows for PoolRows<'_, T> {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
-        prefetch_group(upcoming, words.len(), words.first().map_or(1, |row| row.len()));
+        prefetch_group(words, upcoming);
         let position = self.first_position + first;
         if self.row_type.is_float32() {
             return self.pooling.take_each(position, words, upcoming);
