@@ -109,27 +109,25 @@ impl Distribution {
     }
 }
 
-/// As many values as take the time of one: what is left of a row, and what keeps vector units busy.
-const FEW: usize = 64;
-const MANY: usize = 128;
+/// As many values as are drawn together: they keep vector units busy, and few enough are seldom in the tails.
+const TOGETHER: usize = 64;
 
 #[inline(always)]
 fn apply_normal(values: &mut [f32], mean: f32, std: f32) {
-    let (blocks, rest) = values.as_chunks_mut::<MANY>();
+    let (blocks, rest) = values.as_chunks_mut::<TOGETHER>();
     for block in blocks {
         *block = normal_block(block, mean, std);
     }
-    for rest in rest.chunks_mut(FEW) {
-        let mut block = [0.0; FEW];
+    if !rest.is_empty() {
+        let mut block = [0.0; TOGETHER];
         block[..rest.len()].copy_from_slice(rest);
-        block = normal_block(&block, mean, std);
-        rest.copy_from_slice(&block[..rest.len()]);
+        rest.copy_from_slice(&normal_block(&block, mean, std)[..rest.len()]);
     }
 }
 
 #[inline(always)]
-fn normal_block<const N: usize>(block: &[f32; N], mean: f32, std: f32) -> [f32; N] {
-    let mut words = [0; N];
+fn normal_block(block: &[f32; TOGETHER], mean: f32, std: f32) -> [f32; TOGETHER] {
+    let mut words = [0; TOGETHER];
     for (word, value) in words.iter_mut().zip(block) {
         *word = value.to_bits();
     }

@@ -18,7 +18,7 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_rows, rows_later, rows_of_lines};
+use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines};
 use crate::row_type::RowType;
 use crate::simd::{Kernel, Lanes};
 
@@ -101,6 +101,9 @@ pub(super) trait TakeRows {
     /// their weights, or of their initial values. `upcoming` are the rows' words and those of the rows taken after them,
     /// to ask for; those of ids without a row are empty. Must be `#[inline(always)]`.
     fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]], upcoming: &[&[f32]]);
+
+    /// Asks for the memory that the row of the id at `place` is copied to, if it is copied. Must be `#[inline(always)]`.
+    fn prefetch_copy(&self, _place: usize) {}
 }
 
 impl<'a> RowSource<'a> {
@@ -133,7 +136,8 @@ impl<'a> RowSource<'a> {
             for (group, own) in words.chunks(group_len).enumerate() {
                 let first = group * group_len;
                 let group = first..first + own.len();
-                let completed = initial.complete(self, row_type, &ids[group.clone()], own);
+                let copy = |place| rows.prefetch_copy(number * run_len + first + place);
+                let completed = initial.complete(self, row_type, &ids[group.clone()], own, copy);
                 let own = if completed.is_empty() { own } else { &completed };
                 rows.take(number * run_len + first, &indices[group], own, &words[first..]);
             }
@@ -173,6 +177,7 @@ impl InitialRows {
         row_type: impl RowType,
         ids: &[i64],
         words: &[&'a [f32]],
+        prefetch_copy: impl Fn(usize),
     ) -> Vec<&'a [f32]> {
         self.ids.clear();
         for (id, words) in ids.iter().zip(words) {
@@ -182,6 +187,10 @@ impl InitialRows {
         }
         if self.ids.is_empty() {
             return Vec::new();
+        }
+        // Drawing the values gives the memory time to come.
+        for (place, _) in words.iter().enumerate().filter(|(_, words)| words.is_empty()) {
+            prefetch_copy(place);
         }
         let row_words = source.storage.weight_words();
         self.values.resize(self.ids.len() * source.dim, 0.0);
@@ -226,6 +235,12 @@ impl<T: RowType> TakeRows for ReadRows<'_, T> {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
+    }
+
+    #[inline(always)]
+    fn prefetch_copy(&self, place: usize) {
+        let dim = self.source.dim;
+        prefetch(&self.out[place * dim..][..dim], Cache::Second);
     }
 }
 
