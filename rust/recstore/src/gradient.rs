@@ -183,6 +183,19 @@ impl<'a> Gradients<'a> {
         self.parts.iter().any(|part| !part.row_of.is_empty())
     }
 
+    /// Returns these gradients with the rows of the matrix for positions, and the row of each position: if nothing else
+    /// depends on it. Who sorts the rows in the place of positions need not look them up by positions in no order.
+    pub(crate) fn by_row(&self) -> Option<(Self, &'a [u32])> {
+        let [part] = self.parts[..] else { return None };
+        let by_row = Self {
+            dim: self.dim,
+            parts: vec![GradientPart { row_of: &[], ..part }],
+            starts: self.starts.clone(),
+            chunk_ends: self.chunk_ends.clone(),
+        };
+        (self.is_plain() && !part.row_of.is_empty()).then_some((by_row, part.row_of))
+    }
+
     /// Asks for the number of the row that belongs to a position, and for its id if that is needed.
     #[inline(always)]
     pub(crate) fn prefetch_lists(&self, position: usize, needs_id: bool) {
@@ -255,8 +268,11 @@ impl<'a> Gradients<'a> {
 
     /// Calls `body` with the ids sorted.
     fn sorted<R>(&self, executor: &dyn Executor, body: impl FnOnce(&SortedIds) -> R) -> R {
-        let ids: Vec<_> =
-            self.parts.iter().map(|part| CountedKeys { keys: part.ids, padding: part.padding_idx }).collect();
+        let ids: Vec<_> = self
+            .parts
+            .iter()
+            .map(|part| CountedKeys { keys: part.ids, padding: part.padding_idx, numbers: &[] })
+            .collect();
         SortedIds::with(executor, &ids, parts_for(executor, self.len() * self.dim), body)
     }
 
@@ -409,7 +425,7 @@ fn add_kept_pieces<const LEN: usize>(
 pub fn unique(executor: &dyn Executor, ids: &[i64], distinct: &mut [i64], inverse: &mut [i64]) -> usize {
     assert_eq!(ids.len(), distinct.len(), "unique: room for every id");
     assert_eq!(ids.len(), inverse.len(), "unique: one place an id");
-    let counted = [CountedKeys { keys: ids, padding: None }];
+    let counted = [CountedKeys { keys: ids, padding: None, numbers: &[] }];
     SortedIds::with(executor, &counted, parts_for(executor, ids.len()), |sorted| {
         sorted.write_ids(distinct);
         let mut place = 0;

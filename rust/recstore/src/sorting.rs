@@ -47,9 +47,11 @@ pub(crate) struct CountedKeys<'a, K> {
     pub(crate) keys: &'a [K],
     /// The key that does not count.
     pub(crate) padding: Option<K>,
+    /// What is kept of each key in the place of its position; empty for that.
+    pub(crate) numbers: &'a [u32],
 }
 
-/// A key, and where it was.
+/// A key, and where it was, or the number it came with.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Place<R> {
     pub(crate) rank: R,
@@ -147,20 +149,27 @@ impl<R: Copy + Default + Ord + Into<u64>> SortedPart<R> {
         const BLOCK: usize = 1024;
         let (is_last, end) = (end.is_none(), end.unwrap_or_default());
         let (mut count, mut position) = (0, 0);
-        for CountedKeys { keys, padding } in keys {
+        let counts = |rank: R, padding: Option<R>| {
+            let is_own = (rank >= least) & (is_last | (rank < end));
+            is_own & (Some(rank) != padding)
+        };
+        for CountedKeys { keys, padding, numbers } in keys {
             let padding = padding.map(Key::rank);
+            let mut numbers = numbers.chunks(BLOCK);
             for block in keys.chunks(BLOCK) {
                 if self.places.len() < count + BLOCK {
                     self.places.resize(count + BLOCK, Place::default());
                 }
-                for key in block {
-                    let rank = key.rank();
-                    // Written always, kept if it counts: which it is cannot be predicted.
-                    self.places[count] = Place { rank, position };
-                    let is_own = (rank >= least) & (is_last | (rank < end));
-                    count += usize::from(is_own & (Some(rank) != padding));
-                    position += 1;
-                }
+                let places = &mut self.places[count..count + BLOCK];
+                let positions = position..position + block.len() as u32;
+                let ranks = block.iter().map(|key| key.rank());
+                count += match numbers.next() {
+                    None => keep(ranks.zip(positions), places, |rank| counts(rank, padding)),
+                    Some(numbers) => {
+                        keep(ranks.zip(numbers.iter().copied()), places, |rank| counts(rank, padding))
+                    }
+                };
+                position += block.len() as u32;
             }
         }
         self.places.truncate(count);
@@ -231,6 +240,22 @@ impl SortedPart<u64> {
     pub(crate) fn id(&self, number: usize) -> i64 {
         (self.rank(number) ^ SIGN) as i64
     }
+}
+
+/// Writes the keys that count to `places`, which has room for all, and returns how many.
+#[inline(always)]
+fn keep<R: Copy>(
+    keys: impl Iterator<Item = (R, u32)>,
+    places: &mut [Place<R>],
+    counts: impl Fn(R) -> bool,
+) -> usize {
+    let mut count = 0;
+    for (rank, position) in keys {
+        // Written always, kept if it counts: which it is cannot be predicted.
+        places[count] = Place { rank, position };
+        count += usize::from(counts(rank));
+    }
+    count
 }
 
 /// The bits of a digit.
@@ -310,7 +335,7 @@ mod tests {
     proptest! {
         #[test]
         fn sorted_ids_agree_with_a_map(a in any_ids(), b in any_ids(), padding in prop::option::of(-9..9i64), parts in 1..5usize) {
-            let ids = [CountedKeys { keys: &a, padding }, CountedKeys { keys: &b, padding: None }];
+            let ids = [CountedKeys { keys: &a, padding, numbers: &[] }, CountedKeys { keys: &b, padding: None, numbers: &[] }];
             let mut model = BTreeMap::<i64, Vec<usize>>::new();
             for (position, id) in a.iter().chain(&b).enumerate() {
                 if position >= a.len() || Some(*id) != padding {
@@ -330,7 +355,7 @@ mod tests {
         #[test]
         fn sorted_indices_agree_with_a_map(indices in prop::collection::vec(prop_oneof![0..18u32, any::<u32>()], 0..600), parts in 1..5usize) {
             let padding = 7;
-            let keys = [CountedKeys { keys: &indices, padding: Some(padding) }];
+            let keys = [CountedKeys { keys: &indices, padding: Some(padding), numbers: &[] }];
             let mut model = BTreeMap::<u32, Vec<usize>>::new();
             for (position, index) in indices.iter().enumerate().filter(|(_, index)| **index != padding) {
                 model.entry(*index).or_default().push(position);

@@ -24,7 +24,7 @@ use super::tier::Tier;
 use super::usages::Usages;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, mix, places, with_row_type};
 use crate::cache::{Cache, prefetch, rows_of_lines};
-use crate::config::NanPolicy;
+use crate::config::{Dtype, NanPolicy};
 use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::parallel::{for_each_mut, parts_for};
@@ -171,6 +171,8 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Resu
 struct Locked<'a> {
     table: &'a Arc<Table>,
     gradients: &'a Gradients<'a>,
+    /// The same by the rows of their matrix, and the row of each position, where no position is asked for.
+    by_row: Option<(Gradients<'a>, &'a [u32])>,
     rows: &'a mut Rows,
     rule: PreparedRule,
     /// The step before this one.
@@ -201,6 +203,7 @@ impl<'a> Locked<'a> {
         Self {
             table,
             gradients,
+            by_row: None,
             rows,
             rule,
             step_before,
@@ -377,10 +380,18 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         // Every part goes through all positions once: several tables keep the threads busy with fewer parts each.
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
         let stamp = locked.rows.stamp(locked.rows.step);
+        // New rows, and roundings, are drawn from the id at a position.
+        if locked.is_new.is_empty() && locked.table.config.dtype == Dtype::Float32 {
+            locked.by_row = locked.gradients.by_row();
+        }
+        let (gradients, numbers) = match &locked.by_row {
+            Some((by_row, numbers)) => (by_row, *numbers),
+            None => (locked.gradients, Default::default()),
+        };
         let Rows { storage, step, changes, row_ids, usages, sweep, tier, .. } = &mut *locked.rows;
         let rows = Arc::new(SteppedRows {
             table: locked.table,
-            gradients: locked.gradients,
+            gradients,
             stride: storage.stride(),
             records: storage.shared(),
             changes,
@@ -388,7 +399,7 @@ fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             usages: usages.as_ref().map(|usages| (usages, sweep.as_deref())),
             stamp,
             tier: tier.as_deref(),
-            indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING) }],
+            indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING), numbers }],
             is_new: &locked.is_new,
             rule: &locked.rule,
             noise: locked.table.noise(*step),
