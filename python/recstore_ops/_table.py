@@ -175,6 +175,17 @@ class Table:
             raise RuntimeError(f'table "{self.name}" was dropped')
         return statistics
 
+    def learning_rate(self) -> tuple[float, bool]:
+        """The learning rate, and whether it was set by hand.
+
+        Raises:
+            RuntimeError: the table was dropped.
+        """
+        rate = _native.learning_rate_of(self.table_id)
+        if rate is None:
+            raise RuntimeError(f'table "{self.name}" was dropped')
+        return rate
+
     def __len__(self) -> int:
         """The number of rows."""
         return _ops.hashtable_size(self.handle)

@@ -199,7 +199,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         outputs, ids_N = self._in_order_of(batch), check_ids(batch.values())
         fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
         splits = torch.tensor([0, *batch.length_per_key()]).cumsum(0)
-        handle = _ops.emb_prefetch_tables([self._table_of(output).handle for output in outputs], ids_N, splits)
+        handle = _ops.emb_prefetch_tables([table.handle for table in self._tables_of(outputs)], ids_N, splits)
         issued = Issued(handle, tuple(batch.keys()), ids_N, time.time())
         self._prefetches.add(issued)
         if not fused:
@@ -287,7 +287,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def _wait_for_features(
         self, handles: dict[str, int], batch: KeyedJaggedTensor, outputs: list[Output]
     ) -> list[Tensor]:
-        rows = [_ops.emb_wait_result(handles[output.name], self._table_of(output).dim) for output in outputs]
+        dims = self._dims(outputs)
+        rows = [_ops.emb_wait_result(handles[output.name], dim) for output, dim in zip(outputs, dims, strict=True)]
         for output, part, count in zip(outputs, rows, batch.length_per_key(), strict=True):
             if part.shape[0] != count:
                 raise ValueError(f'feature "{output.name}" has {count} ids, but its prefetch has {part.shape[0]}')
@@ -325,13 +326,13 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
 
     def _requests(self, batch: KeyedJaggedTensor) -> list[Request]:
         ids = check_ids(batch.values()).split(batch.length_per_key())
-        outputs = self._in_order_of(batch)
-        return [Request(self._table_of(output), part) for output, part in zip(outputs, ids, strict=True)]
+        tables = self._tables_of(self._in_order_of(batch))
+        return [Request(table, part) for table, part in zip(tables, ids, strict=True)]
 
     def _pooled_sharded(self, features: Any) -> Tensor:
         """One exchange for all features, `[B, D]` in the order of the outputs; one a feature without fusion."""
         # The tables of the first exchange.
-        with failing_together(self.tables() if self.enable_fusion else [self._table_of(self._outputs[0])]):
+        with failing_together(self.tables() if self.enable_fusion else self._tables_of(self._outputs[:1])):
             batch = self._by_output(self._checked(features))
             outputs, size = self._in_order_of(batch), batch.stride()
             weights_N = self._weights(batch, outputs)
@@ -353,7 +354,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""
         outputs = self._in_order_of(batch)
-        dims, tables = self._dims(outputs), [bag.table for bag in self.embedding_bags.values()]
+        dims, tables = self._dims(outputs), self.tables()
         ids_N = check_ids(batch.values())
         request = (
             tables[0].anchor,
@@ -378,14 +379,14 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def _pooled_one_by_one(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request a feature, `[B, D]` in the order of the outputs."""
         parts = batch.to_dict()
-        bags = [(self._module_of(output), parts[output.name]) for output in self._outputs]
+        bags = zip(self._modules_of(self._outputs), [parts[output.name] for output in self._outputs], strict=True)
         pooled = [bag(part.values(), part.offsets(), part.weights_or_none()) for bag, part in bags]
         return torch.cat(pooled, dim=1)
 
     def _weights(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Tensor | None:
         """The factor of each id, `[N]`: a mean is a sum with one over the size of the bag as factor."""
         weights_N = batch.weights_or_none()
-        means = [self._module_of(output).mode == "mean" for output in outputs]
+        means = [bag.mode == "mean" for bag in self._modules_of(outputs)]
         if weights_N is not None:
             check_weights(batch.values(), weights_N, "mean" if any(means) else "sum")
             return weights_N
@@ -404,7 +405,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         return [by_name[name] for name in names]
 
     def _dims(self, outputs: list[Output]) -> list[int]:
-        return [self._table_of(output).dim for output in outputs]
+        return [table.dim for table in self._tables_of(outputs)]
 
 
 def _one_over_sizes(batch: KeyedJaggedTensor, means: list[bool]) -> Tensor:

@@ -129,12 +129,14 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
     def requests(self, features: Any) -> list[Request]:
         """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""
         parts = self._checked(features).to_dict()
-        return [Request(self._table_of(output), check_ids(parts[output.feature].values())) for output in self._outputs]
+        tables = zip(self._outputs, self._tables_of(self._outputs), strict=True)
+        return [Request(table, check_ids(parts[output.feature].values())) for output, table in tables]
 
     def _rows(self, features: Any) -> list[Tensor]:
         """The rows of each output, one lookup each."""
         parts = self._checked(features).to_dict()
-        return [self._module_of(output)(parts[output.feature].values()) for output in self._outputs]
+        modules = zip(self._outputs, self._modules_of(self._outputs), strict=True)
+        return [module(parts[output.feature].values()) for output, module in modules]
 
     def _sharded_rows(self, features: Any) -> list[Tensor]:
         """The rows of each output, one exchange for all."""
@@ -142,8 +144,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
             requests = self.requests(features)
         found = sharded_rows(requests)
         return [
-            spread_rows(rows).to(self._module_of(output).output_dtype)
-            for output, rows in zip(self._outputs, found, strict=True)
+            spread_rows(rows).to(module.output_dtype)
+            for module, rows in zip(self._modules_of(self._outputs), found, strict=True)
         ]
 
     def embedding_configs(self) -> list[EmbeddingConfig]:

@@ -63,9 +63,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         if self._modules is not None and not tables:
             raise ValueError("SparseOptimizer got modules without any table")
         super().__init__(self._groups(tables), {})
+        groups = self._groups_by_table()
         for table in tables:
             self._seen.add(table)
-            self._adopt(table, self._group_of(table))
+            self._adopt(table, _group_of(table, groups))
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
         if not tables:
@@ -109,9 +110,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         tables = _tables_of(chosen)
         if not tables:
             raise ValueError("SparseOptimizer.step got modules without any table")
+        groups = self._groups_by_table()
         for table in tables:
             self._seen.add(table)
-            self._follow_rate(table)
+            self._follow_rate(table, _group_of(table, groups))
         check_other_ranks(tables)
         self.kv_client.apply_grads(tables)
         return loss
@@ -242,39 +244,44 @@ class SparseOptimizer(torch.optim.Optimizer):
             raise ValueError(f"SparseOptimizer.{method} needs modules, here or at construction")
         return chosen
 
-    def _group_of(self, table: Table) -> dict[str, Any]:
-        for group in self.param_groups:
-            if group["table"] in (table.name, None):
-                return group
-        raise ValueError(f'table "{table.name}" is not among the modules of this optimizer')
+    def _groups_by_table(self) -> dict[str | None, dict[str, Any]]:
+        """The parameter groups by the names of their tables; under `None` the one of all others."""
+        return {group["table"]: group for group in self.param_groups}
 
     def _adopt(self, table: Table, group: dict[str, Any]) -> None:
         """Brings a table and its group together at their first meeting."""
         was_scheduled = group["table"] is None and group["lr"] != self._initial_lr
         lr = group["lr"] if was_scheduled else self._lr
-        if lr is not None and not table.statistics()["learning_rate_was_set"]:
+        _, was_set = table.learning_rate()
+        if lr is not None and not was_set:
             _native.set_optimizer_learning_rate(table.table_id, float(lr))
         if group["table"] is not None:
             group["lr"] = _rate(table)
         self._rates[table.table_id] = group["lr"]
 
-    def _follow_rate(self, table: Table) -> None:
+    def _follow_rate(self, table: Table, group: dict[str, Any]) -> None:
         """Hands on a learning rate that changed since the last step: one set by hand wins over the group's."""
-        group = self._group_of(table)
         if table.table_id not in self._rates:
             return self._adopt(table, group)
         is_shared = group["table"] is None
-        statistics = table.statistics()
-        last, current = self._rates[table.table_id], statistics["learning_rate"]
-        if statistics["learning_rate_was_set"] and (is_shared or current != last):
+        last, (current, was_set) = self._rates[table.table_id], table.learning_rate()
+        if was_set and (is_shared or current != last):
             group["lr"] = group["lr"] if is_shared else current
         elif group["lr"] != (last if is_shared else current):
             _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
         self._rates[table.table_id] = group["lr"]
 
 
+def _group_of(table: Table, groups: dict[str | None, dict[str, Any]]) -> dict[str, Any]:
+    group = groups.get(table.name) or groups.get(None)
+    if group is None:
+        raise ValueError(f'table "{table.name}" is not among the modules of this optimizer')
+    return group
+
+
 def _rate(table: Table) -> float:
-    return table.statistics()["learning_rate"]
+    rate, _ = table.learning_rate()
+    return rate
 
 
 def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:

@@ -107,12 +107,13 @@ class TableCollection(nn.Module, Generic[_Module]):
         modules: Any = self._modules_of_tables
         return {module.name: module for module in modules}
 
-    def _module_of(self, output: Output) -> _Module:
-        module: Any = self._modules_of_tables[output.table]
-        return module
+    def _modules_of(self, outputs: Sequence[Output]) -> list[_Module]:
+        # A look into a `ModuleList` takes longer than all of it as a list.
+        modules: Any = list(self._modules_of_tables)
+        return [modules[output.table] for output in outputs]
 
-    def _table_of(self, output: Output) -> Table:
-        return self._module_of(output).table
+    def _tables_of(self, outputs: Sequence[Output]) -> list[Table]:
+        return [module.table for module in self._modules_of(outputs)]
 
     def _checked(self, features: Any) -> KeyedJaggedTensor:
         """Returns a batch that holds the features of this collection, no more and no less.
@@ -123,6 +124,8 @@ class TableCollection(nn.Module, Generic[_Module]):
         """
         batch = own_batch(features)
         keys = batch.keys()
+        if keys == self.feature_keys:
+            return batch
         missing = [key for key in self.feature_keys if key not in keys]
         extra = [key for key in keys if key not in self.feature_keys]
         if missing or extra:

@@ -30,7 +30,7 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        describe_table, evict_rows, find_table, set_memory_limit, set_optimizer_learning_rate, simd_levels,
+        describe_table, evict_rows, find_table, learning_rate_of, set_memory_limit, set_optimizer_learning_rate, simd_levels,
         statistics_of, store_memory, table_names, table_slots, table_statistics,
     };
 
@@ -146,6 +146,16 @@ fn store_memory(py: Python<'_>) -> PyResult<(Option<u64>, u64)> {
     let store = store()?;
     let memory = py.detach(|| store.memory());
     Ok((memory.limit, memory.in_use))
+}
+
+/// The learning rate of the table of a number, and whether it was set by hand; `None` if it was dropped.
+#[pyfunction]
+fn learning_rate_of(py: Python<'_>, table: i64) -> PyResult<Option<(f64, bool)>> {
+    let store = store()?;
+    match py.detach(|| store.statistics(TableId(table))) {
+        Err(Error::UnknownHandle { .. }) => Ok(None), // Dropped since it was found.
+        found => found.map(|found| Some((found.learning_rate, found.learning_rate_was_set))).map_err(raise),
+    }
 }
 
 /// Sets a table's learning rate without marking it as set by hand.

@@ -4,7 +4,8 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
-use super::{Engine, Locks, TAG_WORDS, Table, places, with_row_type};
+use super::places::Seal;
+use super::{Engine, Locks, TAG_WORDS, Table, with_row_type};
 use crate::cache::{prefetch_group, prefetch_near};
 use crate::parallel::{for_each_mut, piece_size};
 use crate::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
@@ -136,7 +137,9 @@ fn seal_places(
         rest = behind;
         (own, locks.of(table).epoch, ids)
     });
-    for_each_mut(engine.executor, of_tables, |(own, epoch, ids)| places::seal(own, epoch, ids));
+    for_each_mut(engine.executor, of_tables, |(places, epoch, ids)| {
+        engine.simd.run(Seal { places, epoch, ids });
+    });
 }
 
 fn pool_piece(call: &Call<'_>, piece: Piece<'_>) {

@@ -57,6 +57,7 @@ use initializer::Initializer;
 pub(crate) use lookup::FindRows;
 use lookup::{ColdRows, ReadRows, RowSource};
 use memory::{Growth, Indices, NewRows, distinct};
+use places::Seal;
 pub use places::TAG_WORDS;
 use row_ids::RowIds;
 pub use rowless::RowlessTable;
@@ -297,7 +298,7 @@ impl Table {
                 engine.simd.run(ReadRows { source, ids, out, places, row_type });
             });
         });
-        places::seal(places, rows.epoch, ids);
+        engine.simd.run(Seal { places, epoch: rows.epoch, ids });
         failure.into_inner().map_or(Ok(()), Err)
     }
 

@@ -18,6 +18,7 @@ use super::bounds::bounds_of_sums;
 use super::changes::{Changes, RowKey};
 use super::lookup::FindRows;
 use super::memory::{Growth, NewRows, distinct};
+use super::places::Tag;
 use super::records::{RecordStart, SharedRecords};
 use super::row_ids::RowIds;
 use super::tier::Tier;
@@ -181,8 +182,8 @@ struct Locked<'a> {
     indices: Vec<u32>,
     /// Whether a position's row was made by this step; empty where none was.
     is_new: Vec<bool>,
-    /// For each part, whether its places are good.
-    kept: Vec<bool>,
+    /// For each part, what its places tell.
+    known: Vec<Known>,
     stepped: AtomicU64,
     skipped: usize,
 }
@@ -198,7 +199,7 @@ impl<'a> Locked<'a> {
         let gradients = merged.unwrap_or(checked.gradients);
         let mut indices = std::mem::take(&mut rows.indices);
         indices.resize(gradients.len(), NO_INDEX);
-        let kept = vec![false; gradients.parts.len()];
+        let known = vec![Known::Nothing; gradients.parts.len()];
         let rule = table.prepare_rule(rows);
         Self {
             table,
@@ -209,7 +210,7 @@ impl<'a> Locked<'a> {
             step_before,
             indices,
             is_new: Vec::new(),
-            kept,
+            known,
             stepped: AtomicU64::new(0),
             skipped: checked.skipped,
         }
@@ -240,7 +241,7 @@ impl<'a> Locked<'a> {
     }
 
     fn misses(&self) -> bool {
-        self.indices.contains(&NO_INDEX)
+        self.known.iter().any(|known| *known != Known::All) && self.indices.contains(&NO_INDEX)
     }
 
     /// Gives every id without a row one that is admitted, in ascending order of the ids.
@@ -298,6 +299,15 @@ impl<'a> Locked<'a> {
     }
 }
 
+/// What is known of the rows of a part's ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Known {
+    Nothing,
+    /// Those that were there at the lookup.
+    Some,
+    All,
+}
+
 /// Uses the places that lookups kept, where they are still good.
 fn take_kept_places(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     let parts = locked.iter_mut().flat_map(|locked| {
@@ -305,37 +315,48 @@ fn take_kept_places(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let limit = locked.rows.allocator.high_water() as u32;
         let starts = &locked.gradients.starts;
         let mut rest = &mut locked.indices[..];
-        let parts = locked.gradients.parts.iter().zip(&mut locked.kept).enumerate();
-        parts.map(move |(number, (part, kept))| {
-            let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
+        let parts = locked.gradients.parts.iter().zip(&mut locked.known).enumerate();
+        parts.map(move |(number, (part, known))| {
+            let (indices, behind) =
+                std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
             rest = behind;
-            (part, own, kept, epoch, limit)
+            TakePlaces { part, indices, known, epoch, limit }
         })
     });
-    let with_places = parts.filter(|(part, ..)| !part.places.is_empty());
-    for_each_mut(engine.executor, with_places, |(part, indices, kept, epoch, limit)| {
-        if let Some(places) = places::unseal(part.places, epoch, part.ids) {
-            engine.simd.run(TakePlaces { part, places, indices, limit });
-            *kept = true;
-        }
-    });
+    let with_places = parts.filter(|take| !take.part.places.is_empty());
+    for_each_mut(engine.executor, with_places, |take| engine.simd.run(take));
 }
 
-/// Copies places; one that no row can have counts as none.
+/// Copies the places of a part and finds out whether they are good; one that no row can have counts as none.
 struct TakePlaces<'a> {
     part: &'a GradientPart<'a>,
-    places: &'a [u32],
     indices: &'a mut [u32],
+    known: &'a mut Known,
+    epoch: u64,
     limit: u32,
 }
 
 impl Kernel for TakePlaces<'_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        for (index, &place) in self.indices.iter_mut().zip(self.places) {
-            *index = if place < self.limit { place } else { NO_INDEX };
+        const BLOCK: usize = 1024;
+        let Self { part, indices, known, epoch, limit } = self;
+        let Some((places, words)) = places::unseal(part.places, part.ids.len()) else { return };
+        let (mut tag, mut misses) = (Tag::new(epoch), false);
+        let blocks = part.ids.chunks(BLOCK).zip(places.chunks(BLOCK));
+        for ((ids, places), indices) in blocks.zip(indices.chunks_mut(BLOCK)) {
+            tag.add(ids, places);
+            for (index, &place) in indices.iter_mut().zip(places) {
+                *index = if place < limit { place } else { NO_INDEX };
+                misses |= place >= limit;
+            }
         }
-        exclude_padding(self.part, 0, self.indices);
+        exclude_padding(part, 0, indices);
+        *known = match tag.words() == words {
+            false => Known::Nothing,
+            true if misses => Known::Some,
+            true => Known::All,
+        };
     }
 }
 
@@ -351,18 +372,20 @@ fn exclude_padding(part: &GradientPart<'_>, first: usize, indices: &mut [u32]) {
 /// Finds the rows of all ids whose places are not known, or were not there at the lookup.
 fn find_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     let pieces = locked.iter_mut().flat_map(|locked| {
-        let (map, starts, kept) = (&locked.rows.ids, &locked.gradients.starts, &locked.kept);
+        let (map, starts, known) = (&locked.rows.ids, &locked.gradients.starts, &locked.known);
         let mut rest = &mut locked.indices[..];
         locked.gradients.parts.iter().enumerate().flat_map(move |(number, part)| {
             let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
             rest = behind;
             let chunks = own.chunks_mut(POSITIONS_A_THREAD).enumerate();
-            chunks.map(move |(chunk, indices)| (map, part, chunk * POSITIONS_A_THREAD, indices, kept[number]))
+            chunks
+                .map(move |(chunk, indices)| (map, part, chunk * POSITIONS_A_THREAD, indices, known[number]))
         })
     });
-    for_each_mut(engine.executor, pieces, |(ids, part, first, indices, is_kept)| {
+    let unknown = pieces.filter(|(.., known)| *known != Known::All);
+    for_each_mut(engine.executor, unknown, |(ids, part, first, indices, known)| {
         let of = &part.ids[first..first + indices.len()];
-        if is_kept {
+        if known == Known::Some {
             let missing = indices.iter_mut().zip(of).filter(|(index, _)| **index == NO_INDEX);
             missing.for_each(|(index, id)| *index = ids.find(*id).map_or(NO_INDEX, |index| index.0));
         } else {
