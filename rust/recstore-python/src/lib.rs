@@ -30,8 +30,9 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        describe_table, evict_rows, find_table, learning_rate_of, set_memory_limit, set_optimizer_learning_rate, simd_levels,
-        statistics_of, store_memory, table_names, table_slots, table_statistics,
+        describe_table, evict_rows, find_table, learning_rate_of, set_memory_limit,
+        set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
+        table_statistics,
     };
 
     #[pymodule_init]

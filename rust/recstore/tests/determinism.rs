@@ -5,8 +5,8 @@
 
 use rayon::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, Executor, GradientChunk, LocalStore, PoolingMode, Serial, SimdLevel, Step,
-    TableConfig, TableId, TableUpdate,
+    BagInput, EmbeddingStore, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
+    Serial, SimdLevel, Step, TableConfig, TableId, TableUpdate,
 };
 
 /// One full run of vector lanes and a rest.
@@ -129,6 +129,47 @@ fn the_order_of_the_pieces_of_a_loop_changes_no_bit() {
     for optimizer in OPTIMIZERS {
         let forwards = train_on(Box::new(Serial), SimdLevel::detect(), optimizer);
         assert!(train_on(Box::new(Backwards), SimdLevel::detect(), optimizer) == forwards, "{optimizer}");
+    }
+}
+
+/// Trains with gradients of bags of three ids, in some columns of a matrix, or with the same ones an id each. The gradients of
+/// the id `leave_out` do not count, and those of others come times their weight if there are any.
+fn train_bags(text: &str, leave_out: Option<i64>, weights: &[f32], are_shared: bool) -> Vec<u32> {
+    const STRIDE: usize = DIM + 4;
+    const FIRST: usize = 3;
+    let store = LocalStore::new(Pool::new(2));
+    let table = store.open_table("t", &TableConfig::from_json(DIM, text).unwrap()).unwrap();
+    let (ids, mut places) = (ids(), vec![0; COUNT + PLACES_TAG]);
+    let row_of: Vec<u32> = (0..COUNT as u32).map(|position| position / 3).collect();
+    for step in 0..3 {
+        let matrix = &gradients(step)[..COUNT / 3 * STRIDE];
+        let row = |row: &u32| &matrix[*row as usize * STRIDE + FIRST..][..DIM];
+        let of_each: Vec<f32> = row_of.iter().flat_map(row).copied().collect();
+        store.read_with_places(table, &ids, &mut vec![0.0; COUNT * DIM], &mut places).unwrap();
+        let mut part = GradientPart::new(&ids, &of_each, DIM);
+        if are_shared {
+            let columns = GradientPart { stride: STRIDE, first_column: FIRST, ..part };
+            part = GradientPart { gradients: matrix, row_of: &row_of, places: &places, ..columns };
+        }
+        let part = GradientPart { weights, padding_idx: leave_out, ..part };
+        let chunks = vec![GradientChunk { parts: vec![part] }];
+        store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
+    }
+    bits(&store, table)
+}
+
+#[test]
+fn gradients_of_bags_give_the_bits_of_one_gradient_an_id() {
+    let weights: Vec<f32> = (0..COUNT).map(|position| (position % 7) as f32 * 0.3).collect();
+    for text in
+        [r#"{"optimizer": {"kind": "adagrad"}}"#, r#"{"optimizer": {"kind": "adam"}, "dtype": "bfloat16"}"#]
+    {
+        for leave_out in [None, Some(ids()[5])] {
+            for weights in [&[], &weights[..]] {
+                let same = [true, false].map(|are_shared| train_bags(text, leave_out, weights, are_shared));
+                assert!(same[0] == same[1], "{text}, {leave_out:?}, {} weights", weights.len());
+            }
+        }
     }
 }
 
