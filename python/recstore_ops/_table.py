@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from recstore_ops import _native, _ops, servers
 from recstore_ops.config import TableConfig
 from recstore_ops.finite import is_finite
 from recstore_ops.sharding.shard import Shard
+
+_Found = TypeVar("_Found")
 
 opening = threading.RLock()
 """Held while a table is opened and first filled: of several threads one creates it, and none sees it half filled."""
@@ -170,10 +172,7 @@ class Table:
         Raises:
             RuntimeError: the table was dropped.
         """
-        statistics = _native.statistics_of(self.table_id)
-        if statistics is None:
-            raise RuntimeError(f'table "{self.name}" was dropped')
-        return statistics
+        return self._if_there(_native.statistics_of(self.table_id))
 
     def learning_rate(self) -> tuple[float, bool]:
         """The learning rate, and whether it was set by hand.
@@ -181,10 +180,12 @@ class Table:
         Raises:
             RuntimeError: the table was dropped.
         """
-        rate = _native.learning_rate_of(self.table_id)
-        if rate is None:
+        return self._if_there(_native.learning_rate_of(self.table_id))
+
+    def _if_there(self, found: _Found | None) -> _Found:
+        if found is None:
             raise RuntimeError(f'table "{self.name}" was dropped')
-        return rate
+        return found
 
     def __len__(self) -> int:
         """The number of rows."""

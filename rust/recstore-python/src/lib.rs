@@ -10,7 +10,7 @@ mod servers;
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::{EmbeddingStore, Error, SimdLevel, TableId};
+use recstore::{EmbeddingStore, Error, SimdLevel, TableId, TableStatistics};
 use recstore_bridge::Failure;
 
 /// The native part of recstore_ops. Importing it registers `torch.ops.recstore`.
@@ -87,14 +87,18 @@ fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'
     }
 }
 
+fn statistics_if_there(py: Python<'_>, table: i64) -> PyResult<Option<TableStatistics>> {
+    let store = store()?;
+    match py.detach(|| store.statistics(TableId(table))) {
+        Err(Error::UnknownHandle { .. }) => Ok(None), // Dropped since it was found.
+        found => found.map(Some).map_err(raise),
+    }
+}
+
 /// What the table of a number holds and what was done to it, or `None` if it was dropped.
 #[pyfunction]
 fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict>>> {
-    let (store, table) = (store()?, TableId(table));
-    let found = match py.detach(|| store.statistics(table)) {
-        Err(Error::UnknownHandle { .. }) => return Ok(None), // Dropped since it was found.
-        found => found.map_err(raise)?,
-    };
+    let Some(found) = statistics_if_there(py, table)? else { return Ok(None) };
     let statistics = PyDict::new(py);
     statistics.set_item("rows", found.rows)?;
     statistics.set_item("bytes", found.bytes)?;
@@ -152,11 +156,8 @@ fn store_memory(py: Python<'_>) -> PyResult<(Option<u64>, u64)> {
 /// The learning rate of the table of a number, and whether it was set by hand; `None` if it was dropped.
 #[pyfunction]
 fn learning_rate_of(py: Python<'_>, table: i64) -> PyResult<Option<(f64, bool)>> {
-    let store = store()?;
-    match py.detach(|| store.statistics(TableId(table))) {
-        Err(Error::UnknownHandle { .. }) => Ok(None), // Dropped since it was found.
-        found => found.map(|found| Some((found.learning_rate, found.learning_rate_was_set))).map_err(raise),
-    }
+    let found = statistics_if_there(py, table)?;
+    Ok(found.map(|found| (found.learning_rate, found.learning_rate_was_set)))
 }
 
 /// Sets a table's learning rate without marking it as set by hand.
