@@ -119,6 +119,13 @@ pub(crate) fn supplied_bytes(used: usize, small: usize, bytes: usize) -> usize {
     used.next_multiple_of(HUGE_PAGE_BYTES)
 }
 
+/// Returns the bytes that the system has not supplied for an array of `bytes` in huge pages, of which nothing from `start`
+/// to `end` was touched, and all else was.
+pub(crate) fn untouched_bytes(start: usize, end: usize, bytes: usize) -> usize {
+    let page = if bytes < HUGE_PAGE_BYTES { LINE_BYTES } else { HUGE_PAGE_BYTES };
+    (end / page * page).saturating_sub(start.next_multiple_of(page))
+}
+
 /// Returns the greatest size up to `bytes` for arrays of which nothing lies idle.
 pub(crate) fn whole_pages(bytes: usize) -> usize {
     if bytes < HUGE_PAGE_BYTES { bytes } else { bytes / HUGE_PAGE_BYTES * HUGE_PAGE_BYTES }
@@ -297,5 +304,15 @@ mod tests {
                 assert_eq!(pages.iter().filter(|&&value| value == 1.5).count(), len);
             }
         }
+    }
+
+    #[test]
+    fn a_page_of_which_a_part_was_touched_is_supplied_whole() {
+        let page = HUGE_PAGE_BYTES;
+        assert_eq!(untouched_bytes(0, 3 * page, 3 * page), 3 * page);
+        assert_eq!(untouched_bytes(page - 64, 3 * page + 64, 4 * page), 2 * page);
+        assert_eq!(untouched_bytes(page + 64, 2 * page - 64, 4 * page), 0);
+        assert_eq!(untouched_bytes(2 * page, 0, 4 * page), 0);
+        assert_eq!(untouched_bytes(64, 640, page / 2), 576);
     }
 }

@@ -16,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
 use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_one};
-use crate::pages::{Pages, supplied_bytes, whole_pages};
+use crate::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::simd::{Lanes, ScalarLanes};
 
 /// The ids in one line.
@@ -405,10 +405,11 @@ impl IdMap {
 
     /// Returns the bytes in use: of the lines that a growing map is to move ids to, those that it has reached.
     pub(crate) fn bytes(&self) -> usize {
-        let next = self.homes.moved_from + self.homes.moved_from / 2;
-        let unreached = next.saturating_sub(self.homes.old_count + SPARE_LINES);
+        let reached = self.homes.moved_from + self.homes.moved_from / 2;
+        let old = self.homes.old_count + SPARE_LINES;
         let lines = size_of_val(&*self.lines);
-        supplied_bytes(lines, 0, lines) - whole_pages(unreached * size_of::<Line>())
+        supplied_bytes(lines, 0, lines)
+            - untouched_bytes(old * size_of::<Line>(), reached * size_of::<Line>(), lines)
     }
 
     /// Returns the most bytes in use when there are `more` ids.
