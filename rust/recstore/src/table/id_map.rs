@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
-use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch_one};
+use crate::cache::{Cache, LINES_NEAR, prefetch_one};
 use crate::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::simd::{Lanes, ScalarLanes};
 
@@ -34,8 +34,11 @@ const IDS_A_LINE_TO_GROW: usize = 3;
 /// How many lines are moved with each new id while the map grows: it is done before a line's ids are 3.5 on average.
 const LINES_MOVED_AN_ID: usize = 2;
 
-/// How many lines are moved at a time.
+/// How many lines are moved at a time, for as many ids as are inserted together.
 const LINES_MOVED_TOGETHER: usize = 256;
+
+/// How many ids are inserted together.
+const IDS_TOGETHER: usize = LINES_MOVED_TOGETHER / LINES_MOVED_AN_ID;
 
 /// How far ahead the lines of a move are loaded.
 const LINES_AHEAD: usize = 12;
@@ -79,7 +82,11 @@ struct Homes {
 impl Homes {
     #[inline(always)]
     fn of(self, id: i64) -> usize {
-        let hash = self.hash(id);
+        self.of_hash(self.hash(id))
+    }
+
+    #[inline(always)]
+    fn of_hash(self, hash: u64) -> usize {
         let old = scale(hash, self.old_count);
         let new = scale(hash, self.count);
         if old >= self.moved_from { new } else { old }
@@ -223,29 +230,43 @@ impl IdMap {
     /// Gives `id`, which has none, an index.
     #[inline]
     pub(crate) fn insert(&mut self, id: i64, index: RowIndex) {
+        self.expect(1);
+        self.put(id, index.0);
+    }
+
+    /// Grows as far as `more` ids ask for, at most [`IDS_TOGETHER`].
+    #[inline]
+    fn expect(&mut self, more: usize) {
         if self.homes.is_growing() {
-            if self.len.is_multiple_of(LINES_MOVED_TOGETHER / LINES_MOVED_AN_ID) {
+            if self.len / IDS_TOGETHER != (self.len + more) / IDS_TOGETHER {
                 self.move_lines(LINES_MOVED_TOGETHER);
             }
-        } else if self.len >= self.homes.count * IDS_A_LINE_TO_GROW {
+            return;
+        }
+        while self.len + more > self.homes.count * IDS_A_LINE_TO_GROW && !self.homes.is_growing() {
             self.begin_to_grow();
             // The lines of a small map would be overfull before their turn came.
             if self.homes.old_count <= LINES_MOVED_TOGETHER {
                 self.move_lines(LINES_MOVED_TOGETHER);
             }
         }
-        while !self.put(id, index.0) {
-            self.make_room();
-        }
+    }
+
+    /// Puts an id at home or behind, and counts it.
+    #[inline]
+    fn put(&mut self, id: i64, index: u32) {
+        self.put_hashed(self.homes.hash(id), id, index);
         self.len += 1;
     }
 
-    /// Puts an id at home or behind; fails if all lines behind are full.
-    #[inline]
-    fn put(&mut self, id: i64, index: u32) -> bool {
-        self.put_from(self.homes.of(id), id, index)
+    #[inline(always)]
+    fn put_hashed(&mut self, hash: u64, id: i64, index: u32) {
+        while !self.put_from(self.homes.of_hash(hash), id, index) {
+            self.make_room();
+        }
     }
 
+    /// Puts an id at `home` or behind; fails if all lines behind are full.
     #[inline(always)]
     fn put_from(&mut self, home: usize, id: i64, index: u32) -> bool {
         for line in home..self.lines.len() {
@@ -291,9 +312,7 @@ impl IdMap {
         for &(hash, id, index) in &moving {
             let home = scale(hash, self.homes.count);
             self.prefetch(Home((home + LINES_AHEAD) as u32), Cache::First);
-            while !self.put_from(scale(hash, self.homes.count), id, index) {
-                self.make_room();
-            }
+            self.put_hashed(hash, id, index);
         }
         moving.clear();
         self.moving = moving;
@@ -347,18 +366,36 @@ impl IdMap {
 
     /// Gives each of `ids`, which have none and are distinct, the next of `indices`.
     pub(crate) fn insert_each(&mut self, ids: &[i64], indices: impl IntoIterator<Item = RowIndex>) {
-        for id in ids.iter().take(LINES_LATER) {
-            self.prefetch(self.home(*id), Cache::Second);
+        let mut indices = indices.into_iter();
+        let (mut hashes, mut next) = ([0; IDS_TOGETHER], [0; IDS_TOGETHER]);
+        let mut blocks = ids.chunks(IDS_TOGETHER).peekable();
+        self.hash_ahead(blocks.peek(), &mut next);
+        while let Some(block) = blocks.next() {
+            std::mem::swap(&mut hashes, &mut next);
+            self.expect(block.len());
+            self.hash_ahead(blocks.peek(), &mut next);
+            self.insert_block(block, &hashes, &mut indices);
         }
+    }
+
+    /// Writes the hashes of ids, and asks for their lines.
+    #[inline(always)]
+    fn hash_ahead(&self, ids: Option<&&[i64]>, hashes: &mut [u64; IDS_TOGETHER]) {
+        for (hash, id) in hashes.iter_mut().zip(ids.copied().unwrap_or_default()) {
+            *hash = self.homes.hash(*id);
+            self.prefetch(Home(self.homes.of_hash(*hash) as u32), Cache::Second);
+        }
+    }
+
+    #[inline(always)]
+    fn insert_block(&mut self, ids: &[i64], hashes: &[u64], indices: &mut impl Iterator<Item = RowIndex>) {
         for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
-            if let Some(later) = ids.get(place + LINES_LATER) {
-                self.prefetch(self.home(*later), Cache::Second);
+            if let Some(near) = hashes.get(place + LINES_NEAR) {
+                self.prefetch(Home(self.homes.of_hash(*near) as u32), Cache::First);
             }
-            if let Some(next) = ids.get(place + LINES_NEAR) {
-                self.prefetch(self.home(*next), Cache::First);
-            }
-            self.insert(*id, index);
+            self.put_hashed(hashes[place], *id, index.0);
         }
+        self.len += ids.len();
     }
 
     /// Takes the index of `id` away and returns it.
@@ -500,8 +537,8 @@ mod tests {
         let ids: Vec<i64> = (0..50_000).map(|id| id * 1_000_003).collect();
         map.insert_each(&ids, (0..50_000).map(RowIndex));
         assert!(lines_passed(&map) > 0);
-        for &id in &ids {
-            assert!(map.remove(id).is_some());
+        for (index, &id) in ids.iter().enumerate() {
+            assert_eq!(map.remove(id), Some(RowIndex(index as u32)));
         }
         assert_eq!((map.len(), lines_passed(&map)), (0, 0));
     }
@@ -554,9 +591,8 @@ mod tests {
         let mut map = map_of(4);
         let ids = ids_of_home(&map, 1, 7);
         for &id in &ids[..6] {
-            assert!(map.put(id, id as u32));
+            map.put(id, id as u32);
         }
-        map.len = 6;
         map.lines[1].passed = u16::MAX;
         assert_eq!(map.remove(ids[5]), Some(RowIndex(ids[5] as u32)));
         assert_eq!(map.lines[1].passed, u16::MAX);
@@ -569,9 +605,7 @@ mod tests {
         let mut map = map_of(64);
         let ids = ids_of_home(&map, 63, 5 * (SPARE_LINES + 1) + 1);
         for (index, &id) in ids.iter().enumerate() {
-            while !map.put(id, index as u32) {
-                map.make_room();
-            }
+            map.put(id, index as u32);
         }
         assert!(map.homes.count > 64);
         assert!(ids.iter().enumerate().all(|(index, &id)| map.find(id) == Some(RowIndex(index as u32))));
