@@ -85,13 +85,15 @@ pub(crate) fn bag_parts(
 
 /// Returns the bag of each id; nothing where every bag has one.
 fn rows_of(offsets: &[i64]) -> Vec<u32> {
-    let first = offsets[0];
-    let one_each = offsets.iter().enumerate().all(|(bag, &offset)| offset - first == bag as i64);
-    if one_each {
+    let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
+    let is_at = |bag: usize, offset: i64| offset - first == bag as i64;
+    // To the end, once there are as many ids as bags: a search that may stop at each takes several times as long.
+    let all_at = |is_each, (bag, &offset)| is_each & is_at(bag, offset);
+    if is_at(offsets.len() - 1, last) && offsets.iter().enumerate().fold(true, all_at) {
         return Vec::new();
     }
     let end_of = |offset: i64| (offset - first) as usize;
-    let mut rows = Vec::with_capacity(offsets.last().map_or(0, |&last| end_of(last)));
+    let mut rows = Vec::with_capacity(end_of(last));
     for (bag, &end) in offsets[1..].iter().enumerate() {
         rows.resize(end_of(end), bag as u32);
     }
@@ -105,6 +107,7 @@ mod tests {
     #[test]
     fn ids_know_their_bag_unless_each_has_its_own() {
         assert_eq!(rows_of(&[3, 5, 5, 6]), [0, 0, 2]);
+        assert_eq!(rows_of(&[3, 3, 5, 6]), [1, 1, 2]);
         assert!(rows_of(&[3, 4, 5]).is_empty());
         assert!(rows_of(&[3]).is_empty());
     }

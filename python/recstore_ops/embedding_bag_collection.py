@@ -335,7 +335,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         with failing_together(self.tables() if self.enable_fusion else self._tables_of(self._outputs[:1])):
             batch = self._by_output(self._checked(features))
             outputs, size = self._in_order_of(batch), batch.stride()
-            weights_N = self._weights(batch, outputs)
+            weights_N = _weights(batch, self._modules_of(outputs))
             requests, offsets = self._requests(batch), batch.offsets().to(torch.int64)
         if not self.enable_fusion:
             return self._pooled_one_by_one(batch)
@@ -354,11 +354,11 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""
         outputs = self._in_order_of(batch)
-        dims, tables = self._dims(outputs), self.tables()
-        ids_N = check_ids(batch.values())
+        bags, tables = self._modules_of(outputs), self.tables()
+        dims, ids_N = [bag.table.dim for bag in bags], check_ids(batch.values())
         request = (
             tables[0].anchor,
-            self._weights(batch, outputs),
+            _weights(batch, bags),
             ids_N,
             batch.offsets().to(torch.int64),
             dims,
@@ -383,15 +383,6 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         pooled = [bag(part.values(), part.offsets(), part.weights_or_none()) for bag, part in bags]
         return torch.cat(pooled, dim=1)
 
-    def _weights(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Tensor | None:
-        """The factor of each id, `[N]`: a mean is a sum with one over the size of the bag as factor."""
-        weights_N = batch.weights_or_none()
-        means = [bag.mode == "mean" for bag in self._modules_of(outputs)]
-        if weights_N is not None:
-            check_weights(batch.values(), weights_N, "mean" if any(means) else "sum")
-            return weights_N
-        return _one_over_sizes(batch, means) if any(means) else None
-
     def _by_output(self, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The batch with a key for each output: a feature that looks up several tables comes several times."""
         if len(self._outputs) == len(self.feature_keys):
@@ -406,6 +397,16 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
 
     def _dims(self, outputs: list[Output]) -> list[int]:
         return [table.dim for table in self._tables_of(outputs)]
+
+
+def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor | None:
+    """The factor of each id, `[N]`: a mean is a sum with one over the size of the bag as factor."""
+    weights_N = batch.weights_or_none()
+    means = [bag.mode == "mean" for bag in bags]
+    if weights_N is not None:
+        check_weights(batch.values(), weights_N, "mean" if any(means) else "sum")
+        return weights_N
+    return _one_over_sizes(batch, means) if any(means) else None
 
 
 def _one_over_sizes(batch: KeyedJaggedTensor, means: list[bool]) -> Tensor:

@@ -299,9 +299,20 @@ def _tables_named(modules: list[Tables], name: str) -> list[Table]:
 def _tables_of(modules: list[Tables]) -> list[Table]:
     """The tables of modules and their children, each `Table` once."""
     found: dict[int, Table] = {}
+    seen: set[int] = set()
     for module in modules:
-        for owner in [module] if isinstance(module, Table) else module.modules():
-            table = owner if isinstance(owner, Table) else getattr(owner, "table", None)
-            if isinstance(table, Table):
-                found[id(table)] = table
+        _find_tables(module, found, seen)
     return list(found.values())
+
+
+def _find_tables(owner: Tables | None, found: dict[int, Table], seen: set[int]) -> None:
+    """Adds the tables of a module and its children; `modules()` would make the name of each, at every step."""
+    if owner is None or id(owner) in seen:
+        return
+    seen.add(id(owner))
+    table = owner if isinstance(owner, Table) else getattr(owner, "table", None)
+    if isinstance(table, Table):
+        found[id(table)] = table
+    if isinstance(owner, nn.Module):
+        for child in owner._modules.values():
+            _find_tables(child, found, seen)

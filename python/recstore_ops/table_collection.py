@@ -60,7 +60,8 @@ class TableCollection(nn.Module, Generic[_Module]):
 
     def tables(self) -> list[Table]:
         """The tables, each once."""
-        return [module.table for module in self._by_name().values()]
+        modules: Any = self._modules_of_tables
+        return [module.table for module in modules]
 
     def _is_sharded(self) -> bool:
         return self.tables()[0].is_sharded

@@ -296,7 +296,9 @@ pub fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()> {
     if first != 0 {
         return Err(bag_error(format!("offsets must start at 0, got {first}")));
     }
-    if let Some(bag) = offsets.windows(2).position(|pair| pair[0] > pair[1]) {
+    // Looked through to the end: a search that may stop at every pair takes four times as long.
+    if offsets.windows(2).fold(false, |falls, pair| falls | (pair[0] > pair[1])) {
+        let bag = offsets.windows(2).position(|pair| pair[0] > pair[1]).unwrap_or_default();
         let (before, after) = (offsets[bag], offsets[bag + 1]);
         return Err(bag_error(format!(
             "offsets must not fall, got {after} after {before} at position {}",
