@@ -31,14 +31,12 @@ const SPARE_LINES: usize = 64;
 /// How many ids a line holds on average when the map begins to grow.
 const IDS_A_LINE_TO_GROW: usize = 3;
 
-/// How many lines are moved with each new id while the map grows: it is done before a line's ids are 3.5 on average.
-const LINES_MOVED_AN_ID: usize = 2;
-
-/// How many lines are moved at a time, for as many ids as are inserted together.
-const LINES_MOVED_TOGETHER: usize = 256;
-
 /// How many ids are inserted together.
-const IDS_TOGETHER: usize = LINES_MOVED_TOGETHER / LINES_MOVED_AN_ID;
+const IDS_TOGETHER: usize = 128;
+
+/// How many lines are moved for so many new ids while the map grows. It is done before a line's ids are 3.7 on average:
+/// with fewer, more ids lie behind their homes; with more, the batches of that time take long beside the others.
+const LINES_MOVED_TOGETHER: usize = 192;
 
 /// How far ahead the lines of a move are loaded.
 const LINES_AHEAD: usize = 12;
