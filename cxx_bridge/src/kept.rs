@@ -87,7 +87,7 @@ pub(crate) fn bag_parts(
 fn rows_of(offsets: &[i64]) -> Vec<u32> {
     let (first, last) = (offsets[0], offsets[offsets.len() - 1]);
     let is_at = |bag: usize, offset: i64| offset - first == bag as i64;
-    // To the end, once there are as many ids as bags: a search that may stop at each takes several times as long.
+    // To the end, once there are as many ids as bags: a search that may stop at each takes twice as long, or more.
     let all_at = |is_each, (bag, &offset)| is_each & is_at(bag, offset);
     if is_at(offsets.len() - 1, last) && offsets.iter().enumerate().fold(true, all_at) {
         return Vec::new();

@@ -56,12 +56,11 @@ class TableCollection(nn.Module, Generic[_Module]):
     @property
     def _trace(self) -> list[tuple[str, Tensor, Tensor]]:
         """The gradients collected and not yet applied, as `(table_name, ids [U], grads [U, dim])`, ids distinct."""
-        return [entry for module in self._by_name().values() for entry in module.table.collected()]
+        return [entry for table in self.tables() for entry in table.collected()]
 
     def tables(self) -> list[Table]:
         """The tables, each once."""
-        modules: Any = self._modules_of_tables
-        return [module.table for module in modules]
+        return [module.table for module in self._each_module()]
 
     def _is_sharded(self) -> bool:
         return self.tables()[0].is_sharded
@@ -105,12 +104,15 @@ class TableCollection(nn.Module, Generic[_Module]):
         )
 
     def _by_name(self) -> dict[str, _Module]:
+        return {module.name: module for module in self._each_module()}
+
+    def _each_module(self) -> list[_Module]:
+        # A look into a `ModuleList` takes longer than all of it as a list.
         modules: Any = self._modules_of_tables
-        return {module.name: module for module in modules}
+        return list(modules)
 
     def _modules_of(self, outputs: Sequence[Output]) -> list[_Module]:
-        # A look into a `ModuleList` takes longer than all of it as a list.
-        modules: Any = list(self._modules_of_tables)
+        modules = self._each_module()
         return [modules[output.table] for output in outputs]
 
     def _tables_of(self, outputs: Sequence[Output]) -> list[Table]:

@@ -119,8 +119,8 @@ pub(crate) fn supplied_bytes(used: usize, small: usize, bytes: usize) -> usize {
     used.next_multiple_of(HUGE_PAGE_BYTES)
 }
 
-/// Returns the bytes that the system has not supplied for an array of `bytes` in huge pages, of which nothing from `start`
-/// to `end` was touched, and all else was.
+/// Returns the bytes that the system has not supplied for an array of `bytes`, of which nothing from `start` to `end` was
+/// touched, and all else was.
 pub(crate) fn untouched_bytes(start: usize, end: usize, bytes: usize) -> usize {
     let page = if bytes < HUGE_PAGE_BYTES { LINE_BYTES } else { HUGE_PAGE_BYTES };
     (end / page * page).saturating_sub(start.next_multiple_of(page))

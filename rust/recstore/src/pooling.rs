@@ -296,9 +296,10 @@ pub fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()> {
     if first != 0 {
         return Err(bag_error(format!("offsets must start at 0, got {first}")));
     }
-    // Looked through to the end: a search that may stop at every pair takes four times as long.
-    if offsets.windows(2).fold(false, |falls, pair| falls | (pair[0] > pair[1])) {
-        let bag = offsets.windows(2).position(|pair| pair[0] > pair[1]).unwrap_or_default();
+    let falls = |pair: &[i64]| pair[0] > pair[1];
+    // Looked through to the end: a search that may stop at every pair takes half as long again, or more.
+    let any_falls = offsets.windows(2).fold(false, |found, pair| found | falls(pair));
+    if any_falls && let Some(bag) = offsets.windows(2).position(falls) {
         let (before, after) = (offsets[bag], offsets[bag + 1]);
         return Err(bag_error(format!(
             "offsets must not fall, got {after} after {before} at position {}",

@@ -31,7 +31,7 @@ const SPARE_LINES: usize = 64;
 /// How many ids a line holds on average when the map begins to grow.
 const IDS_A_LINE_TO_GROW: usize = 3;
 
-/// How many ids are inserted together.
+/// How many ids are inserted together. Meanwhile the lines of as many behind them are on their way.
 const IDS_TOGETHER: usize = 128;
 
 /// How many lines are moved for so many new ids while the map grows. It is done before a line's ids are 3.7 on average:
