@@ -219,7 +219,9 @@ class DistEmbedding(TableModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`."""
-        rows = embedding(ids, self.table, self.padding_idx).to(self.output_dtype)
+        rows = embedding(ids, self.table, self.padding_idx)
+        if rows.dtype != self.output_dtype:
+            rows = rows.to(self.output_dtype)
         return rows.detach() if self.frozen else rows
 
     @property

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from recstore_ops import (
     DistEmbedding,
@@ -463,3 +464,41 @@ def test_an_optimizer_shows_rates_and_tables(new_module: NewModule) -> None:
     text = repr(SparseOptimizer(modules=[module]))
     assert "lr: 0.5" in text
     assert module.name in text
+
+
+def test_step_hooks_are_called_once_a_step(new_module: NewModule) -> None:
+    module = new_module()
+    optimizer = SparseOptimizer(modules=[module])
+    called: list[tuple[str, int]] = []
+
+    def noting(name: str) -> Callable[[Any, Any, Any], None]:
+        return lambda hooked, args, kwargs: called.append((name, steps(module)))
+
+    handles = [
+        optimizer.register_step_pre_hook(noting("before")),
+        register_optimizer_step_pre_hook(noting("before any")),
+        optimizer.register_step_post_hook(noting("after")),
+        register_optimizer_step_post_hook(noting("after any")),
+    ]
+    for handle in handles:
+        collect(module)
+        called.clear()
+        before = steps(module)
+        optimizer.step()
+        assert len(called) == len(handles) - handles.index(handle)
+        assert all(step == before + name.startswith("after") for name, step in called)
+        handle.remove()
+    called.clear()
+    collect(module)
+    optimizer.step()
+    assert called == [] and steps(module) == len(handles) + 1
+
+
+def test_a_profiler_sees_the_steps(new_module: NewModule) -> None:
+    module = new_module()
+    optimizer = SparseOptimizer(modules=[module])
+    collect(module)
+    with torch.profiler.profile() as profile:
+        optimizer.step()
+    assert "Optimizer.step#SparseOptimizer.step" in {event.key for event in profile.key_averages()}
+    assert steps(module) == 1
