@@ -51,6 +51,12 @@ impl<'a> SharedRecords<'a> {
         prefetch_at(start.0.as_ptr().cast_const(), self.layout.stride(), cache);
     }
 
+    /// Asks for the first cache line of a record, to be used later.
+    #[inline(always)]
+    pub(super) fn prefetch_first(&self, start: RecordStart) {
+        prefetch_at(start.0.as_ptr().cast_const(), 1, Cache::Second);
+    }
+
     /// Returns a record: its weights and its slots.
     ///
     /// # Safety

@@ -24,7 +24,7 @@ use super::row_ids::RowIds;
 use super::tier::Tier;
 use super::usages::Usages;
 use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, mix, places, with_row_type};
-use crate::cache::{Cache, prefetch, rows_of_lines};
+use crate::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::config::{Dtype, NanPolicy};
 use crate::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
@@ -43,9 +43,11 @@ const POSITIONS_A_THREAD: usize = 4_096;
 /// The index of an id whose gradients do not count.
 const PADDING: u32 = u32::MAX - 1;
 
-/// About how many lines of records and their gradients a group has. With the step of each row of a group, one of the next
-/// group's is asked for.
+/// About how many lines of records and their gradients a group has.
 const LINES_TOGETHER: usize = 400;
+
+/// About how many lines of the next group are asked for together, with every so many lines of this one.
+const LINES_ASKED_TOGETHER: usize = 112;
 
 /// About how many of those lines are used before one that is asked for into the first cache now.
 const STEP_LINES_NEAR: usize = 72;
@@ -500,6 +502,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
         let dim = rows.gradients.dim;
         let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
+        let together = rows_of_lines(LINES_ASKED_TOGETHER, rows.stride + dim);
         let near = rows_of_lines(STEP_LINES_NEAR, rows.stride + dim);
         let (mut summed, mut starting) = (SummedRows::default(), StartingRows::default());
         let mut widened = vec![0.0; dim];
@@ -509,9 +512,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
         }
         rows.locate(sorted, 0..group_len, &mut located, &mut to_sum);
-        for row in &located {
-            rows.ask(row, Cache::Second);
-        }
+        rows.ask_together(&located);
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = sorted.len().min(group + group_len);
             if has_lists {
@@ -536,7 +537,7 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
                 row_type,
                 located: &located,
                 sums: &summed.sums,
-                lens: [behind - group, group_len, near],
+                lens: [behind - group, group_len, together, near],
                 widened: &mut widened,
             });
             located.drain(..behind - group);
@@ -598,30 +599,34 @@ struct StepGroup<'a, R, T> {
     row_type: T,
     located: &'a [LocatedRow<'a>],
     sums: &'a [f32],
-    /// How many rows are stepped, and how many before one is asked for into the second and the first cache.
-    lens: [usize; 3],
+    /// How many rows are stepped, how many before some are asked for into the second cache, and how many those are, and
+    /// how many before one is asked for into the first.
+    lens: [usize; 4],
     widened: &'a mut [f32],
 }
 
 impl<R: RowRule, T: RowType> Kernel for StepGroup<'_, R, T> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, rule, row_type, located, sums, lens: [len, later, near], widened } = self;
-        for (place, row) in located[..len].iter().enumerate() {
-            if let Some(later) = located.get(place + later) {
-                rows.ask(later, Cache::Second);
+        let Self { rows, rule, row_type, located, sums, lens: [len, later, together, near], widened } = self;
+        for first in (0..len).step_by(together) {
+            let own = first..len.min(first + together);
+            let behind = located.len().min(own.start + later)..located.len().min(own.end + later);
+            rows.ask_together(&located[behind]);
+            for place in own {
+                if let Some(near) = located.get(place + near) {
+                    rows.ask(near, Cache::First);
+                }
+                let row = &located[place];
+                let gradient =
+                    row.sum.map_or(row.gradient, |start| &sums[start as usize..][..row.gradient.len()]);
+                // SAFETY:
+                // 1. `SteppedRows::locate` located it.
+                // 2. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
+                //    record before it takes the next.
+                let record = unsafe { rows.records.record_mut(row.record) };
+                rows.step((rule, row_type), row.first as usize, record, gradient, widened);
             }
-            if let Some(near) = located.get(place + near) {
-                rows.ask(near, Cache::First);
-            }
-            let gradient =
-                row.sum.map_or(row.gradient, |start| &sums[start as usize..][..row.gradient.len()]);
-            // SAFETY:
-            // 1. `SteppedRows::locate` located it.
-            // 2. An index is a key of one part, once, and every part is walked by one thread, which lets go of the record
-            //    before it takes the next.
-            let record = unsafe { rows.records.record_mut(row.record) };
-            rows.step((rule, row_type), row.first as usize, record, gradient, widened);
         }
     }
 }
@@ -794,6 +799,19 @@ impl SteppedRows<'_> {
     fn ask(&self, row: &LocatedRow<'_>, cache: Cache) {
         self.records.prefetch(row.record, cache);
         prefetch(row.gradient, cache);
+    }
+
+    /// Asks for records and the first of their gradients, each one's first line before the others of any: where a row
+    /// lies is looked for in page tables, which goes on for several at a time if no step stands between.
+    #[inline(always)]
+    fn ask_together(&self, rows: &[LocatedRow<'_>]) {
+        for row in rows {
+            self.records.prefetch_first(row.record);
+            prefetch_one(&row.gradient[0], Cache::Second);
+        }
+        for row in rows {
+            self.ask(row, Cache::Second);
+        }
     }
 
     /// Takes the step of one record. Its first gradient came at position `first`.
