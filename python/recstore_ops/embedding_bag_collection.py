@@ -354,27 +354,26 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""
         outputs = self._in_order_of(batch)
-        bags, tables = self._modules_of(outputs), self.tables()
-        dims, ids_N = [bag.table.dim for bag in bags], check_ids(batch.values())
-        request = (
-            tables[0].anchor,
-            _weights(batch, bags),
-            ids_N,
-            batch.offsets().to(torch.int64),
-            dims,
-            [output.table for output in outputs],
-        )
-        handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
-        rows = self._prefetched(batch, outputs, ids_N)
-        pooled_BD: Any = (
-            _RecStoreEBCFunction.apply(*request, *handles)
-            if rows is None
-            else _PrefetchedEBCFunction.apply(*request, rows, *handles)
-        )
+        pooled_BD = self._pooled_as_they_come(batch, outputs)
         if outputs == self._outputs:
             return pooled_BD
-        columns = dict(zip(outputs, pooled_BD.split(dims, dim=1), strict=True))
+        columns = dict(zip(outputs, pooled_BD.split(self._dims(outputs), dim=1), strict=True))
         return torch.cat([columns[output] for output in self._outputs], dim=1)
+
+    def _pooled_as_they_come(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Any:
+        """The same in the order of the batch, whose outputs are given."""
+        bags, tables = self._modules_of(outputs), self.tables()
+        dims, ids_N, weights_N = [bag.table.dim for bag in bags], check_ids(batch.values()), _weights(batch, bags)
+        offsets = batch.offsets().to(torch.int64)
+        rows = self._prefetched(batch, outputs, ids_N)
+        if rows is None and not torch.is_grad_enabled():
+            looked_up = [bag.table.handle for bag in bags]
+            return _ops.emb_bag_tables(looked_up, ids_N, offsets, dims, _ops.SUM, weights_N)[0]
+        request = (tables[0].anchor, weights_N, ids_N, offsets, dims, [output.table for output in outputs])
+        handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
+        if rows is None:
+            return _RecStoreEBCFunction.apply(*request, *handles)
+        return _PrefetchedEBCFunction.apply(*request, rows, *handles)
 
     def _pooled_one_by_one(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request a feature, `[B, D]` in the order of the outputs."""

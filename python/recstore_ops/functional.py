@@ -36,6 +36,8 @@ def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -
     if table.is_sharded:
         return _sharded_embedding(ids, table, padding_idx)
     ids = check_ids(ids)
+    if not torch.is_grad_enabled():
+        return _ops.emb_read(table.handle, ids, table.dim)
     return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
 
 
@@ -71,6 +73,9 @@ def embedding_bag(
     if table.is_sharded:
         return _sharded_embedding_bag(input, table, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
     ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
+    if not torch.is_grad_enabled():
+        pooled_BD, _ = _ops.emb_bag(table.handle, ids_N, offsets, table.dim, _MODES[mode], weights_N, padding_idx)
+        return pooled_BD
     return _DistEmbBagFunction.apply(
         table.anchor,
         weights_N,

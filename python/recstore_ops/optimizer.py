@@ -117,7 +117,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             _global_optimizer_pre_hooks,
             _global_optimizer_post_hooks,
         )
-        return any(hooks) or torch.autograd._profiler_enabled()
+        return any(hooks) or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
 
     def _step(self, modules: Tables | Sequence[Tables] | None, closure: Callable[[], Any] | None) -> Any:
         chosen = self._chosen("step", modules)

@@ -205,6 +205,18 @@ def test_a_collection_trains_as_the_bags_of_torch(
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("compiles", [False, True], ids=["eager", "compiled"])
+def test_a_forward_without_gradients_gives_the_same(case: Case, compiles: bool, table_name: Callable[[], str]) -> None:
+    ours = collection(case, table_name())
+    forward = torch.compile(ours, backend="aot_eager", dynamic=True) if compiles else ours
+    for batch in batches(case, 10):
+        with torch.no_grad():
+            pooled = side_by_side(forward(batch))
+        assert not pooled.requires_grad
+        assert torch.equal(pooled, side_by_side(ours(batch)).detach())
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_a_compiled_collection_trains_as_the_bags_of_torch(case: Case, table_name: Callable[[], str]) -> None:
     ours = collection(case, table_name(), optimizer=ADAGRAD)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)

@@ -5,6 +5,7 @@ Where torch has no counterpart the reference is in double precision, in `referen
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -375,6 +376,18 @@ BAGS = [
 @pytest.mark.parametrize("bags", BAGS, ids=str)
 def test_bags_train_as_in_torch_for_every_mode_and_layout(bags: Bags, table_name: Callable[[], str]) -> None:
     assert_bags_train_alike(table_name(), bags, RIVALS["adagrad_torch"])
+
+
+@pytest.mark.parametrize("bags", BAGS, ids=str)
+def test_bags_are_pooled_alike_without_gradients(bags: Bags, table_name: Callable[[], str]) -> None:
+    ours = DistEmbeddingBag(
+        NUM_IDS, DIM, table_name(), bags.mode, bags.padding_idx, bags.includes_last_offset, initializer=INITIALIZER
+    )
+    for batch in itertools.islice(bag_batches(bags), 5):
+        with torch.no_grad():
+            pooled = ours(batch.input, batch.offsets, batch.weights)
+        assert not pooled.requires_grad
+        assert torch.equal(pooled, ours(batch.input, batch.offsets, batch.weights).detach())
 
 
 @pytest.mark.parametrize("bags", [Bags("2-D", "max", -1), Bags("offsets", "sum", -1, True)], ids=str)

@@ -491,7 +491,8 @@ def test_step_hooks_are_called_once_a_step(new_module: NewModule) -> None:
     called.clear()
     collect(module)
     optimizer.step()
-    assert called == [] and steps(module) == len(handles) + 1
+    assert called == []
+    assert steps(module) == len(handles) + 1
 
 
 def test_a_profiler_sees_the_steps(new_module: NewModule) -> None:
