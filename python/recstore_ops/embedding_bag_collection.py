@@ -362,13 +362,14 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
 
     def _pooled_as_they_come(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Any:
         """The same in the order of the batch, whose outputs are given."""
-        bags, tables = self._modules_of(outputs), self.tables()
+        bags = self._modules_of(outputs)
         dims, ids_N, weights_N = [bag.table.dim for bag in bags], check_ids(batch.values()), _weights(batch, bags)
         offsets = batch.offsets().to(torch.int64)
         rows = self._prefetched(batch, outputs, ids_N)
         if rows is None and not torch.is_grad_enabled():
             looked_up = [bag.table.handle for bag in bags]
             return _ops.emb_bag_tables(looked_up, ids_N, offsets, dims, _ops.SUM, weights_N)[0]
+        tables = self.tables()
         request = (tables[0].anchor, weights_N, ids_N, offsets, dims, [output.table for output in outputs])
         handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
         if rows is None:
