@@ -15,7 +15,7 @@ use std::hash::{BuildHasher, RandomState};
 use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
-use crate::cache::{Cache, LINES_NEAR, prefetch_one};
+use crate::cache::{Cache, prefetch_one};
 use crate::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::simd::{Lanes, ScalarLanes};
 
@@ -31,8 +31,14 @@ const SPARE_LINES: usize = 64;
 /// How many ids a line holds on average when the map begins to grow.
 const IDS_A_LINE_TO_GROW: usize = 3;
 
-/// How many ids are inserted together. Meanwhile the lines of as many behind them are on their way.
+/// How many ids are inserted between two looks at whether the map has to grow.
 const IDS_TOGETHER: usize = 128;
+
+/// How far ahead the lines of new ids are loaded.
+const IDS_AHEAD: usize = 64;
+
+/// How far ahead the lines behind them are, where they are full.
+const IDS_NEAR: usize = 24;
 
 /// How many lines are moved for so many new ids while the map grows. It is done before a line's ids are 3.7 on average:
 /// with fewer, more ids lie behind their homes; with more, the batches of that time take long beside the others.
@@ -301,19 +307,55 @@ impl IdMap {
         let end = self.homes.moved_from;
         let start = end.saturating_sub(count);
         let mut moving = std::mem::take(&mut self.moving);
-        for home in start..end {
-            self.prefetch(Home((home + LINES_AHEAD) as u32), Cache::First);
-            self.take_from(home, start, &mut moving);
-        }
         self.take_behind(start, end, &mut moving);
+        let own = self.first_line_of_its_own(start, end);
+        for line in (own..end).rev() {
+            self.prefetch_move(line.saturating_sub(LINES_AHEAD));
+            self.move_line(line, &mut moving);
+        }
+        for line in start..own {
+            self.take_from(line, start, &mut moving);
+        }
         self.homes.moved_from = start;
-        for &(hash, id, index) in &moving {
-            let home = scale(hash, self.homes.count);
-            self.prefetch(Home((home + LINES_AHEAD) as u32), Cache::First);
+        for (hash, id, index) in moving.drain(..) {
             self.put_hashed(hash, id, index);
         }
-        moving.clear();
         self.moving = moving;
+    }
+
+    /// Returns from which of the old homes from `start` to `end` on lines can be moved one by one: no id of a home before
+    /// lies there or behind, and where their ids go is behind `end`.
+    fn first_line_of_its_own(&self, start: usize, end: usize) -> usize {
+        if start + start / 2 <= end {
+            return end;
+        }
+        (start..end).find(|&line| self.lines[line - 1].passed == 0).unwrap_or(end)
+    }
+
+    /// Asks for a line and those that most of its ids will move to.
+    #[inline(always)]
+    fn prefetch_move(&self, line: usize) {
+        let to = line + line / 2;
+        for line in [line, to, to + 1] {
+            self.prefetch(Home(line as u32), Cache::First);
+        }
+    }
+
+    /// Moves all ids of a line; adds those for which there is no room to `left_over`.
+    #[inline(always)]
+    fn move_line(&mut self, line: usize, left_over: &mut Vec<(u64, i64, u32)>) {
+        let Line { ids, indices, mut used, .. } = self.lines[line];
+        self.lines[line].used = 0;
+        // Those that passed move too.
+        self.lines[line].passed = 0;
+        while used != 0 {
+            let place = used.trailing_zeros() as usize;
+            used &= used - 1;
+            let hash = self.homes.hash(ids[place]);
+            if !self.put_from(scale(hash, self.homes.count), ids[place], indices[place]) {
+                left_over.push((hash, ids[place], indices[place]));
+            }
+        }
     }
 
     /// Takes the ids out of a line whose old homes are `start` or behind.
@@ -365,35 +407,46 @@ impl IdMap {
     /// Gives each of `ids`, which have none and are distinct, the next of `indices`.
     pub(crate) fn insert_each(&mut self, ids: &[i64], indices: impl IntoIterator<Item = RowIndex>) {
         let mut indices = indices.into_iter();
-        let (mut hashes, mut next) = ([0; IDS_TOGETHER], [0; IDS_TOGETHER]);
+        // Those of a block, and behind them those of the next one.
+        let mut hashes = [0; 2 * IDS_TOGETHER];
         let mut blocks = ids.chunks(IDS_TOGETHER).peekable();
-        self.hash_ahead(blocks.peek(), &mut next);
+        self.hash_each(blocks.peek(), &mut hashes);
         while let Some(block) = blocks.next() {
-            std::mem::swap(&mut hashes, &mut next);
             self.expect(block.len());
-            self.hash_ahead(blocks.peek(), &mut next);
+            self.hash_each(blocks.peek(), &mut hashes[IDS_TOGETHER..]);
             self.insert_block(block, &hashes, &mut indices);
+            hashes.copy_within(IDS_TOGETHER.., 0);
         }
     }
 
-    /// Writes the hashes of ids, and asks for their lines.
     #[inline(always)]
-    fn hash_ahead(&self, ids: Option<&&[i64]>, hashes: &mut [u64; IDS_TOGETHER]) {
+    fn hash_each(&self, ids: Option<&&[i64]>, hashes: &mut [u64]) {
         for (hash, id) in hashes.iter_mut().zip(ids.copied().unwrap_or_default()) {
             *hash = self.homes.hash(*id);
-            self.prefetch(Home(self.homes.of_hash(*hash) as u32), Cache::Second);
         }
     }
 
     #[inline(always)]
-    fn insert_block(&mut self, ids: &[i64], hashes: &[u64], indices: &mut impl Iterator<Item = RowIndex>) {
+    fn insert_block(
+        &mut self,
+        ids: &[i64],
+        hashes: &[u64; 2 * IDS_TOGETHER],
+        indices: &mut impl Iterator<Item = RowIndex>,
+    ) {
         for (place, (id, index)) in ids.iter().zip(indices).enumerate() {
-            if let Some(near) = hashes.get(place + LINES_NEAR) {
-                self.prefetch(Home(self.homes.of_hash(*near) as u32), Cache::First);
-            }
+            self.prefetch(Home(self.homes.of_hash(hashes[place + IDS_AHEAD]) as u32), Cache::First);
+            self.prefetch_behind_full(self.homes.of_hash(hashes[place + IDS_NEAR]));
             self.put_hashed(hashes[place], *id, index.0);
         }
         self.len += ids.len();
+    }
+
+    /// Asks for the line behind one that is there already, if that is full.
+    #[inline(always)]
+    fn prefetch_behind_full(&self, line: usize) {
+        let is_full = self.lines.get(line).is_some_and(|line| line.free_place().is_none());
+        // Else for the line itself, which costs nothing: whether it is full cannot be predicted.
+        self.prefetch(Home((line + usize::from(is_full)) as u32), Cache::First);
     }
 
     /// Takes the index of `id` away and returns it.
@@ -607,6 +660,25 @@ mod tests {
         }
         assert!(map.homes.count > 64);
         assert!(ids.iter().enumerate().all(|(index, &id)| map.find(id) == Some(RowIndex(index as u32))));
+    }
+
+    #[test]
+    fn ids_that_lie_behind_the_lines_moved_together_move_with_them() {
+        let mut map = map_of(4 * LINES_MOVED_TOGETHER);
+        // Far more than a line holds, at the first and the last of the lines that move together, and beside them.
+        let borders =
+            (1..4).flat_map(|part| [-2, -1, 0, 1].map(|by| part * LINES_MOVED_TOGETHER as i64 + by));
+        let ids: Vec<i64> = borders.flat_map(|home| ids_of_home(&map, home as usize, 23)).collect();
+        for (index, &id) in ids.iter().enumerate() {
+            map.put(id, index as u32);
+        }
+        map.begin_to_grow();
+        while map.homes.is_growing() {
+            map.move_lines(LINES_MOVED_TOGETHER);
+            assert!(ids.iter().enumerate().all(|(index, &id)| map.find(id) == Some(RowIndex(index as u32))));
+        }
+        ids.iter().for_each(|&id| assert!(map.remove(id).is_some()));
+        assert_eq!((map.len(), lines_passed(&map), map.entries().count()), (0, 0, 0));
     }
 
     #[test]
