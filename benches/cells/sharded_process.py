@@ -24,7 +24,7 @@ from benches.competitors.recstore import ADAGRAD, emb_write
 from benches.ids import ids_of
 from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
-from recstore_ops.sharding.shard import Shard
+from recstore_ops.table.shard import Shard
 from recstore_ops.training.job import joined_job
 
 _TABLES, _DIM = 4, 64

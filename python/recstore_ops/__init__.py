@@ -1,14 +1,12 @@
 """An embedding store for PyTorch: tables that grow by id, kept and trained by a Rust core."""
 
-from recstore_ops import _require_torch  # noqa: F401  isort: skip
+from recstore_ops.ops import require_torch  # noqa: F401  isort: skip
 
 
 from recstore_ops import checkpoint
 from recstore_ops._native import __version__, table_names
-from recstore_ops._table import Table, default_table
 from recstore_ops.autograd import merge_gradients, set_merge
-from recstore_ops.checkpoint_report import inspect_checkpoint
-from recstore_ops.client import (
+from recstore_ops.client.client import (
     EmbeddingTableConfig,
     KVClient,
     RecStoreClient,
@@ -17,24 +15,26 @@ from recstore_ops.client import (
     set_memory_limit,
     table_statistics,
 )
-from recstore_ops.collection_config import EmbeddingBagConfig, EmbeddingConfig
-from recstore_ops.config import TableConfig
-from recstore_ops.config_file import active_config, load_config_file
-from recstore_ops.dist_embedding import DistEmbedding
-from recstore_ops.dist_tensor import DistTensor
-from recstore_ops.embedding_bag import DistEmbeddingBag
-from recstore_ops.embedding_bag_collection import RecStoreEmbeddingBagCollection
-from recstore_ops.embedding_collection import RecStoreEmbeddingCollection
-from recstore_ops.functional import embedding, embedding_bag
-from recstore_ops.hashtable import HashTable, HashTableRegister
-from recstore_ops.inspect import inspect_table
-from recstore_ops.kv_worker import KVWorker
-from recstore_ops.optimizer import SparseOptimizer
-from recstore_ops.prefetch import PrefetchingDataLoader
-from recstore_ops.request_queue import KVResponse
-from recstore_ops.servers import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
+from recstore_ops.client.dist_tensor import DistTensor
+from recstore_ops.client.kv_worker import KVWorker
+from recstore_ops.client.request_queue import KVResponse
+from recstore_ops.config.collection_config import EmbeddingBagConfig, EmbeddingConfig
+from recstore_ops.config.config_file import active_config, load_config_file
+from recstore_ops.config.table_config import TableConfig
+from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
+from recstore_ops.inspect.table_report import inspect_table
+from recstore_ops.nn.dist_embedding import DistEmbedding
+from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
+from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
+from recstore_ops.nn.functional import embedding, embedding_bag
+from recstore_ops.nn.hashtable import HashTable, HashTableRegister
+from recstore_ops.nn.optimizer import SparseOptimizer
+from recstore_ops.nn.prefetch import PrefetchingDataLoader
+from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
+from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from recstore_ops.workers import leave_ps_workers, ps_barrier, ps_workers
+from recstore_ops.table.table import Table, default_table
 
 __all__ = [
     "DistEmbedding",

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from recstore_ops import _feature_ops, _ops
+from recstore_ops.ops import feature_operators, operators
 
 _merge_kind: Literal["python", "native"] = "native"
 
@@ -47,7 +47,7 @@ def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
         The distinct ids in ascending order, `[U]`, and their sums, `[U, D]`.
     """
     if _merge_kind == "native":
-        return _ops.merge_gradients(ids, grads)
+        return operators.merge_gradients(ids, grads)
     unique_U, inverse_N = torch.unique(ids, return_inverse=True)
     sums_UD = grads.new_zeros((unique_U.shape[0], grads.shape[1]))
     return unique_U, sums_UD.index_add_(0, inverse_N, grads)
@@ -80,7 +80,7 @@ def collect(
         grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
         ids, grads = merge_gradients(ids.reshape(-1), grads_ND)
         places = None
-    _ops.accept_grad(collector, table, ids, grads, padding_idx, places, not is_compiling)
+    operators.accept_grad(collector, table, ids, grads, padding_idx, places, not is_compiling)
 
 
 def collect_bags(
@@ -109,10 +109,10 @@ def collect_bags(
     """
     is_compiling = torch.compiler.is_compiling()
     if _merge_kind == "python" and not is_compiling:
-        _feature_ops.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
+        feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return
     keep = not is_compiling
-    _ops.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
+    operators.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
 
 
 class _DistEmbFunction(Function):
@@ -128,7 +128,7 @@ class _DistEmbFunction(Function):
         dim: int,
         padding_idx: int | None,
     ) -> Tensor:
-        rows, places = _ops.emb_read_places(table, ids, dim)
+        rows, places = operators.emb_read_places(table, ids, dim)
         ctx.save_for_backward(ids, table, collector, places)
         ctx.padding_idx = padding_idx
         return rows
@@ -157,11 +157,11 @@ class _DistEmbBagFunction(Function):
         padding_idx: int | None,
     ) -> Tensor:
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
-        pooled_BD, max_positions_BD, places = _ops.emb_bag_places(
+        pooled_BD, max_positions_BD, places = operators.emb_bag_places(
             [table], ids, offsets, [dim], mode, weights_N, padding_idx
         )
         needs_rows = ctx.needs_input_grad[1]
-        rows_ND = _ops.emb_read(table, ids, dim) if needs_rows else None
+        rows_ND = operators.emb_read(table, ids, dim) if needs_rows else None
         ctx.save_for_backward(ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places)
         ctx.dim, ctx.mode, ctx.padding_idx = dim, mode, padding_idx
         return pooled_BD
@@ -170,12 +170,12 @@ class _DistEmbBagFunction(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places = ctx.saved_tensors
         grad_BD = grad_outputs[0].to(torch.float32)
-        if ctx.mode == _ops.MAX:
+        if ctx.mode == operators.MAX:
             grad_ND = _max_gradients(grad_BD, max_positions_BD, ids.shape[0])
             collect(collector, table, ids, grad_ND, ctx.padding_idx, places)
             return (None,) * 9
         counted_N = None if ctx.padding_idx is None else ids != ctx.padding_idx
-        if ctx.mode == _ops.MEAN:
+        if ctx.mode == operators.MEAN:
             grad_BD = grad_BD / _bag_sizes(offsets, counted_N)
         collect_bags([collector], [table], ids, offsets, grad_BD, [ctx.dim], weights_N, ctx.padding_idx, places)
         grad_weights_N = None
@@ -227,7 +227,7 @@ class HashTableLookupFunction(Function):
         dim: int,
         insert: bool,
     ) -> tuple[Tensor, Tensor]:
-        index_U, rows_UD = _ops.hashtable_lookup(table, ids, dim, insert)
+        index_U, rows_UD = operators.hashtable_lookup(table, ids, dim, insert)
         ctx.save_for_backward(ids, table, collector)
         return index_U, rows_UD
 
@@ -297,9 +297,9 @@ class _RecStoreEBCFunction(Function):
     ) -> Tensor:
         tables = [handles[number] for number in table_numbers]
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
-        pooled_BD, _, places = _ops.emb_bag_places(tables, ids, offsets, dims, _ops.SUM, weights_N)
+        pooled_BD, _, places = operators.emb_bag_places(tables, ids, offsets, dims, operators.SUM, weights_N)
         needs_rows = ctx.needs_input_grad[1]
-        rows_ND = _feature_ops.read_features(tables, ids, offsets, dims) if needs_rows else None
+        rows_ND = feature_operators.read_features(tables, ids, offsets, dims) if needs_rows else None
         ctx.save_for_backward(ids, offsets, weights_N, rows_ND, places, *handles)
         ctx.dims, ctx.table_numbers = dims, table_numbers
         return pooled_BD

@@ -25,8 +25,8 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse import jagged_tensor as torchrec_sparse
 
 from recstore_ops import SparseOptimizer, sparse
-from recstore_ops.embedding_bag_collection import RecStoreEmbeddingBagCollection
-from recstore_ops.embedding_collection import RecStoreEmbeddingCollection
+from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
+from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
 
 # torch's Adagrad, and TorchRec on its own, warn of what does not concern us.
 pytestmark = pytest.mark.filterwarnings("ignore")

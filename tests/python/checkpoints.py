@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops import RecStoreClient, Table, _native, _ops, table_names
+from recstore_ops import RecStoreClient, Table, _native, table_names
+from recstore_ops.ops import operators
 
 Contents = tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]
 
@@ -38,10 +39,10 @@ def drop_all_tables() -> None:
 def contents(name: str) -> Contents:
     """The ids of a table, rising; their rows and slots; and its counts, but for the memory it takes."""
     table = Table.open(name)
-    ids = _ops.hashtable_ids(table.handle).sort().values
-    slots = {slot: _ops.hashtable_slot(table.handle, ids, slot) for slot, _ in _native.table_slots(name) or []}
+    ids = operators.hashtable_ids(table.handle).sort().values
+    slots = {slot: operators.hashtable_slot(table.handle, ids, slot) for slot, _ in _native.table_slots(name) or []}
     statistics = {key: value for key, value in table.statistics().items() if "bytes" not in key}
-    return ids, _ops.emb_read(table.handle, ids, table.dim), slots, statistics
+    return ids, operators.emb_read(table.handle, ids, table.dim), slots, statistics
 
 
 def assert_same(actual: Contents, expected: Contents) -> None:

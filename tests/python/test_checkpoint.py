@@ -30,11 +30,11 @@ from recstore_ops import (
     RecStoreClient,
     RecStoreEmbeddingBagCollection,
     SparseOptimizer,
-    _ops,
     checkpoint,
     table_names,
     table_statistics,
 )
+from recstore_ops.ops import operators
 
 
 @pytest.fixture(autouse=True)
@@ -674,7 +674,7 @@ def test_what_was_collected_is_not_saved(tmp_path: Path) -> None:
     module = DistEmbedding(None, 2, "t")
     module(IDS).sum().backward()
     assert checkpoint.save(tmp_path).rows == 0
-    assert _ops.collected_tables(module.table.collector).numel() == 1
+    assert operators.collected_tables(module.table.collector).numel() == 1
 
 
 @pytest.mark.parametrize("name", ["save", "save_async", "load"])

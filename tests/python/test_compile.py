@@ -13,7 +13,8 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
-from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig, _ops
+from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig
+from recstore_ops.ops import operators
 
 BACKENDS = ["aot_eager", "inductor"]
 NUM_TABLES = 26
@@ -73,13 +74,13 @@ def test_an_update_whose_result_nobody_uses_is_not_dropped(table_name: Callable[
 
     change(torch.arange(4), torch.ones(4, DIM))
 
-    assert _ops.hashtable_ids(table.handle).tolist() == [1, 2, 3]
+    assert operators.hashtable_ids(table.handle).tolist() == [1, 2, 3]
 
 
 def test_every_stateful_overload_is_registered_as_ordered() -> None:
     from torch._higher_order_ops.effects import _get_effect
 
-    for name in _ops.EFFECTFUL:
+    for name in operators.EFFECTFUL:
         packet, _, overload = name.removeprefix("recstore::").partition(".")
         op = getattr(getattr(torch.ops.recstore, packet), overload or "default")
         assert _get_effect(op) is not None, name
@@ -257,10 +258,10 @@ def test_a_whole_training_step_with_the_optimizer_keeps_its_order(table_name: Ca
 
     @torch.compile(fullgraph=True)
     def step(ids: Tensor, grads: Tensor) -> Tensor:
-        before = _ops.emb_read(table.handle, ids, DIM)
-        _ops.accept_grad(table.collector, table.handle, ids, grads)
-        _ops.apply_grads([table.collector])
-        return _ops.emb_read(table.handle, ids, DIM) - before
+        before = operators.emb_read(table.handle, ids, DIM)
+        operators.accept_grad(table.collector, table.handle, ids, grads)
+        operators.apply_grads([table.collector])
+        return operators.emb_read(table.handle, ids, DIM) - before
 
     for _ in range(3):
         moved = step(torch.arange(5), torch.ones(5, DIM))

@@ -20,11 +20,11 @@ from recstore_ops import (
     Table,
     TableConfig,
     _native,
-    _ops,
     embedding,
     table_names,
     table_statistics,
 )
+from recstore_ops.ops import operators
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -76,12 +76,12 @@ def test_updates_of_many_threads_add_up_exactly(table_name: Callable[[], str]) -
     def update() -> None:
         own = Table(name, 2, counting_config())
         for _ in range(updates):
-            _ops.emb_update(own.handle, ids[torch.randperm(6000)], -torch.ones(6000, 2))
+            operators.emb_update(own.handle, ids[torch.randperm(6000)], -torch.ones(6000, 2))
 
     assert at_once(*[update] * THREADS) == []
 
     expected = 2.0 * THREADS * updates
-    assert _ops.emb_read(table.handle, ids, 2).eq(expected).all()
+    assert operators.emb_read(table.handle, ids, 2).eq(expected).all()
     statistics = table.statistics()
     assert (statistics["step"], statistics["rows"]) == (THREADS * updates, 3000)
     assert statistics["updates"] == THREADS * updates * 3000
@@ -94,15 +94,15 @@ def test_a_reader_sees_every_update_and_write_whole(table_name: Callable[[], str
     def change() -> None:
         try:
             for count in range(400):
-                _ops.emb_update(table.handle, ids, -torch.ones(2500, 8))
+                operators.emb_update(table.handle, ids, -torch.ones(2500, 8))
                 if count % 10 == 0:
-                    _ops.emb_write(table.handle, ids, torch.full((2500, 8), 1000.0 * count))
+                    operators.emb_write(table.handle, ids, torch.full((2500, 8), 1000.0 * count))
         finally:
             done.set()
 
     def read() -> None:
         while not done.is_set():
-            rows = _ops.emb_read(table.handle, ids, 8)
+            rows = operators.emb_read(table.handle, ids, 8)
             if not rows.eq(rows[0, 0]).all():
                 torn.append(rows)
 
@@ -138,16 +138,16 @@ def test_inserts_and_deletes_of_many_threads_never_share_an_index(table_name: Ca
     def churn(first: int) -> None:
         ids = torch.arange(first, first + 200)
         for _ in range(100):
-            _ops.hashtable_lookup(table.handle, ids, 1, True)
-            _ops.emb_write(table.handle, ids, ids[:, None].float())
-            assert _ops.emb_read(table.handle, ids, 1).flatten().equal(ids.float())
-            _ops.hashtable_delete(table.handle, ids[::2])
+            operators.hashtable_lookup(table.handle, ids, 1, True)
+            operators.emb_write(table.handle, ids, ids[:, None].float())
+            assert operators.emb_read(table.handle, ids, 1).flatten().equal(ids.float())
+            operators.hashtable_delete(table.handle, ids[::2])
 
     assert at_once(*(partial(churn, number * 1000) for number in range(THREADS))) == []
 
-    ids = _ops.hashtable_ids(table.handle)
+    ids = operators.hashtable_ids(table.handle)
     assert sorted(ids.tolist()) == [n * 1000 + odd for n in range(THREADS) for odd in range(1, 200, 2)]
-    index, rows = _ops.hashtable_lookup(table.handle, ids, 1, False)
+    index, rows = operators.hashtable_lookup(table.handle, ids, 1, False)
     assert index.unique().numel() == len(table) == 100 * THREADS
     assert rows.flatten().equal(ids.float())
 
@@ -199,7 +199,7 @@ def test_tables_that_are_opened_used_and_dropped_at_once_fail_only_as_documented
             table = Table(name, 2)
             embedding(ids, table).sum().backward()
             SparseOptimizer(modules=[table]).step()
-            _ops.hashtable_delete(table.handle, ids)
+            operators.hashtable_delete(table.handle, ids)
             table.statistics()
 
         for _ in range(150):
@@ -232,7 +232,7 @@ def test_opening_a_table_that_is_dropped_meanwhile_does_not_bring_it_back(
 
     def describe_then_drop(name: str) -> tuple[int, str] | None:
         description = describe(name)
-        _ops.drop_table(name)
+        operators.drop_table(name)
         return description
 
     monkeypatch.setattr(_native, "describe_table", describe_then_drop)
@@ -262,9 +262,9 @@ def test_handles_are_never_given_out_twice(table_name: Callable[[], str]) -> Non
 
     def open_and_release() -> None:
         for _ in range(200):
-            handle = _ops.make_hashtable(table_name(), 1)
+            handle = operators.make_hashtable(table_name(), 1)
             handles.append(int(handle))
-            _ops.hashtable_release(handle)
+            operators.hashtable_release(handle)
 
     assert at_once(*[open_and_release] * THREADS) == []
     assert len(set(handles)) == len(handles) == 200 * THREADS

@@ -25,8 +25,8 @@ from recstore_ops import (
     load_config_file,
     table_statistics,
 )
-from recstore_ops.config_file import config_schema, configure_table, document_problems
-from recstore_ops.json_schema import find_problems
+from recstore_ops.config.config_file import config_schema, configure_table, document_problems
+from recstore_ops.config.json_schema import find_problems
 
 TableName = Callable[[], str]
 WriteConfig = Callable[..., Path]

@@ -23,8 +23,8 @@ from served_tables import ServerProcesses
 
 from recstore_ops import servers
 from recstore_ops.cli import app
-from recstore_ops.config_file import load_config_file
-from recstore_ops.server_config import Tls, known_servers, served_shards
+from recstore_ops.config.config_file import load_config_file
+from recstore_ops.servers.server_config import Tls, known_servers, served_shards
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

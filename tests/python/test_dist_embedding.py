@@ -23,11 +23,11 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
-    _ops,
     embedding,
     get_kv_client,
     table_names,
 )
+from recstore_ops.ops import operators
 
 NUM, DIM = 6, 3
 IDS = torch.tensor([[1, 5, 1], [0, 2, 5]])
@@ -460,7 +460,7 @@ def test_the_functional_form_trains_a_table(name: str) -> None:
     table = Table(name, DIM, TableConfig(initializer={"kind": "zeros"}, optimizer={"kind": "sgd", "lr": 1.0}))
     embedding(torch.tensor([4, 4, 1]), table, padding_idx=1).sum().backward()
     SparseOptimizer(modules=[table]).step()
-    assert _ops.hashtable_ids(table.handle).tolist() == [4]
+    assert operators.hashtable_ids(table.handle).tolist() == [4]
     assert embedding(torch.tensor(4), table).tolist() == [-2.0] * DIM
 
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from recstore_ops import _native, doctor, table_names
+from recstore_ops import _native, table_names
+from recstore_ops.doctor import examination as doctor
 
 Recstore = Callable[..., int]
 REPOSITORY = Path(__file__).parents[2]

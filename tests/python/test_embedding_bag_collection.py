@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from test_compile import BACKENDS, GraphCounter
 from torch import Tensor, nn
 
-from recstore_ops import RecStoreClient, SparseOptimizer, _feature_ops, set_merge
-from recstore_ops.collection_config import EmbeddingBagConfig
-from recstore_ops.embedding_bag_collection import RecStoreEmbeddingBagCollection
+from recstore_ops import RecStoreClient, SparseOptimizer, set_merge
+from recstore_ops.config.collection_config import EmbeddingBagConfig
+from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
+from recstore_ops.ops import feature_operators
 from recstore_ops.sparse import KeyedJaggedTensor, KeyedTensor
 
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
@@ -598,16 +599,16 @@ def test_the_operators_over_features_pass_opcheck(table_name: Callable[[], str])
     tables = [bag.table for bag in bags.embedding_bags.values()]
     handles, collectors = [table.handle for table in tables], [table.collector for table in tables]
     ids, offsets, dims = torch.arange(5), torch.tensor([0, 2, 2, 4, 5]), [2, 5]
-    torch.library.opcheck(_feature_ops.read_features, (handles, ids, offsets, dims))
+    torch.library.opcheck(feature_operators.read_features, (handles, ids, offsets, dims))
     grads, weights = torch.ones(2, 7), torch.ones(5)
     for extra in ((), (weights,)):
         torch.library.opcheck(
-            _feature_ops.accept_feature_grads, (handles, collectors, ids, offsets, grads, dims, *extra)
+            feature_operators.accept_feature_grads, (handles, collectors, ids, offsets, grads, dims, *extra)
         )
 
 
 def test_the_operators_over_features_keep_their_order() -> None:
     from torch._higher_order_ops.effects import _get_effect
 
-    for op in (_feature_ops.read_features, _feature_ops.accept_feature_grads):
+    for op in (feature_operators.read_features, feature_operators.accept_feature_grads):
         assert _get_effect(op) is not None

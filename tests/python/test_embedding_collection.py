@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops import SparseOptimizer
-from recstore_ops.collection_config import EmbeddingConfig
-from recstore_ops.embedding_collection import RecStoreEmbeddingCollection
+from recstore_ops.config.collection_config import EmbeddingConfig
+from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
 from recstore_ops.sparse import KeyedJaggedTensor
 
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.

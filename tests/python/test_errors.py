@@ -18,7 +18,6 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
-    _ops,
     embedding,
     embedding_bag,
     get_kv_client,
@@ -26,6 +25,7 @@ from recstore_ops import (
     table_names,
     table_statistics,
 )
+from recstore_ops.ops import operators
 
 NUM, DIM = 10, 4
 IDS = torch.tensor([1, 2])
@@ -45,16 +45,16 @@ def longs(*values: int) -> Tensor:
 def table(table_name: Callable[[], str]) -> Table:
     """A table of ten ids, two of them with a row."""
     table = Table(table_name(), DIM, TableConfig(num_embeddings=NUM))
-    _ops.emb_write(table.handle, longs(1, 7), torch.tensor([[1.0] * DIM, [7.0] * DIM]))
+    operators.emb_write(table.handle, longs(1, 7), torch.tensor([[1.0] * DIM, [7.0] * DIM]))
     return table
 
 
 def state(name: str) -> tuple[dict[str, Any], Tensor, Tensor]:
     """All that a table holds, apart from the count of refusals."""
     table = Table.open(name)
-    ids = _ops.hashtable_ids(table.handle)
+    ids = operators.hashtable_ids(table.handle)
     statistics = {**table.statistics(), "refusals": None}
-    return statistics, ids, _ops.emb_read(table.handle, ids, table.dim)
+    return statistics, ids, operators.emb_read(table.handle, ids, table.dim)
 
 
 @contextmanager
@@ -77,57 +77,57 @@ Case = tuple[Callable[[Table], object], type[Exception], str]
 
 WRONG_DTYPES: dict[str, Case] = {
     "read": (
-        lambda t: _ops.emb_read(t.handle, torch.tensor([1.0]), DIM),
+        lambda t: operators.emb_read(t.handle, torch.tensor([1.0]), DIM),
         RuntimeError,
         "emb_read: ids must be int64, uint64 or int32, got Float",
     ),
     "write": (
-        lambda t: _ops.emb_write(t.handle, IDS.bool(), ROWS),
+        lambda t: operators.emb_write(t.handle, IDS.bool(), ROWS),
         RuntimeError,
         "emb_write: ids must be int64, uint64 or int32, got Bool",
     ),
     "update": (
-        lambda t: _ops.emb_update(t.handle, IDS.half(), ROWS),
+        lambda t: operators.emb_update(t.handle, IDS.half(), ROWS),
         RuntimeError,
         "emb_update: ids must be int64, uint64 or int32, got Half",
     ),
     "delete": (
-        lambda t: _ops.hashtable_delete(t.handle, IDS.double()),
+        lambda t: operators.hashtable_delete(t.handle, IDS.double()),
         RuntimeError,
         "hashtable_delete: ids must be int64, uint64 or int32, got Double",
     ),
     "lookup": (
-        lambda t: _ops.hashtable_lookup(t.handle, IDS.char(), DIM, True),
+        lambda t: operators.hashtable_lookup(t.handle, IDS.char(), DIM, True),
         RuntimeError,
         "hashtable_lookup: ids must be int64, uint64 or int32, got Char",
     ),
     "bag": (
-        lambda t: _ops.emb_bag(t.handle, IDS.float(), longs(0, 2), DIM, _ops.SUM),
+        lambda t: operators.emb_bag(t.handle, IDS.float(), longs(0, 2), DIM, operators.SUM),
         RuntimeError,
         "emb_bag: ids must be int64, uint64 or int32, got Float",
     ),
     "offsets": (
-        lambda t: _ops.emb_bag(t.handle, IDS, torch.tensor([0.0, 2.0]), DIM, _ops.SUM),
+        lambda t: operators.emb_bag(t.handle, IDS, torch.tensor([0.0, 2.0]), DIM, operators.SUM),
         RuntimeError,
         "emb_bag: offsets must be int64, uint64 or int32, got Float",
     ),
     "rows": (
-        lambda t: _ops.emb_write(t.handle, IDS, ROWS.long()),
+        lambda t: operators.emb_write(t.handle, IDS, ROWS.long()),
         RuntimeError,
         "emb_write: rows must be floating point, got Long",
     ),
     "gradients": (
-        lambda t: _ops.emb_update(t.handle, IDS, ROWS.to(torch.complex64)),
+        lambda t: operators.emb_update(t.handle, IDS, ROWS.to(torch.complex64)),
         RuntimeError,
         "emb_update: gradients must be floating point, got ComplexFloat",
     ),
     "collected": (
-        lambda t: _ops.accept_grad(t.collector, t.handle, IDS, ROWS.int()),
+        lambda t: operators.accept_grad(t.collector, t.handle, IDS, ROWS.int()),
         RuntimeError,
         "accept_grad: gradients must be floating point, got Int",
     ),
     "weights": (
-        lambda t: _ops.emb_bag(t.handle, IDS, longs(0, 2), DIM, _ops.SUM, longs(1, 2)),
+        lambda t: operators.emb_bag(t.handle, IDS, longs(0, 2), DIM, operators.SUM, longs(1, 2)),
         RuntimeError,
         "emb_bag: per_sample_weights must be floating point, got Long",
     ),
@@ -165,102 +165,102 @@ WRONG_DTYPES: dict[str, Case] = {
 
 WRONG_SHAPES: dict[str, Case] = {
     "read": (
-        lambda t: _ops.emb_read(t.handle, IDS, 5),
+        lambda t: operators.emb_read(t.handle, IDS, 5),
         RuntimeError,
         'emb_read: table "{name}" has dim 4, got rows of 5',
     ),
     "read nothing": (
-        lambda t: _ops.emb_read(t.handle, NO_IDS, 5),
+        lambda t: operators.emb_read(t.handle, NO_IDS, 5),
         RuntimeError,
         'emb_read: table "{name}" has dim 4, got rows of 5',
     ),
     "read more than there is memory for": (
-        lambda t: _ops.emb_read(t.handle, IDS, 2**62),
+        lambda t: operators.emb_read(t.handle, IDS, 2**62),
         RuntimeError,
         'emb_read: table "{name}" has dim 4, got rows of 4611686018427387904',
     ),
     "read dim 0": (
-        lambda t: _ops.emb_read(t.handle, IDS, 0),
+        lambda t: operators.emb_read(t.handle, IDS, 0),
         RuntimeError,
         "emb_read: dim must be at least 1, got 0",
     ),
     "write": (
-        lambda t: _ops.emb_write(t.handle, IDS, torch.zeros(2, 3)),
+        lambda t: operators.emb_write(t.handle, IDS, torch.zeros(2, 3)),
         RuntimeError,
         'emb_write: table "{name}" has dim 4, got rows of 3',
     ),
     "write nothing": (
-        lambda t: _ops.emb_write(t.handle, NO_IDS, torch.zeros(0, 3)),
+        lambda t: operators.emb_write(t.handle, NO_IDS, torch.zeros(0, 3)),
         RuntimeError,
         'emb_write: table "{name}" has dim 4, got rows of 3',
     ),
     "write too many rows": (
-        lambda t: _ops.emb_write(t.handle, IDS, torch.zeros(3, DIM)),
+        lambda t: operators.emb_write(t.handle, IDS, torch.zeros(3, DIM)),
         RuntimeError,
         'emb_write: table "{name}" got ids of shape [2], so rows must have that shape and dim, got [3, 4]',
     ),
     "write flat rows": (
-        lambda t: _ops.emb_write(t.handle, IDS, torch.zeros(2 * DIM)),
+        lambda t: operators.emb_write(t.handle, IDS, torch.zeros(2 * DIM)),
         RuntimeError,
         'emb_write: table "{name}" got ids of shape [2], so rows must have that shape and dim, got [8]',
     ),
     "update": (
-        lambda t: _ops.emb_update(t.handle, IDS, torch.zeros(2, 3)),
+        lambda t: operators.emb_update(t.handle, IDS, torch.zeros(2, 3)),
         RuntimeError,
         'emb_update: table "{name}" has dim 4, got gradient rows of 3',
     ),
     "update nothing": (
-        lambda t: _ops.emb_update(t.handle, NO_IDS, torch.zeros(0, 3)),
+        lambda t: operators.emb_update(t.handle, NO_IDS, torch.zeros(0, 3)),
         RuntimeError,
         'emb_update: table "{name}" has dim 4, got gradient rows of 3',
     ),
     "update of another rank": (
-        lambda t: _ops.emb_update(t.handle, IDS, torch.zeros(2, 1, DIM)),
+        lambda t: operators.emb_update(t.handle, IDS, torch.zeros(2, 1, DIM)),
         RuntimeError,
         'emb_update: table "{name}" got ids of shape [2], so gradients must have that shape and dim, got [2, 1, 4]',
     ),
     "collect": (
-        lambda t: _ops.accept_grad(t.collector, t.handle, IDS, torch.zeros(2, 3)),
+        lambda t: operators.accept_grad(t.collector, t.handle, IDS, torch.zeros(2, 3)),
         RuntimeError,
         'accept_grad: table "{name}" has dim 4, got gradient rows of 3',
     ),
     "lookup": (
-        lambda t: _ops.hashtable_lookup(t.handle, IDS, 5, True),
+        lambda t: operators.hashtable_lookup(t.handle, IDS, 5, True),
         RuntimeError,
         'hashtable_lookup: table "{name}" has dim 4, got rows of 5',
     ),
     "bag": (
-        lambda t: _ops.emb_bag(t.handle, IDS, longs(0, 2), 5, _ops.SUM),
+        lambda t: operators.emb_bag(t.handle, IDS, longs(0, 2), 5, operators.SUM),
         RuntimeError,
         'emb_bag: table "{name}" has dim 4, got pooled rows of 5',
     ),
     "no bag": (
-        lambda t: _ops.emb_bag(t.handle, NO_IDS, longs(0), 5, _ops.SUM),
+        lambda t: operators.emb_bag(t.handle, NO_IDS, longs(0), 5, operators.SUM),
         RuntimeError,
         'emb_bag: table "{name}" has dim 4, got pooled rows of 5',
     ),
     "bag of 2-d ids": (
-        lambda t: _ops.emb_bag(t.handle, IDS[None], longs(0, 2), DIM, _ops.SUM),
+        lambda t: operators.emb_bag(t.handle, IDS[None], longs(0, 2), DIM, operators.SUM),
         RuntimeError,
         "emb_bag: ids must be 1-d, got shape [1, 2]",
     ),
     "bags of no table": (
-        lambda t: _ops.emb_bag_tables([], IDS, longs(0, 2), [], _ops.SUM),
+        lambda t: operators.emb_bag_tables([], IDS, longs(0, 2), [], operators.SUM),
         RuntimeError,
         "emb_bag: 0 tables need as many dims",
     ),
     "bags of a table without dim": (
-        lambda t: _ops.emb_bag_tables([t.handle, t.handle], IDS, longs(0, 1, 2), [DIM], _ops.SUM),
+        lambda t: operators.emb_bag_tables([t.handle, t.handle], IDS, longs(0, 1, 2), [DIM], operators.SUM),
         RuntimeError,
         "emb_bag: 2 tables need as many dims and as many bags each, got 1 dims and 2 bags",
     ),
     "bags of another dim": (
-        lambda t: _ops.emb_bag_tables([t.handle, t.handle], IDS, longs(0, 1, 2), [DIM, 5], _ops.SUM),
+        lambda t: operators.emb_bag_tables([t.handle, t.handle], IDS, longs(0, 1, 2), [DIM, 5], operators.SUM),
         RuntimeError,
         'emb_bag: table "{name}" has dim 4, got pooled rows of 5',
     ),
     "merge": (
-        lambda t: _ops.merge_gradients(IDS, torch.zeros(3, DIM)),
+        lambda t: operators.merge_gradients(IDS, torch.zeros(3, DIM)),
         RuntimeError,
         "gradients must have that shape and dim, got [3, 4]",
     ),
@@ -303,7 +303,7 @@ WRONG_BAGS: dict[str, Case] = {
         'mode must be "sum", "mean" or "max", got \'median\'',
     ),
     "mode number": (
-        lambda t: _ops.emb_bag(t.handle, IDS, longs(0, 2), DIM, 3),
+        lambda t: operators.emb_bag(t.handle, IDS, longs(0, 2), DIM, 3),
         RuntimeError,
         "emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got 3",
     ),
@@ -313,7 +313,7 @@ WRONG_BAGS: dict[str, Case] = {
         "per_sample_weights need mode \"sum\", got mode 'mean'",
     ),
     "weights for max": (
-        lambda t: _ops.emb_bag(t.handle, IDS, longs(0, 2), DIM, _ops.MAX, torch.ones(2)),
+        lambda t: operators.emb_bag(t.handle, IDS, longs(0, 2), DIM, operators.MAX, torch.ones(2)),
         RuntimeError,
         "emb_bag: per_sample_weights go with sum and mean, not with max",
     ),
@@ -323,7 +323,7 @@ WRONG_BAGS: dict[str, Case] = {
         "per_sample_weights must have the shape of the ids, (2,), got (3,)",
     ),
     "too few weights": (
-        lambda t: _ops.emb_bag(t.handle, IDS, longs(0, 2), DIM, _ops.SUM, torch.ones(1)),
+        lambda t: operators.emb_bag(t.handle, IDS, longs(0, 2), DIM, operators.SUM, torch.ones(1)),
         RuntimeError,
         "emb_bag: expected 2 per_sample_weights, one an id, got 1",
     ),
@@ -343,33 +343,33 @@ OFFSETS: dict[str, tuple[list[int], str]] = {
 }
 
 HANDLE_CALLS: dict[str, Callable[[Tensor], object]] = {
-    "emb_read": lambda handle: _ops.emb_read(handle, IDS, DIM),
-    "emb_write": lambda handle: _ops.emb_write(handle, IDS, ROWS),
-    "emb_update": lambda handle: _ops.emb_update(handle, IDS, ROWS),
-    "emb_bag": lambda handle: _ops.emb_bag(handle, IDS, longs(0, 2), DIM, _ops.SUM),
-    "hashtable_lookup": lambda handle: _ops.hashtable_lookup(handle, IDS, DIM, True),
-    "hashtable_delete": lambda handle: _ops.hashtable_delete(handle, IDS),
-    "hashtable_clear": _ops.hashtable_clear,
-    "hashtable_ids": _ops.hashtable_ids,
-    "hashtable_size": _ops.hashtable_size,
-    "set_learning_rate": lambda handle: _ops.set_learning_rate(handle, 0.5),
-    "accept_grad": lambda handle: _ops.accept_grad(_ops.make_collector(), handle, IDS, ROWS),
-    "collected_grads": lambda handle: _ops.collected_grads(_ops.make_collector(), handle),
+    "emb_read": lambda handle: operators.emb_read(handle, IDS, DIM),
+    "emb_write": lambda handle: operators.emb_write(handle, IDS, ROWS),
+    "emb_update": lambda handle: operators.emb_update(handle, IDS, ROWS),
+    "emb_bag": lambda handle: operators.emb_bag(handle, IDS, longs(0, 2), DIM, operators.SUM),
+    "hashtable_lookup": lambda handle: operators.hashtable_lookup(handle, IDS, DIM, True),
+    "hashtable_delete": lambda handle: operators.hashtable_delete(handle, IDS),
+    "hashtable_clear": operators.hashtable_clear,
+    "hashtable_ids": operators.hashtable_ids,
+    "hashtable_size": operators.hashtable_size,
+    "set_learning_rate": lambda handle: operators.set_learning_rate(handle, 0.5),
+    "accept_grad": lambda handle: operators.accept_grad(operators.make_collector(), handle, IDS, ROWS),
+    "collected_grads": lambda handle: operators.collected_grads(operators.make_collector(), handle),
 }
 
 COLLECTOR_CALLS: dict[str, Callable[[Tensor], object]] = {
-    "collector_release": _ops.collector_release,
-    "apply_grads": lambda collector: _ops.apply_grads([collector]),
-    "clear_grads": _ops.clear_grads,
-    "collected_tables": _ops.collected_tables,
+    "collector_release": operators.collector_release,
+    "apply_grads": lambda collector: operators.apply_grads([collector]),
+    "clear_grads": operators.clear_grads,
+    "collected_tables": operators.collected_tables,
 }
 
 OUT_OF_RANGE: dict[str, Callable[[Table, Tensor], object]] = {
-    "emb_read: ": lambda t, ids: _ops.emb_read(t.handle, ids, DIM),
-    "emb_write: ": lambda t, ids: _ops.emb_write(t.handle, ids, torch.ones(*ids.shape, DIM)),
-    "emb_update: ": lambda t, ids: _ops.emb_update(t.handle, ids, torch.ones(*ids.shape, DIM)),
+    "emb_read: ": lambda t, ids: operators.emb_read(t.handle, ids, DIM),
+    "emb_write: ": lambda t, ids: operators.emb_write(t.handle, ids, torch.ones(*ids.shape, DIM)),
+    "emb_update: ": lambda t, ids: operators.emb_update(t.handle, ids, torch.ones(*ids.shape, DIM)),
     "emb_bag: ": lambda t, ids: embedding_bag(ids, t),
-    "hashtable_lookup: ": lambda t, ids: _ops.hashtable_lookup(t.handle, ids, DIM, True),
+    "hashtable_lookup: ": lambda t, ids: operators.hashtable_lookup(t.handle, ids, DIM, True),
     "": lambda t, ids: embedding(ids, t),
 }
 
@@ -398,9 +398,9 @@ def test_a_wrong_option_of_a_bag_is_refused(case: Case, table: Table) -> None:
 @pytest.mark.parametrize(("offsets", "words"), OFFSETS.values(), ids=OFFSETS)
 def test_malformed_offsets_are_refused_with_their_position(offsets: list[int], words: str, table: Table) -> None:
     with refused(table.name, RuntimeError, f"emb_bag: {words}"):
-        _ops.emb_bag(table.handle, IDS, longs(*offsets), DIM, _ops.SUM)
+        operators.emb_bag(table.handle, IDS, longs(*offsets), DIM, operators.SUM)
     with refused(table.name, RuntimeError, f"emb_bag: {words}"):
-        _ops.emb_bag_tables([table.handle], IDS, longs(*offsets), [DIM], _ops.MAX)
+        operators.emb_bag_tables([table.handle], IDS, longs(*offsets), [DIM], operators.MAX)
 
 
 @pytest.mark.parametrize("operation", HANDLE_CALLS)
@@ -421,8 +421,8 @@ def test_a_handle_that_is_none_is_refused(operation: str, table: Table) -> None:
 
 @pytest.mark.parametrize("operation", HANDLE_CALLS)
 def test_a_released_handle_is_refused(operation: str, table: Table, table_name: Callable[[], str]) -> None:
-    handle = _ops.make_hashtable(table_name(), DIM)
-    _ops.hashtable_release(handle)
+    handle = operators.make_hashtable(table_name(), DIM)
+    operators.hashtable_release(handle)
     expected = f"{operation}: table handle {handle.item()} is unknown, released or dropped"
     with refused(table.name, RuntimeError, expected):
         HANDLE_CALLS[operation](handle)
@@ -431,15 +431,15 @@ def test_a_released_handle_is_refused(operation: str, table: Table, table_name: 
 @pytest.mark.parametrize("operation", HANDLE_CALLS)
 def test_a_dropped_table_is_refused_by_name(operation: str, table: Table, table_name: Callable[[], str]) -> None:
     dropped = Table(table_name(), DIM)
-    _ops.drop_table(dropped.name)
+    operators.drop_table(dropped.name)
     with refused(table.name, RuntimeError, f'{operation}: table "{dropped.name}" was dropped'):
         HANDLE_CALLS[operation](dropped.handle)
 
 
 @pytest.mark.parametrize("operation", COLLECTOR_CALLS)
 def test_an_unknown_collector_is_refused(operation: str, table: Table) -> None:
-    released = _ops.make_collector()
-    _ops.collector_release(released)
+    released = operators.make_collector()
+    operators.collector_release(released)
     for collector in [NOBODY, released, table.handle]:
         expected = f"{operation}: collector handle {collector.item()} is unknown or released"
         with refused(table.name, RuntimeError, expected):
@@ -448,7 +448,7 @@ def test_an_unknown_collector_is_refused(operation: str, table: Table) -> None:
 
 def test_a_collector_is_no_table(table: Table) -> None:
     with refused(table.name, RuntimeError, "is unknown, released or dropped"):
-        _ops.emb_read(table.collector, IDS, DIM)
+        operators.emb_read(table.collector, IDS, DIM)
 
 
 def test_an_update_rule_that_nobody_registered_is_named(table_name: Callable[[], str]) -> None:
@@ -460,7 +460,7 @@ def test_an_update_rule_that_nobody_registered_is_named(table_name: Callable[[],
 
 def test_an_unknown_name_is_refused(table: Table) -> None:
     with refused(table.name, RuntimeError, 'drop_table: there is no table "nobody"'):
-        _ops.drop_table("nobody")
+        operators.drop_table("nobody")
     with refused(table.name, KeyError, 'there is no table "nobody"'):
         Table.open("nobody")
     with refused(table.name, KeyError, 'there is no table "nobody"'):
@@ -492,11 +492,13 @@ def test_modules_refuse_an_id_out_of_range(table_name: Callable[[], str]) -> Non
 def test_bags_of_several_tables_name_the_position_in_the_call(table: Table) -> None:
     expected = 'emb_bag: id 10 at position 2 is out of range for table "{name}"'
     with refused(table.name, IndexError, expected):
-        _ops.emb_bag_tables([table.handle, table.handle], longs(1, 2, NUM), longs(0, 2, 3), [DIM, DIM], _ops.SUM)
+        operators.emb_bag_tables(
+            [table.handle, table.handle], longs(1, 2, NUM), longs(0, 2, 3), [DIM, DIM], operators.SUM
+        )
 
 
 def test_collected_ids_out_of_range_are_refused_by_the_step(table: Table) -> None:
-    _ops.accept_grad(table.collector, table.handle, longs(1, NUM), ROWS)
+    operators.accept_grad(table.collector, table.handle, longs(1, NUM), ROWS)
     with refused(table.name, IndexError, f'id {NUM} at position 1 is out of range for table "{{name}}"'):
         SparseOptimizer(modules=[table]).step()
 
@@ -521,9 +523,9 @@ def test_a_value_that_is_not_finite_is_refused_with_table_id_and_position(not_fi
     ids, rows = longs(1, 7, 5), bad_rows(not_finite)
     where = f'of id 5 at position 2 of table "{{name}}" holds {spelt(not_finite)}'
     with refused(table.name, RuntimeError, f"emb_write: row {where}"):
-        _ops.emb_write(table.handle, ids, rows)
+        operators.emb_write(table.handle, ids, rows)
     with refused(table.name, RuntimeError, f"emb_update: gradient {where}"):
-        _ops.emb_update(table.handle, ids, rows)
+        operators.emb_update(table.handle, ids, rows)
     assert table.statistics()["refusals"] == 2
 
 
@@ -531,12 +533,12 @@ def test_gradients_whose_sum_overflows_are_refused(table: Table) -> None:
     grads = torch.full((3, DIM), 3e38)
     expected = 'emb_update: summed gradient of id 1 at position 1 of table "{name}" holds inf'
     with refused(table.name, RuntimeError, expected):
-        _ops.emb_update(table.handle, longs(7, 1, 1), grads)
+        operators.emb_update(table.handle, longs(7, 1, 1), grads)
 
 
 def test_a_double_that_overflows_single_precision_is_refused(table: Table) -> None:
     with refused(table.name, RuntimeError, "row of id 1 at position 0", "holds inf"):
-        _ops.emb_write(table.handle, longs(1), torch.full((1, DIM), 1e300, dtype=torch.float64))
+        operators.emb_write(table.handle, longs(1), torch.full((1, DIM), 1e300, dtype=torch.float64))
 
 
 def test_a_collected_gradient_that_is_not_finite_is_refused_by_the_step(table: Table) -> None:
@@ -552,12 +554,12 @@ def test_the_policy_skip_leaves_out_and_counts_what_is_not_finite(
     table = Table(table_name(), DIM, config)
     ids = longs(1, 7, 5)
 
-    _ops.emb_write(table.handle, ids, bad_rows(not_finite))
-    assert _ops.hashtable_ids(table.handle).tolist() == [1, 7]
-    _ops.emb_update(table.handle, ids, bad_rows(not_finite))
+    operators.emb_write(table.handle, ids, bad_rows(not_finite))
+    assert operators.hashtable_ids(table.handle).tolist() == [1, 7]
+    operators.emb_update(table.handle, ids, bad_rows(not_finite))
 
-    assert _ops.hashtable_ids(table.handle).tolist() == [1, 7]
-    assert _ops.emb_read(table.handle, ids, DIM).eq(0).all()
+    assert operators.hashtable_ids(table.handle).tolist() == [1, 7]
+    assert operators.emb_read(table.handle, ids, DIM).eq(0).all()
     assert (table.statistics()["refusals"], table.statistics()["step"]) == (2, 1)
 
 
@@ -568,16 +570,16 @@ def test_the_policy_skip_skips_an_id_alike_whether_its_gradients_come_merged_or_
     ids, grads = longs(5, 5, 6, 5), torch.tensor([[1.0], [NAN], [4.0], [2.0]])
     for merge in (lambda *pair: pair, recstore_ops.merge_gradients):
         table = Table(table_name(), 1, config)
-        _ops.emb_update(table.handle, *merge(ids, grads))
-        assert _ops.emb_read(table.handle, longs(5, 6), 1).tolist() == [[0.0], [-4.0]]
+        operators.emb_update(table.handle, *merge(ids, grads))
+        assert operators.emb_read(table.handle, longs(5, 6), 1).tolist() == [[0.0], [-4.0]]
         assert table.statistics()["refusals"] == 1
 
 
 def test_the_policy_allow_takes_values_as_they_are(table_name: Callable[[], str]) -> None:
     table = Table(table_name(), 1, TableConfig(nan_policy="allow"))
-    _ops.emb_write(table.handle, longs(1, 2, 3), torch.tensor([[NAN], [INF], [1.0]]))
-    _ops.emb_update(table.handle, longs(3), torch.tensor([[INF]]))
-    rows = _ops.emb_read(table.handle, longs(1, 2, 3), 1).flatten().tolist()
+    operators.emb_write(table.handle, longs(1, 2, 3), torch.tensor([[NAN], [INF], [1.0]]))
+    operators.emb_update(table.handle, longs(3), torch.tensor([[INF]]))
+    rows = operators.emb_read(table.handle, longs(1, 2, 3), 1).flatten().tolist()
     assert math.isnan(rows[0])
     assert rows[1:] == [INF, -INF]
     assert table.statistics()["refusals"] == 0
@@ -675,14 +677,14 @@ def test_a_wrong_size_is_refused_and_opens_no_table(
 )
 def test_a_malformed_json_configuration_is_refused(config: str, table: Table, table_name: Callable[[], str]) -> None:
     with refused(table.name, RuntimeError, "invalid table configuration: "):
-        _ops.make_hashtable(table_name(), DIM, config)
+        operators.make_hashtable(table_name(), DIM, config)
 
 
 def test_a_table_needs_a_name(table: Table) -> None:
     with refused(table.name, ValueError, "the table's name must not be empty"):
         DistEmbedding(NUM, DIM, "")
     with refused(table.name, RuntimeError, "the table's name must not be empty"):
-        _ops.make_hashtable("", DIM)
+        operators.make_hashtable("", DIM)
 
 
 @pytest.mark.parametrize("padding_idx", [NUM, -NUM - 1])
@@ -707,7 +709,7 @@ def test_a_padding_idx_that_is_no_int64_is_refused_and_opens_no_table(
 def test_a_wrong_learning_rate_is_refused(value: float, table: Table) -> None:
     expected = 'table "{name}": the learning rate must be finite and not negative'
     with refused(table.name, RuntimeError, expected):
-        _ops.set_learning_rate(table.handle, value)
+        operators.set_learning_rate(table.handle, value)
     with refused(table.name, ValueError, expected):
         get_kv_client().set_learning_rate(table.name, value)
     with refused(table.name, ValueError, "learning rate"):
@@ -736,7 +738,7 @@ def test_a_panic_in_rust_is_a_runtime_error_and_the_process_lives_on(
     for message in ("boom", "", "na\u00efve\n"):
         with refused(table.name, RuntimeError, f"recstore: internal panic: {message}"):
             torch.ops.recstore._panic(message)
-    _ops.emb_update(table.handle, IDS, ROWS)
+    operators.emb_update(table.handle, IDS, ROWS)
     assert table.statistics()["step"] == 1
     assert "boom" in capfd.readouterr().err
 
@@ -744,8 +746,8 @@ def test_a_panic_in_rust_is_a_runtime_error_and_the_process_lives_on(
 def test_a_block_as_large_as_may_be_costs_only_the_rows_written(table_name: Callable[[], str]) -> None:
     largest = 2**28 // 3
     table = Table(table_name(), 1, TableConfig(block_size=largest, optimizer={"kind": "adam"}))
-    _ops.emb_update(table.handle, longs(1), torch.ones(1, 1))
+    operators.emb_update(table.handle, longs(1), torch.ones(1, 1))
     assert table.statistics()["bytes"] < 1_000_000
-    _ops.drop_table(table.name)
+    operators.drop_table(table.name)
     with pytest.raises(ValueError, match=f"block_size {largest + 1} and dim 1"):
         Table(table.name, 1, TableConfig(block_size=largest + 1))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recstore_ops.finite import is_finite
+from recstore_ops.table.finite import is_finite
 
 SPECIAL = [0.0, -1.5, 3.4e38, -3.4e38, float("inf"), -float("inf"), float("nan")]
 

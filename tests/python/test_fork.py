@@ -24,7 +24,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import recstore_ops
-from recstore_ops import DistEmbedding, DistTensor, SparseOptimizer, _ops, get_kv_client
+from recstore_ops import DistEmbedding, DistTensor, SparseOptimizer, get_kv_client
+from recstore_ops.ops import operators
 
 pytestmark = [
     pytest.mark.timeout(120),
@@ -121,20 +122,20 @@ def expect_rows(module: DistEmbedding) -> None:
 
 def step_of(module: DistEmbedding) -> None:
     # Not by backward: a child has no autograd once its parent had autograd's threads.
-    _ops.accept_grad(module.table.collector, module.table.handle, IDS, torch.ones(len(IDS), DIM))
+    operators.accept_grad(module.table.collector, module.table.handle, IDS, torch.ones(len(IDS), DIM))
     SparseOptimizer(modules=[module]).step()
 
 
 def insert_into(module: DistEmbedding) -> None:
-    _ops.hashtable_lookup(module.table.handle, torch.tensor([99]), DIM, True)
+    operators.hashtable_lookup(module.table.handle, torch.tensor([99]), DIM, True)
 
 
 CHANGES: dict[str, Callable[[DistEmbedding], object]] = {
     "emb_write": lambda module: module.weight.__setitem__(IDS, ROWS + 1),
-    "emb_update": lambda module: _ops.emb_update(module.table.handle, IDS, ROWS),
+    "emb_update": lambda module: operators.emb_update(module.table.handle, IDS, ROWS),
     "emb_update: step": step_of,
     "hashtable_delete": lambda module: get_kv_client().delete(module.name, IDS),
-    "hashtable_clear": lambda module: _ops.hashtable_clear(module.table.handle),
+    "hashtable_clear": lambda module: operators.hashtable_clear(module.table.handle),
     "hashtable_lookup": insert_into,
     "set_learning_rate": lambda module: get_kv_client().set_learning_rate(module.name, 0.5),
     "set_learning_rate: optimizer": lambda module: SparseOptimizer(lr=0.5, modules=[module]),
@@ -185,7 +186,7 @@ def test_a_child_trains_a_table_of_its_own(
         own.weight[IDS] = ROWS
         step_of(own)
         assert torch.allclose(rows_of(own), ROWS - 0.1)
-        _ops.emb_update(own.table.handle, torch.arange(20_000), torch.ones(20_000, DIM))
+        operators.emb_update(own.table.handle, torch.arange(20_000), torch.ones(20_000, DIM))
         assert len(own.table) == 20_000
         get_kv_client().drop(name)
 
@@ -217,7 +218,7 @@ def test_a_parent_goes_on_while_it_forks(module: DistEmbedding, workers: list[Wo
     before = module.table.statistics()["step"]
     for count in range(1, FORKS + 1):
         in_child(lambda: expect_rows(module))
-        _ops.emb_update(module.table.handle, torch.tensor([500]), torch.ones(1, DIM))
+        operators.emb_update(module.table.handle, torch.tensor([500]), torch.ones(1, DIM))
         assert module.table.statistics()["step"] >= before + count
     assert all(worker.is_alive() for worker in workers)
 

@@ -11,7 +11,7 @@ import pytest
 from compressors import COMPRESSORS
 from text_lines import CASES, as_rows
 
-from recstore_ops.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats import FormatName, open_rows
 from recstore_ops.training.formats.detection import detect_format
 

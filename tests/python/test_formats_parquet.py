@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import MISSING, Row, as_rows
 
-from recstore_ops.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats import parquet_rows
 from recstore_ops.training.formats.parquet_rows import ParquetRows
 

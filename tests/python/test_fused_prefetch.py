@@ -17,8 +17,8 @@ from recstore_ops import (
     RecStoreClient,
     RecStoreEmbeddingBagCollection,
     SparseOptimizer,
-    prefetch,
 )
+from recstore_ops.nn import prefetch
 
 KEYS = ["user", "seen", "bought"]
 _numbers = iter(range(10**9))

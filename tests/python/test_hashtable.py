@@ -16,9 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, TableConfig, _native, _ops, embedding
+from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, TableConfig, _native, embedding
 from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunction
-from recstore_ops.hashtable import HashTable, HashTableRegister, count_workers
+from recstore_ops.nn.hashtable import HashTable, HashTableRegister, count_workers
+from recstore_ops.ops import operators
 
 DIM = 2
 EXTREME_IDS = [-(2**63), -(2**52) - 7, -2, -1, 0, 2**52, 2**53, 2**63 - 1]
@@ -344,15 +345,15 @@ def test_an_unknown_slot_is_refused_with_the_names_there_are(table: HashTable) -
     with pytest.raises(ValueError, match=r"has the slots \['embedding', 'state_sum'\], got 'exp_avg'"):
         table.slot("exp_avg")
     with pytest.raises(RuntimeError, match=r'hashtable_slot: table ".*" has the slots \["state_sum"\], got "exp_avg"'):
-        _ops.hashtable_slot(table.table.handle, longs(1), "exp_avg")
+        operators.hashtable_slot(table.table.handle, longs(1), "exp_avg")
 
 
 def test_the_slot_operator_checks_the_bound_of_the_ids(name: str) -> None:
     table = Table(name, DIM, TableConfig(num_embeddings=5, optimizer=ADAGRAD))
-    assert _ops.hashtable_slot(table.handle, longs(4)[None], "state_sum").shape == (1, 1, DIM)
-    assert _ops.hashtable_slot(table.handle, longs(), "state_sum").shape == (0, DIM)
+    assert operators.hashtable_slot(table.handle, longs(4)[None], "state_sum").shape == (1, 1, DIM)
+    assert operators.hashtable_slot(table.handle, longs(), "state_sum").shape == (0, DIM)
     with pytest.raises(IndexError, match="id 5 at position 1"):
-        _ops.hashtable_slot(table.handle, longs(4, 5), "state_sum")
+        operators.hashtable_slot(table.handle, longs(4, 5), "state_sum")
 
 
 def test_slots_of_a_table_that_does_not_exist_are_none(name: str) -> None:

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from recstore_ops import Table, TableConfig, _ops, table_statistics
+from recstore_ops import Table, TableConfig, table_statistics
+from recstore_ops.ops import operators
 
 DIM = 2
 DOCUMENTED_IDS = [1180210, 721458, 655922, 1000000, 2000000]
@@ -25,19 +26,19 @@ def longs(*ids: int) -> Tensor:
 
 def insert(table: Table, *ids: int) -> list[int]:
     """The indices of ids, which get a row where they have none."""
-    return _ops.hashtable_lookup(table.handle, longs(*ids), DIM, True)[0].tolist()
+    return operators.hashtable_lookup(table.handle, longs(*ids), DIM, True)[0].tolist()
 
 
 def find(table: Table, *ids: int) -> list[int]:
-    return _ops.hashtable_lookup(table.handle, longs(*ids), DIM, False)[0].tolist()
+    return operators.hashtable_lookup(table.handle, longs(*ids), DIM, False)[0].tolist()
 
 
 def delete(table: Table, *ids: int) -> None:
-    _ops.hashtable_delete(table.handle, longs(*ids))
+    operators.hashtable_delete(table.handle, longs(*ids))
 
 
 def listed(table: Table) -> list[int]:
-    return _ops.hashtable_ids(table.handle).tolist()
+    return operators.hashtable_ids(table.handle).tolist()
 
 
 @pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
@@ -54,27 +55,27 @@ def test_new_ids_get_rising_indices_and_a_freed_index_is_used_again(table: Table
 @pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_lookup_without_insert_gives_no_id_a_row(table: Table) -> None:
     insert(table, 5)
-    index, rows = _ops.hashtable_lookup(table.handle, longs(4, 5, 6), DIM, False)
+    index, rows = operators.hashtable_lookup(table.handle, longs(4, 5, 6), DIM, False)
     assert index.tolist() == [-1, 0, -1]
-    assert torch.equal(rows, _ops.emb_read(table.handle, longs(4, 5, 6), DIM))
+    assert torch.equal(rows, operators.emb_read(table.handle, longs(4, 5, 6), DIM))
     assert listed(table) == [5]
 
 
 def test_a_lookup_with_insert_stores_the_initial_values(table: Table) -> None:
-    initial = _ops.emb_read(table.handle, longs(4, 5), DIM)
-    _, rows = _ops.hashtable_lookup(table.handle, longs(4, 5), DIM, True)
+    initial = operators.emb_read(table.handle, longs(4, 5), DIM)
+    _, rows = operators.hashtable_lookup(table.handle, longs(4, 5), DIM, True)
     assert torch.equal(rows, initial)
-    assert torch.equal(_ops.emb_read(table.handle, longs(4, 5), DIM), initial)
+    assert torch.equal(operators.emb_read(table.handle, longs(4, 5), DIM), initial)
     assert listed(table) == [4, 5]
 
 
 @pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_lookup_keeps_the_shape_of_the_ids(table: Table) -> None:
     ids = torch.arange(6).reshape(2, 3)
-    index, rows = _ops.hashtable_lookup(table.handle, ids.t(), DIM, True)
+    index, rows = operators.hashtable_lookup(table.handle, ids.t(), DIM, True)
     assert index.tolist() == [[0, 1], [2, 3], [4, 5]]
     assert rows.shape == (3, 2, DIM)
-    index, rows = _ops.hashtable_lookup(table.handle, ids[:0], DIM, True)
+    index, rows = operators.hashtable_lookup(table.handle, ids[:0], DIM, True)
     assert (index.shape, rows.shape) == ((0, 3), (0, 3, DIM))
 
 
@@ -86,7 +87,7 @@ def test_duplicates_in_one_lookup_get_one_index(table: Table) -> None:
 def test_both_ends_of_int64_are_ids_like_any_other(table: Table) -> None:
     ends = (-(2**63), 2**63 - 1)
     assert insert(table, *ends) == [0, 1]
-    assert _ops.hashtable_lookup(table.handle, torch.tensor(2**63, dtype=torch.uint64), DIM, False)[0] == 0
+    assert operators.hashtable_lookup(table.handle, torch.tensor(2**63, dtype=torch.uint64), DIM, False)[0] == 0
     delete(table, *ends)
     assert find(table, *ends) == [-1, -1]
 
@@ -105,16 +106,16 @@ def test_deleting_twice_frees_an_index_once(table: Table) -> None:
 @pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
 def test_a_reused_index_keeps_nothing_of_the_row_before(table: Table) -> None:
     insert(table, 1)
-    _ops.emb_update(table.handle, longs(1), torch.full((1, DIM), 100.0))
+    operators.emb_update(table.handle, longs(1), torch.full((1, DIM), 100.0))
     delete(table, 1)
-    initial = _ops.emb_read(table.handle, longs(2), DIM)
+    initial = operators.emb_read(table.handle, longs(2), DIM)
     assert insert(table, 2) == [0]
-    assert torch.equal(_ops.emb_read(table.handle, longs(2), DIM), initial)
+    assert torch.equal(operators.emb_read(table.handle, longs(2), DIM), initial)
 
-    _ops.emb_update(table.handle, longs(2), torch.ones(1, DIM))
+    operators.emb_update(table.handle, longs(2), torch.ones(1, DIM))
 
     # The first step of AdaGrad is lr * g / sqrt(g^2): the large gradient before is forgotten.
-    assert torch.allclose(_ops.emb_read(table.handle, longs(2), DIM), initial - 1)
+    assert torch.allclose(operators.emb_read(table.handle, longs(2), DIM), initial - 1)
 
 
 @pytest.mark.one_server_only("indices, and the order of ids, are those of each server")
@@ -126,53 +127,53 @@ def test_ids_come_in_the_order_of_their_indices(table: Table) -> None:
 
 
 def test_the_size_counts_rows(table: Table) -> None:
-    assert _ops.hashtable_size(table.handle) == 0
+    assert operators.hashtable_size(table.handle) == 0
     insert(table, 1, 2, 2)
-    _ops.emb_update(table.handle, longs(2, 3), torch.ones(2, DIM))
-    _ops.emb_write(table.handle, longs(4, 4), torch.ones(2, DIM))
-    assert _ops.hashtable_size(table.handle) == len(table) == 4
+    operators.emb_update(table.handle, longs(2, 3), torch.ones(2, DIM))
+    operators.emb_write(table.handle, longs(4, 4), torch.ones(2, DIM))
+    assert operators.hashtable_size(table.handle) == len(table) == 4
     delete(table, 1, 50)
-    assert _ops.hashtable_size(table.handle) == 3
+    assert operators.hashtable_size(table.handle) == 3
 
 
 def test_clearing_takes_all_rows_and_their_memory_and_starts_over(table: Table) -> None:
     empty = table.statistics()["bytes"]
-    initial = _ops.emb_read(table.handle, longs(1), DIM)
+    initial = operators.emb_read(table.handle, longs(1), DIM)
     insert(table, *range(100))
-    _ops.emb_update(table.handle, longs(1), torch.ones(1, DIM))
-    _ops.set_learning_rate(table.handle, 0.25)
+    operators.emb_update(table.handle, longs(1), torch.ones(1, DIM))
+    operators.set_learning_rate(table.handle, 0.25)
 
-    _ops.hashtable_clear(table.handle)
+    operators.hashtable_clear(table.handle)
 
     statistics = table.statistics()
     assert (statistics["rows"], statistics["bytes"], statistics["deletes"]) == (0, empty, 100)
     assert (statistics["step"], statistics["learning_rate"]) == (1, 0.25)
     assert listed(table) == []
-    assert torch.equal(_ops.emb_read(table.handle, longs(1), DIM), initial)
+    assert torch.equal(operators.emb_read(table.handle, longs(1), DIM), initial)
     assert insert(table, 42) == [0]
 
 
 def test_rows_outlive_a_handle_until_their_table_is_dropped(table_name: Callable[[], str]) -> None:
     name = table_name()
-    first, second = _ops.make_hashtable(name, DIM), _ops.make_hashtable(name, DIM)
-    _ops.emb_write(first, longs(1), torch.ones(1, DIM))
+    first, second = operators.make_hashtable(name, DIM), operators.make_hashtable(name, DIM)
+    operators.emb_write(first, longs(1), torch.ones(1, DIM))
 
-    _ops.hashtable_release(first)
-    assert _ops.hashtable_size(second) == 1
-    _ops.hashtable_release(second)
+    operators.hashtable_release(first)
+    assert operators.hashtable_size(second) == 1
+    operators.hashtable_release(second)
     with pytest.raises(RuntimeError, match="is unknown, released or dropped"):
-        _ops.hashtable_release(second)
+        operators.hashtable_release(second)
     assert table_statistics(name)["rows"] == 1
 
-    again = _ops.make_hashtable(name, DIM)
-    assert _ops.emb_read(again, longs(1), DIM).tolist() == [[1.0] * DIM]
-    _ops.drop_table(name)
-    fresh = _ops.make_hashtable(name, DIM)
-    assert _ops.hashtable_size(fresh) == 0
+    again = operators.make_hashtable(name, DIM)
+    assert operators.emb_read(again, longs(1), DIM).tolist() == [[1.0] * DIM]
+    operators.drop_table(name)
+    fresh = operators.make_hashtable(name, DIM)
+    assert operators.hashtable_size(fresh) == 0
     assert len({first.item(), again.item(), fresh.item()}) == 3
 
 
 def test_a_step_counts_each_distinct_id_once(table: Table) -> None:
-    _ops.emb_update(table.handle, longs(1, 2, 1, 1), torch.ones(4, DIM))
+    operators.emb_update(table.handle, longs(1, 2, 1, 1), torch.ones(4, DIM))
     statistics = table.statistics()
     assert (statistics["step"], statistics["updates"], statistics["inserts"]) == (1, 2, 2)

@@ -20,10 +20,10 @@ from recstore_ops import (
     RecStoreClient,
     SparseOptimizer,
     checkpoint,
-    checkpoint_report,
     inspect_checkpoint,
     table_names,
 )
+from recstore_ops.inspect import checkpoint_report
 
 Recstore = Callable[..., int]
 Capture = pytest.CaptureFixture[str]

@@ -17,7 +17,7 @@ import torch
 from served_tables import ServerProcesses
 
 from recstore_ops import KVResponse, KVWorker, RecStoreClient, servers
-from recstore_ops.request_queue import Limits, Request, _State
+from recstore_ops.client.request_queue import Limits, Request, _State
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -24,10 +24,10 @@ from recstore_ops import (
     Table,
     TableConfig,
     _native,
-    _ops,
     checkpoint,
     table_statistics,
 )
+from recstore_ops.ops import operators
 
 DIM = 2
 
@@ -107,9 +107,9 @@ class Subject:
     def act(self, call: str, argument: Any) -> None:
         getattr(self, f"_{call}")(argument)
         model, handle = self.model, self.table.handle
-        assert set(_ops.hashtable_ids(handle).tolist()) == model.rows.keys()
+        assert set(operators.hashtable_ids(handle).tolist()) == model.rows.keys()
         expected = [model.rows.get(id, (INITIAL,) * DIM) for id in POOL]
-        assert _ops.emb_read(handle, torch.tensor(POOL), DIM).tolist() == [list(row) for row in expected]
+        assert operators.emb_read(handle, torch.tensor(POOL), DIM).tolist() == [list(row) for row in expected]
         statistics = table_statistics(self.name)
         for name in ("evictions", "rejections", "step"):
             assert statistics[name] == getattr(model, name), name
@@ -119,23 +119,23 @@ class Subject:
             assert _native.evict_rows(self.name, True) == model.would_leave()
 
     def _update(self, batch: list[tuple[int, float]]) -> None:
-        _ops.emb_update(self.table.handle, *_tensors(batch))
+        operators.emb_update(self.table.handle, *_tensors(batch))
         self.model.update(batch)
 
     def _write(self, batch: list[tuple[int, float]]) -> None:
-        _ops.emb_write(self.table.handle, *_tensors(batch))
+        operators.emb_write(self.table.handle, *_tensors(batch))
         self.model.write(batch)
 
     def _insert(self, ids: list[int]) -> None:
-        _ops.hashtable_lookup(self.table.handle, torch.tensor(ids, dtype=torch.int64), DIM, True)
+        operators.hashtable_lookup(self.table.handle, torch.tensor(ids, dtype=torch.int64), DIM, True)
         self.model.insert(ids)
 
     def _delete(self, ids: list[int]) -> None:
-        _ops.hashtable_delete(self.table.handle, torch.tensor(ids, dtype=torch.int64))
+        operators.hashtable_delete(self.table.handle, torch.tensor(ids, dtype=torch.int64))
         self.model.delete(ids)
 
     def _clear(self, _: None) -> None:
-        _ops.hashtable_clear(self.table.handle)
+        operators.hashtable_clear(self.table.handle)
         self.model.clear()
 
     def _evict(self, _: None) -> None:
@@ -164,7 +164,7 @@ def test_a_table_agrees_with_the_model(
         for call, argument in schedule:
             subject.act(call, argument)
     finally:
-        _ops.drop_table(subject.name)
+        operators.drop_table(subject.name)
 
 
 def train(module: Any, ids: list[int]) -> None:
@@ -179,7 +179,7 @@ def test_rare_ids_cost_no_row_and_read_as_their_initial_value(table_name: Callab
     assert (len(module.table), module.table.statistics()["candidates"]) == (0, 2)
     assert module(torch.tensor([5, 6])).equal(before)
     train(module, [5])
-    assert _ops.hashtable_ids(module.table.handle).tolist() == [5]
+    assert operators.hashtable_ids(module.table.handle).tolist() == [5]
     assert module(torch.tensor([5])).allclose(before[:1] - 1)
     assert module(torch.tensor([6])).equal(before[1:])
 
@@ -190,9 +190,9 @@ def test_admission_by_probability_is_of_the_id_and_the_step(table_name: Callable
 
     def admitted(step_ids: torch.Tensor) -> set[int]:
         table = Table(name, 1, TableConfig(admission=admission))
-        _ops.emb_update(table.handle, step_ids, torch.ones(step_ids.numel(), 1))
-        rows = set(_ops.hashtable_ids(table.handle).tolist())
-        _ops.drop_table(name)
+        operators.emb_update(table.handle, step_ids, torch.ones(step_ids.numel(), 1))
+        rows = set(operators.hashtable_ids(table.handle).tolist())
+        operators.drop_table(name)
         return rows
 
     found = admitted(ids)
@@ -205,7 +205,7 @@ def test_the_padding_row_never_leaves(table_name: Callable[[], str]) -> None:
     module = DistEmbedding(None, 2, table_name(), padding_idx=3, eviction={"ttl": 1, "interval": 1})
     for step in range(6):
         train(module, [100 + step])
-    assert 3 in _ops.hashtable_ids(module.table.handle).tolist()
+    assert 3 in operators.hashtable_ids(module.table.handle).tolist()
     assert module(torch.tensor([3])).eq(0).all()
     assert len(module.table) < 6
 
@@ -218,7 +218,7 @@ def test_a_prefetch_does_not_give_rows_that_left_since(table_name: Callable[[], 
     handle = client.prefetch(torch.tensor([1]), name)
     for _ in range(4):
         train(module, [2])
-    assert _ops.hashtable_ids(module.table.handle).tolist() == [2]
+    assert operators.hashtable_ids(module.table.handle).tolist() == [2]
     assert client.wait_and_get(handle, 2).equal(initial)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import recstore_ops
-from recstore_ops import _ops
+from recstore_ops.ops import operators
 
 ops = torch.ops.recstore
 
@@ -61,18 +61,18 @@ def arguments(table: Tensor, other: Tensor, collector: Tensor) -> dict[str, list
         "emb_update": [(IDS, ROWS)],
         "emb_update.table": [(table, IDS, ROWS)],
         "emb_bag": [
-            (table, IDS, OFFSETS, DIM, _ops.SUM, WEIGHTS),
-            (table, IDS, OFFSETS, DIM, _ops.MEAN, None, 4),
-            (table, IDS, OFFSETS, DIM, _ops.MAX),
+            (table, IDS, OFFSETS, DIM, operators.SUM, WEIGHTS),
+            (table, IDS, OFFSETS, DIM, operators.MEAN, None, 4),
+            (table, IDS, OFFSETS, DIM, operators.MAX),
         ],
         "emb_bag.tables": [
-            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], _ops.SUM, WEIGHTS),
-            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], _ops.MAX),
+            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], operators.SUM, WEIGHTS),
+            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], operators.MAX),
         ],
         "emb_bag.places": [
-            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], _ops.SUM, WEIGHTS),
-            ([table], IDS, OFFSETS, [DIM], _ops.MEAN, None, 4),
-            ([table], IDS, OFFSETS, [DIM], _ops.MAX),
+            (tables, IDS, torch.tensor([0, 1, 2, 3, 4]), [DIM, DIM], operators.SUM, WEIGHTS),
+            ([table], IDS, OFFSETS, [DIM], operators.MEAN, None, 4),
+            ([table], IDS, OFFSETS, [DIM], operators.MAX),
         ],
         "hashtable_lookup": [(table, IDS, DIM, False), (table, IDS, DIM, True)],
         "hashtable_delete": [(table, IDS)],
@@ -121,7 +121,7 @@ def test_opcheck_passes(name: str, table: Tensor, collector: Tensor, table_name:
 def test_every_stateful_operator_has_an_ordered_effect() -> None:
     pure = {"unique", "merge_gradients"}
     stateful = {f"recstore::{name}" for name in all_overloads() - EAGER_ONLY - pure}
-    assert set(_ops.EFFECTFUL) == stateful
+    assert set(operators.EFFECTFUL) == stateful
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (5,), (2, 3), (2, 0, 3), (2, 2, 2)])
@@ -226,7 +226,7 @@ def test_results_are_on_the_device_of_the_ids(table: Tensor, collector: Tensor) 
     for result in [
         ops.emb_read(table, ids, DIM),
         ops.emb_read(table, ids[:0], DIM),
-        *ops.emb_bag(table, ids, OFFSETS.cuda(), DIM, _ops.MAX),
+        *ops.emb_bag(table, ids, OFFSETS.cuda(), DIM, operators.MAX),
         *ops.hashtable_lookup(table, ids, DIM, False),
         *ops.merge_gradients(ids, rows),
         *ops.unique(ids),

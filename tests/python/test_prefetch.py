@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import recstore_ops
-from recstore_ops import Table, TableConfig, _ops
+from recstore_ops import Table, TableConfig
+from recstore_ops.ops import operators
 
 ops = torch.ops.recstore
 DIM = 3
@@ -67,8 +68,8 @@ def test_a_prefetch_of_a_released_or_dropped_table_is_an_error(table_name: Calla
 def test_rows_that_change_after_the_issue_come_back_changed(table: Table) -> None:
     prefetch = ops.emb_prefetch(table.handle, IDS)
     ops.emb_update(table.handle, IDS[:1], torch.ones(1, DIM))
-    _ops.accept_grad(table.collector, table.handle, IDS[1:2], torch.ones(1, DIM))
-    _ops.apply_grads([table.collector])
+    operators.accept_grad(table.collector, table.handle, IDS[1:2], torch.ones(1, DIM))
+    operators.apply_grads([table.collector])
     expected = read(table, IDS)
     assert torch.equal(ops.emb_wait_result(prefetch, DIM), expected)
 

@@ -28,7 +28,7 @@ from recstore_ops import (
     embedding,
     table_names,
 )
-from recstore_ops.row_types import RowTypeName
+from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training import StoreTables, TrainingConfig, build_model, open_input
 from recstore_ops.training.config import ModelName
 

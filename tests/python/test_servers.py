@@ -36,9 +36,9 @@ from recstore_ops import (
     load_config_file,
     servers,
 )
-from recstore_ops.config_file import ConfigFile
-from recstore_ops.serve_command import came
-from recstore_ops.server_config import ServerAddress, chosen_servers, known_servers, served_shards
+from recstore_ops.cli.serve import came
+from recstore_ops.config.config_file import ConfigFile
+from recstore_ops.servers.server_config import ServerAddress, chosen_servers, known_servers, served_shards
 
 TableName = Callable[[], str]
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]

@@ -19,11 +19,11 @@ import torch
 from served_tables import ServerProcesses
 
 from recstore_ops import DistEmbedding, SparseOptimizer, servers
-from recstore_ops.metrics_text import NoMetrics, Scrape, fetch, parse
-from recstore_ops.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
-from recstore_ops.server_config import ServerAddress, served_shards
-from recstore_ops.top_command import metrics_addresses
-from recstore_ops.top_figures import TableFigures, quantile, shard_figures
+from recstore_ops.cli.top import metrics_addresses
+from recstore_ops.cli.top_figures import TableFigures, quantile, shard_figures
+from recstore_ops.servers.metrics_text import NoMetrics, Scrape, fetch, parse
+from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
+from recstore_ops.servers.server_config import ServerAddress, served_shards
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "docs" / "operations.md"

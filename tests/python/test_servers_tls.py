@@ -12,8 +12,8 @@ import trustme
 from served_tables import ServerProcesses
 
 from recstore_ops import DistEmbedding, SparseOptimizer, servers
-from recstore_ops.config_file import load_config_file
-from recstore_ops.server_config import Tls, known_servers, served_shards
+from recstore_ops.config.config_file import load_config_file
+from recstore_ops.servers.server_config import Tls, known_servers, served_shards
 
 TableName = Callable[[], str]
 

@@ -15,7 +15,7 @@ from checkpoints import assert_same, contents, drop_all_tables
 from torch import Tensor
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint
-from recstore_ops.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64
 
 IDS = torch.cat([torch.arange(-300, 300), torch.tensor([2**63 - 1, -(2**63)])])
 ADAM = {"kind": "adam", "lr": 0.1}
@@ -24,7 +24,8 @@ ADAM = {"kind": "adam", "lr": 0.1}
 PROCESS = """
 import json, sys
 import torch
-from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, _ops, checkpoint
+from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint
+from recstore_ops.ops import operators
 from test_sharded_checkpoint import ADAM, IDS, train
 
 job, path, number, of, snapshot, kind, steps = sys.argv[1:]
@@ -38,7 +39,7 @@ else:
     train(table, IDS[checkpoint.shard_of(IDS, shard[1]) == shard[0]], int(steps))
     checkpoint.save_part(path, snapshot, *shard, kind=kind)
 module = DistEmbedding(None, 3, "t", optimizer=ADAM)
-ids = _ops.hashtable_ids(module.table.handle)
+ids = operators.hashtable_ids(module.table.handle)
 assert bool((checkpoint.shard_of(ids, shard[1]) == shard[0]).all())
 print(json.dumps([ids.tolist(), module(ids).tolist(), module.table.statistics()["step"]]))
 """

@@ -18,11 +18,11 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
-    _ops,
     embedding,
     get_kv_client,
     table_statistics,
 )
+from recstore_ops.ops import operators
 
 IDS = torch.tensor([1, 2])
 Module = DistEmbedding
@@ -142,7 +142,7 @@ def test_the_functional_form_is_stepped_through_its_table(table_name: Callable[[
     table = Table(table_name(), 1, config)
     embedding(IDS, table).sum().backward()
     SparseOptimizer(modules=table).step()
-    assert _ops.emb_read(table.handle, IDS, 1).tolist() == [[-1.0], [-1.0]]
+    assert operators.emb_read(table.handle, IDS, 1).tolist() == [[-1.0], [-1.0]]
 
 
 def test_a_table_without_gradients_keeps_its_step(new_module: NewModule) -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from torch import Tensor
 
-from recstore_ops import DistEmbedding, SparseOptimizer, Table, TableConfig, _ops, table_statistics
+from recstore_ops import DistEmbedding, SparseOptimizer, Table, TableConfig, table_statistics
+from recstore_ops.ops import operators
 
 Array = npt.NDArray[np.float32]
 
@@ -80,7 +81,7 @@ class TableAndDict(RuleBasedStateMachine):
         return self.modules[0].table.handle
 
     def read_pool(self) -> dict[int, Array]:
-        rows = _ops.emb_read(self.handle, torch.tensor(POOL), DIM).numpy()
+        rows = operators.emb_read(self.handle, torch.tensor(POOL), DIM).numpy()
         return {id: row.copy() for id, row in zip(POOL, rows, strict=True)}
 
     def created(self, id: int) -> Row:
@@ -101,21 +102,21 @@ class TableAndDict(RuleBasedStateMachine):
 
     @rule(ids=ids_of_a_call, unsigned=st.booleans())
     def read(self, ids: list[int], unsigned: bool) -> None:
-        rows = _ops.emb_read(self.handle, as_tensor(ids, unsigned), DIM)
+        rows = operators.emb_read(self.handle, as_tensor(ids, unsigned), DIM)
         expected = [self.rows[id].weight if id in self.rows else self.initial[id] for id in ids]
         np.testing.assert_allclose(rows.numpy(), np.reshape(expected, (-1, DIM)), rtol=1e-5, atol=1e-6)
 
     @rule(batch=rows_of_a_call, unsigned=st.booleans())
     def write(self, batch: Batch, unsigned: bool) -> None:
         ids, values = unzipped(batch)
-        _ops.emb_write(self.handle, as_tensor(ids, unsigned), values)
+        operators.emb_write(self.handle, as_tensor(ids, unsigned), values)
         for id, value in zip(ids, values.numpy(), strict=True):
             self.created(id).weight = value.copy()
 
     @rule(batch=rows_of_a_call, unsigned=st.booleans())
     def update(self, batch: Batch, unsigned: bool) -> None:
         ids, gradients = unzipped(batch)
-        _ops.emb_update(self.handle, as_tensor(ids, unsigned), gradients)
+        operators.emb_update(self.handle, as_tensor(ids, unsigned), gradients)
         self.take_step([batch])
 
     @rule(number=st.integers(0, MODULES - 1), batch=rows_of_a_call, unsigned=st.booleans())
@@ -141,20 +142,20 @@ class TableAndDict(RuleBasedStateMachine):
     @rule(ids=ids_of_a_call, times=st.integers(1, 2))
     def delete(self, ids: list[int], times: int) -> None:
         for _ in range(times):
-            _ops.hashtable_delete(self.handle, torch.tensor(ids, dtype=torch.int64))
+            operators.hashtable_delete(self.handle, torch.tensor(ids, dtype=torch.int64))
         for id in ids:
             self.rows.pop(id, None)
 
     @rule(ids=ids_of_a_call)
     def insert(self, ids: list[int]) -> None:
-        index, _ = _ops.hashtable_lookup(self.handle, torch.tensor(ids, dtype=torch.int64), DIM, True)
+        index, _ = operators.hashtable_lookup(self.handle, torch.tensor(ids, dtype=torch.int64), DIM, True)
         assert len(set(index.tolist())) == len(set(ids))
         for id in ids:
             self.created(id)
 
     @rule()
     def clear(self) -> None:
-        _ops.hashtable_clear(self.handle)
+        operators.hashtable_clear(self.handle)
         self.rows = {}
 
     @rule(number=st.integers(0, MODULES - 1))
@@ -164,12 +165,12 @@ class TableAndDict(RuleBasedStateMachine):
 
     @rule()
     def drop(self) -> None:
-        _ops.drop_table(self.name)
+        operators.drop_table(self.name)
         self.start()
 
     @invariant()
     def both_hold_the_same_rows(self) -> None:
-        assert sorted(_ops.hashtable_ids(self.handle).tolist()) == sorted(self.rows)
+        assert sorted(operators.hashtable_ids(self.handle).tolist()) == sorted(self.rows)
         for id, row in self.read_pool().items():
             expected = self.rows[id].weight if id in self.rows else self.initial[id]
             np.testing.assert_allclose(row, expected, rtol=1e-5, atol=1e-6)
@@ -177,12 +178,12 @@ class TableAndDict(RuleBasedStateMachine):
     @invariant()
     def the_statistics_agree(self) -> None:
         statistics = table_statistics(self.name)
-        assert statistics["rows"] == _ops.hashtable_size(self.handle) == len(self.rows)
+        assert statistics["rows"] == operators.hashtable_size(self.handle) == len(self.rows)
         assert statistics["inserts"] - statistics["deletes"] == len(self.rows)
         assert statistics["step"] == self.step_count
 
     def teardown(self) -> None:
-        _ops.drop_table(self.name)
+        operators.drop_table(self.name)
 
 
 TestAfterAnySequenceOfCallsATableHoldsWhatADictWould = TableAndDict.TestCase
@@ -203,13 +204,13 @@ def test_a_table_that_grows_past_five_million_rows_keeps_every_row(table_name: C
 
     for start in starts:
         numbers = torch.arange(start, start + chunk)
-        _ops.emb_write(table.handle, scattered(start, start + chunk), numbers[:, None].float())
+        operators.emb_write(table.handle, scattered(start, start + chunk), numbers[:, None].float())
 
     assert len(table) == total
     for start in starts:
-        rows = _ops.emb_read(table.handle, scattered(start, start + chunk), 1)
+        rows = operators.emb_read(table.handle, scattered(start, start + chunk), 1)
         assert torch.equal(rows[:, 0], torch.arange(start, start + chunk).float())
-    _ops.drop_table(table.name)
+    operators.drop_table(table.name)
 
 
 def test_reading_a_million_unknown_ids_leaves_a_table_as_it_was(table_name: Callable[[], str]) -> None:
@@ -220,19 +221,19 @@ def test_reading_a_million_unknown_ids_leaves_a_table_as_it_was(table_name: Call
     for start in range(10, 1_000_010, 100_000):
         ids = scattered(start, start + 100_000)
         module(ids)
-        _ops.hashtable_lookup(module.table.handle, ids, 2, False)
+        operators.hashtable_lookup(module.table.handle, ids, 2, False)
 
     assert module.table.statistics() == before
-    assert _ops.hashtable_ids(module.table.handle).tolist() == [3, -4]
+    assert operators.hashtable_ids(module.table.handle).tolist() == [3, -4]
 
 
 def test_an_unknown_id_reads_the_same_before_and_after_it_had_a_row(table_name: Callable[[], str]) -> None:
     table = Table(table_name(), 4)
     ids = torch.tensor(POOL)
-    initial = _ops.emb_read(table.handle, ids, 4)
+    initial = operators.emb_read(table.handle, ids, 4)
 
-    _ops.emb_update(table.handle, ids, torch.ones(len(POOL), 4))
-    assert not torch.equal(_ops.emb_read(table.handle, ids, 4), initial)
-    _ops.hashtable_delete(table.handle, ids)
+    operators.emb_update(table.handle, ids, torch.ones(len(POOL), 4))
+    assert not torch.equal(operators.emb_read(table.handle, ids, 4), initial)
+    operators.hashtable_delete(table.handle, ids)
 
-    assert torch.equal(_ops.emb_read(table.handle, ids, 4), initial)
+    assert torch.equal(operators.emb_read(table.handle, ids, 4), initial)

@@ -23,13 +23,11 @@ from recstore_ops import (
     RecStoreEmbeddingCollection,
     SparseOptimizer,
     Table,
-    _ops,
     get_kv_client,
     table_names,
     table_statistics,
-    transfer,
 )
-from recstore_ops.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
+from recstore_ops.ops import operators
 from recstore_ops.transfer import (
     export_parquet,
     export_safetensors,
@@ -37,7 +35,9 @@ from recstore_ops.transfer import (
     import_rows,
     import_safetensors,
     import_torchrec,
+    moving,
 )
+from recstore_ops.transfer.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
 
 DIM = 3
 IDS = torch.tensor([7, -(2**63), 2**62])
@@ -60,13 +60,13 @@ def name(table_name: Callable[[], str]) -> str:
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets two rows be moved at a time."""
-    monkeypatch.setattr(transfer, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
+    monkeypatch.setattr(moving, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
 
 
 def rows_of(name: str) -> dict[int, list[float]]:
     """All rows of a table, by id."""
     table = Table.open(name)
-    ids = _ops.hashtable_ids(table.handle)
+    ids = operators.hashtable_ids(table.handle)
     return dict(zip(ids.tolist(), get_kv_client().pull(name, ids).tolist(), strict=True))
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from recstore_ops import checkpoint
-from recstore_ops.checkpoint import LoadReport, SaveKind, SaveReport
+from recstore_ops.checkpoint.saving import LoadReport, SaveKind, SaveReport
 
 _Result = TypeVar("_Result")
 

@@ -10,10 +10,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from recstore_ops import _ops
-from recstore_ops.sharded_checkpoint import shard_of
-from recstore_ops.sharding.shard import Shard
+from recstore_ops.checkpoint.parts import shard_of
+from recstore_ops.ops import operators
 from recstore_ops.sharding.statistics import count
+from recstore_ops.table.shard import Shard
 
 _INT64_BYTES = 8
 
@@ -44,7 +44,7 @@ class Asked:
     @classmethod
     def of(cls, ids_N: Tensor, world: int) -> "Asked":
         """What a batch's ids, int64 `[N]` on the CPU, ask of `world` ranks."""
-        unique_U, inverse_N = _ops.unique(ids_N)
+        unique_U, inverse_N = operators.unique(ids_N)
         owner_U = shard_of(unique_U, world)
         order_U = owner_U.argsort(stable=True)
         place_U = torch.empty_like(order_U).scatter_(0, order_U, torch.arange(order_U.numel()))

@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from recstore_ops._table import Table
-    from recstore_ops.sharding.shard import Shard
+    from recstore_ops.table.shard import Shard
+    from recstore_ops.table.table import Table
 
 
 def clip_sharded_norm(

@@ -14,16 +14,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from recstore_ops import _ops
-from recstore_ops._ops import eager_only
 from recstore_ops.autograd import collect
+from recstore_ops.ops import operators
+from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.exchange import Asked, Exchange, Status, exchange_counts
 from recstore_ops.sharding.pending import LookupKey, take_pending
 from recstore_ops.sharding.statistics import timed
 
 if TYPE_CHECKING:
-    from recstore_ops._table import Table
-    from recstore_ops.sharding.shard import Shard
+    from recstore_ops.table.shard import Shard
+    from recstore_ops.table.table import Table
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,8 +159,8 @@ class Lookup:
         self._places, self.served = [], []
         for table, ids_U, inserts in zip(self._tables, self.exchange.ids, self._inserts, strict=True):
             if inserts:
-                _ops.hashtable_lookup(table.handle, _ops.unique(ids_U)[0], table.dim, True)
-            read, places = _ops.emb_read_places(table.handle, ids_U, table.dim)
+                operators.hashtable_lookup(table.handle, operators.unique(ids_U)[0], table.dim, True)
+            read, places = operators.emb_read_places(table.handle, ids_U, table.dim)
             self.served.append(read)
             self._places.append(places)
         return self.served

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from recstore_ops import _ops
+from recstore_ops.ops import operators
 
 if TYPE_CHECKING:
-    from recstore_ops._table import Table
+    from recstore_ops.table.table import Table
 
 
 def check_owned(table: Table, ids: Tensor) -> None:
@@ -44,4 +44,4 @@ def write_own(table: Table, ids: Tensor, rows: Tensor) -> None:
     if table.shard is not None and table.is_sharded:
         is_own_N = own_ids(table, ids)
         ids, rows = ids[is_own_N], rows[is_own_N]
-    _ops.emb_write(table.handle, ids, rows)
+    operators.emb_write(table.handle, ids, rows)

@@ -14,7 +14,7 @@ from recstore_ops.sharding.refresh import refresh
 
 if TYPE_CHECKING:
     from recstore_ops.sharding.lookup import Lookup
-    from recstore_ops.sharding.shard import Shard
+    from recstore_ops.table.shard import Shard
 
 LookupKey = tuple[tuple[int, Tensor], ...]
 """What tells a lookup: the number of each table and the ids asked of it, in order."""

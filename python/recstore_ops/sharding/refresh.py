@@ -17,7 +17,7 @@ from recstore_ops.sharding.exchange import Status, exchange_counts, move, raise_
 
 if TYPE_CHECKING:
     from recstore_ops.sharding.lookup import Lookup
-    from recstore_ops.sharding.shard import Shard
+    from recstore_ops.table.shard import Shard
 
 _PLACE = torch.int32
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from recstore_ops._table import Table
+    from recstore_ops.table.table import Table
 
 
 def check_other_ranks(tables: Sequence[Table]) -> None:

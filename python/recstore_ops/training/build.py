@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from recstore_ops import DistEmbedding, table_statistics
-from recstore_ops.row_types import ROW_TYPES
+from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.training.config import ModelName, TrainingConfig
 from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from recstore_ops.row_types import RowTypeName
+from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training.config import ModelName, OptimizerName, TablesName, TrainingConfig
 from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from recstore_ops.row_types import RowTypeName
+from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from recstore_ops import checkpoint
-from recstore_ops.checkpoint import SaveReport
+from recstore_ops.checkpoint.saving import SaveReport
 from recstore_ops.training.mirrored_directory import MANIFEST, mirror_checkpoint
 from recstore_ops.training.report.run_directory import RunDirectory
 from recstore_ops.training.stop_request import RunStopped, StopRequest

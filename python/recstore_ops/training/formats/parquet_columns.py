@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 from numpy.typing import NDArray
 
-from recstore_ops.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
 
 _DEFAULT_LABELS = ("label", "click")

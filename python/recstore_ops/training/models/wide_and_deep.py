@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from recstore_ops.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.logistic_regression import LogisticRegression
 from recstore_ops.training.models.perceptron import perceptron

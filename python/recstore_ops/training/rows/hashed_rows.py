@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from recstore_ops.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.rows.row_source import MappedRows, RowSource
 
 

@@ -1,0 +1,29 @@
+"""Checkpoints: all tables of this process in a directory, written while they are trained on.
+
+A directory holds snapshots: full ones, and deltas that tell what changed since the snapshot before. Whatever happens
+during a save, the directory holds the old snapshots or the new ones, never a mixture. `docs/checkpoint_format.md` tells
+the format.
+
+Several processes that share tables, each with rows of its own, save one snapshot together: each calls `save_part`, then
+one `commit`. Any number of processes can `load` it, each its shard.
+"""
+
+from recstore_ops.checkpoint.arguments import Compression, SaveKind
+from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part, shard_of
+from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.checkpoint.saving import compact, load, save, save_async
+
+__all__ = [
+    "Compression",
+    "LoadReport",
+    "SaveKind",
+    "SaveReport",
+    "commit",
+    "compact",
+    "load",
+    "new_snapshot_name",
+    "save",
+    "save_async",
+    "save_part",
+    "shard_of",
+]

@@ -1,0 +1,111 @@
+"""A snapshot that several processes save together, each the rows of its shard.
+
+All are given one name, from `new_snapshot_name` of one of them. Each calls `save_part`; when all have, one calls
+`commit`, with which the snapshot counts. `shard_of` tells whose row an id is, for who has no way of telling already.
+"""
+
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from recstore_ops import _native
+from recstore_ops.checkpoint.arguments import Compression, SaveKind, check_shard, save_arguments
+from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops.checkpoint.progress import shown
+from recstore_ops.checkpoint.reports import SaveReport
+from recstore_ops.table.splitmix64 import splitmix64
+
+
+def new_snapshot_name() -> str:
+    """A name that no snapshot has, for all processes that save one together."""
+    return _native.new_snapshot_name()
+
+
+def shard_of(ids: Tensor, num_shards: int) -> Tensor:
+    """The shard that each id belongs to: splitmix64 of the id, modulo the number of shards.
+
+    It is the same on every machine and in every release. `load(path, shard=(number, num_shards))` loads the rows of the
+    ids of shard `number`. A save does not ask for it: processes may have split their rows in another way.
+
+    Args:
+        ids: int64, of any shape.
+        num_shards: how many there are.
+
+    Returns:
+        int64 in `[0, num_shards)`, in the shape of `ids`, on the CPU.
+
+    Raises:
+        TypeError: ids of another type.
+        ValueError: `num_shards` is not positive.
+
+    Example:
+        >>> shard_of(torch.tensor([0, 1, 2, -1]), 3)
+        tensor([1, 2, 1, 2])
+    """
+    if ids.dtype != torch.int64:
+        raise TypeError(f"ids must be of torch.int64, got {ids.dtype}")
+    check_shard(0, num_shards)
+    hashes = splitmix64(ids.detach().cpu().reshape(-1).contiguous().numpy())
+    shards = (hashes % np.uint64(num_shards)).astype(np.int64)
+    return torch.from_numpy(shards).reshape(ids.shape)
+
+
+def save_part(
+    path: str | PathLike[str],
+    snapshot: str,
+    shard: int,
+    num_shards: int,
+    *,
+    kind: SaveKind = "full",
+    compression: Compression = None,
+    progress: bool | None = None,
+) -> SaveReport:
+    """Saves all tables of this process as the part that it has in a snapshot, which counts once it was committed.
+
+    No other snapshot may be saved to the directory until then, and the shards must not be trained between their saves:
+    all are saved at the same step. After a failure, or to save again, all begin anew with another name.
+
+    Args:
+        path: the directory; made if it is not there.
+        snapshot: the name that all shards were given, from `new_snapshot_name`.
+        shard: the number of this process's part, from 0.
+        num_shards: how many parts there are.
+        kind: as in `save`, and so is `compression`; the kind is the same for all shards.
+        progress: whether to show a progress bar; by default if the standard error is a terminal.
+
+    Returns:
+        What this process wrote.
+
+    Raises:
+        ValueError: `kind`, `compression` or `shard` is invalid, or `path` a URL.
+        RuntimeError: the directory cannot be written, or the name is none; what it holds still counts.
+    """
+    place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression)
+    directory = checked_directory(path, "save_part")
+    with shown("saving", progress) as native:
+        return SaveReport(**_native.save_part_of_tables(directory, snapshot, place, arguments, native))
+
+
+def commit(path: str | PathLike[str], snapshot: str, num_shards: int, *, keep: int = 1, metadata: Any = None) -> None:
+    """Makes what all shards saved the newest snapshot of a directory. One process calls it, when all parts are there.
+
+    Args:
+        path: the directory.
+        snapshot: the name that the shards saved under.
+        num_shards: how many parts there are.
+        keep: as in `save`, and so is `metadata`.
+
+    Raises:
+        ValueError, TypeError: `keep` or `metadata` is invalid, as in `save`, or `path` a URL.
+        RuntimeError: a part is missing, or the parts do not fit together: they are of other tables, configurations,
+            steps or parents. The directory's newest snapshot is what it was.
+    """
+    arguments = save_arguments("full", keep, metadata)
+    check_shard(0, num_shards)
+    _native.commit_parts(checked_directory(path, "commit"), snapshot, num_shards, arguments)
+
+
+__all__ = ["commit", "new_snapshot_name", "save_part", "shard_of"]

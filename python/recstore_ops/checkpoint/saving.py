@@ -1,0 +1,196 @@
+"""Checkpoints: all tables of this process in a directory, written while they are trained on.
+
+A directory holds snapshots: full ones, and deltas that tell what changed since the snapshot before. Whatever happens
+during a save, the directory holds the old snapshots or the new ones, never a mixture. `docs/checkpoint_format.md` tells
+the format.
+
+Several processes that share tables, each with rows of its own, save one snapshot together: each calls `save_part`, then
+one `commit`. Any number of processes can `load` it, each its shard.
+"""
+
+import json
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future
+from os import PathLike
+from threading import Thread
+from typing import Any
+
+from recstore_ops import _native
+from recstore_ops.checkpoint.arguments import Compression, SaveKind, check_shard, save_arguments
+from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part, shard_of
+from recstore_ops.checkpoint.place import checked_directory, checkpoint_place
+from recstore_ops.checkpoint.progress import shown
+from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+
+_SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT = 0.0005
+
+
+def save(
+    path: str | PathLike[str],
+    *,
+    kind: SaveKind = "full",
+    keep: int = 1,
+    metadata: Any = None,
+    compression: Compression = None,
+    storage_options: Mapping[str, str] | None = None,
+    progress: bool | None = None,
+) -> SaveReport:
+    """Saves all tables, as they are at one moment, to a directory. Other threads go on reading and training them.
+
+    A URL of `s3://` or `file://` names an object store instead. What is saved there is written to a temporary directory
+    first (see `tempfile.gettempdir`) and then uploaded, the manifest last; of two that save at once one is refused.
+
+    Gradients that were collected and not applied are no part of it.
+
+    Args:
+        path: the directory, made if it is not there; or a URL.
+        kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
+            this process saved or loaded; `auto`: a delta where that is possible.
+        keep: how many full snapshots stay in the directory, with their deltas.
+        metadata: what `load` gives back: what JSON can hold, with ints of 64 bits. Tuples come back as lists.
+        compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
+            plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
+        storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
+            options of the Rust crate `object_store`. What is not given is taken from `AWS_REGION` and the like.
+        progress: whether to show a progress bar; by default if the standard error is a terminal.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
+            an int of more than 64 bits, or more than 100 lists and dicts within each other.
+        TypeError: JSON cannot hold `metadata`.
+        RuntimeError: the directory cannot be written; it holds what it held before. The message names the file.
+    """
+    arguments = save_arguments(kind, keep, metadata, compression)
+    place = checkpoint_place(path, storage_options)
+    with shown("saving", progress) as native:
+        return SaveReport(**_native.save_tables(place, arguments, native))
+
+
+def save_async(
+    path: str | PathLike[str],
+    *,
+    kind: SaveKind = "full",
+    keep: int = 1,
+    metadata: Any = None,
+    compression: Compression = None,
+    storage_options: Mapping[str, str] | None = None,
+) -> "Future[SaveReport]":
+    """Saves as `save` does, in a thread of its own. What is saved are the tables as they are when this returns.
+
+    It waits for a save or load that is under way, and until the moment of the save has come: what is done afterwards is
+    not in the snapshot. A process does not end before the save has. A save that began cannot be cancelled.
+
+    Args:
+        path: as in `save`, and so are `kind`, `keep`, `metadata`, `compression` and `storage_options`.
+
+    Returns:
+        The report to come; its `result()` raises the `RuntimeError` that `save` would.
+
+    Raises:
+        ValueError, TypeError: as `save`.
+    """
+    arguments, place = save_arguments(kind, keep, metadata, compression), checkpoint_place(path, storage_options)
+    native = _native.CheckpointProgress()
+    report: Future[SaveReport] = Future()
+    report.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            report.set_result(SaveReport(**_native.save_tables(place, arguments, native)))
+        except BaseException as error:
+            report.set_exception(error)
+
+    Thread(target=run, name="recstore-save").start()
+    # The bytes in all are known once the moment of the save has come; there are none if no table has rows.
+    while native.bytes() == (0, 0) and not report.done():
+        time.sleep(_SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT)
+    return report
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    shard: tuple[int, int] | None = None,
+    storage_options: Mapping[str, str] | None = None,
+    progress: bool | None = None,
+) -> LoadReport:
+    """Replaces tables by those of a directory's newest snapshot, and makes those that are not there.
+
+    Tables that the snapshot does not hold stay as they are. Modules and handles keep on working: they see the loaded
+    rows, steps and learning rates. Modules made after the load open the tables as they find them, if they have the
+    configuration that was saved; a table's learning rate and weight decay are not compared, and those it has stay.
+
+    What was under way goes on with the loaded rows: prefetches give them, gradients collected before stay collected and
+    go into the next step, and so do those of a backward pass whose forward pass came before. The indices of a
+    `HashTable` are given out anew.
+
+    A `SparseOptimizer` made with modules keeps a learning rate for each table in its parameter groups. One made before
+    the load gives its rate to the table with its next step; only a loaded rate that was set by hand wins, and shows up
+    in the group. To go on with the loaded rates, make the optimizer after the load, without `lr`. One made without
+    modules leaves the loaded rate of a table that it has stepped before alone, until its own rate is changed.
+
+    Args:
+        path: the directory, or the URL of an object store, from which the files of the newest snapshot are downloaded
+            to a temporary directory.
+        shard: `(number, of)`: only the rows whose ids `shard_of` gives to shard `number` of `of`, however many
+            processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0.
+        storage_options: as in `save`.
+        progress: whether to show a progress bar; by default if the standard error is a terminal.
+
+    Returns:
+        What was read.
+
+    Raises:
+        ValueError: `shard` is no shard, or the URL or its options are invalid.
+        RuntimeError: the directory holds no checkpoint, or a file is not what it should be, or a table is there with
+            another configuration. The message names the file or table; nothing has changed.
+    """
+    checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
+    with shown("loading", progress) as native:
+        found = _native.load_tables(place, checked, native)
+    return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
+
+
+def compact(path: str | PathLike[str], *, progress: bool | None = None) -> SaveReport | None:
+    """Puts one full snapshot in the place of a directory's newest one and the deltas that it is made of.
+
+    It keeps its name and its metadata, its files are compressed if they were, and deltas can follow it as before. The
+    tables of this process have no part in it, but it takes as much memory as those of the snapshot. On the command line
+    it is `recstore compact`.
+
+    Args:
+        path: the directory.
+        progress: whether to show a progress bar; by default if the standard error is a terminal.
+
+    Returns:
+        What was written, or `None` if the newest snapshot follows no other: then it stays as it is.
+
+    Raises:
+        ValueError: `path` is a URL.
+        RuntimeError: the directory holds no checkpoint, or a file is not what it should be, or somebody saves to it.
+            The message names the file; the directory holds what it held before.
+    """
+    directory = checked_directory(path, "compact")
+    with shown("compacting", progress) as native:
+        compacted = _native.compact_directory(directory, native)
+    return None if compacted is None else SaveReport(**compacted)
+
+
+__all__ = [
+    "Compression",
+    "LoadReport",
+    "SaveKind",
+    "SaveReport",
+    "commit",
+    "compact",
+    "load",
+    "new_snapshot_name",
+    "save",
+    "save_async",
+    "save_part",
+    "shard_of",
+]

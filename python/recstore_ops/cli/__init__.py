@@ -1,0 +1,39 @@
+"""The command `recstore`. What a user can mend is one sentence and exit code 2, not a traceback."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from recstore_ops.cli.compact import compact_command
+from recstore_ops.cli.doctor import doctor_command
+from recstore_ops.cli.inspect import inspect_command
+from recstore_ops.cli.serve import serve_command
+from recstore_ops.cli.top import top_command
+from recstore_ops.training.command import train_command
+from recstore_ops.training.generated.command import generate_command
+
+app = typer.Typer(
+    name="recstore",
+    help="An embedding store for PyTorch.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("train")(train_command)
+app.command("generate")(generate_command)
+app.command("serve")(serve_command)
+app.command("top")(top_command)
+app.command("inspect")(inspect_command)
+app.command("compact")(compact_command)
+app.command("doctor")(doctor_command)
+
+
+def main() -> None:
+    """Runs `recstore`; a ValueError or OSError ends it with exit code 2."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        print(f"recstore: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,300 @@
+"""The command `recstore serve`: parameter servers, one or all shards in this process."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recstore_ops import _native
+from recstore_ops.config.config_file import ConfigFile
+from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
+from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
+from recstore_ops.servers.workers import Combine, Consistency
+
+
+def serve_command(
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Serve the shards of `cache_ps.servers` in this file.", show_default=False),
+    ] = None,
+    shard: Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")] = None,
+    host: Annotated[
+        str | None, typer.Option(help="Listen here instead of what the file says.", show_default="127.0.0.1")
+    ] = None,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="The bulk port of one shard; 0 for any that is free.", min=0, max=65535, show_default="15000"
+        ),
+    ] = None,
+    grpc_port: Annotated[
+        int | None,
+        typer.Option(help="Serve gRPC too, at this port (of one shard).", min=0, max=65535, show_default="off"),
+    ] = None,
+    health_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve the gRPC health check alone, without encryption and token, at this port (of one shard).",
+            min=0,
+            max=65535,
+            show_default="off",
+        ),
+    ] = None,
+    metrics_port: Annotated[
+        int | None,
+        typer.Option(
+            help="Tell metrics over HTTP at this port (of one shard), for Prometheus and `recstore top`.",
+            min=0,
+            max=65535,
+            show_default="off",
+        ),
+    ] = None,
+    metrics_host: Annotated[
+        str | None, typer.Option(help="Tell metrics here, to whoever reaches it.", show_default="127.0.0.1")
+    ] = None,
+    max_connections: Annotated[
+        int | None, typer.Option(help="The most connections of each port.", min=1, show_default="1024")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)
+    ] = None,
+    tls_certificate: Annotated[
+        Path | None, typer.Option(help="Encrypt: the server's certificate and its chain, PEM.", show_default=False)
+    ] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", show_default=False)] = None,
+    tls_client_ca: Annotated[
+        Path | None,
+        typer.Option(help="Clients must show a certificate signed by one of these, PEM.", show_default=False),
+    ] = None,
+    insecure: Annotated[
+        bool,
+        typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
+    ] = False,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Load the tables from here at the start, and save them here at the end.", show_default=False),
+    ] = None,
+    durability: Annotated[
+        Durability | None,
+        typer.Option(
+            help="With `wal`, no acknowledged change is lost: `--data` has a log of them beside the tables.",
+            show_default="checkpoint",
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds between checkpoints to `--data`, after which a log begins anew.",
+            min=1.0,
+            show_default="600",
+        ),
+    ] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="Write what servers do to the error stream.", show_default="warn")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="How many workers train together.", min=1, show_default=False)
+    ] = None,
+    consistency: Annotated[
+        Consistency | None,
+        typer.Option(
+            help="`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another.",
+            show_default="asynchronous",
+        ),
+    ] = None,
+    combine: Annotated[
+        Combine | None,
+        typer.Option(
+            help="What becomes of synchronous gradients of one id: their sum or their mean.", show_default="sum"
+        ),
+    ] = None,
+    staleness: Annotated[
+        int | None,
+        typer.Option(help="The steps that a worker may be ahead of another, if `bounded`.", min=0, show_default="0"),
+    ] = None,
+    worker_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a worker waits for others before it is told.", min=0.001, show_default="60"),
+    ] = None,
+    heartbeat_timeout: Annotated[
+        float | None,
+        typer.Option(help="Seconds of silence after which a worker is taken for dead.", min=0.001, show_default="10"),
+    ] = None,
+) -> None:
+    """Serve tables to other processes until SIGTERM or SIGINT.
+
+    With `--data` each shard has a directory of its own there, `shard-N-of-M`. What is not given is what `cache_ps` of
+    the file says: `data`, `durability`, `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`,
+    `log_level`, `tls`, `token_file`, and what is about workers.
+    """
+    file = None if config is None else load_served_file(config)
+    options = {
+        "data": data,
+        "durability": durability,
+        "checkpoint_every": checkpoint_every,
+        "metrics_host": metrics_host,
+        "max_connections": max_connections,
+        "log_level": log_level,
+        "workers": workers,
+        "consistency": consistency,
+        "combine": combine,
+        "staleness": staleness,
+        "worker_timeout": worker_timeout,
+        "heartbeat_timeout": heartbeat_timeout,
+    }
+    settings = serve_settings(file, options)
+    served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
+    shards = _shards(served, shard, host, port, metrics_port)
+    for option, given in (("--grpc-port", grpc_port), ("--health-port", health_port)):
+        if given is not None and len(shards) > 1:
+            raise ValueError(f"{option} is of one shard: choose one with --shard")
+    log = _native.log_to_stderr(settings.log_level.value)
+    try:
+        _serve(served, shards, (grpc_port, health_port), insecure, settings)
+    finally:
+        log.end()
+
+
+def _serve(
+    served: ServerList,
+    shards: list[ServerAddress],
+    ports: tuple[int | None, int | None],
+    insecure: bool,
+    settings: ServeSettings,
+) -> None:
+    """Serves shards until a signal comes."""
+    # Of what wakes the main thread this may be used by a handler that interrupts it anywhere; an Event may not.
+    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda number, _: signals.put(number))
+    running: list[_Running] = []
+    try:
+        for address in shards:
+            directory = (
+                None if settings.data is None else settings.data / f"shard-{address.shard}-of-{len(served.servers)}"
+            )
+            server = _start(served, address, ports, insecure, directory, settings)
+            running.append(_Running(address.shard, server, directory, settings.durability))
+        while not came(signals, settings.checkpoint_every):
+            for one in running:
+                one.checkpoint()
+    finally:
+        for one in running:
+            one.stop()
+    for one in running:
+        one.save()
+
+
+def came(signals: queue.SimpleQueue[int], timeout: float) -> bool:
+    """Whether a signal comes within `timeout` seconds."""
+    try:
+        signals.get(timeout=timeout)
+    except queue.Empty:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A shard that is being served."""
+
+    shard: int
+    server: _native.Server
+    directory: Path | None
+    durability: Durability
+
+    def checkpoint(self) -> None:
+        """Saves while others go on. What keeps it from doing so is told, and the next one tries again."""
+        if self.directory is None:
+            return
+        try:
+            self._save()
+        except RuntimeError as error:
+            print(f"shard {self.shard}: no checkpoint: {error}", file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        """Answers what is under way. With a log, what comes after its last checkpoint is in the log."""
+        if self.durability is Durability.WAL:
+            self._tell(self._save())
+        self.server.stop()
+
+    def save(self) -> None:
+        """Saves the tables of a server that was stopped, where that has not been done."""
+        if self.directory is not None and self.durability is not Durability.WAL:
+            self._tell(self._save())
+
+    def _tell(self, rows: int) -> None:
+        print(f"shard {self.shard}: saved {rows} rows to {self.directory}", flush=True)
+
+    def _save(self) -> int:
+        is_logged = self.durability is Durability.WAL
+        return self.server.checkpoint() if is_logged else self.server.save(str(self.directory))
+
+
+def _served(
+    file: ConfigFile | None, certificate: Path | None, key: Path | None, client_ca: Path | None, token_file: Path | None
+) -> ServerList:
+    """Returns all shards, and how others are let in: what the command line says counts before the file."""
+    served = ServerList((ServerAddress("127.0.0.1", 15000, 0),)) if file is None else served_shards(file)
+    if token_file is not None:
+        served = replace(served, token=read_token(token_file))
+    if certificate is None and key is None and client_ca is None:
+        return served
+    return replace(served, tls=Tls(certificate, key, client_ca))
+
+
+def _shards(
+    served: ServerList, shard: int | None, host: str | None, port: int | None, metrics_port: int | None
+) -> list[ServerAddress]:
+    """Returns the shards to serve."""
+    if shard is not None and shard >= len(served.servers):
+        raise ValueError(f"there is no shard {shard} of {len(served.servers)}")
+    shards = [address for address in served.servers if shard in (None, address.shard)]
+    for option, given in (("--port", port), ("--metrics-port", metrics_port)):
+        if given is not None and len(shards) > 1:
+            raise ValueError(f"{option} is of one shard: choose one with --shard")
+    shards = [replace(address, host=host or address.host) for address in shards]
+    if metrics_port is not None:
+        shards = [replace(address, metrics_port=metrics_port) for address in shards]
+    return [replace(address, port=address.port if port is None else port) for address in shards]
+
+
+def _start(
+    served: ServerList,
+    address: ServerAddress,
+    ports: tuple[int | None, int | None],
+    insecure: bool,
+    directory: Path | None,
+    settings: ServeSettings,
+) -> _native.Server:
+    is_logged = settings.durability is Durability.WAL
+    is_saved = not is_logged and directory is not None and (directory / "manifest.json").is_file()
+    server = _native.Server(
+        host=address.host,
+        port=address.port,
+        shard=address.shard,
+        num_shards=len(served.servers),
+        grpc_port=ports[0],
+        health_port=ports[1],
+        metrics_host=settings.metrics_host,
+        metrics_port=address.metrics_port,
+        max_connections=settings.max_connections,
+        token=served.token,
+        tls=served.tls,
+        insecure=insecure,
+        directory=str(directory) if is_saved else None,
+        wal=str(directory) if is_logged else None,
+        workers=settings.teamwork,
+    )
+    grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
+    health = "" if server.health_address is None else f", health at {server.health_address}"
+    metrics = "" if server.metrics_address is None else f", metrics at http://{server.metrics_address}/metrics"
+    others = f"{grpc}{health}{metrics}"
+    print(f"shard {address.shard} of {len(served.servers)} at {server.address}{others}", flush=True)
+    return server

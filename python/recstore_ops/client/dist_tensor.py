@@ -1,0 +1,199 @@
+"""`DistTensor`: a table as a matrix that is read and written by row."""
+
+import math
+import os
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native
+from recstore_ops.config.row_types import ROW_TYPES, type_name
+from recstore_ops.config.table_config import TableConfig
+from recstore_ops.nn.functional import check_ids
+from recstore_ops.ops import operators
+from recstore_ops.sharding.ownership import check_owned, write_own
+from recstore_ops.table.table import Table, opening
+
+_ROWS_PER_WRITE = 1 << 20
+
+# How many tensors own each table that none but they keep.
+_owners: Counter[int] = Counter()
+_global_tables: dict[str, int] = {}
+
+
+class DistTensor:
+    """A `[num_embeddings, dim]` matrix whose rows live in the table `name`.
+
+    Args:
+        shape: `(num_embeddings, dim)`.
+        dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16` or `torch.float16`.
+        name: the table's name. An existing table of this name and shape is shared, its rows kept.
+        init_func: `init_func(shape, dtype)` gives the rows that a new table starts with; zeros without it.
+        persistent: whether the rows outlive the last `DistTensor` that is not persistent.
+        is_gdata: whether `RecStoreClient.gdata_name_list` names the table.
+
+    Raises:
+        ValueError: an empty name, or a shape that is not 2-D.
+        TypeError: a dtype that is not supported, or a table of this name with another shape or dtype.
+
+    Rows are rounded to `dtype` when they are written, and read as float32; see `recstore_ops.row_types`.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        name: str,
+        init_func: Callable[[tuple[int, int], torch.dtype], Tensor] | None = None,
+        persistent: bool = False,
+        is_gdata: bool = True,
+    ) -> None:
+        if not name:
+            raise ValueError("a DistTensor needs a name")
+        if len(shape) != 2:
+            raise ValueError(f"the shape of a DistTensor must be (rows, dim), got {tuple(shape)}")
+        if dtype not in ROW_TYPES.values():
+            raise TypeError(f"a DistTensor holds {', '.join(map(str, ROW_TYPES.values()))}, got {dtype}")
+        with opening:
+            table = _open_or_create((shape[0], shape[1]), dtype, name)
+            if table.is_new and init_func is not None:
+                fill_rows(table, shape[0], init_func, dtype)
+            if is_gdata:
+                _global_tables[name] = table.table_id
+            if persistent:
+                keep(table)
+            elif table.is_new or table.table_id in _owners:
+                _owners[table.table_id] += 1
+                weakref.finalize(self, _disown, table, os.getpid())
+        self._set(table, shape)
+        self._options: tuple[bool, bool] | None = (persistent, is_gdata)
+
+    def _set(self, table: Table, shape: Sequence[int | None]) -> None:
+        self.table = table
+        self.name = self.tensor_name = table.name
+        self.dtype = ROW_TYPES[table.config.dtype]
+        self._shape = tuple(shape)
+
+    @classmethod
+    def over(cls, table: Table, shape: Sequence[int | None]) -> "DistTensor":
+        """A persistent view of an open table; without a bound its first size is the number of rows."""
+        view = cls.__new__(cls)
+        view._set(table, shape)
+        view._options = None
+        return view
+
+    def __reduce__(self) -> tuple[Callable[..., "DistTensor"], tuple[object, ...]]:
+        if self._options is None:
+            return (DistTensor.over, (self.table, self._shape))
+        return (DistTensor, (self._shape, self.dtype, self.name, None, *self._options))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """`(num_embeddings, dim)`; for an open vocabulary the number of rows and dim."""
+        rows = self._shape[0]
+        return (len(self.table) if rows is None else rows, self.table.dim)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, ids: Tensor | Sequence[int] | int) -> Tensor:
+        """Reads the rows of `ids`: float32, `[..., dim]`.
+
+        Raises:
+            ValueError: an id of a sharded table that another rank owns.
+        """
+        ids = _as_ids(ids)
+        check_owned(self.table, ids)
+        return operators.emb_read(self.table.handle, ids, self.table.dim)
+
+    def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
+        """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
+        ids, rows = _as_ids(ids), torch.as_tensor(rows)
+        shape = (*ids.shape, self.table.dim)
+        try:
+            rows = rows.expand(shape)
+        except RuntimeError:
+            raise ValueError(
+                f'table "{self.name}" takes rows of shape {shape} for these ids, got {tuple(rows.shape)}'
+            ) from None
+        check_owned(self.table, ids)
+        operators.emb_write(self.table.handle, ids, rows)
+
+    def __repr__(self) -> str:
+        return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"
+
+
+def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:
+    tensor = torch.as_tensor(ids)
+    is_empty_list = tensor.numel() == 0 and not isinstance(ids, Tensor)
+    return check_ids(tensor.to(torch.int64) if is_empty_list else tensor)
+
+
+def _open_or_create(shape: tuple[int, int], dtype: torch.dtype, name: str) -> Table:
+    """Opens the table, which another module may have given another initializer or optimizer, or creates it."""
+    if _native.find_table(name) is None:
+        config = TableConfig(num_embeddings=shape[0], dtype=type_name(dtype), initializer={"kind": "zeros"})
+        return Table(name, shape[1], config)
+    table = Table.open(name)
+    if (table.config.num_embeddings, table.dim) != shape:
+        existing = (table.config.num_embeddings, table.dim)
+        raise TypeError(f'table "{name}" has the shape {existing}, got {shape}')
+    if table.config.dtype != type_name(dtype):
+        raise TypeError(f'table "{name}" has the dtype torch.{table.config.dtype}, got {dtype}')
+    return table
+
+
+def keep(table: Table) -> None:
+    """Makes a table stay when the tensors that own it are gone."""
+    _owners.pop(table.table_id, None)
+
+
+def _disown(table: Table, owner_pid: int) -> None:
+    """Drops the table with its last owner; a forked child only holds copies of its parent's."""
+    if os.getpid() != owner_pid:
+        return
+    with opening:
+        if table.table_id not in _owners:
+            return
+        _owners[table.table_id] -= 1
+        if _owners[table.table_id] == 0:
+            del _owners[table.table_id]
+            if _native.find_table(table.name) == table.table_id:
+                operators.drop_table(table.name)
+
+
+def global_names() -> list[str]:
+    """The names of the tables that a `DistTensor` declared as global, and that are there."""
+    return sorted(name for name, number in _global_tables.items() if _native.find_table(name) == number)
+
+
+def fill_rows(
+    table: Table,
+    num_embeddings: int | None,
+    init_func: Callable[[tuple[int, int], torch.dtype], Tensor],
+    dtype: torch.dtype,
+) -> None:
+    """Writes the rows that `init_func((num_embeddings, dim), dtype)` returns.
+
+    Raises:
+        ValueError: an open vocabulary, or rows of another shape; the new table is dropped again.
+    """
+    try:
+        if num_embeddings is None:
+            raise ValueError(f'init_func of table "{table.name}" needs num_embeddings')
+        shape = (num_embeddings, table.dim)
+        rows = init_func(shape, dtype)
+        if tuple(rows.shape) != shape:
+            raise ValueError(
+                f'init_func of table "{table.name}" must return rows of shape {shape}, got {tuple(rows.shape)}'
+            )
+        for number in range(math.ceil(num_embeddings / _ROWS_PER_WRITE)):
+            part = slice(number * _ROWS_PER_WRITE, min((number + 1) * _ROWS_PER_WRITE, num_embeddings))
+            ids = torch.arange(part.start, part.stop)
+            write_own(table, ids, rows[part].to(torch.float32))
+    except Exception:
+        operators.drop_table(table.name)
+        raise

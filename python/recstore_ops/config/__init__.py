@@ -1,0 +1,1 @@
+"""How a table is described, and the configuration file."""

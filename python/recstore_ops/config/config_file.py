@@ -1,0 +1,257 @@
+"""`recstore_config.json`: what tables are opened with, where the program that opens them does not say.
+
+The file is what `RECSTORE_CONFIG` names, or else the nearest `recstore_config.json` in the working directory and the
+folders above it. RecStore's own file loads too: its keys for servers and storage are named in one warning, for they
+have no effect here. `recstore_config.schema.json` says what the file may hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import warnings
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from recstore_ops.config.json_schema import Problem, Schema, find_problems
+from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
+
+FILE_NAME = "recstore_config.json"
+PATH_VARIABLE = "RECSTORE_CONFIG"
+
+_INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size", "memory_limit")
+_SERVER_KEYS = ("cache_ps", "client", "distributed_client")
+_INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size")
+
+
+@dataclass(frozen=True)
+class TableEntry:
+    """What a configuration file says of one table; `None` where it says nothing.
+
+    Attributes:
+        num_embeddings: ids outside `[0, num_embeddings)` are refused.
+        embedding_dim: elements a row; a program that opens the table with another number is refused.
+        learning_rate: the learning rate, where the optimizer has none of its own.
+        optimizer: kind, or kind and hyper-parameters.
+        initializer: kind, or kind and parameters.
+        dtype: the type rows are kept in: `float32`, `bfloat16` or `float16`.
+        seed: together with the table's name it seeds the initial values.
+        block_size: rows in one block of storage.
+        nan_policy: what happens to NaN and infinity in rows and gradients.
+        admission: which ids get a row by training.
+        eviction: which rows leave.
+        memory_limit: the most bytes of memory that the table may take.
+        disk: a directory for the rows that the limit leaves no room for.
+    """
+
+    num_embeddings: int | None = None
+    embedding_dim: int | None = None
+    learning_rate: float | None = None
+    optimizer: str | dict[str, Any] | None = None
+    initializer: str | dict[str, Any] | None = None
+    dtype: str | None = None
+    seed: int | None = None
+    block_size: int | None = None
+    nan_policy: str | None = None
+    admission: dict[str, Any] | None = None
+    eviction: dict[str, Any] | None = None
+    memory_limit: int | None = None
+    disk: str | None = None
+
+
+@dataclass(frozen=True)
+class ConfigFile:
+    """A configuration file that was read and found valid.
+
+    Attributes:
+        path: where it is.
+        embedding_tables: what it says of tables, by name.
+        without_effect: the keys of RecStore's file that have no effect here.
+        recstore: what it says of servers, in RecStore's keys; see `recstore_ops.server_config`.
+    """
+
+    path: Path
+    embedding_tables: dict[str, TableEntry] = field(default_factory=dict)
+    without_effect: tuple[str, ...] = ()
+    recstore: dict[str, Any] = field(default_factory=dict)
+
+
+def active_config(reload: bool = False) -> ConfigFile | None:
+    """Returns this process's configuration file, or `None` where there is none.
+
+    It is looked for and read at the first call, and again only with `reload`.
+
+    Raises:
+        ValueError: as `load_config_file`.
+        OSError: the file that `RECSTORE_CONFIG` names cannot be read.
+    """
+    if reload:
+        _load_active.cache_clear()
+    return _load_active()
+
+
+@functools.cache
+def _load_active() -> ConfigFile | None:
+    path = find_config_file()
+    return None if path is None else load_config_file(path)
+
+
+def find_config_file() -> Path | None:
+    """Returns where the configuration file of this process is, or `None`."""
+    named = os.environ.get(PATH_VARIABLE)
+    if named:
+        return Path(named)
+    here = Path.cwd()
+    candidates = (folder / FILE_NAME for folder in (here, *here.parents))
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def load_config_file(path: str | os.PathLike[str]) -> ConfigFile:
+    """Reads a configuration file and warns of the keys that have no effect here.
+
+    Raises:
+        ValueError: the file is no JSON, or holds an unknown key or an invalid value; the message names each by its
+            path, as in `embedding_tables.user.optimzer`.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    document = read_document(path)
+    problems = document_problems(document)
+    if problems:
+        raise ValueError(f"{path}: {'; '.join(map(str, problems))}")
+    config = config_from_document(path, document)
+    if config.without_effect:
+        names = ", ".join(config.without_effect)
+        warnings.warn(f"{path}: without effect here, where tables live in this process: {names}", stacklevel=2)
+    return config
+
+
+def read_document(path: Path) -> Any:
+    """Reads JSON, refusing what JSON libraries read in different ways: NaN, infinity and a key given twice.
+
+    Raises:
+        ValueError: the file is no such JSON.
+        OSError: the file cannot be read.
+    """
+    try:
+        return json.loads(path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_distinct_keys)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def document_problems(document: Any) -> list[Problem]:
+    """Returns all that is wrong with the JSON value of a configuration file."""
+    return find_problems(document, config_schema())
+
+
+@functools.cache
+def config_schema() -> Schema:
+    """The JSON Schema of the configuration file, draft 2020-12."""
+    return json.loads(resources.files("recstore_ops.config").joinpath("recstore_config.schema.json").read_text("utf-8"))
+
+
+def configure_table(
+    name: str,
+    embedding_dim: int,
+    num_embeddings: int | None = None,
+    *,
+    lr: float = 0.01,
+    optimizer: str | dict[str, Any] | None = None,
+    initializer: str | dict[str, Any] | None = None,
+    dtype: str | None = None,
+    seed: int | None = None,
+    block_size: int | None = None,
+    nan_policy: str | None = None,
+    admission: dict[str, Any] | None = None,
+    eviction: dict[str, Any] | None = None,
+    memory_limit: int | None = None,
+    disk: str | os.PathLike[str] | None = None,
+) -> TableConfig:
+    """Returns what a table is opened with: the arguments given, then the configuration file, then the defaults.
+
+    Args:
+        name: the table's name.
+        embedding_dim: elements a row, which the file may only repeat.
+        lr: the learning rate, where neither the optimizer nor the file has one.
+        num_embeddings, optimizer, initializer, dtype, seed, block_size, nan_policy: `None` where not given.
+        admission, eviction, memory_limit, disk: likewise.
+
+    Raises:
+        ValueError: the file says another `embedding_dim`, or is invalid.
+    """
+    config = active_config()
+    entry = config.embedding_tables.get(name, TableEntry()) if config else TableEntry()
+    if config and entry.embedding_dim not in (None, embedding_dim):
+        raise ValueError(
+            f'table "{name}" has embedding_dim {entry.embedding_dim} in {config.path}, '
+            f"but is opened with {embedding_dim}"
+        )
+    chosen = {
+        "num_embeddings": _first(num_embeddings, entry.num_embeddings),
+        "dtype": _first(dtype, entry.dtype),
+        "seed": _first(seed, entry.seed),
+        "block_size": _first(block_size, entry.block_size),
+        "nan_policy": _first(nan_policy, entry.nan_policy),
+        "admission": _first(admission, entry.admission),
+        "eviction": _first(eviction, entry.eviction),
+        "memory_limit": _first(memory_limit, entry.memory_limit),
+        "disk": _first(None if disk is None else os.fspath(disk), entry.disk),
+    }
+    return TableConfig(
+        initializer=with_kind(_first(initializer, entry.initializer), "normal"),
+        optimizer=optimizer_with_lr(_first(optimizer, entry.optimizer), _first(entry.learning_rate, lr)),
+        **{key: value for key, value in chosen.items() if value is not None},
+    )
+
+
+def _first(given: Any, otherwise: Any) -> Any:
+    return otherwise if given is None else given
+
+
+def config_from_document(path: Path, document: dict[str, Any]) -> ConfigFile:
+    """Turns a document without problems into what it says."""
+    tables = {name: _entry(table) for name, table in document.get("embedding_tables", {}).items()}
+    others = {key: value for key, value in document.items() if key not in ("$schema", "embedding_tables")}
+    recstore = {key: others[key] for key in _SERVER_KEYS if key in others}
+    client = recstore.get("distributed_client")
+    # Unless it chooses servers, what it says of them is for `recstore serve` and `set_ps_backend` alone.
+    used = _SERVER_KEYS if isinstance(client, dict) and "servers" in client else ()
+    return ConfigFile(path, tables, tuple(key for key in others if key not in used), recstore)
+
+
+def _entry(table: dict[str, Any]) -> TableEntry:
+    """Reads a table that was found valid; JSON Schema takes 1.0 for an integer."""
+    integers = {key: int(table[key]) for key in _INTEGERS if table.get(key) is not None}
+    return TableEntry(**{**table, **integers})
+
+
+def _refuse_constant(constant: str) -> Any:
+    raise ValueError(f"{constant} is no JSON value")
+
+
+def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f'the key "{key}" is given twice')
+        found[key] = value
+    return found
+
+
+__all__ = [
+    "FILE_NAME",
+    "PATH_VARIABLE",
+    "ConfigFile",
+    "TableEntry",
+    "active_config",
+    "config_from_document",
+    "config_schema",
+    "configure_table",
+    "document_problems",
+    "find_config_file",
+    "load_config_file",
+    "read_document",
+]

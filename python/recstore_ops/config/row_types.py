@@ -1,0 +1,55 @@
+"""The types in which a table keeps its rows: float32, bfloat16 and float16.
+
+Arithmetic is in float32 always, and so are the optimizer's slots and what a read gives. A 16-bit row is widened,
+changed and rounded back:
+
+- written rows and initial values to the nearest, ties to even. What exceeds float16's 65,504 becomes 65,504;
+- in an optimizer's step *stochastically*: up or down, with the probability that makes the expected value exact.
+  Rounding to the nearest would take a small step away again and again, and the row would never move.
+
+The random bits are a function of the table's seed and name, the id, the column and the step: two runs give the same
+bits, whatever the threads, the vector width or the order of insertion; another seed gives others.
+
+Source: Gupta et al. 2015, "Deep learning with limited numerical precision", section 3.
+"""
+
+from typing import Literal
+
+import torch
+
+RowTypeName = Literal["float32", "bfloat16", "float16"]
+
+ROW_TYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """The name of a type in a table's configuration: `torch.bfloat16` is `bfloat16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_output_dtype(output_dtype: torch.dtype | None, row_type: str, table: str) -> torch.dtype:
+    """Returns the type in which a module gives rows: float32 where none is asked for.
+
+    Args:
+        output_dtype: float32 or the type of the rows.
+        row_type: the name of the type of the rows.
+        table: named in the message.
+
+    Raises:
+        ValueError: another type.
+    """
+    if output_dtype is None:
+        return torch.float32
+    if type_name(output_dtype) not in ("float32", row_type):
+        raise ValueError(
+            f'output_dtype of table "{table}" must be torch.float32 or the type of its rows, torch.{row_type}, '
+            f"got {output_dtype}"
+        )
+    return output_dtype
+
+
+__all__ = ["ROW_TYPES", "RowTypeName", "check_output_dtype", "type_name"]

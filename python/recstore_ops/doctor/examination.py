@@ -1,0 +1,248 @@
+"""What `recstore doctor` looks at: whether this installation works, and what would make it faster.
+
+Each check is one function that returns one `Finding`.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from recstore_ops import _native
+from recstore_ops.config.config_file import (
+    PATH_VARIABLE,
+    ConfigFile,
+    TableEntry,
+    config_from_document,
+    document_problems,
+    find_config_file,
+    read_document,
+)
+from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.ops import operators, require_torch
+from recstore_ops.table.table import Table
+
+_PLAIN_KEYS = ("dtype", "seed", "block_size", "nan_policy", "admission", "eviction", "memory_limit", "disk")
+
+STABLE_ABI_TARGET = "2.11"
+"""The release of libtorch whose stable ABI the native module is built for."""
+
+SIMD_VARIABLE = "RECSTORE_SIMD"
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
+MEMORY = Path("/proc/meminfo")
+
+_GIBIBYTE = 2**30
+_SCRATCH_TABLE = "recstore doctor"
+
+State = Literal["ok", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one check found.
+
+    Attributes:
+        topic: what was looked at.
+        found: what it is like.
+        state: `ok`, `warning` for what costs speed or may surprise, `error` for what will not work.
+        advice: what to do; empty where there is nothing.
+    """
+
+    topic: str
+    found: str
+    state: State = "ok"
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Looks at this installation and machine."""
+    return [check() for check in CHECKS]
+
+
+def check_python() -> Finding:
+    return Finding("python", f"{platform.python_version()} at {sys.executable}")
+
+
+def check_torch() -> Finding:
+    oldest = ".".join(map(str, require_torch.OLDEST))
+    return Finding("torch", f"{torch.__version__} ({oldest} or newer is needed)")
+
+
+def check_native_module() -> Finding:
+    """Takes one step in a scratch table, which needs all of the native module."""
+    found = f"{_native.__version__} at {_native.__file__}, for the stable ABI of torch {STABLE_ABI_TARGET}"
+    try:
+        row = _row_after_one_step()
+    except RuntimeError as error:
+        return Finding("native module", f"{found}: {error}", "error", "reinstall recstore-ops")
+    if row != -1.0:
+        return Finding("native module", f"{found}: a step gave {row}, not -1.0", "error", "reinstall recstore-ops")
+    return Finding("native module", f"{found}; a step works")
+
+
+def _row_after_one_step() -> float:
+    config = TableConfig(initializer={"kind": "zeros"}, optimizer={"kind": "sgd", "lr": 1.0})
+    table, id_one = Table(_SCRATCH_TABLE, 1, config), torch.tensor([1])
+    try:
+        operators.emb_update(table.handle, id_one, torch.ones(1, 1))
+        return operators.emb_read(table.handle, id_one, 1).item()
+    finally:
+        operators.drop_table(_SCRATCH_TABLE)
+
+
+def check_cpu() -> Finding:
+    levels, forced = _native.simd_levels(), os.environ.get(SIMD_VARIABLE)
+    found = f"{platform.machine()}, vector instructions: {', '.join(levels)}"
+    if forced is None or forced == levels[-1]:
+        return Finding("cpu", f"{found}; {levels[-1]} is used")
+    advice = f"unset {SIMD_VARIABLE} to use {levels[-1]}; the results are the same"
+    return Finding("cpu", f"{found}; {SIMD_VARIABLE} chooses {forced}", "warning", advice)
+
+
+def check_threads() -> Finding:
+    threads, usable, asked = torch.get_num_threads(), len(os.sched_getaffinity(0)), os.environ.get("OMP_NUM_THREADS")
+    omp = f"OMP_NUM_THREADS={asked}" if asked else "OMP_NUM_THREADS is not set"
+    found = f"torch uses {threads}; {usable} of {os.cpu_count()} cores are usable; {omp}"
+    if threads > usable:
+        return Finding("threads", found, "warning", f"torch.set_num_threads({usable}): threads that share a core wait")
+    # torch counts cores, the system their hardware threads, of which there may be two a core.
+    if threads * 2 < usable:
+        advice = f"set OMP_NUM_THREADS={usable}, or torch.set_num_threads({usable}), unless other processes need them"
+        return Finding("threads", found, "warning", advice)
+    return Finding("threads", found)
+
+
+def check_huge_pages() -> Finding:
+    setting, tunables = _huge_page_setting(), os.environ.get("GLIBC_TUNABLES", "")
+    found = f"transparent huge pages: {setting}; GLIBC_TUNABLES={tunables or '(not set)'}"
+    tunable = "GLIBC_TUNABLES=glibc.malloc.hugetlb=1 in the environment (glibc 2.35 or newer)"
+    if setting == "never":
+        advice = f"tables of gigabytes may read faster: echo madvise > {HUGE_PAGES} as root, and {tunable}"
+        return Finding("huge pages", found, "warning", advice)
+    if setting == "madvise" and "glibc.malloc.hugetlb=" not in tunables:
+        return Finding("huge pages", found, "warning", f"tables of gigabytes may read faster: {tunable}")
+    return Finding("huge pages", found)
+
+
+def _huge_page_setting() -> str:
+    """The word in brackets in `always [madvise] never`."""
+    text = _read(HUGE_PAGES)
+    return text[text.index("[") + 1 : text.index("]")] if "[" in text else "unknown"
+
+
+def check_memory() -> Finding:
+    total, available = (_memory_bytes(key) for key in ("MemTotal", "MemAvailable"))
+    found = f"{available / _GIBIBYTE:.1f} of {total / _GIBIBYTE:.1f} GiB available"
+    if _read(OVERCOMMIT).strip() == "2":
+        advice = "a block of rows is reserved before it is used: sysctl vm.overcommit_memory=0, or a small block_size"
+        return Finding("memory", f"{found}; the system refuses to overcommit", "warning", advice)
+    if available < total / 20:
+        return Finding("memory", found, "warning", "tables live in memory: free some before training")
+    return Finding("memory", found)
+
+
+def _memory_bytes(key: str) -> int:
+    for line in _read(MEMORY).splitlines():
+        if line.startswith(f"{key}:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def check_cuda() -> Finding:
+    if not torch.cuda.is_available():
+        return Finding("cuda", "none; tables need none")
+    advice = "tables live in the host's memory: ids are copied there, and rows back"
+    return Finding("cuda", f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}", advice=advice)
+
+
+def check_fork() -> Finding:
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    found = f"worker processes start by {method}"
+    if method == "fork":
+        return Finding("dataloader", found, advice="a forked worker can read tables, but its updates are refused")
+    advice = "a worker has no tables: let it prepare ids, and look them up in the training process"
+    return Finding("dataloader", found, advice=advice)
+
+
+def check_active_config() -> Finding:
+    path = find_config_file()
+    if path is None:
+        return Finding("configuration", f"no {PATH_VARIABLE}, and no recstore_config.json here or above")
+    errors = [finding for finding in examine_config(path) if finding.state == "error"]
+    if errors:
+        found = f"{path}: {errors[0].topic}: {errors[0].found}"
+        return Finding("configuration", found, "error", f"recstore doctor --config {path} names all problems")
+    return Finding("configuration", str(path), advice=f"recstore doctor --config {path} shows what it says")
+
+
+CHECKS: tuple[Callable[[], Finding], ...] = (
+    check_python,
+    check_torch,
+    check_native_module,
+    check_cpu,
+    check_threads,
+    check_huge_pages,
+    check_memory,
+    check_cuda,
+    check_fork,
+    check_active_config,
+)
+
+
+def examine_config(path: Path) -> list[Finding]:
+    """Validates a configuration file: every problem by its path, or the tables, and the keys without effect."""
+    try:
+        document = read_document(path)
+    except (OSError, ValueError) as error:
+        return [Finding("file", str(error), "error", "give a JSON file")]
+    problems = document_problems(document)
+    if problems:
+        return [Finding(problem.path or "file", problem.message, "error") for problem in problems]
+    config = config_from_document(path, document)
+    return [*(_examine_table(name, entry) for name, entry in config.embedding_tables.items()), *_without_effect(config)]
+
+
+def _examine_table(name: str, entry: TableEntry) -> Finding:
+    """Opens such a table, for some values are only invalid together."""
+    said = {key: value for key, value in vars(entry).items() if value is not None}
+    topic, found = f"embedding_tables.{name}", ", ".join(f"{key} {value}" for key, value in said.items())
+    try:
+        Table(_SCRATCH_TABLE, entry.embedding_dim or 1, _scratch_config(entry))
+    except ValueError as error:
+        return Finding(topic, str(error), "error")
+    operators.drop_table(_SCRATCH_TABLE)
+    return Finding(topic, found or "the defaults")
+
+
+def _scratch_config(entry: TableEntry) -> TableConfig:
+    said: dict[str, Any] = {key: getattr(entry, key) for key in _PLAIN_KEYS}
+    return TableConfig(
+        # Where the file has none, the program may.
+        num_embeddings=entry.num_embeddings or 1,
+        initializer=with_kind(entry.initializer, "normal"),
+        optimizer=optimizer_with_lr(entry.optimizer, 0.01 if entry.learning_rate is None else entry.learning_rate),
+        **{key: value for key, value in said.items() if value is not None},
+    )
+
+
+def _without_effect(config: ConfigFile) -> list[Finding]:
+    if not config.without_effect:
+        return []
+    advice = "tables live in this process, without servers: the keys may stay"
+    return [Finding("without effect here", ", ".join(config.without_effect), "warning", advice)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

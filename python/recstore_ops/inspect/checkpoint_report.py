@@ -1,0 +1,191 @@
+"""`inspect_checkpoint`: what the snapshots of a directory are and hold."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from os import PathLike
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native
+from recstore_ops.checkpoint.saving import LoadReport, load
+from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_table
+from recstore_ops.ops import operators
+from recstore_ops.servers.choosing import embedded_for
+from recstore_ops.table.table import Table
+
+_MANIFEST = "manifest.json"
+_ROWS_AT_A_TIME = 1 << 16
+
+
+@dataclass(frozen=True)
+class SnapshotReport:
+    """A snapshot of a directory.
+
+    Attributes:
+        id: its name.
+        parent: the snapshot that it tells the changes since; `None` for a full one.
+        created: when it was saved, UTC.
+        kind: `full`, or `delta` if it tells only what changed of at least one table.
+        bytes: of its own files.
+        metadata: what the save was given along.
+    """
+
+    id: str
+    parent: str | None
+    created: datetime
+    kind: Literal["full", "delta"]
+    bytes: int
+    metadata: Any
+
+
+@dataclass(frozen=True)
+class SavedTableReport:
+    """A table of the newest snapshot.
+
+    Attributes:
+        table: the table as it is once loaded; its norms are over all rows whose values are finite.
+        bytes: of the files it is loaded from, those of the snapshots before included where it is a delta.
+        non_finite: the rows with a value that is NaN or infinite.
+    """
+
+    table: TableReport
+    bytes: int
+    non_finite: int
+
+
+@dataclass(frozen=True)
+class CheckpointReport:
+    """What `inspect_checkpoint` found.
+
+    Attributes:
+        path: the directory.
+        snapshots: all of its snapshots, the oldest first.
+        tables: the tables of the newest, by name; or the one that was asked for.
+    """
+
+    path: Path
+    snapshots: list[SnapshotReport]
+    tables: dict[str, SavedTableReport]
+
+
+def inspect_checkpoint(
+    path: str | PathLike[str], table: str | None = None, ids: Tensor | Iterable[int] | None = None
+) -> CheckpointReport:
+    """Describes the snapshots of a directory, the tables of the newest and, where asked, the rows of some ids.
+
+    The tables are loaded for that, checksums compared, and dropped again.
+
+    Args:
+        path: the directory of a checkpoint.
+        table: the only table to describe; all by default.
+        ids: int64: whose rows to show. They need `table`, unless the snapshot has only one.
+
+    Raises:
+        ValueError: a table that the snapshot does not have, ids without a table, or a process that has chosen servers,
+            or has tables, which would be replaced.
+        RuntimeError: as `recstore_ops.checkpoint.load`.
+        TypeError, IndexError: as `recstore_ops.inspect_table`.
+    """
+    with embedded_for("inspect_checkpoint"), _loaded(path) as (snapshots, found):
+        chosen = _chosen(sorted(found.tables), table, ids is not None)
+        chain = _chain(snapshots)
+        tables = {name: _inspect_table(name, _files_bytes(chain, name), ids) for name in chosen}
+    return CheckpointReport(Path(path), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables)
+
+
+@contextmanager
+def _loaded(path: str | PathLike[str]) -> Iterator[tuple[list[dict[str, Any]], LoadReport]]:
+    """Gives the snapshots of the manifest and the newest one loaded, as long as it is needed."""
+    if existing := _native.table_names():
+        raise ValueError(f"a checkpoint is inspected in a process without tables, this one has {_listed(existing)}")
+    try:
+        found = load(path)
+        # A save may come between the two.
+        while (snapshots := _read_manifest(path))[-1]["id"] != found.snapshot:
+            found = load(path)
+        yield snapshots, found
+    finally:
+        for name in _native.table_names():
+            operators.drop_table(name)
+
+
+def _read_manifest(path: str | PathLike[str]) -> list[dict[str, Any]]:
+    return json.loads((Path(os.fspath(path)) / _MANIFEST).read_text(encoding="utf-8"))["snapshots"]
+
+
+def _chosen(names: list[str], table: str | None, has_ids: bool) -> list[str]:
+    if table is not None and table not in names:
+        raise ValueError(f'the checkpoint has no table "{table}"; it has {_listed(names)}')
+    if has_ids and table is None and len(names) != 1:
+        raise ValueError(f"ids need the table that they are of; the checkpoint has {_listed(names)}")
+    return names if table is None else [table]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names) or "no tables"
+
+
+def _chain(snapshots: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest snapshot and those it follows, the newest first."""
+    by_id = {snapshot["id"]: snapshot for snapshot in snapshots}
+    chain = [snapshots[-1]]
+    while chain[-1]["parent"] is not None:
+        chain.append(by_id[chain[-1]["parent"]])
+    return chain
+
+
+def _files_bytes(chain: list[dict[str, Any]], name: str) -> int:
+    """The bytes of the files that a table is loaded from: back to the last snapshot that has all of its rows."""
+    total = 0
+    for snapshot in chain:
+        entry = next(entry for entry in snapshot["tables"] if entry["name"] == name)
+        total += _bytes_of(entry)
+        if not entry["is_delta"]:
+            break
+    return total
+
+
+def _bytes_of(entry: dict[str, Any]) -> int:
+    return sum(shard["bytes"] for shard in entry["shards"])
+
+
+def _inspect_snapshot(snapshot: dict[str, Any]) -> SnapshotReport:
+    return SnapshotReport(
+        id=snapshot["id"],
+        parent=snapshot["parent"],
+        created=datetime.fromtimestamp(snapshot["created"], timezone.utc),
+        kind="delta" if any(entry["is_delta"] for entry in snapshot["tables"]) else "full",
+        bytes=sum(map(_bytes_of, snapshot["tables"])),
+        metadata=snapshot["metadata"],
+    )
+
+
+def _inspect_table(name: str, files_bytes: int, ids: Tensor | Iterable[int] | None) -> SavedTableReport:
+    norms, non_finite = _norms(Table.open(name))
+    report = replace(inspect_table(name, ids, sample=1), norms=norms)
+    return SavedTableReport(report, files_bytes, non_finite)
+
+
+def _norms(table: Table) -> tuple[RowNorms | None, int]:
+    """The norms of the rows that are finite, and the number of those that are not."""
+    parts: list[Tensor] = []
+    non_finite = 0
+    for ids in operators.hashtable_ids(table.handle).split(_ROWS_AT_A_TIME):
+        rows = operators.emb_read(table.handle, ids, table.dim)
+        finite = rows.isfinite().all(dim=1)
+        non_finite += int((~finite).sum())
+        # In float64, where no square of a float32 overflows.
+        parts.append(torch.linalg.vector_norm(rows[finite].double(), dim=1))
+    norms = torch.cat(parts) if parts else torch.empty(0)
+    if norms.numel() == 0:
+        return None, non_finite
+    return RowNorms(norms.numel(), norms.min().item(), norms.mean().item(), norms.max().item()), non_finite

@@ -1,0 +1,1 @@
+"""Modules, collections, their functional forms, and the optimizer that steps their tables."""

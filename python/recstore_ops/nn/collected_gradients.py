@@ -1,0 +1,48 @@
+"""`CollectedGradients`: what stands for a table where torch expects a parameter with a `.grad`.
+
+`torch.amp.GradScaler` and `torch.nn.utils.clip_grad_norm_` find gradients as `.grad` of the parameters of an optimizer
+and change them in place. A table is no tensor, so the parameter is a scalar without meaning, and its `.grad` is lent
+from the collectors of the table's modules; a step takes it back as it then is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from recstore_ops.ops import operators
+from recstore_ops.table.table import Table
+
+
+class CollectedGradients(Tensor):
+    """A scalar whose `.grad` is what was collected for one table.
+
+    `CollectedGradients.of(find_tables)` makes one: `find_tables()` gives all `Table`s of one name.
+    """
+
+    _find_tables: Callable[[], list[Table]]
+
+    @staticmethod
+    def of(find_tables: Callable[[], list[Table]]) -> CollectedGradients:
+        parameter = torch.zeros(()).as_subclass(CollectedGradients)
+        parameter.requires_grad_()
+        parameter._find_tables = find_tables
+        return parameter
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        """The merged gradients, float32 `[U, dim]`, to be changed in place; `None` where none were collected."""
+        tables = self._find_tables()
+        return _gather(tables).lend_collected() if tables else None
+
+
+def _gather(tables: list[Table]) -> Table:
+    """Moves what several modules collected for one table to the first of them."""
+    first, *others = tables
+    for other in others:
+        for _, ids, grads in other.collected():
+            operators.accept_grad(first.collector, first.handle, ids, grads, None)
+            other.clear_collected()
+    return first

@@ -1,0 +1,267 @@
+"""`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from os import PathLike
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from recstore_ops import _native
+from recstore_ops.client.dist_tensor import DistTensor, fill_rows, keep
+from recstore_ops.config.config_file import configure_table
+from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype, type_name
+from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.nn.functional import check_ids, embedding
+from recstore_ops.sharding.lookup import Request
+from recstore_ops.sharding.ownership import write_own
+from recstore_ops.state.rows import TableRows, are_tables_left_out, replace_rows, table_rows
+from recstore_ops.table.shard import GradReduce, Shard
+from recstore_ops.table.table import Table, disagreeing_on_error, opening
+
+DEFAULT_LR = 0.01
+
+InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
+
+
+class TableModule(nn.Module):
+    """What modules over one table have in common: opening it, its padding row, its trace.
+
+    What is left out here is taken from the configuration file's entry for the table, where there is one; see
+    `recstore_ops.config_file`.
+
+    Args:
+        num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
+        embedding_dim: elements a row.
+        name: the table's name. An existing table of this name and an equal configuration is shared.
+        init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the rows that a new table starts with;
+            without it rows start at their initial values, without being stored. `dtype` is that of the rows, in which
+            it may return them.
+        lr: the learning rate, where neither `optimizer` nor the configuration file has one.
+        padding_idx: an id that gets no gradient; its row in a new table is zero, as in `torch.nn`.
+        optimizer: kind, or kind and hyper-parameters; SGD by default.
+        initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
+        dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`. Those of
+            16 bits take half the memory. Written rows are rounded to the nearest, a step rounds stochastically, with
+            noise that the seed determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
+        seed: together with the name it seeds the initial values; 0 by default.
+        block_size: rows in one block of storage; 10,240 by default.
+        nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
+        admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
+        eviction: which rows leave; none by default. That of `padding_idx` never does. See `recstore_ops.TableConfig`.
+        memory_limit: the most bytes of memory that the table may take. Of a table with `eviction` the
+            least rows by its policy leave at once for new ones; else, without `disk`, a call whose new rows would
+            exceed it is refused and changes nothing.
+        disk: a directory for the rows that `memory_limit` leaves no room for: those used last stay in memory, and
+            results are the same to the bit.
+        output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
+        process_group: the ranks over which the table is sharded by id, each with the rows of its own ids; see
+            `docs/sharding.md`. All of them make the module and call it together.
+        grad_reduce: whether the gradients of the ranks are summed, `sum`, or divided by the number of ranks besides,
+            `mean`, as `DistributedDataParallel` does.
+        wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
+            `torch.bfloat16`.
+
+    Raises:
+        ValueError: an empty name, an invalid configuration, a table of this name with another one, another
+            `output_dtype`, or ranks that make different modules.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
+            `process_group`; or another rank could not make its module.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        name: str,
+        init_func: InitFunc | None = None,
+        lr: float = DEFAULT_LR,
+        *,
+        padding_idx: int | None = None,
+        optimizer: str | dict[str, Any] | None = None,
+        initializer: str | dict[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        block_size: int | None = None,
+        nan_policy: str | None = None,
+        admission: dict[str, Any] | None = None,
+        eviction: dict[str, Any] | None = None,
+        memory_limit: int | None = None,
+        disk: str | PathLike[str] | None = None,
+        output_dtype: torch.dtype | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        grad_reduce: GradReduce = "mean",
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        shard = Shard.of(process_group, grad_reduce, wire_dtype)
+        with disagreeing_on_error(shard):
+            config = configure_table(
+                name,
+                embedding_dim,
+                num_embeddings,
+                lr=lr,
+                optimizer=optimizer,
+                initializer=initializer,
+                dtype=None if dtype is None else type_name(dtype),
+                seed=seed,
+                block_size=block_size,
+                nan_policy=nan_policy,
+                admission=admission,
+                eviction=eviction,
+                memory_limit=memory_limit,
+                disk=disk,
+            )
+            self.num_embeddings = config.num_embeddings
+            self.embedding_dim = embedding_dim
+            self.name = name
+            self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
+            config = _keeping(config, self.padding_idx)
+            self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
+        with opening:
+            self.table = Table(name, embedding_dim, config, shard)
+            keep(self.table)
+            if self.table.is_new:
+                self._start_rows(init_func, ROW_TYPES[config.dtype])
+                return
+        asked = with_kind(optimizer, "sgd") if lr == DEFAULT_LR else optimizer_with_lr(optimizer, lr)
+        _warn_of_kept_values(self.table, asked)
+
+    def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
+        if init_func is not None:
+            fill_rows(self.table, self.num_embeddings, init_func, dtype)
+        if self.padding_idx is not None:
+            write_own(self.table, torch.tensor([self.padding_idx]), torch.zeros(1, self.embedding_dim))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        with opening:
+            keep(self.table)
+            if self.table.is_new:
+                self._start_rows(None, torch.float32)
+
+    @property
+    def weight(self) -> DistTensor:
+        """The table as a `DistTensor` that outlives this module; of a sharded one this rank's rows only."""
+        return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim))
+
+    def tables(self) -> list[Table]:
+        """The table of this module."""
+        return [self.table]
+
+    def requests(self, features: Tensor) -> list[Request]:
+        """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
+        return [Request(self.table, check_ids(features), self.padding_idx)]
+
+    def reset_trace(self) -> None:
+        """Forgets the gradients collected and not yet applied."""
+        self.table.clear_collected()
+
+    def get_extra_state(self) -> TableRows | tuple[()]:
+        """The table's rows for `state_dict`, as `(ids, rows)`; see `recstore_ops.state`."""
+        return () if are_tables_left_out() else table_rows(self.table)
+
+    def set_extra_state(self, state: Any) -> None:
+        """Gives the table the rows of a state and no others; raises as `recstore_ops.state.replace_rows`."""
+        if not are_tables_left_out():
+            replace_rows(self.table, state)
+
+    def extra_repr(self) -> str:
+        size = "open" if self.num_embeddings is None else self.num_embeddings
+        text = f"{size}, {self.embedding_dim}, name={self.name!r}"
+        if self.table.config.dtype != "float32":
+            text = f"{text}, dtype={self.table.config.dtype}"
+        return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"
+
+
+class DistEmbedding(TableModule):
+    """Rows of a table, looked up by id.
+
+    Takes the arguments of `TableModule`. The gradients that `backward` collects are applied by
+    `SparseOptimizer.step`.
+
+    Example:
+        >>> user = DistEmbedding(None, 16, "user", optimizer={"kind": "adagrad", "lr": 0.1})
+        >>> user(torch.tensor([[7, -3], [2**62, 7]])).shape
+        torch.Size([2, 2, 16])
+    """
+
+    frozen = False
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, name: str, freeze: bool = True, **kwargs: Any) -> "DistEmbedding":
+        """Opens a new table with the rows of a matrix.
+
+        Args:
+            embeddings: floating point, `[num_embeddings, dim]`.
+            name: the name of a table that does not exist yet.
+            freeze: whether the rows get no gradient.
+            **kwargs: further arguments of `DistEmbedding`.
+
+        Raises:
+            ValueError: embeddings that are not 2-D, or a table that exists.
+        """
+        if embeddings.dim() != 2:
+            raise ValueError(f"embeddings must be 2-D, got {embeddings.dim()}-D")
+        rows = embeddings.detach()
+        num_embeddings, dim = rows.shape
+        module = cls(num_embeddings, dim, name, init_func=lambda shape, dtype: rows, **kwargs)
+        if not module.table.is_new:
+            raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
+        if module.padding_idx is not None:
+            padding_row = rows[module.padding_idx].to(torch.float32)
+            write_own(module.table, torch.tensor([module.padding_idx]), padding_row.unsqueeze(0))
+        module.frozen = freeze
+        return module
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`."""
+        rows = embedding(ids, self.table, self.padding_idx)
+        if rows.dtype != self.output_dtype:
+            rows = rows.to(self.output_dtype)
+        return rows.detach() if self.frozen else rows
+
+    @property
+    def _trace(self) -> list[tuple[Tensor, Tensor]]:
+        """The gradients collected and not yet applied, as `(ids [U], grads [U, dim])` with distinct ids."""
+        return [(ids, grads) for _, ids, grads in self.table.collected()]
+
+
+def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
+    """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
+    description = _native.describe_table(table.name)
+    if description is None:
+        return  # Dropped meanwhile.
+    kept = TableConfig.from_json(description[1]).optimizer
+    for key in {"lr", "alpha", "weight_decay"} & asked.keys():
+        value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
+        if kept_value != value:
+            warnings.warn(
+                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; '
+                "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
+                stacklevel=3,
+            )
+
+
+def _keeping(config: TableConfig, padding_idx: int | None) -> TableConfig:
+    """Makes the padding row one that never leaves."""
+    if padding_idx is None or config.eviction is None:
+        return config
+    keep_ids = sorted({*config.eviction.get("keep", ()), padding_idx})
+    return replace(config, eviction={**config.eviction, "keep": keep_ids})
+
+
+def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:
+    """Lets a negative padding_idx count from the end of a table that has one, as `torch.nn.Embedding` does."""
+    if padding_idx is None:
+        return None
+    if num_embeddings is None:
+        if not -(2**63) <= padding_idx < 2**63:
+            raise ValueError(f"padding_idx must be an int64, got {padding_idx}")
+        return padding_idx
+    if not -num_embeddings <= padding_idx < num_embeddings:
+        raise ValueError(f"padding_idx must be within num_embeddings {num_embeddings}, got {padding_idx}")
+    return padding_idx % num_embeddings

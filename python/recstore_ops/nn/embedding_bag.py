@@ -1,0 +1,68 @@
+"""`DistEmbeddingBag`: `torch.nn.EmbeddingBag` over a table that grows by id."""
+
+from typing import Any, Literal
+
+from torch import Tensor
+
+from recstore_ops.nn.dist_embedding import TableModule
+from recstore_ops.nn.functional import embedding_bag
+
+
+class DistEmbeddingBag(TableModule):
+    """Pooled rows of bags of ids.
+
+    Args:
+        num_embeddings: as in `TableModule`, and so are `embedding_dim`, `name` and the further keywords.
+        mode: `sum`, `mean` or `max`.
+        padding_idx: an id that no bag counts.
+        include_last_offset: whether `offsets` also holds the end of the last bag.
+        max_norm: not supported; raises.
+        scale_grad_by_freq: not supported; raises.
+
+    Raises:
+        ValueError: an unknown mode, or an argument that is not supported; further as `TableModule`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int | None,
+        embedding_dim: int,
+        name: str,
+        mode: Literal["sum", "mean", "max"] = "mean",
+        padding_idx: int | None = None,
+        include_last_offset: bool = False,
+        *,
+        max_norm: float | None = None,
+        scale_grad_by_freq: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if max_norm is not None or scale_grad_by_freq:
+            raise ValueError("DistEmbeddingBag does not support max_norm and scale_grad_by_freq")
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
+        super().__init__(num_embeddings, embedding_dim, name, padding_idx=padding_idx, **kwargs)
+        self.mode: Literal["sum", "mean", "max"] = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self,
+        input: Tensor,
+        offsets: Tensor | None = None,
+        per_sample_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Pools the rows of each bag: `[B, embedding_dim]`, `output_dtype`; see `recstore_ops.embedding_bag`."""
+        pooled = embedding_bag(
+            input,
+            self.table,
+            offsets,
+            self.mode,
+            per_sample_weights,
+            self.include_last_offset,
+            self.padding_idx,
+        )
+        return pooled.to(self.output_dtype)
+
+    @property
+    def _trace(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The gradients collected and not yet applied, as `(table_name, ids [U], grads [U, dim])`."""
+        return self.table.collected()

@@ -1,0 +1,417 @@
+"""`RecStoreEmbeddingBagCollection`: the sparse features of a batch, each pooled from a table that grows by id.
+
+Shape suffixes: F features, B examples, N ids of all features, D dims of all features together.
+"""
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
+from recstore_ops.config.collection_config import EmbeddingBagConfig, read_configs
+from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+from recstore_ops.nn.functional import check_ids, check_weights
+from recstore_ops.nn.prefetch import Issued, PendingPrefetches
+from recstore_ops.nn.table_collection import Output, TableCollection
+from recstore_ops.ops import operators
+from recstore_ops.servers.choosing import use_constructor_address
+from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
+from recstore_ops.sharding.pooling import pool_rows
+from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.table.shard import GradReduce, Shard
+from recstore_ops.table.table import disagreeing_on_error
+
+
+class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
+    """Tables, and the features that are pooled from them.
+
+    The gradients that `backward` collects are applied by `SparseOptimizer.step`: one step per distinct id, however
+    many features share a table. Weights of a batch are factors of the rows of `sum` tables and get a gradient.
+
+    `torch.compile(fullgraph=True)` takes it, with `dynamic=True` for batches whose number of ids varies, except
+    without fusion and for features that look up several tables: there the ids are cut feature by feature, which
+    needs `torch._dynamo.config.capture_scalar_outputs`.
+
+    Args:
+        embedding_bag_configs: the tables: `EmbeddingBagConfig`, dicts of its fields, or TorchRec's type of the name.
+        lr: the learning rate of the tables whose `optimizer` has none.
+        enable_fusion: whether a batch is one request to all tables; else one a feature.
+        fusion_k: the bit above which `fused_ids` puts the index of the table.
+        ps_host: the address of a parameter server, where the tables are opened, and all after them; see
+            `recstore_ops.servers`.
+        ps_port: its port.
+        optimizer: kind, or kind and hyper-parameters, of the tables without one of their own; SGD by default.
+        initializer: the same for initial values; normal with a standard deviation of 0.01 by default.
+        keyed_output: whether `forward` gives a `KeyedTensor` where all dims agree, too.
+        dtype: the type of the rows of all tables, as in `DistEmbedding`, and so are `seed`, `block_size` and
+            `nan_policy`; what is left out is taken from the configuration file, as there.
+        seed: together with a table's name it seeds the initial values.
+        block_size: rows in one block of storage.
+        nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
+        admission: which ids get a row by training, of the tables without an `admission` of their own.
+        eviction: which rows leave, of the tables without an `eviction` of their own.
+        process_group: the ranks over which the tables are sharded, as in `DistEmbedding`, and so are `grad_reduce` and
+            `wire_dtype`; a batch is then one exchange for all tables.
+        grad_reduce: whether gradients of the ranks are averaged, `mean`, or summed, `sum`.
+        wire_dtype: the type in which rows and gradients travel.
+
+    Raises:
+        TypeError: a description of a table of another type.
+        ValueError: no tables, a name twice, an invalid table, a server's address, or `fusion_k` out of [1, 62].
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a
+            `process_group`; or another rank could not make its tables.
+
+    Example:
+        >>> bags = RecStoreEmbeddingBagCollection([
+        ...     {"name": "user", "num_embeddings": None, "embedding_dim": 8, "feature_names": ["user"]},
+        ...     {"name": "item", "num_embeddings": 100, "embedding_dim": 8, "feature_names": ["seen", "bought"]},
+        ... ])
+        >>> features = KeyedJaggedTensor(
+        ...     ["user", "seen", "bought"], torch.tensor([-7, 2**62, 1, 2, 3]), lengths=torch.tensor([1, 1, 2, 0, 0, 1])
+        ... )
+        >>> bags(features).shape
+        torch.Size([2, 3, 8])
+    """
+
+    def __init__(
+        self,
+        embedding_bag_configs: Sequence[Any],
+        lr: float = 0.01,
+        enable_fusion: bool = True,
+        fusion_k: int = 30,
+        ps_host: str | None = None,
+        ps_port: int | None = None,
+        *,
+        optimizer: str | dict[str, Any] | None = None,
+        initializer: str | dict[str, Any] | None = None,
+        keyed_output: bool = False,
+        dtype: torch.dtype | None = None,
+        seed: int | None = None,
+        block_size: int | None = None,
+        nan_policy: str | None = None,
+        admission: dict[str, Any] | None = None,
+        eviction: dict[str, Any] | None = None,
+        process_group: dist.ProcessGroup | None = None,
+        grad_reduce: GradReduce = "mean",
+        wire_dtype: torch.dtype | None = None,
+    ) -> None:
+        with disagreeing_on_error(Shard.of(process_group, grad_reduce, wire_dtype)):
+            use_constructor_address(ps_host, ps_port)
+            if not 1 <= fusion_k <= 62:
+                raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
+            configs = read_configs(embedding_bag_configs, EmbeddingBagConfig)
+        modules = [
+            DistEmbeddingBag(
+                config.num_embeddings,
+                config.embedding_dim,
+                config.name,
+                "mean" if config.pooling == "mean" else "sum",
+                include_last_offset=True,
+                lr=lr,
+                optimizer=config.optimizer or optimizer,
+                initializer=config.initializer or initializer,
+                dtype=dtype,
+                seed=seed,
+                block_size=block_size,
+                nan_policy=nan_policy,
+                admission=config.admission or admission,
+                eviction=config.eviction or eviction,
+                memory_limit=config.memory_limit,
+                disk=config.disk,
+                process_group=process_group,
+                grad_reduce=grad_reduce,
+                wire_dtype=wire_dtype,
+            )
+            for config in configs
+        ]
+        super().__init__(configs, modules)
+        self._embedding_bag_configs = configs
+        self.enable_fusion = enable_fusion
+        self.fusion_k = fusion_k
+        self.keyed_output = keyed_output
+        self._prefetches = PendingPrefetches()
+        self._prefetch_handles: dict[str, int] = {}
+
+    def forward(self, features: Any) -> Any:
+        """Pools the bags of every feature.
+
+        Args:
+            features: a `KeyedJaggedTensor` of int64 ids, ours or TorchRec's, with the features of this collection
+                in any order.
+
+        Returns:
+            float32, `[B, F, dim]`, features in the order of the tables. Where dims differ, or with `keyed_output`,
+            a `KeyedTensor` of `[B, D]` columns, TorchRec's for TorchRec's batch. An empty bag gives zeros.
+
+        Raises:
+            TypeError: something else than a batch, or ids or weights of another type.
+            ValueError: features are missing or there are others, or weights come with a `mean`.
+            IndexError: an id out of its table's `num_embeddings`.
+        """
+        pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
+        dims = self._dims(self._outputs)
+        if not self.keyed_output and len(set(dims)) == 1:
+            return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
+        names = [output.name for output in self._outputs]
+        return type_beside(features, "KeyedTensor")(keys=names, length_per_key=dims, values=pooled_BD)
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        """What describes the tables."""
+        return self._embedding_bag_configs
+
+    @property
+    def embedding_bags(self) -> dict[str, DistEmbeddingBag]:
+        """The module of each table by its name; `embedding_bags[name].weight` reads and writes rows."""
+        return self._by_name()
+
+    def set_fusion(self, enabled: bool) -> None:
+        """Chooses between one request for all features and one a feature; results are the same."""
+        self.enable_fusion = enabled
+
+    def issue_fused_prefetch(self, features: Any, record_handle: bool = True) -> Any:
+        """Issues a read of all rows of a batch, which a forward of the same batch then consumes.
+
+        What the process changes after the issue is seen. A compiled forward, or one of another batch, leaves the
+        prefetch pending and reads.
+
+        Args:
+            features: a batch as `forward` takes it.
+            record_handle: whether the next forwards may consume it; otherwise whoever issued it hands it to
+                `set_fused_prefetch_handle`, from another thread for example.
+
+        Returns:
+            The handle. Without `record_handle` also the number of ids, `time.time()` of the issue, the distinct
+            `fused_ids` `[U]` and the place of each id among them `[N]`.
+
+        Raises:
+            RuntimeError: fusion is off, or the tables are sharded.
+            ValueError: as `forward`; without `record_handle` as `fused_ids`.
+        """
+        if not self.enable_fusion:
+            raise RuntimeError("issue_fused_prefetch needs enable_fusion")
+        self._refuse_sharded("issue_fused_prefetch")
+        batch = self._by_output(self._checked(features))
+        outputs, ids_N = self._in_order_of(batch), check_ids(batch.values())
+        fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
+        splits = torch.tensor([0, *batch.length_per_key()]).cumsum(0)
+        handle = operators.emb_prefetch_tables([table.handle for table in self._tables_of(outputs)], ids_N, splits)
+        issued = Issued(handle, tuple(batch.keys()), ids_N, time.time())
+        self._prefetches.add(issued)
+        if not fused:
+            self._prefetches.make_pending(handle, counts=True)
+            return handle
+        return handle, ids_N.numel(), issued.issued_at, *fused
+
+    def set_fused_prefetch_handle(
+        self,
+        handle: int,
+        num_ids: int | None = None,
+        issue_ts: float | None = None,
+        record_stats: bool = True,
+        fused_ids_cpu: Tensor | None = None,
+        fused_inverse: Tensor | None = None,
+    ) -> None:
+        """Lets the next forwards consume a prefetch that was issued with `record_handle=False`.
+
+        Args:
+            handle: of `issue_fused_prefetch`.
+            num_ids: checked against the number of ids issued, where given.
+            issue_ts: checked against the time of the issue, where given.
+            record_stats: whether `report_prefetch_stats` counts its use.
+            fused_ids_cpu: the distinct fused ids, checked together with `fused_inverse` against those issued.
+            fused_inverse: the place of each id among them.
+
+        Raises:
+            ValueError: a handle that was consumed, or was not issued by this collection; or what is given beside it
+                belongs to another prefetch.
+        """
+        issued = self._prefetches.of(handle)
+        if num_ids not in (None, issued.ids.numel()):
+            raise ValueError(f"prefetch handle {handle} is of {issued.ids.numel()} ids, got num_ids {num_ids}")
+        if issue_ts not in (None, issued.issued_at):
+            raise ValueError(f"prefetch handle {handle} was issued at {issued.issued_at}, got issue_ts {issue_ts}")
+        if (fused_ids_cpu is None) != (fused_inverse is None):
+            raise ValueError("fused_ids_cpu and fused_inverse go together")
+        if fused_ids_cpu is not None and fused_inverse is not None:
+            ids_N = fused_ids_cpu.to(issued.ids.device)[fused_inverse.to(issued.ids.device)]
+            if not torch.equal(ids_N & ((1 << self.fusion_k) - 1), issued.ids):
+                raise ValueError(f"prefetch handle {handle} is of other ids than fused_ids_cpu and fused_inverse")
+        self._prefetches.make_pending(handle, record_stats)
+
+    def set_prefetch_handles(self, handles: Mapping[str, int]) -> None:
+        """Lets the next forward consume a prefetch for each feature, of `RecStoreClient.prefetch`.
+
+        Args:
+            handles: one for every feature; empty to forget those given before.
+
+        Raises:
+            ValueError: features are missing, or there are others.
+        """
+        self._refuse_sharded("set_prefetch_handles")
+        if handles and set(handles) != set(self._config_names):
+            raise ValueError(f"expected a handle for each of {sorted(self._config_names)}, got {sorted(handles)}")
+        self._prefetch_handles = dict(handles)
+
+    def report_prefetch_stats(self, reset: bool = True) -> dict[str, float]:
+        """What became of prefetches: `issued`, `used`, `unused`, `ids`, and `ahead_ms` and `wait_ms`, summed."""
+        return self._prefetches.report(reset)
+
+    def _refuse_sharded(self, method: str) -> None:
+        if self._is_sharded():
+            raise RuntimeError(
+                f"{method} reads this process's rows only, and the tables are sharded: "
+                "recstore_ops.sharding.ShardedPipeline reads ahead there"
+            )
+
+    @property
+    def _fused_prefetch_handle(self) -> int | None:
+        """The handle that the next forward looks at first."""
+        return next(iter(self._prefetches.pending()), None)
+
+    def _prefetched(self, batch: KeyedJaggedTensor, outputs: list[Output], ids_N: Tensor) -> list[Tensor] | None:
+        """The rows of each output where they were prefetched; a graph does not look."""
+        if torch.compiler.is_compiling():
+            return None
+        if self._prefetch_handles:
+            handles, self._prefetch_handles = self._prefetch_handles, {}
+            return self._wait_for_features(handles, batch, outputs)
+        if not self._prefetches.pending():
+            return None
+        return self._prefetches.take(tuple(batch.keys()), ids_N, operators.emb_wait_tables)
+
+    def _wait_for_features(
+        self, handles: dict[str, int], batch: KeyedJaggedTensor, outputs: list[Output]
+    ) -> list[Tensor]:
+        dims = self._dims(outputs)
+        rows = [operators.emb_wait_result(handles[output.name], dim) for output, dim in zip(outputs, dims, strict=True)]
+        for output, part, count in zip(outputs, rows, batch.length_per_key(), strict=True):
+            if part.shape[0] != count:
+                raise ValueError(f'feature "{output.name}" has {count} ids, but its prefetch has {part.shape[0]}')
+        return rows
+
+    def fused_ids(self, features: Any) -> Tensor:
+        """The ids of a batch as keys of one key space: `id + (table_idx << fusion_k)`, `[N]` in the batch's order.
+
+        For stores that know no tables. Lookups of this collection do not need them: there the table travels beside
+        the id, and every int64 is an id.
+
+        Raises:
+            ValueError: an id that does not fit in `fusion_k` bits, or tables that do not fit above; further as
+                `forward`.
+        """
+        batch = self._by_output(self._checked(features))
+        ids_N = check_ids(batch.values())
+        limit = 1 << self.fusion_k
+        if len(self._embedding_bag_configs) * limit > 1 << 63:
+            raise ValueError(f"{len(self._embedding_bag_configs)} tables do not fit above bit {self.fusion_k}")
+        outside_N = (ids_N < 0) | (ids_N >= limit)
+        if bool(outside_N.any()):
+            raise ValueError(f"fused ids must be within [0, 2^{self.fusion_k}), got {int(ids_N[outside_N][0])}")
+        first_keys = [output.table << self.fusion_k for output in self._in_order_of(batch)]
+        lengths = torch.tensor(batch.length_per_key(), device=ids_N.device)
+        return ids_N + torch.tensor(first_keys, device=ids_N.device).repeat_interleave(lengths)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Prefetches belong to this process and this module.
+        return {**self.__dict__, "_prefetches": PendingPrefetches(), "_prefetch_handles": {}}
+
+    def requests(self, features: Any) -> list[Request]:
+        """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""
+        return self._requests(self._by_output(self._checked(features)))
+
+    def _requests(self, batch: KeyedJaggedTensor) -> list[Request]:
+        ids = check_ids(batch.values()).split(batch.length_per_key())
+        tables = self._tables_of(self._in_order_of(batch))
+        return [Request(table, part) for table, part in zip(tables, ids, strict=True)]
+
+    def _pooled_sharded(self, features: Any) -> Tensor:
+        """One exchange for all features, `[B, D]` in the order of the outputs; one a feature without fusion."""
+        # The tables of the first exchange.
+        with failing_together(self.tables() if self.enable_fusion else self._tables_of(self._outputs[:1])):
+            batch = self._by_output(self._checked(features))
+            outputs, size = self._in_order_of(batch), batch.stride()
+            weights_N = _weights(batch, self._modules_of(outputs))
+            requests, offsets = self._requests(batch), batch.offsets().to(torch.int64)
+        if not self.enable_fusion:
+            return self._pooled_one_by_one(batch)
+        columns = {}
+        weights = [None] * len(outputs) if weights_N is None else weights_N.split(batch.length_per_key())
+        for place, (output, rows) in enumerate(zip(outputs, sharded_rows(requests), strict=True)):
+            own_offsets = offsets[place * size : (place + 1) * size + 1]
+            columns[output] = pool_rows(rows, own_offsets - own_offsets[0], "sum", weights[place])
+        return torch.cat([columns[output] for output in self._outputs], dim=1)
+
+    def _pooled_here(self, features: Any) -> Tensor:
+        """Pools from tables of this process, `[B, D]` in the order of the outputs."""
+        batch = self._by_output(self._checked(features))
+        return self._pooled(batch) if self.enable_fusion else self._pooled_one_by_one(batch)
+
+    def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
+        """One request for all features, `[B, D]` in the order of the outputs."""
+        outputs = self._in_order_of(batch)
+        pooled_BD = self._pooled_as_they_come(batch, outputs)
+        if outputs == self._outputs:
+            return pooled_BD
+        columns = dict(zip(outputs, pooled_BD.split(self._dims(outputs), dim=1), strict=True))
+        return torch.cat([columns[output] for output in self._outputs], dim=1)
+
+    def _pooled_as_they_come(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Any:
+        """The same in the order of the batch, whose outputs are given."""
+        bags = self._modules_of(outputs)
+        dims, ids_N, weights_N = [bag.table.dim for bag in bags], check_ids(batch.values()), _weights(batch, bags)
+        offsets = batch.offsets().to(torch.int64)
+        rows = self._prefetched(batch, outputs, ids_N)
+        if rows is None and not torch.is_grad_enabled():
+            looked_up = [bag.table.handle for bag in bags]
+            return operators.emb_bag_tables(looked_up, ids_N, offsets, dims, operators.SUM, weights_N)[0]
+        tables = self.tables()
+        request = (tables[0].anchor, weights_N, ids_N, offsets, dims, [output.table for output in outputs])
+        handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
+        if rows is None:
+            return _RecStoreEBCFunction.apply(*request, *handles)
+        return _PrefetchedEBCFunction.apply(*request, rows, *handles)
+
+    def _pooled_one_by_one(self, batch: KeyedJaggedTensor) -> Tensor:
+        """One request a feature, `[B, D]` in the order of the outputs."""
+        parts = batch.to_dict()
+        bags = zip(self._modules_of(self._outputs), [parts[output.name] for output in self._outputs], strict=True)
+        pooled = [bag(part.values(), part.offsets(), part.weights_or_none()) for bag, part in bags]
+        return torch.cat(pooled, dim=1)
+
+    def _by_output(self, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        """The batch with a key for each output: a feature that looks up several tables comes several times."""
+        if len(self._outputs) == len(self.feature_keys):
+            return batch
+        parts = batch.to_dict()
+        return KeyedJaggedTensor.from_jt_dict({output.name: parts[output.feature] for output in self._outputs})
+
+    def _in_order_of(self, batch: KeyedJaggedTensor) -> list[Output]:
+        by_name = {output.name: output for output in self._outputs}
+        names = batch.keys()
+        return [by_name[name] for name in names]
+
+    def _dims(self, outputs: list[Output]) -> list[int]:
+        return [table.dim for table in self._tables_of(outputs)]
+
+
+def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor | None:
+    """The factor of each id, `[N]`: a mean is a sum with one over the size of the bag as factor."""
+    weights_N = batch.weights_or_none()
+    means = [bag.mode == "mean" for bag in bags]
+    if weights_N is not None:
+        check_weights(batch.values(), weights_N, "mean" if any(means) else "sum")
+        return weights_N
+    return _one_over_sizes(batch, means) if any(means) else None
+
+
+def _one_over_sizes(batch: KeyedJaggedTensor, means: list[bool]) -> Tensor:
+    """One over the size of an id's bag for the features of `means`, else one: `[N]`."""
+    sizes_FB = batch.lengths().view(len(means), batch.stride()).clamp(min=1)
+    is_mean_F1 = torch.tensor(means, device=sizes_FB.device).unsqueeze(1)
+    factors_FB = torch.where(is_mean_F1, 1 / sizes_FB, 1.0)
+    return factors_FB.flatten().repeat_interleave(batch.lengths(), output_size=batch.values().shape[0])

@@ -1,0 +1,338 @@
+"""`SparseOptimizer`: the step that applies collected gradients to the tables."""
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from recstore_ops import _native
+from recstore_ops.client.client import RecStoreClient, get_kv_client
+from recstore_ops.config.table_config import check_learning_rate
+from recstore_ops.nn.collected_gradients import CollectedGradients
+from recstore_ops.ops.operators import eager_only
+from recstore_ops.sharding.gradient_norm import clip_sharded_norm
+from recstore_ops.sharding.step import check_other_ranks
+from recstore_ops.state.rows import native_state, optimizer_state
+from recstore_ops.table.table import Table
+
+Tables = nn.Module | Table
+
+
+class SparseOptimizer(torch.optim.Optimizer):
+    """Applies the gradients that modules collected, by the optimizer of each table.
+
+    A step first checks everything, then takes, for each table, exactly one optimizer step per distinct id over all
+    that was collected since the last step, as `torch.optim` does after several backward passes. A table without
+    collected gradients is left alone, its step count too.
+
+    Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each.
+    Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed, except
+    those whose rate was set by hand.
+
+    `torch.amp.GradScaler` works on the tables of `modules`: it unscales what was collected, and leaves a step out, and
+    every row as it is, where that holds infinity or NaN.
+
+    Args:
+        kv_client: whose tables are updated; this process's by default.
+        lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`;
+            each table's own where absent.
+        modules: modules and tables that `step()` and `zero_grad()` are about.
+
+    Raises:
+        ValueError: a learning rate out of range, or modules without any table.
+    """
+
+    def __init__(
+        self,
+        kv_client: RecStoreClient | None = None,
+        lr: float | None = None,
+        modules: nn.Module | Table | Sequence[Tables] | None = None,
+    ) -> None:
+        self.kv_client = kv_client or get_kv_client()
+        self._lr = lr
+        self._initial_lr = 0.01 if lr is None else lr
+        self._modules = None if modules is None else _as_list(modules)
+        self._rates: dict[int, float] = {}
+        self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
+        if lr is not None:
+            check_learning_rate(lr)
+        tables = _tables_of(self._modules or [])
+        if self._modules is not None and not tables:
+            raise ValueError("SparseOptimizer got modules without any table")
+        super().__init__(self._groups(tables), {})
+        groups = self._groups_by_table()
+        for table in tables:
+            self._seen.add(table)
+            self._adopt(table, _group_of(table, groups))
+
+    def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
+        if not tables:
+            placeholder = CollectedGradients.of(_refuse_without_modules)
+            return [{"params": [placeholder], "lr": self._initial_lr, "table": None}]
+        by_name = {table.name: table for table in tables}
+        return [
+            {"params": [self._parameter_of(name)], "lr": _rate(table), "table": name} for name, table in by_name.items()
+        ]
+
+    def _parameter_of(self, name: str) -> CollectedGradients:
+        return CollectedGradients.of(functools.partial(_tables_named, self._modules or [], name))
+
+    @eager_only
+    def step(  # type: ignore[override]
+        self,
+        modules: nn.Module | Table | Sequence[Tables] | None = None,
+        closure: Callable[[], Any] | None = None,
+    ) -> Any:
+        """Applies what was collected, and empties the traces.
+
+        Args:
+            modules: the modules to step; those given at construction where absent. A callable is the closure.
+            closure: computes the loss again, gradients included, before the step.
+
+        Returns:
+            What the closure returned.
+
+        Raises:
+            ValueError: no modules here nor at construction, or modules without any table.
+            RuntimeError: gradients that a table refuses, of a sharded table those of any rank; then no table has
+                changed and all traces are kept.
+        """
+        if callable(modules) and not isinstance(modules, nn.Module | Table):
+            modules, closure = None, modules  # As torch.optim: step(closure).
+        return self._watched_step(modules, closure) if self._is_watched() else self._step(modules, closure)
+
+    # Else torch wraps it at the first construction, for hooks and profilers, which costs every step as much as the
+    # rest of it: 0.13 ms where the caches hold a large batch.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _is_watched(self) -> bool:
+        """Whether hooks or a profiler are to see the steps."""
+        hooks = (
+            self._optimizer_step_pre_hooks,
+            self._optimizer_step_post_hooks,
+            _global_optimizer_pre_hooks,
+            _global_optimizer_post_hooks,
+        )
+        return any(hooks) or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+
+    def _step(self, modules: Tables | Sequence[Tables] | None, closure: Callable[[], Any] | None) -> Any:
+        chosen = self._chosen("step", modules)
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        tables = _tables_of(chosen)
+        if not tables:
+            raise ValueError("SparseOptimizer.step got modules without any table")
+        groups = self._groups_by_table()
+        for table in tables:
+            self._seen.add(table)
+            self._follow_rate(table, _group_of(table, groups))
+        check_other_ranks(tables)
+        self.kv_client.apply_grads(tables)
+        return loss
+
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
+
+    def _apply_gradients(self, module: Tables) -> None:
+        """Applies what one module collected: `step([module])`."""
+        self.step([module])
+
+    @eager_only
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        modules: nn.Module | Table | Sequence[Tables] | None = None,
+    ) -> Tensor:
+        """Scales what was collected so that its norm does not exceed `max_norm`; `torch.nn.utils.clip_grad_norm_`.
+
+        The norm is over the merged gradients of all tables together, as if they were one vector, and of all ranks where
+        tables are sharded; all ranks then call it together. For a norm over dense
+        parameters as well, give `torch.nn.utils.clip_grad_norm_` the parameters of this optimizer's groups beside them;
+        of sharded tables that sees this rank's rows only.
+
+        Args:
+            max_norm: the greatest norm that is kept as it is.
+            norm_type: the order of the norm; `math.inf` for the greatest magnitude.
+            error_if_nonfinite: whether a norm that is not finite is an error.
+            modules: the modules whose gradients are clipped; those given at construction where absent.
+
+        Returns:
+            The norm before clipping, float32, 0-d.
+
+        Raises:
+            ValueError: no modules here nor at construction.
+            RuntimeError: a norm that is not finite, with `error_if_nonfinite`; then nothing is scaled.
+        """
+        by_name: dict[str, list[Table]] = {}
+        for table in _tables_of(self._chosen("clip_grad_norm_", modules)):
+            by_name.setdefault(table.name, []).append(table)
+        parameters = [CollectedGradients.of(functools.partial(list, tables)) for tables in by_name.values()]
+        if any(table.is_sharded for tables in by_name.values() for table in tables):
+            return clip_sharded_norm(list(by_name.values()), parameters, max_norm, norm_type, error_if_nonfinite)
+        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type, error_if_nonfinite)
+
+    @eager_only
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets what was collected and not yet applied, by the modules given at construction or stepped so far.
+
+        Args:
+            set_to_none: has no meaning for collected gradients, which are always dropped; must be True.
+
+        Raises:
+            ValueError: `set_to_none=False`.
+        """
+        if not set_to_none:
+            raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
+        for table in self._seen:
+            table.clear_collected()
+
+    @eager_only
+    def state_dict(self) -> dict[str, Any]:
+        """What the optimizer keeps: `param_groups` as in torch, and under `state` the slots of each table by its name.
+
+        Without modules at construction these are the tables stepped so far. Gradients collected and not yet applied
+        are not part of it. See `recstore_ops.state` for what is kept of a table. Other threads must not train
+        meanwhile.
+        """
+        packed = super().state_dict()
+        tables = self._tables_kept().items()
+        packed["state"] = {name: optimizer_state(table, self._rates[table.table_id]) for name, table in tables}
+        return packed
+
+    @eager_only
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores what `state_dict` gave, tables found by their names. Load the state of the model first.
+
+        Slots belong to rows, so the tables must have the rows that the state has slots of. On an error nothing has
+        changed.
+
+        Raises:
+            TypeError: a state of another type.
+            ValueError: a state of other tables or of another optimizer, or of other rows than the tables have.
+            IndexError: an id outside a table's `num_embeddings`.
+            RuntimeError: a table of a forked child's parent, or rows that came or went meanwhile.
+        """
+        groups = self._in_own_order(state_dict["param_groups"])
+        states = state_dict["state"]
+        tables = self._tables_of_state(list(states))
+        _native.put_optimizer_states([native_state(table, states[name]) for name, table in tables.items()])
+        super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
+        for name, table in tables.items():
+            self._rates[table.table_id] = states[name][2]["group_lr"]
+
+    def _tables_kept(self) -> dict[str, Table]:
+        """The tables whose state is the optimizer's, by name."""
+        if self._modules is not None:
+            return {table.name: table for table in _tables_of(self._modules) if table.table_id in self._rates}
+        return {name: Table.open(name) for name in _native.table_names() if _native.find_table(name) in self._rates}
+
+    def _tables_of_state(self, names: list[str]) -> dict[str, Table]:
+        """The tables whose state is loaded, by name."""
+        if self._modules is None:
+            missing = [name for name in names if _native.find_table(name) is None]
+            if missing:
+                raise ValueError(f"the state is of tables that are not there, {missing}: make the model first")
+            return {name: Table.open(name) for name in names}
+        tables = self._tables_kept()
+        if set(names) != set(tables):
+            raise ValueError(f"the state is of the tables {sorted(names)}, this optimizer steps {sorted(tables)}")
+        return tables
+
+    def _in_own_order(self, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The parameter groups of a state, each at the place of this optimizer's group of the same table."""
+        by_table = {group.get("table"): group for group in groups if len(group.get("params", [])) == 1}
+        own = [group["table"] for group in self.param_groups]
+        if len(groups) != len(own):
+            raise ValueError(
+                f"the state has a different number of parameter groups, {len(groups)} instead of {len(own)}"
+            )
+        if set(by_table) != set(own):
+            got = [group.get("table") for group in groups]
+            raise ValueError(f"the state has parameter groups of the tables {got}, this optimizer one of each of {own}")
+        return [by_table[table] for table in own]
+
+    def _chosen(self, method: str, modules: nn.Module | Table | Sequence[Tables] | None) -> list[Tables]:
+        chosen = self._modules if modules is None else _as_list(modules)
+        if chosen is None:
+            raise ValueError(f"SparseOptimizer.{method} needs modules, here or at construction")
+        return chosen
+
+    def _groups_by_table(self) -> dict[str | None, dict[str, Any]]:
+        """The parameter groups by the names of their tables; under `None` the one of all others."""
+        return {group["table"]: group for group in self.param_groups}
+
+    def _adopt(self, table: Table, group: dict[str, Any]) -> None:
+        """Brings a table and its group together at their first meeting."""
+        was_scheduled = group["table"] is None and group["lr"] != self._initial_lr
+        lr = group["lr"] if was_scheduled else self._lr
+        _, was_set = table.learning_rate()
+        if lr is not None and not was_set:
+            _native.set_optimizer_learning_rate(table.table_id, float(lr))
+        if group["table"] is not None:
+            group["lr"] = _rate(table)
+        self._rates[table.table_id] = group["lr"]
+
+    def _follow_rate(self, table: Table, group: dict[str, Any]) -> None:
+        """Hands on a learning rate that changed since the last step: one set by hand wins over the group's."""
+        if table.table_id not in self._rates:
+            return self._adopt(table, group)
+        is_shared = group["table"] is None
+        last, (current, was_set) = self._rates[table.table_id], table.learning_rate()
+        if was_set and (is_shared or current != last):
+            group["lr"] = group["lr"] if is_shared else current
+        elif group["lr"] != (last if is_shared else current):
+            _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
+        self._rates[table.table_id] = group["lr"]
+
+
+def _group_of(table: Table, groups: dict[str | None, dict[str, Any]]) -> dict[str, Any]:
+    group = groups.get(table.name) or groups.get(None)
+    if group is None:
+        raise ValueError(f'table "{table.name}" is not among the modules of this optimizer')
+    return group
+
+
+def _rate(table: Table) -> float:
+    rate, _ = table.learning_rate()
+    return rate
+
+
+def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:
+    return [modules] if isinstance(modules, nn.Module | Table) else list(modules)
+
+
+def _refuse_without_modules() -> list[Table]:
+    raise ValueError("a SparseOptimizer has gradients to scale or clip only with modules at construction")
+
+
+def _tables_named(modules: list[Tables], name: str) -> list[Table]:
+    return [table for table in _tables_of(modules) if table.name == name]
+
+
+def _tables_of(modules: list[Tables]) -> list[Table]:
+    """The tables of modules and their children, each `Table` once."""
+    found: dict[int, Table] = {}
+    seen: set[int] = set()
+    for module in modules:
+        _find_tables(module, found, seen)
+    return list(found.values())
+
+
+def _find_tables(owner: Tables | None, found: dict[int, Table], seen: set[int]) -> None:
+    """Adds the tables of a module and its children; `modules()` would make the name of each, at every step."""
+    if owner is None or id(owner) in seen:
+        return
+    seen.add(id(owner))
+    table = owner if isinstance(owner, Table) else getattr(owner, "table", None)
+    if isinstance(table, Table):
+        found[id(table)] = table
+    if isinstance(owner, nn.Module):
+        for child in owner._modules.values():
+            _find_tables(child, found, seen)

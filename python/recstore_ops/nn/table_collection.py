@@ -1,0 +1,147 @@
+"""What collections have in common: a module for each table, and which features look it up."""
+
+from collections.abc import Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
+
+from torch import Tensor, nn
+
+from recstore_ops.client.client import RecStoreClient, get_kv_client
+from recstore_ops.config.collection_config import EmbeddingConfig
+from recstore_ops.nn.dist_embedding import TableModule
+from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse._torchrec import own_batch
+from recstore_ops.state.rows import are_tables_left_out, check_rows
+from recstore_ops.table.table import Table
+
+_Module = TypeVar("_Module", bound=TableModule)
+
+
+class Output(NamedTuple):
+    """What a collection gives for one feature and one table.
+
+    Attributes:
+        name: the feature's name; `feature@table` for a feature that looks up several tables.
+        feature: the feature's name.
+        table: the table's place among the tables.
+    """
+
+    name: str
+    feature: str
+    table: int
+
+
+class TableCollection(nn.Module, Generic[_Module]):
+    """Tables, each a module, and the features that look them up.
+
+    Args:
+        configs: what describes the tables.
+        modules: the module of each.
+
+    Attributes:
+        feature_keys: the features that a batch must hold, in the order of the tables.
+    """
+
+    def __init__(self, configs: Sequence[EmbeddingConfig], modules: Sequence[_Module]) -> None:
+        super().__init__()
+        self._modules_of_tables = nn.ModuleList(modules)
+        self._outputs = _outputs(configs)
+        self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
+        self._config_names = {output.name: configs[output.table].name for output in self._outputs}
+
+    @property
+    def kv_client(self) -> RecStoreClient:
+        """The client of this process, which knows the tables by name."""
+        return get_kv_client()
+
+    @property
+    def _trace(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The gradients collected and not yet applied, as `(table_name, ids [U], grads [U, dim])`, ids distinct."""
+        return [entry for table in self.tables() for entry in table.collected()]
+
+    def tables(self) -> list[Table]:
+        """The tables, each once."""
+        return [module.table for module in self._each_module()]
+
+    def _is_sharded(self) -> bool:
+        return self.tables()[0].is_sharded
+
+    def reset_trace(self) -> None:
+        """Forgets the gradients collected and not yet applied."""
+        for module in self._by_name().values():
+            module.reset_trace()
+
+    def get_extra_state(self) -> tuple[str, ...]:
+        """The names of the tables for `state_dict`: the rows of each come under its place among them."""
+        return tuple(self._by_name())
+
+    def set_extra_state(self, state: Any) -> None:
+        """Checks that no table of this collection has another place in the state.
+
+        Raises:
+            ValueError: the tables come in another order.
+        """
+        own = list(self._by_name())
+        if any(name in own and own.index(name) != place for place, name in enumerate(state)):
+            raise ValueError(f"the state is of the tables {list(state)}, but this collection has them as {own}")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: Any,
+        strict: Any,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: Any,
+    ) -> None:
+        # Before any table changes: they are loaded one after another.
+        for place, module in enumerate(self._by_name().values()):
+            key = f"{prefix}_modules_of_tables.{place}._extra_state"
+            if key in state_dict and not are_tables_left_out():
+                check_rows(module.table, state_dict[key])
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+
+    def _by_name(self) -> dict[str, _Module]:
+        return {module.name: module for module in self._each_module()}
+
+    def _each_module(self) -> list[_Module]:
+        # A look into a `ModuleList` takes longer than all of it as a list.
+        modules: Any = self._modules_of_tables
+        return list(modules)
+
+    def _modules_of(self, outputs: Sequence[Output]) -> list[_Module]:
+        modules = self._each_module()
+        return [modules[output.table] for output in outputs]
+
+    def _tables_of(self, outputs: Sequence[Output]) -> list[Table]:
+        return [module.table for module in self._modules_of(outputs)]
+
+    def _checked(self, features: Any) -> KeyedJaggedTensor:
+        """Returns a batch that holds the features of this collection, no more and no less.
+
+        Raises:
+            TypeError: no `KeyedJaggedTensor`.
+            ValueError: features are missing, or there are others.
+        """
+        batch = own_batch(features)
+        keys = batch.keys()
+        if keys == self.feature_keys:
+            return batch
+        missing = [key for key in self.feature_keys if key not in keys]
+        extra = [key for key in keys if key not in self.feature_keys]
+        if missing or extra:
+            raise ValueError(
+                f"the batch must hold the features {self.feature_keys}: it lacks {missing} and has {extra} besides"
+            )
+        return batch
+
+
+def _outputs(configs: Sequence[EmbeddingConfig]) -> list[Output]:
+    features = [feature for config in configs for feature in config.feature_names]
+    return [
+        Output(feature if features.count(feature) == 1 else f"{feature}@{config.name}", feature, table)
+        for table, config in enumerate(configs)
+        for feature in config.feature_names
+    ]

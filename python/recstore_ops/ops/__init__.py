@@ -1,0 +1,1 @@
+"""The operators, and what tracing needs to know of them."""

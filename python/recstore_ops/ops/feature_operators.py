@@ -1,0 +1,86 @@
+"""Operators over the features of a batch, each with a table of its own, written in Python.
+
+The ids of all features stand in one tensor, and only the offsets tell where those of a feature begin. A traced graph
+cannot cut there, so the cut is made inside an operator. Feature f's ids are `ids[offsets[f * B]:offsets[(f + 1) * B]]`.
+
+Shape suffixes: F features, B examples, N ids of all features, D dim.
+"""
+
+from collections import defaultdict
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from recstore_ops.ops import operators
+
+_NAMESPACE = "recstore_python"
+_library = torch.library.Library(_NAMESPACE, "DEF")
+_library.define("read_features(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims) -> Tensor")
+_library.define(
+    "accept_feature_grads(Tensor[] tables, Tensor[] collectors, Tensor ids, Tensor offsets, Tensor grads, int[] dims, "
+    "Tensor? per_sample_weights=None, int? padding_idx=None) -> ()"
+)
+
+
+def _slices(offsets: Tensor, features: int) -> list[slice]:
+    """Where the ids of each feature stand."""
+    batch = (offsets.shape[0] - 1) // features
+    bounds = offsets[torch.arange(features + 1, device=offsets.device) * batch].tolist()
+    return [slice(start, end) for start, end in pairwise(bounds)]
+
+
+def _read_features(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: list[int]) -> Tensor:
+    rows_ND = torch.zeros((ids.shape[0], max(dims)), device=ids.device)
+    for table, part, dim in zip(tables, _slices(offsets, len(tables)), dims, strict=True):
+        rows_ND[part, :dim] = operators.emb_read(table, ids[part], dim)
+    return rows_ND
+
+
+def _accept_feature_grads(
+    tables: list[Tensor],
+    collectors: list[Tensor],
+    ids: Tensor,
+    offsets: Tensor,
+    grads: Tensor,
+    dims: list[int],
+    per_sample_weights: Tensor | None = None,
+    padding_idx: int | None = None,
+) -> None:
+    from recstore_ops.autograd import collect  # That module calls these operators.
+
+    parts = _slices(offsets, len(tables))
+    lengths_FB = offsets.diff().view(len(tables), grads.shape[0])
+    places = defaultdict(list)
+    for feature, collector in enumerate(collectors):
+        places[int(collector)].append(feature)
+    columns = grads.split(dims, dim=1)
+    for features in places.values():
+        grad_ND = torch.cat([columns[f].repeat_interleave(lengths_FB[f], dim=0) for f in features])
+        if per_sample_weights is not None:
+            grad_ND = grad_ND * torch.cat([per_sample_weights[parts[f]] for f in features]).unsqueeze(1)
+        ids_N = torch.cat([ids[parts[f]] for f in features])
+        collect(collectors[features[0]], tables[features[0]], ids_N, grad_ND, padding_idx)
+
+
+_library.impl("read_features", _read_features, "CompositeExplicitAutograd")
+_library.impl("accept_feature_grads", _accept_feature_grads, "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::read_features", lib=_library)
+def _(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: list[int]) -> Tensor:
+    return ids.new_empty((ids.shape[0], max(dims)), dtype=torch.float32)
+
+
+@torch.library.register_fake(f"{_NAMESPACE}::accept_feature_grads", lib=_library)
+def _(*args: object, **kwargs: object) -> None:
+    return None
+
+
+EFFECTFUL = (f"{_NAMESPACE}::read_features", f"{_NAMESPACE}::accept_feature_grads")
+
+for _name in EFFECTFUL:
+    operators._register_ordered_effect(_name)
+
+read_features = torch.ops.recstore_python.read_features.default
+accept_feature_grads = torch.ops.recstore_python.accept_feature_grads.default

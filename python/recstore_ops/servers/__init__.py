@@ -1,0 +1,37 @@
+"""Where tables are opened: in this process, which is the default, or on parameter servers.
+
+A choice holds for the tables opened from then on; a table stays where it was opened. Without a choice of the program's
+own the configuration file decides: `distributed_client.servers` names servers; see `recstore_ops.server_config`.
+"""
+
+from recstore_ops.servers.choosing import (
+    DEFAULT_PORT,
+    EMBEDDED,
+    SERVERS,
+    ServerChoice,
+    current_ps_backend,
+    embedded_for,
+    move_servers,
+    prepare,
+    set_ps_backend,
+    set_ps_config,
+    set_ps_servers,
+    use_constructor_address,
+    use_servers,
+)
+
+__all__ = [
+    "DEFAULT_PORT",
+    "EMBEDDED",
+    "SERVERS",
+    "ServerChoice",
+    "current_ps_backend",
+    "embedded_for",
+    "move_servers",
+    "prepare",
+    "set_ps_backend",
+    "set_ps_config",
+    "set_ps_servers",
+    "use_constructor_address",
+    "use_servers",
+]

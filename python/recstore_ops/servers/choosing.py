@@ -1,0 +1,186 @@
+"""Where tables are opened: in this process, which is the default, or on parameter servers.
+
+A choice holds for the tables opened from then on; a table stays where it was opened. Without a choice of the program's
+own the configuration file decides: `distributed_client.servers` names servers; see `recstore_ops.server_config`.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from recstore_ops import _native
+from recstore_ops.config.config_file import active_config
+from recstore_ops.servers.server_config import ServerList, Tls, chosen_servers, known_servers
+
+EMBEDDED = "embedded"
+SERVERS = "servers"
+DEFAULT_PORT = 15000
+
+_lock = threading.RLock()
+# A child forked while another thread holds it would wait for ever.
+os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+
+@dataclass
+class _Choice:
+    """What was chosen: the backend, and whether by the program or its configuration file."""
+
+    backend: str = EMBEDDED
+    was_made: bool = False
+
+
+_choice = _Choice()
+
+
+@dataclass(frozen=True)
+class ServerChoice:
+    """Servers that a program calls: see `set_ps_servers`."""
+
+    addresses: tuple[str, ...]
+    hash_method: str = "city_hash"
+    token: str | None = None
+    tls: Tls | None = None
+    timeout: float = 30.0
+    worker: int | None = None
+
+
+def set_ps_config(host: str, port: int) -> None:
+    """Opens tables on the server of one shard at `host`:`port` from now on.
+
+    Args:
+        host: a name or an address; empty for this machine.
+        port: its bulk port; 0 for RecStore's default, 15000.
+
+    Raises:
+        ConnectionError: the server does not answer, or refuses; then nothing has changed.
+    """
+    set_ps_servers([f"{host or '127.0.0.1'}:{port or DEFAULT_PORT}"])
+
+
+def set_ps_servers(
+    servers: Sequence[str],
+    hash_method: str = "city_hash",
+    *,
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout: float = 30.0,
+    worker: int | None = None,
+) -> None:
+    """Opens tables on servers from now on, each row on one of them.
+
+    Args:
+        servers: `host:port` of the bulk ports, in the order of the shards.
+        hash_method: how ids are spread, `city_hash` or `simple_mod`; all programs that share servers say the same.
+        token: what the servers want to hear.
+        tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
+        timeout: seconds that a call may take with all its attempts; then it raises and names the shard.
+        worker: the number, from 0, of the worker that this process is; see `recstore_ops.workers`. None takes part in
+            nothing that needs workers.
+
+    Raises:
+        ValueError: no server, an unknown `hash_method`, a file of `tls` that is of no use, or a worker that the servers
+            do not expect.
+        ConnectionError: a server does not answer, or refuses; then nothing has changed.
+    """
+    use_servers(ServerChoice(tuple(servers), hash_method, token, tls, timeout, worker))
+
+
+def use_servers(choice: ServerChoice) -> int:
+    """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
+    with _lock:
+        addresses, hash_method = list(choice.addresses), choice.hash_method
+        number = _native.use_servers(addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker)
+        _choice.backend, _choice.was_made = SERVERS, True
+    return number
+
+
+def move_servers(number: int, addresses: Sequence[str]) -> None:
+    """Calls servers that were started again elsewhere at their new addresses; calls under way go on there too.
+
+    Args:
+        number: what `use_servers` returned.
+        addresses: `host:port` of the bulk ports, in the order of the shards.
+
+    Raises:
+        ValueError: no such number, or another number of servers.
+    """
+    _native.move_servers(number, list(addresses))
+
+
+def set_ps_backend(backend: str) -> None:
+    """Opens tables in this process (`"embedded"`) or on the configuration file's servers (`"servers"`) from now on.
+
+    Raises:
+        ValueError: another backend, or the file names no servers.
+        ConnectionError: a server does not answer, or refuses; then nothing has changed.
+    """
+    if backend not in (EMBEDDED, SERVERS):
+        raise ValueError(f'the backend must be "{EMBEDDED}" or "{SERVERS}", got "{backend}"')
+    with _lock:
+        if backend == EMBEDDED:
+            _native.use_embedded()
+            _choice.backend, _choice.was_made = EMBEDDED, True
+            return
+        config = active_config()
+        found = known_servers(config) if config else None
+        if found is None:
+            raise ValueError("no configuration file names servers: name them with set_ps_config or set_ps_servers")
+        _use(found)
+
+
+def current_ps_backend() -> str:
+    """Where tables are opened: `"embedded"` or `"servers"`."""
+    prepare()
+    return _choice.backend
+
+
+def prepare() -> None:
+    """Makes the configuration file's choice, unless the program has made one. Called before a table is opened.
+
+    Raises:
+        ConnectionError: a server of the file does not answer.
+    """
+    with _lock:
+        if _choice.was_made:
+            return
+        config = active_config()
+        found = chosen_servers(config) if config else None
+        if found is not None:
+            _use(found)
+        _choice.was_made = True
+
+
+@contextmanager
+def embedded_for(what: str) -> Iterator[None]:
+    """Keeps tables in this process for a while, whatever the configuration file says.
+
+    Raises:
+        ValueError: the program has chosen servers; `what` needs a process that has not.
+    """
+    with _lock:
+        if _choice.backend == SERVERS:
+            raise ValueError(f"{what} needs a process that keeps its tables itself; this one has chosen servers")
+        was_made, _choice.was_made = _choice.was_made, True
+    try:
+        yield
+    finally:
+        _choice.was_made = was_made
+
+
+def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:
+    """Chooses the server that a collection was given, if any.
+
+    Raises:
+        ConnectionError: it does not answer.
+    """
+    if ps_host is not None or ps_port is not None:
+        set_ps_config(ps_host or "", ps_port or 0)
+
+
+def _use(found: ServerList) -> None:
+    servers = [str(server) for server in found.servers]
+    set_ps_servers(servers, found.hash_method, token=found.token, tls=found.tls)

@@ -1,0 +1,131 @@
+"""Workers that train together on servers: how their steps go together, who is there, barriers.
+
+A program becomes worker `n` with `set_ps_servers(..., worker=n)` and says from then on that it lives. What the servers
+were told (`recstore serve --workers --consistency`) decides whether workers wait for each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from recstore_ops import _native
+
+
+class Consistency(str, Enum):
+    """How the updates of several workers go together.
+
+    Attributes:
+        ASYNCHRONOUS: each is made as it comes.
+        SYNCHRONOUS: a step is made when every worker has sent its part, and is one step of the optimizer.
+        BOUNDED: each is made as it comes, and who is too many steps ahead of another waits.
+    """
+
+    ASYNCHRONOUS = "asynchronous"
+    SYNCHRONOUS = "synchronous"
+    BOUNDED = "bounded"
+
+
+class Combine(str, Enum):
+    """What becomes of the gradients that workers send for one id in one step: their sum, or their mean over workers."""
+
+    SUM = "sum"
+    MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class Teamwork:
+    """How a server lets workers train together.
+
+    Attributes:
+        workers: how many there are; needed where they wait for each other, and for barriers.
+        consistency: how their updates go together.
+        combine: what becomes of synchronous gradients of one id.
+        staleness: the steps that one may be ahead of another, where staleness is bounded.
+        worker_timeout: seconds that a worker waits for others before it is told whom it waits for.
+        heartbeat_timeout: seconds of silence after which a worker is taken for dead.
+    """
+
+    workers: int | None = None
+    consistency: Consistency = Consistency.ASYNCHRONOUS
+    combine: Combine = Combine.SUM
+    staleness: int = 0
+    worker_timeout: float = 60.0
+    heartbeat_timeout: float = 10.0
+
+
+@dataclass(frozen=True)
+class WorkerState:
+    """What a server knows of a worker.
+
+    Attributes:
+        worker: its number.
+        steps: the steps that it has made, where staleness is bounded.
+        silent_for: seconds since it was last heard of.
+    """
+
+    worker: int
+    steps: int
+    silent_for: float
+
+
+@dataclass(frozen=True)
+class ShardWorkers:
+    """What one server knows of the workers.
+
+    Attributes:
+        workers: those who have joined and not left.
+        most_ahead: the most steps that one was ahead of another when it made one, where staleness is bounded.
+    """
+
+    workers: tuple[WorkerState, ...]
+    most_ahead: int
+
+
+def ps_barrier(name: str, timeout: float = 60.0) -> None:
+    """Waits until all workers have called this with the same name.
+
+    Args:
+        name: tells barriers apart.
+        timeout: seconds to wait.
+
+    Raises:
+        RuntimeError: names the workers that have not come in time, or that are dead; tables are not on servers.
+        ConnectionError: the server does not answer.
+    """
+    _native.barrier(name, timeout)
+
+
+def leave_ps_workers() -> None:
+    """Says that this worker has finished: the others no longer wait for it.
+
+    Raises:
+        RuntimeError: tables are not on servers.
+        ConnectionError: a server does not answer.
+    """
+    _native.leave_workers()
+
+
+def ps_workers() -> list[ShardWorkers]:
+    """What each server knows of the workers, in the order of the shards.
+
+    Raises:
+        RuntimeError: tables are not on servers.
+        ConnectionError: a server does not answer.
+    """
+    return [
+        ShardWorkers(tuple(WorkerState(*state) for state in states), most_ahead)
+        for states, most_ahead in _native.workers()
+    ]
+
+
+__all__ = [
+    "Combine",
+    "Consistency",
+    "ShardWorkers",
+    "Teamwork",
+    "WorkerState",
+    "leave_ps_workers",
+    "ps_barrier",
+    "ps_workers",
+]

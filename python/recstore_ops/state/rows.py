@@ -1,0 +1,236 @@
+"""What `state_dict` holds of tables: their rows by id, and beside an optimizer its slots by id.
+
+A table's rows are `(ids, rows)`: int64 `[N]`, rising, and `[N, dim]` in the table's row type. They come as a module's
+*extra state*, in a tuple. `torch.save`, `torch.load(weights_only=True)` and `load_state_dict(strict=True)` take extra
+state as they take parameters, but do not compare its shape: tables grow, so a state seldom has as many rows as the
+module that loads it. For the same reason it is a tuple: `torch.distributed.checkpoint` takes tensors apart from dicts
+and lists and reads them into tensors of the same size; a tuple it saves and loads as one value of any size.
+
+What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
+slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`.
+
+Shape suffixes: N ids, D dim.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native
+from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.config.table_config import check_learning_rate
+from recstore_ops.ops import operators
+from recstore_ops.sharding.ownership import check_owned
+from recstore_ops.table.table import Table
+
+TableRows = tuple[Tensor, Tensor]
+OptimizerState = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
+
+_PROGRESS = {"step", "learning_rate", "learning_rate_was_set", "group_lr"}
+
+_left_out: ContextVar[bool] = ContextVar("left_out", default=False)
+
+
+@contextmanager
+def tables_left_out() -> Iterator[None]:
+    """Within it `state_dict` and `load_state_dict` of models are about all but tables.
+
+    For who keeps the tables elsewhere, in a checkpoint for example. A table's state is then `()`, which is refused
+    outside.
+
+    Example:
+        >>> from recstore_ops import DistEmbedding
+        >>> model = torch.nn.Sequential(DistEmbedding(None, 2, "item"), torch.nn.Linear(2, 1))
+        >>> with tables_left_out():
+        ...     state = model.state_dict()
+        ...     _ = model.load_state_dict(state)
+        >>> list(state)
+        ['0._extra_state', '1.weight', '1.bias']
+        >>> state["0._extra_state"]
+        ()
+    """
+    before = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(before)
+
+
+def are_tables_left_out() -> bool:
+    """Whether `tables_left_out` is in effect here."""
+    return _left_out.get()
+
+
+def table_rows(table: Table) -> TableRows:
+    """All rows of a table, as `(ids, rows)`. Other threads must not change it meanwhile."""
+    ids_N = operators.hashtable_ids(table.handle).sort().values
+    rows_ND = operators.emb_read(table.handle, ids_N, table.dim)
+    return ids_N, rows_ND.to(ROW_TYPES[table.config.dtype])
+
+
+def check_rows(table: Table, state: Any) -> TableRows:
+    """Checks that a table can take a state, and returns it on the CPU.
+
+    Args:
+        table: the table.
+        state: `(ids, rows)`, int64 `[N]` and `[N, dim]` in the table's row type.
+
+    Raises:
+        TypeError: something else than two tensors, or tensors of another type.
+        ValueError: tensors of another shape, an id that comes twice or that another rank owns, or a value that is not
+            finite, under the policy `error`.
+        IndexError: an id outside the table's `num_embeddings`.
+    """
+    if not isinstance(state, tuple | list) or len(state) != 2 or not all(isinstance(part, Tensor) for part in state):
+        raise TypeError(f'table "{table.name}" takes a state (ids, rows) of two tensors, got {_shown(state)}')
+    ids_N, rows_ND = (part.detach().cpu() for part in state)
+    _check_ids(table, ids_N)
+    row_type = ROW_TYPES[table.config.dtype]
+    if rows_ND.dtype != row_type:
+        raise TypeError(f'table "{table.name}" keeps rows in {row_type}, got a state of {rows_ND.dtype}')
+    if rows_ND.shape != (ids_N.numel(), table.dim):
+        expected = (ids_N.numel(), table.dim)
+        raise ValueError(f'table "{table.name}" takes rows of shape {expected}, got {tuple(rows_ND.shape)}')
+    if table.config.nan_policy == "error":
+        _check_finite(table, ids_N, rows_ND)
+    return ids_N, rows_ND
+
+
+def replace_rows(table: Table, state: Any) -> None:
+    """Gives a table the rows of a state and no others; nothing changes on an error.
+
+    Rows that stay keep their optimizer's slots, but for FTRL's `z`, which follows the row. Under the policy `skip`
+    rows that are not finite are left out and counted.
+
+    Raises:
+        As `check_rows`.
+        RuntimeError: a table of a forked child's parent.
+    """
+    ids_N, rows_ND = check_rows(table, state)
+    is_skipping = table.config.nan_policy == "skip"
+    taken = ids_N[rows_ND.isfinite().all(dim=1)] if is_skipping else ids_N
+    before = operators.hashtable_ids(table.handle)
+    operators.hashtable_delete(table.handle, before[~torch.isin(before, taken)])
+    operators.emb_write(table.handle, ids_N, rows_ND.to(torch.float32))
+
+
+def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
+    """What a table's optimizer keeps, as `(ids, slots, progress)`. Other threads must not change it meanwhile.
+
+    Args:
+        table: the table.
+        group_lr: the learning rate of the table's parameter group at its last step.
+    """
+    names = list(_slot_widths(table))
+    ids_N = operators.hashtable_ids(table.handle).sort().values if names else torch.empty(0, dtype=torch.int64)
+    slots = {name: operators.hashtable_slot(table.handle, ids_N, name) for name in names}
+    statistics = table.statistics()
+    progress = {key: statistics[key] for key in ("step", "learning_rate", "learning_rate_was_set")}
+    return ids_N, slots, {**progress, "group_lr": float(group_lr)}
+
+
+def native_state(table: Table, state: Any) -> dict[str, Any]:
+    """Checks that a table's optimizer can take a state, and returns it as `_native.put_optimizer_states` takes it.
+
+    Raises:
+        TypeError: something else than `(ids, slots, progress)`, or tensors of another type.
+        ValueError: other slots or shapes than the optimizer's, ids that are not those of the table's rows, or an
+            invalid step or learning rate.
+        IndexError: an id outside the table's `num_embeddings`.
+    """
+    is_state = isinstance(state, tuple | list) and len(state) == 3 and isinstance(state[0], Tensor)
+    if not (is_state and isinstance(state[1], dict) and isinstance(state[2], dict)):
+        raise TypeError(
+            f'table "{table.name}" takes the state of an optimizer as (ids, slots, progress), got {_shown(state)}'
+        )
+    ids_N, slots, progress = state[0].cpu(), state[1], state[2]
+    _check_ids(table, ids_N)
+    _check_slots(table, ids_N, slots)
+    _check_progress(table, progress)
+    own_N = operators.hashtable_ids(table.handle)
+    if slots and not torch.equal(ids_N.sort().values, own_N.sort().values):
+        raise ValueError(
+            f"the state of the optimizer is of {ids_N.numel()} ids, which are not those of the {own_N.numel()} rows of "
+            f'table "{table.name}": load the state of the model first'
+        )
+    kept = {key: value for key, value in progress.items() if key != "group_lr"}
+    values = [_as_bytes(slots[name]) for name in _slot_widths(table)]
+    ids = _as_bytes(ids_N if slots else ids_N[:0])
+    return {"table": table.table_id, "ids": ids, "slots": values, **kept}
+
+
+def _as_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().numpy().tobytes()
+
+
+def _slot_widths(table: Table) -> dict[str, int]:
+    return dict(_native.table_slots(table.name) or [])
+
+
+def _check_ids(table: Table, ids_N: Tensor) -> None:
+    if ids_N.dtype != torch.int64:
+        raise TypeError(f'table "{table.name}" takes a state with ids of torch.int64, got {ids_N.dtype}')
+    if ids_N.dim() != 1:
+        raise ValueError(f'table "{table.name}" takes a state with 1-D ids, got {ids_N.dim()}-D')
+    distinct, counts = ids_N.unique(return_counts=True)
+    if distinct.numel() != ids_N.numel():
+        twice = int(distinct[counts > 1][0])
+        raise ValueError(f'the state of table "{table.name}" has the id {twice} more than once')
+    bound = table.config.num_embeddings
+    outside = distinct[(distinct < 0) | (distinct >= bound)] if bound is not None else distinct[:0]
+    if outside.numel() > 0:
+        raise IndexError(
+            f'the state of table "{table.name}" has the id {int(outside[0])}, outside [0, {bound}), its num_embeddings'
+        )
+    check_owned(table, ids_N)
+
+
+def _check_finite(table: Table, ids_N: Tensor, rows_ND: Tensor) -> None:
+    is_finite_N = rows_ND.isfinite().all(dim=1)
+    if not bool(is_finite_N.all()):
+        position = int(is_finite_N.logical_not().nonzero()[0])
+        raise ValueError(
+            f'the state of table "{table.name}" has a row that is not finite, of the id {int(ids_N[position])} at '
+            f"position {position}"
+        )
+
+
+def _check_slots(table: Table, ids_N: Tensor, slots: dict[str, Any]) -> None:
+    widths = _slot_widths(table)
+    if set(slots) != set(widths):
+        raise ValueError(
+            f'the optimizer of table "{table.name}" has the slots {sorted(widths)}, got the state of {sorted(slots)}'
+        )
+    for name, width in widths.items():
+        slot, expected = slots[name], (ids_N.numel(), width)
+        if not isinstance(slot, Tensor) or slot.dtype != torch.float32:
+            raise TypeError(f'slot "{name}" of table "{table.name}" is a float32 tensor, got {_shown(slot)}')
+        if slot.shape != expected:
+            raise ValueError(f'slot "{name}" of table "{table.name}" has the shape {expected}, got {tuple(slot.shape)}')
+
+
+def _check_progress(table: Table, progress: dict[str, Any]) -> None:
+    if set(progress) != _PROGRESS:
+        raise ValueError(
+            f'the state of table "{table.name}" must have {sorted(_PROGRESS)} beside its slots, got {sorted(progress)}'
+        )
+    step, was_set = progress["step"], progress["learning_rate_was_set"]
+    if type(step) is not int or not 0 <= step < 2**63:
+        raise ValueError(f'the step of table "{table.name}" must be an int from 0 on, got {step!r}')
+    if type(was_set) is not bool:
+        raise ValueError(f'learning_rate_was_set of table "{table.name}" must be a bool, got {was_set!r}')
+    for key in ("learning_rate", "group_lr"):
+        if not isinstance(progress[key], int | float):
+            raise ValueError(f'{key} of table "{table.name}" must be a number, got {progress[key]!r}')
+        check_learning_rate(progress[key], table.name)
+
+
+def _shown(value: Any) -> str:
+    """A value in a few words, for a message."""
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return f"a tensor of {value.dtype}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

@@ -1,0 +1,1 @@
+"""An open table of the store, and checks that all callers share."""

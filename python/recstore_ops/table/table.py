@@ -1,0 +1,270 @@
+"""The Python side of one table: its handle, the gradients collected for it, and its end.
+
+A `Table` is what the modules share code over. Opening a name twice gives two `Table`s over one set of rows, each
+with gradients of its own. It is copied and pickled as name and configuration, and opened again from them.
+"""
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from recstore_ops import _native, servers
+from recstore_ops.config.table_config import TableConfig
+from recstore_ops.ops import operators
+from recstore_ops.table.finite import is_finite
+from recstore_ops.table.shard import Shard
+
+_Found = TypeVar("_Found")
+
+opening = threading.RLock()
+"""Held while a table is opened and first filled: of several threads one creates it, and none sees it half filled."""
+
+os.register_at_fork(before=opening.acquire, after_in_parent=opening.release, after_in_child=opening.release)
+
+
+class Table:
+    """An open table.
+
+    Args:
+        name: the table's name, unique in the process.
+        dim: elements a row.
+        config: initializer, optimizer and the rest; the defaults where absent.
+        shard: this process's part of a table that the ranks of a group share; all of them open it together.
+
+    Attributes:
+        handle: int64, 0-d, CPU: what the operators take for the table.
+        collector: int64, 0-d, CPU: what they take for the gradients collected through this `Table`.
+        anchor: a scalar that puts lookups on autograd's tape; it never gets a gradient.
+        table_id: the table's number, which no other table ever has.
+        is_new: whether opening created the table.
+
+    Raises:
+        ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
+            table, or this process has it open as another shard.
+        RuntimeError: in a job of several processes, where each would train a copy of its own, without a shard; or
+            another rank could not open its shard.
+    """
+
+    def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
+        with disagreeing_on_error(shard):
+            servers.prepare()
+            _check_place(name, shard)
+        self.name = name
+        self.dim = dim
+        self.config = config or TableConfig()
+        self.shard = shard
+        self._lent: tuple[Tensor, Tensor] | None = None
+        self._received_is_finite = True
+        self._others_are_finite = True
+        with disagreeing_on_error(shard):
+            with opening, torch.inference_mode(False):
+                self.is_new = _native.find_table(name) is None
+                self._open()
+            weakref.finalize(self, _release, self.handle, self.collector)
+            _check_same_shard(self)
+        if shard is not None:
+            self._agree(shard)
+
+    def _agree(self, shard: Shard) -> None:
+        try:
+            shard.agree(self.name, f"{self.dim} {self.config.to_json()}")
+        except Exception:
+            if self.is_new:
+                operators.drop_table(self.name)
+            raise
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether other processes have rows of this table."""
+        return self.shard is not None and not self.shard.is_alone
+
+    def _open(self) -> None:
+        try:
+            self.handle: Tensor = operators.make_hashtable(self.name, self.dim, self.config.to_json())
+        except RuntimeError as error:
+            raise ValueError(str(error)) from None
+        self.table_id: int = _native.find_table(self.name) or 0
+        self.collector: Tensor = operators.make_collector()
+        self.anchor = torch.zeros((), requires_grad=True)
+
+    @classmethod
+    def open(cls, name: str) -> "Table":
+        """Opens an existing table with the configuration it has.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        with opening:
+            description = _native.describe_table(name)
+            if description is None:
+                raise KeyError(f'there is no table "{name}"')
+            dim, config = description
+            table = cls(name, dim, TableConfig.from_json(config))
+            if table.is_new:
+                operators.drop_table(name)
+                raise KeyError(f'there is no table "{name}": it was dropped while it was opened')
+            return table
+
+    def collected(self) -> list[tuple[str, Tensor, Tensor]]:
+        """The gradients collected and not yet applied: `(table_name, ids [U], grads [U, dim])`, ids distinct."""
+        self.take_back()
+        if operators.collected_tables(self.collector).numel() == 0:
+            return []
+        ids, grads = operators.collected_grads(self.collector, self.handle)
+        return [(self.name, ids, grads)]
+
+    def clear_collected(self) -> None:
+        """Forgets the gradients collected and not yet applied."""
+        self._lent = None
+        self._received_is_finite = True
+        operators.clear_grads(self.collector)
+
+    def lend_collected(self) -> Tensor | None:
+        """Hands out the merged gradients `[U, dim]` to be changed in place; `None` where none were collected.
+
+        The tensor stays the same one until more is collected, the gradients are looked at, or they are applied.
+
+        Of a sharded table these are the gradients of the rows of this rank. All ranks ask for them together; where one
+        has a value that is not finite, the others get NaN, so that a `GradScaler` leaves out the step on all.
+        """
+        if self._lent is None or operators.collected_tables(self.collector).numel() > 0:
+            for _, ids, grads in self.collected():
+                operators.clear_grads(self.collector)
+                self._lent, self._received_is_finite = (ids, grads), True
+                self._compare_with_others(grads)
+        if self._lent is None:
+            return None
+        return self._lent[1] if self._others_are_finite else torch.full((1, self.dim), torch.nan)
+
+    def _compare_with_others(self, grads: Tensor) -> None:
+        if self.shard is not None and self.is_sharded:
+            own_is_finite = is_finite(grads)
+            self._others_are_finite = not self.shard.ranks_where(not own_is_finite) or not own_is_finite
+
+    def note_received(self, grads: Tensor) -> None:
+        """Looks whether gradients that a sharded table collects are finite, for `has_finite_gradients`."""
+        if self.is_sharded and self.config.nan_policy == "error":
+            self._received_is_finite = self._received_is_finite and is_finite(grads)
+
+    def has_finite_gradients(self) -> bool:
+        """Whether a step would not refuse what was collected of a sharded table for NaN or infinity."""
+        if self.config.nan_policy != "error":
+            return True
+        return self._received_is_finite if self._lent is None else is_finite(self._lent[1])
+
+    def take_back(self) -> None:
+        """Puts gradients that were lent back among those collected, as they are now."""
+        if self._lent is not None:
+            ids, grads = self._lent
+            self._lent = None
+            self.note_received(grads)
+            operators.accept_grad(self.collector, self.handle, ids, grads, None)
+
+    def statistics(self) -> dict[str, Any]:
+        """What the table holds and what was done to it; see `recstore_ops.table_statistics`.
+
+        Raises:
+            RuntimeError: the table was dropped.
+        """
+        return self._if_there(_native.statistics_of(self.table_id))
+
+    def learning_rate(self) -> tuple[float, bool]:
+        """The learning rate, and whether it was set by hand.
+
+        Raises:
+            RuntimeError: the table was dropped.
+        """
+        return self._if_there(_native.learning_rate_of(self.table_id))
+
+    def _if_there(self, found: _Found | None) -> _Found:
+        if found is None:
+            raise RuntimeError(f'table "{self.name}" was dropped')
+        return found
+
+    def __len__(self) -> int:
+        """The number of rows."""
+        return operators.hashtable_size(self.handle)
+
+    def __repr__(self) -> str:
+        return f"Table({self.name!r}, dim={self.dim})"
+
+    def __reduce__(self) -> tuple[Callable[..., "Table"], tuple[Any, ...]]:
+        if self.shard is not None:
+            self.shard.__reduce__()
+        return (type(self), (self.name, self.dim, self.config))
+
+
+def _release(handle: Tensor, collector: Tensor) -> None:
+    # A table may be collected as garbage while something else is traced.
+    with _disable_current_modes():
+        operators.hashtable_release(handle)
+        operators.collector_release(collector)
+
+
+def _check_place(name: str, shard: Shard | None) -> None:
+    """Refuses an embedded table in a job of several processes: the replicas would drift apart. Servers are shared.
+
+    Raises:
+        RuntimeError: `torch.distributed` runs with a world size above 1.
+        ValueError: the table is to be sharded over processes, and on servers.
+    """
+    if servers.current_ps_backend() != servers.EMBEDDED:
+        if shard is not None:
+            raise ValueError(f'table "{name}" lies on parameter servers: a process_group cannot shard it')
+        return
+    distributed = torch.distributed
+    if shard is not None or not (distributed.is_available() and distributed.is_initialized()):
+        return
+    if distributed.get_world_size() > 1:
+        raise RuntimeError(
+            f'table "{name}" would be embedded in each of {distributed.get_world_size()} processes, '
+            "and the copies would drift apart; give its module a process_group, over which it is sharded"
+        )
+
+
+@contextmanager
+def disagreeing_on_error(shard: Shard | None) -> Iterator[None]:
+    """Tells the other ranks, which open a table, that this one cannot, if there is an error within."""
+    try:
+        yield
+    except Exception:
+        if shard is not None:
+            shard.disagree()
+        raise
+
+
+_shards: dict[int, tuple[int, int]] = {}
+"""The rank and the number of ranks of each sharded table, by its number."""
+
+
+def _check_same_shard(table: Table) -> None:
+    """Refuses to open a table as another shard than it was opened as: its rows are those of that one."""
+    own = (0, 1) if table.shard is None else (table.shard.rank, table.shard.world)
+    others = own if table.is_new else _shards.get(table.table_id, own)
+    if own != others:
+        raise ValueError(
+            f'table "{table.name}" is open as shard {others[0]} of {others[1]}, '
+            f"and cannot be shard {own[0]} of {own[1]}"
+        )
+    _shards[table.table_id] = own
+
+
+_default_tables: dict[int, Table] = {}
+
+
+def default_table(dim: int) -> Table:
+    """The table `default/<dim>` that the operators without a table address, opened; a new one starts at zeros."""
+    name = f"default/{dim}"
+    number = _native.find_table(name)
+    kept = _default_tables.get(dim)
+    if kept is None or kept.table_id != number:
+        kept = Table(name, dim, TableConfig(initializer={"kind": "zeros"})) if number is None else Table.open(name)
+        _default_tables[dim] = kept
+    return kept

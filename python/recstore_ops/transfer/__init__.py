@@ -1,0 +1,26 @@
+"""Brings rows into tables and out of them: from `torch.nn`, TorchRec and safetensors, to safetensors and Parquet.
+
+Rows only: optimizer state does not travel. An import checks everything before it changes any row, and goes through
+the rows some at a time, so that they may be larger than memory where they lie in a file. Other threads must not change
+a table while it is exported.
+
+Shape suffixes: N ids, D dim.
+"""
+
+from recstore_ops.transfer.moving import (
+    export_parquet,
+    export_safetensors,
+    from_embedding,
+    import_rows,
+    import_safetensors,
+    import_torchrec,
+)
+
+__all__ = [
+    "export_parquet",
+    "export_safetensors",
+    "from_embedding",
+    "import_rows",
+    "import_safetensors",
+    "import_torchrec",
+]
