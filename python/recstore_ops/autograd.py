@@ -16,71 +16,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from recstore_ops.ops import feature_operators, operators
-
-_merge_kind: Literal["python", "native"] = "native"
-
-
-def set_merge(kind: Literal["python", "native"]) -> None:
-    """Chooses who sums the gradients of duplicate ids; both give the same bits.
-
-    Args:
-        kind: `native`, the default: the collector, and `torch.ops.recstore.merge_gradients` for `merge_gradients`;
-            `python`: `torch.unique` and `index_add_`, before the collector.
-
-    Raises:
-        ValueError: another kind.
-    """
-    global _merge_kind
-    if kind not in ("python", "native"):
-        raise ValueError(f'set_merge takes "python" or "native", got {kind!r}')
-    _merge_kind = kind
-
-
-def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Sums the gradients of duplicate ids, in input order.
-
-    Args:
-        ids: int64, `[N]`.
-        grads: float32, `[N, D]`.
-
-    Returns:
-        The distinct ids in ascending order, `[U]`, and their sums, `[U, D]`.
-    """
-    if _merge_kind == "native":
-        return operators.merge_gradients(ids, grads)
-    unique_U, inverse_N = torch.unique(ids, return_inverse=True)
-    sums_UD = grads.new_zeros((unique_U.shape[0], grads.shape[1]))
-    return unique_U, sums_UD.index_add_(0, inverse_N, grads)
-
-
-def collect(
-    collector: Tensor,
-    table: Tensor,
-    ids: Tensor,
-    grads: Tensor,
-    padding_idx: int | None,
-    places: Tensor | None = None,
-) -> None:
-    """Hands the gradients of one backward pass to a collector.
-
-    The collector keeps ids and gradients as they are, without a copy, until the step sums those of equal ids. A traced
-    graph uses their memory again, so there it copies them. With `set_merge("python")` they are summed before, except
-    in a traced graph, which does not know the number of distinct ids.
-
-    Args:
-        collector: the collector's handle.
-        table: the table's handle.
-        ids: `[...]`.
-        grads: `[..., D]`.
-        padding_idx: an id whose gradients do not count.
-        places: what the lookup of the same ids gave out; spares the step its search.
-    """
-    is_compiling = torch.compiler.is_compiling()
-    if _merge_kind == "python" and not is_compiling:
-        grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
-        ids, grads = merge_gradients(ids.reshape(-1), grads_ND)
-        places = None
-    operators.accept_grad(collector, table, ids, grads, padding_idx, places, not is_compiling)
+from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge
 
 
 def collect_bags(
@@ -107,11 +43,10 @@ def collect_bags(
         padding_idx: an id whose gradients do not count.
         places: what the lookup of the same ids gave out; spares the step its search.
     """
-    is_compiling = torch.compiler.is_compiling()
-    if _merge_kind == "python" and not is_compiling:
+    if merges_here():
         feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return
-    keep = not is_compiling
+    keep = not torch.compiler.is_compiling()
     operators.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
 
 

@@ -28,11 +28,11 @@ from recstore_ops import (
     Table,
     TableConfig,
     _native,
-    autograd,
     merge_gradients,
     set_merge,
     table_names,
 )
+from recstore_ops.ops import collecting
 
 # A row is one full run of the 16 lanes that sums go over, and a rest. A thread takes 32,768 floats, or a block:
 # 8,000 bags are 6 pieces of work, their 24,000 rows 16, and a step of some 10,000 distinct ids 180 blocks.
@@ -86,7 +86,7 @@ def expected_hash(optimizer: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _one_thread_unless_told() -> Iterator[None]:
-    threads, merge_kind = torch.get_num_threads(), autograd._merge_kind
+    threads, merge_kind = torch.get_num_threads(), collecting._merge_kind
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)

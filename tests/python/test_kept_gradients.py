@@ -20,10 +20,10 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
-    autograd,
     merge_gradients,
     set_merge,
 )
+from recstore_ops.ops import collecting
 from recstore_ops.sparse import KeyedJaggedTensor
 
 ops = torch.ops.recstore
@@ -39,7 +39,7 @@ EQUAL_DIMS = [("user", DIM, ["a", "b"]), ("item", DIM, ["c"])]
 
 @pytest.fixture(autouse=True)
 def _native_merge() -> Iterator[None]:
-    kind = autograd._merge_kind
+    kind = collecting._merge_kind
     set_merge("native")
     yield
     set_merge(kind)

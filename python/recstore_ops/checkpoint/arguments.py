@@ -37,17 +37,6 @@ def _level_of(compression: Any) -> int | None:
     return level
 
 
-def check_shard(number: int, of: int) -> tuple[int, int]:
-    """Checks that `number` is one of `of` shards, and returns both.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if type(number) is not int or type(of) is not int or not 0 <= number < of:
-        raise ValueError(f"a shard is a number from 0 on below the number of shards, got {number!r} of {of!r}")
-    return number, of
-
-
 def _as_json(metadata: Any) -> str:
     too_deep = ValueError(f"metadata holds at most {_MOST_NESTED} lists and dicts within each other")
     try:

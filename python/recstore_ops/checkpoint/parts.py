@@ -7,50 +7,17 @@ All are given one name, from `new_snapshot_name` of one of them. Each calls `sav
 from os import PathLike
 from typing import Any
 
-import numpy as np
-import torch
-from torch import Tensor
-
 from recstore_ops import _native
-from recstore_ops.checkpoint.arguments import Compression, SaveKind, check_shard, save_arguments
+from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
 from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import SaveReport
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import check_shard, shard_of
 
 
 def new_snapshot_name() -> str:
     """A name that no snapshot has, for all processes that save one together."""
     return _native.new_snapshot_name()
-
-
-def shard_of(ids: Tensor, num_shards: int) -> Tensor:
-    """The shard that each id belongs to: splitmix64 of the id, modulo the number of shards.
-
-    It is the same on every machine and in every release. `load(path, shard=(number, num_shards))` loads the rows of the
-    ids of shard `number`. A save does not ask for it: processes may have split their rows in another way.
-
-    Args:
-        ids: int64, of any shape.
-        num_shards: how many there are.
-
-    Returns:
-        int64 in `[0, num_shards)`, in the shape of `ids`, on the CPU.
-
-    Raises:
-        TypeError: ids of another type.
-        ValueError: `num_shards` is not positive.
-
-    Example:
-        >>> shard_of(torch.tensor([0, 1, 2, -1]), 3)
-        tensor([1, 2, 1, 2])
-    """
-    if ids.dtype != torch.int64:
-        raise TypeError(f"ids must be of torch.int64, got {ids.dtype}")
-    check_shard(0, num_shards)
-    hashes = splitmix64(ids.detach().cpu().reshape(-1).contiguous().numpy())
-    shards = (hashes % np.uint64(num_shards)).astype(np.int64)
-    return torch.from_numpy(shards).reshape(ids.shape)
 
 
 def save_part(

@@ -17,11 +17,12 @@ from threading import Thread
 from typing import Any
 
 from recstore_ops import _native
-from recstore_ops.checkpoint.arguments import Compression, SaveKind, check_shard, save_arguments
-from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part, shard_of
+from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
+from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part
 from recstore_ops.checkpoint.place import checked_directory, checkpoint_place
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.table.shard_of import check_shard, shard_of
 
 _SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT = 0.0005
 

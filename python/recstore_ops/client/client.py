@@ -16,8 +16,8 @@ from recstore_ops.client.update_queue import UpdateQueue
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.row_types import ROW_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig, check_learning_rate
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.ops import operators
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
 
 

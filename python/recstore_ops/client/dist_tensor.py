@@ -12,9 +12,9 @@ from torch import Tensor
 from recstore_ops import _native
 from recstore_ops.config.row_types import ROW_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table, opening
 
 _ROWS_PER_WRITE = 1 << 20

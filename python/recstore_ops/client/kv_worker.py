@@ -17,8 +17,8 @@ from torch import Tensor
 from recstore_ops.client.client import EmbeddingTableConfig
 from recstore_ops.client.dist_tensor import keep
 from recstore_ops.client.request_queue import Callback, Limits, Request, RequestQueue
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.ops import operators
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
 
 

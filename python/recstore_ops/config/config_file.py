@@ -24,7 +24,6 @@ PATH_VARIABLE = "RECSTORE_CONFIG"
 
 _INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size", "memory_limit")
 _SERVER_KEYS = ("cache_ps", "client", "distributed_client")
-_INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size")
 
 
 @dataclass(frozen=True)

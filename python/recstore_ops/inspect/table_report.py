@@ -12,8 +12,8 @@ from torch import Tensor
 from recstore_ops import _native
 from recstore_ops.client.client import table_statistics
 from recstore_ops.config.table_config import TableConfig
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.ops import operators
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
 
 if TYPE_CHECKING:

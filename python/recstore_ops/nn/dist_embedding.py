@@ -15,10 +15,11 @@ from recstore_ops.client.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype, type_name
 from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
-from recstore_ops.nn.functional import check_ids, embedding
-from recstore_ops.sharding.lookup import Request
+from recstore_ops.nn.functional import embedding
 from recstore_ops.sharding.ownership import write_own
+from recstore_ops.sharding.rows import Request
 from recstore_ops.state.rows import TableRows, are_tables_left_out, replace_rows, table_rows
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.shard import GradReduce, Shard
 from recstore_ops.table.table import Table, disagreeing_on_error, opening
 

@@ -14,15 +14,15 @@ from torch import Tensor
 from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
 from recstore_ops.config.collection_config import EmbeddingBagConfig, read_configs
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
-from recstore_ops.nn.functional import check_ids, check_weights
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
 from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import use_constructor_address
-from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
 from recstore_ops.sharding.pooling import pool_rows
+from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.shard import GradReduce, Shard
 from recstore_ops.table.table import disagreeing_on_error
 

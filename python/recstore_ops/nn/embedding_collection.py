@@ -9,12 +9,12 @@ from torch import Tensor
 
 from recstore_ops.config.collection_config import EmbeddingConfig, read_configs
 from recstore_ops.nn.dist_embedding import DistEmbedding
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.servers.choosing import use_constructor_address
-from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
 from recstore_ops.sharding.pooling import spread_rows
+from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.shard import GradReduce, Shard
 from recstore_ops.table.table import disagreeing_on_error
 

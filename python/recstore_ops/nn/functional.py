@@ -10,8 +10,9 @@ from torch import Tensor
 
 from recstore_ops.autograd import _DistEmbBagFunction, _DistEmbFunction
 from recstore_ops.ops import operators
-from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
 from recstore_ops.sharding.pooling import check_offsets, pool_rows, spread_rows
+from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.table import Table, default_table
 
 _MODES = {"sum": operators.SUM, "mean": operators.MEAN, "max": operators.MAX}
@@ -122,40 +123,6 @@ def _sharded_embedding_bag(
         check_offsets(table.name, ids_N, offsets)
     (rows,) = sharded_rows([Request(table, ids_N, padding_idx)])
     return pool_rows(rows, offsets, mode, weights_N)
-
-
-def check_ids(ids: Tensor) -> Tensor:
-    """Returns ids as the operators take them.
-
-    Raises:
-        TypeError: no tensor of int64, int32 or uint64.
-    """
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"ids must be a tensor, got {type(ids).__name__}")
-    if ids.dtype == torch.int32:
-        return ids.to(torch.int64)
-    if ids.dtype not in (torch.int64, torch.uint64):
-        raise TypeError(f"ids must be int64, int32 or uint64, got {ids.dtype}")
-    return ids
-
-
-def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
-    """Checks `per_sample_weights` against the ids.
-
-    Raises:
-        ValueError: another mode than `sum`, or another shape than the ids'.
-        TypeError: weights that are not float32.
-    """
-    if weights is None:
-        return
-    if mode != "sum":
-        raise ValueError(f'per_sample_weights need mode "sum", got mode {mode!r}')
-    if weights.shape != ids.shape:
-        raise ValueError(
-            f"per_sample_weights must have the shape of the ids, {tuple(ids.shape)}, got {tuple(weights.shape)}"
-        )
-    if weights.dtype != torch.float32:
-        raise TypeError(f"per_sample_weights must be float32, got {weights.dtype}")
 
 
 def flatten_bags(ids: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:

@@ -22,11 +22,11 @@ from recstore_ops import _native
 from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunction
 from recstore_ops.client.client import evict
 from recstore_ops.nn.dist_embedding import TableModule
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.ops import operators
-from recstore_ops.sharding.lookup import Request, failing_together, sharded_rows
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
+from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.shard import GradReduce, Shard
 from recstore_ops.table.table import disagreeing_on_error
 

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from recstore_ops.sparse.find_features import find_features
+
 MOST_ISSUED = 1024
 """A collection forgets what it issued beyond this number, oldest first, as the store does."""
 
@@ -193,23 +195,3 @@ class PrefetchingDataLoader:
             if len(ahead) > self.prefetch_count:
                 yield ahead.popleft()
         yield from ahead
-
-
-def find_features(batch: Any) -> Any:
-    """Finds the `KeyedJaggedTensor` of a batch.
-
-    Raises:
-        ValueError: there is none, or more than one; give `features` to say which.
-    """
-    if hasattr(batch, "length_per_key"):
-        return batch
-    if hasattr(batch, "sparse_features"):
-        return batch.sparse_features
-    values = batch.values() if isinstance(batch, dict) else batch if isinstance(batch, tuple | list) else ()
-    found = [value for value in values if hasattr(value, "length_per_key")]
-    if len(found) != 1:
-        raise ValueError(
-            f"expected one KeyedJaggedTensor in a batch of type {type(batch).__name__}, found {len(found)}; "
-            "say with features= which it is"
-        )
-    return found[0]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
+from recstore_ops.ops.collecting import collect
 
 _NAMESPACE = "recstore_python"
 _library = torch.library.Library(_NAMESPACE, "DEF")
@@ -47,8 +48,6 @@ def _accept_feature_grads(
     per_sample_weights: Tensor | None = None,
     padding_idx: int | None = None,
 ) -> None:
-    from recstore_ops.autograd import collect  # That module calls these operators.
-
     parts = _slices(offsets, len(tables))
     lengths_FB = offsets.diff().view(len(tables), grads.shape[0])
     places = defaultdict(list)

@@ -4,11 +4,11 @@ Modules take `process_group=`. A rank has the rows of the ids that `shard_of` gi
 lookup sends each distinct id to its owner and gets its row back, and gradients go the same way. See `docs/sharding.md`.
 """
 
-from recstore_ops.checkpoint.parts import shard_of
 from recstore_ops.sharding.checkpoint import load, save
 from recstore_ops.sharding.pipeline import ShardedPipeline
 from recstore_ops.sharding.statistics import ExchangeStatistics, exchange_statistics
 from recstore_ops.table.shard import GradReduce, Shard
+from recstore_ops.table.shard_of import shard_of
 
 __all__ = [
     "ExchangeStatistics",

@@ -10,10 +10,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from recstore_ops.checkpoint.parts import shard_of
 from recstore_ops.ops import operators
 from recstore_ops.sharding.statistics import count
 from recstore_ops.table.shard import Shard
+from recstore_ops.table.shard_of import shard_of
 
 _INT64_BYTES = 8
 

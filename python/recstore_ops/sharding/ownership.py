@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
-
-if TYPE_CHECKING:
-    from recstore_ops.table.table import Table
+from recstore_ops.table.table import Table
 
 
 def check_owned(table: Table, ids: Tensor) -> None:

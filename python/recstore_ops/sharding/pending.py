@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from recstore_ops.sharding.lookup import Lookup
 from recstore_ops.sharding.refresh import refresh
-
-if TYPE_CHECKING:
-    from recstore_ops.sharding.lookup import Lookup
-    from recstore_ops.table.shard import Shard
+from recstore_ops.table.shard import Shard
 
 LookupKey = tuple[tuple[int, Tensor], ...]
 """What tells a lookup: the number of each table and the ids asked of it, in order."""

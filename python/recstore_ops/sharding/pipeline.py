@@ -9,10 +9,11 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from recstore_ops.nn.prefetch import find_features
-from recstore_ops.sharding.lookup import Lookup, Request, key_of, make_lookup, shard_of_tables
+from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pending
+from recstore_ops.sharding.rows import Request, key_of, make_lookup
 from recstore_ops.sharding.statistics import timed
+from recstore_ops.sparse.find_features import find_features
 from recstore_ops.table.shard import Shard
 
 

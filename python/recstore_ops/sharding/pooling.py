@@ -6,7 +6,7 @@ Shape suffixes: N ids, U distinct ids, B bags, D dim.
 from torch import Tensor
 from torch.nn import functional
 
-from recstore_ops.sharding.lookup import Rows
+from recstore_ops.sharding.rows import Rows
 
 
 def spread_rows(rows: Rows) -> Tensor:

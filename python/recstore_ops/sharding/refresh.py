@@ -8,16 +8,12 @@ Shape suffixes: U distinct ids, C rows that changed, W ranks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from recstore_ops.sharding.exchange import Status, exchange_counts, move, raise_if_failed
-
-if TYPE_CHECKING:
-    from recstore_ops.sharding.lookup import Lookup
-    from recstore_ops.table.shard import Shard
+from recstore_ops.sharding.lookup import Lookup
+from recstore_ops.table.shard import Shard
 
 _PLACE = torch.int32
 

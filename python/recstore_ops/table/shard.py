@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from recstore_ops.checkpoint.parts import shard_of
+from recstore_ops.table.shard_of import shard_of
 
 GradReduce = Literal["mean", "sum"]
 

@@ -24,9 +24,9 @@ from recstore_ops.client.dist_tensor import DistTensor
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
-from recstore_ops.nn.functional import check_ids
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops import operators
+from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.safetensors_file import Column, SafetensorsFile, write_safetensors
 

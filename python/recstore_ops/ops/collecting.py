@@ -1,0 +1,80 @@
+"""Gradients on their way to a collector: who sums those of duplicate ids, and how one backward pass hands its own over.
+
+Shape suffixes: N ids, D dim, U distinct ids.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from recstore_ops.ops import operators
+
+_merge_kind: Literal["python", "native"] = "native"
+
+
+def set_merge(kind: Literal["python", "native"]) -> None:
+    """Chooses who sums the gradients of duplicate ids; both give the same bits.
+
+    Args:
+        kind: `native`, the default: the collector, and `torch.ops.recstore.merge_gradients` for `merge_gradients`;
+            `python`: `torch.unique` and `index_add_`, before the collector.
+
+    Raises:
+        ValueError: another kind.
+    """
+    global _merge_kind
+    if kind not in ("python", "native"):
+        raise ValueError(f'set_merge takes "python" or "native", got {kind!r}')
+    _merge_kind = kind
+
+
+def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums the gradients of duplicate ids, in input order.
+
+    Args:
+        ids: int64, `[N]`.
+        grads: float32, `[N, D]`.
+
+    Returns:
+        The distinct ids in ascending order, `[U]`, and their sums, `[U, D]`.
+    """
+    if _merge_kind == "native":
+        return operators.merge_gradients(ids, grads)
+    unique_U, inverse_N = torch.unique(ids, return_inverse=True)
+    sums_UD = grads.new_zeros((unique_U.shape[0], grads.shape[1]))
+    return unique_U, sums_UD.index_add_(0, inverse_N, grads)
+
+
+def collect(
+    collector: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    grads: Tensor,
+    padding_idx: int | None,
+    places: Tensor | None = None,
+) -> None:
+    """Hands the gradients of one backward pass to a collector.
+
+    The collector keeps ids and gradients as they are, without a copy, until the step sums those of equal ids. A traced
+    graph uses their memory again, so there it copies them. With `set_merge("python")` they are summed before, except
+    in a traced graph, which does not know the number of distinct ids.
+
+    Args:
+        collector: the collector's handle.
+        table: the table's handle.
+        ids: `[...]`.
+        grads: `[..., D]`.
+        padding_idx: an id whose gradients do not count.
+        places: what the lookup of the same ids gave out; spares the step its search.
+    """
+    if merges_here():
+        grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
+        ids, grads = merge_gradients(ids.reshape(-1), grads_ND)
+        places = None
+    operators.accept_grad(collector, table, ids, grads, padding_idx, places, not torch.compiler.is_compiling())
+
+
+def merges_here() -> bool:
+    """Whether gradients are summed before the collector gets them; never in a traced graph."""
+    return _merge_kind == "python" and not torch.compiler.is_compiling()

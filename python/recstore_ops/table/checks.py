@@ -1,0 +1,38 @@
+"""Checks of what lookups are given: ids and per-sample weights."""
+
+import torch
+from torch import Tensor
+
+
+def check_ids(ids: Tensor) -> Tensor:
+    """Returns ids as the operators take them.
+
+    Raises:
+        TypeError: no tensor of int64, int32 or uint64.
+    """
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids must be a tensor, got {type(ids).__name__}")
+    if ids.dtype == torch.int32:
+        return ids.to(torch.int64)
+    if ids.dtype not in (torch.int64, torch.uint64):
+        raise TypeError(f"ids must be int64, int32 or uint64, got {ids.dtype}")
+    return ids
+
+
+def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
+    """Checks `per_sample_weights` against the ids.
+
+    Raises:
+        ValueError: another mode than `sum`, or another shape than the ids'.
+        TypeError: weights that are not float32.
+    """
+    if weights is None:
+        return
+    if mode != "sum":
+        raise ValueError(f'per_sample_weights need mode "sum", got mode {mode!r}')
+    if weights.shape != ids.shape:
+        raise ValueError(
+            f"per_sample_weights must have the shape of the ids, {tuple(ids.shape)}, got {tuple(weights.shape)}"
+        )
+    if weights.dtype != torch.float32:
+        raise TypeError(f"per_sample_weights must be float32, got {weights.dtype}")
