@@ -1,6 +1,6 @@
 //! Parts of the store that benches measure alone. Not part of the interface: anything here may change at any time.
 
-use crate::simd::Simd;
+use crate::kernel::simd::Simd;
 use crate::table::{self, FindRows, RowIndex};
 
 /// The map from ids to indices of rows.
@@ -28,13 +28,13 @@ impl IdMap {
 /// Asks for the cache line that holds the first of `values`.
 #[inline(always)]
 pub fn prefetch<T>(values: &[T]) {
-    crate::cache::prefetch(values, crate::cache::Cache::First);
+    crate::kernel::cache::prefetch(values, crate::kernel::cache::Cache::First);
 }
 
 /// Zeroed memory as the store uses it, of `lines` cache lines, for yardsticks that read the same kind of memory.
 pub fn zeroed_lines(lines: usize) -> impl std::ops::DerefMut<Target = [f32]> {
     const FLOATS_A_LINE: usize = 16;
-    crate::pages::Pages::zeroed(lines * FLOATS_A_LINE, 0)
+    crate::kernel::pages::Pages::zeroed(lines * FLOATS_A_LINE, 0)
 }
 
 /// Mixes the bits of an id.

@@ -21,32 +21,19 @@
 //! # }
 //! ```
 
-mod bits;
-mod cache;
 mod checkpoint;
-mod collector;
 mod config;
 mod disk;
-mod distinct;
-mod elements;
 mod error;
 pub mod fork;
-mod gradient;
-mod handle;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod kernel;
 mod lifecycle;
 mod memory;
 mod optimizer;
-mod pages;
-mod parallel;
-mod pooling;
-mod prefetch;
-mod result_memory;
-mod row_type;
-mod simd;
-mod sorting;
+mod rows;
 mod store;
 mod table;
 
@@ -54,29 +41,29 @@ pub use checkpoint::{
     CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport,
     Shard, checkpoint_files, checkpoint_metadata, commit as commit_snapshot, compact, new_snapshot_name,
 };
-pub use collector::{GradientCollector, KeptGradients, OwnedGradients};
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
     NanPolicy, OptimizerConfig, TableConfig,
 };
-pub use distinct::are_distinct;
 pub use error::{Error, Result};
-pub use gradient::{
+#[cfg(feature = "rayon")]
+pub use kernel::parallel::Rayon;
+pub use kernel::parallel::{Executor, Serial};
+pub use kernel::result_memory::ResultMemory;
+pub use kernel::simd::SimdLevel;
+pub use memory::MemoryUse;
+pub use optimizer::UpdateRule;
+pub use rows::distinct::are_distinct;
+pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
     unique,
 };
-pub use handle::TableHandle;
-pub use memory::MemoryUse;
-pub use optimizer::UpdateRule;
-#[cfg(feature = "rayon")]
-pub use parallel::Rayon;
-pub use parallel::{Executor, Serial};
-pub use pooling::{BagInput, PoolingMode, check_offsets};
-pub use prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
-pub use result_memory::ResultMemory;
-pub use simd::SimdLevel;
-pub use store::{
+pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
+pub use store::collector::{GradientCollector, KeptGradients, OwnedGradients};
+pub use store::handle::TableHandle;
+pub use store::local_store::{
     EmbeddingStore, LocalStore, OptimizerState, Step, StoreMemory, TableDescription, TableId,
     TableStatistics, TableUpdate,
 };
+pub use store::prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
 pub use table::{RowlessTable, TAG_WORDS as PLACES_TAG};

@@ -8,8 +8,8 @@ use super::manifest::Manifest;
 use super::save::{Plan, cleaned, lock, remove_unneeded, write};
 use super::{LoadOptions, Progress, SaveOptions, SaveReport, load, refused};
 use crate::Result;
-use crate::parallel::Serial;
-use crate::simd::Simd;
+use crate::kernel::parallel::Serial;
+use crate::kernel::simd::Simd;
 use crate::table::Engine;
 
 /// Puts a full snapshot of the same name in the place of the newest one and those it follows; deltas can follow it. A

@@ -5,8 +5,8 @@
 //!
 //! Source: Corbato 1968, "A paging experiment with the Multics system".
 
-use crate::bits::Bits;
-use crate::pages::Pages;
+use crate::kernel::bits::Bits;
+use crate::kernel::pages::Pages;
 
 /// A row in memory: its index and its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 
 use super::{RowRule, Slot};
 use crate::config::Convention;
-use crate::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; s += g^2`, then `w -= lr * g / sqrt(s + eps)` in the `recstore` convention and
 /// `w -= lr * g / (sqrt(s) + eps)` in the `torch` convention.

@@ -2,7 +2,7 @@
 
 use super::{RowRule, Slot, power};
 use crate::config::BiasCorrection;
-use crate::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
 /// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's.

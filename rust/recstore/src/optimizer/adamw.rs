@@ -3,7 +3,7 @@
 use super::RowRule;
 use super::adam::{Moments, split_state};
 use crate::config::BiasCorrection;
-use crate::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `w *= 1 - lr * weight_decay; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
 /// `w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)`, t being the table's step or the row's.

@@ -1,7 +1,7 @@
 //! FTRL-proximal: AdaGrad's learning rates with an L1 term that makes weights exactly zero.
 
 use super::{RowRule, Slot};
-use crate::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else
 /// `w = (sign(z) * l1 - z) / ((beta + sqrt(n')) / alpha + l2)`.

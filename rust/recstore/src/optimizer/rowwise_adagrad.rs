@@ -3,8 +3,8 @@
 use super::adagrad::place_eps;
 use super::{RowRule, Slot};
 use crate::config::Convention;
-use crate::elements::{ElementRule, for_each_element};
-use crate::simd::sum_of_squares;
+use crate::kernel::elements::{ElementRule, for_each_element};
+use crate::kernel::simd::sum_of_squares;
 
 /// `g += weight_decay * w`; in the `recstore` convention `s += sum_j g_j^2; w -= lr * g / sqrt(s + eps)`, in the
 /// `torch` convention `s += mean_j g_j^2; w -= lr * g / (sqrt(s) + eps)`.

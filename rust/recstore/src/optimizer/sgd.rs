@@ -1,7 +1,7 @@
 //! Stochastic gradient descent.
 
 use super::RowRule;
-use crate::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; w -= lr * g`.
 ///

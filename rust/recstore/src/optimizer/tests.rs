@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::config::TableConfig;
-use crate::simd::{Kernel, Lanes, Simd, SimdLevel};
+use crate::kernel::simd::{Kernel, Lanes, Simd, SimdLevel};
 
 const DIM: usize = 21; // One full run of lanes and a rest.
 

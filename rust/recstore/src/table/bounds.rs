@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::Engine;
-use crate::gradient::{GradientPart, Gradients};
-use crate::parallel::for_each_mut;
-use crate::simd::{Kernel, Lanes};
+use crate::kernel::parallel::for_each_mut;
+use crate::kernel::simd::{Kernel, Lanes};
+use crate::rows::gradient::{GradientPart, Gradients};
 
 /// The floats that are worth waking a thread for.
 const FLOATS_A_PIECE: usize = 1 << 16;
@@ -136,9 +136,9 @@ fn greatest_bits(values: &[f32]) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gradient::GradientChunk;
-    use crate::parallel::Serial;
-    use crate::simd::Simd;
+    use crate::kernel::parallel::Serial;
+    use crate::kernel::simd::Simd;
+    use crate::rows::gradient::GradientChunk;
 
     const IDS: [i64; 3] = [4, 5, 4];
 

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::RowIndex;
 use crate::Result;
-use crate::bits::Bits;
+use crate::kernel::bits::Bits;
 use crate::lifecycle::Usage;
 
 /// Names a save of a store, so that a delta can tell what it follows.

@@ -3,8 +3,8 @@
 use super::sweep::rank;
 use super::{RowIndex, Rows};
 use crate::Result;
-use crate::bits::Bits;
 use crate::config::EvictionConfig;
+use crate::kernel::bits::Bits;
 use crate::lifecycle::Least;
 
 /// Of so many rows one leaves, though fewer would do: going through all of them should be worth it.

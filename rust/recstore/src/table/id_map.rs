@@ -15,9 +15,9 @@ use std::hash::{BuildHasher, RandomState};
 use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
-use crate::cache::{Cache, prefetch_one};
-use crate::pages::{Pages, supplied_bytes, untouched_bytes};
-use crate::simd::{Lanes, ScalarLanes};
+use crate::kernel::cache::{Cache, prefetch_one};
+use crate::kernel::pages::{Pages, supplied_bytes, untouched_bytes};
+use crate::kernel::simd::{Lanes, ScalarLanes};
 
 /// The ids in one line.
 const IDS_A_LINE: usize = 5;

@@ -2,7 +2,7 @@
 //!
 //! A row at random costs two trips to memory, one for the line of the id map and one for the row, and each may cost a
 //! walk through page tables besides. So a run of ids is first found, then its rows are used, each pass with the next
-//! trips under way (see [`crate::cache`]). Every stage is a short loop, so that much of what a processor looks ahead at
+//! trips under way (see [`crate::kernel::cache`]). Every stage is a short loop, so that much of what a processor looks ahead at
 //! are loads. The few ids that lie in lines behind their homes are found when all lines of a run were searched.
 //!
 //! Where the rows lie is known for the whole run before any is used: whatever is loaded between the stores of rows waits
@@ -18,9 +18,11 @@ use super::slot_group::SlotGroup;
 use super::tier::Tier;
 use super::{NO_INDEX, RowIndex};
 use crate::Error;
-use crate::cache::{Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines};
-use crate::row_type::RowType;
-use crate::simd::{Kernel, Lanes};
+use crate::kernel::cache::{
+    Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines,
+};
+use crate::kernel::simd::{Kernel, Lanes};
+use crate::rows::row_type::RowType;
 
 /// The ids of a run: what is known of them fits the first cache.
 const RUN: usize = 1024;

@@ -34,13 +34,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
+use crate::kernel::parallel::{Executor, Serial, for_each_mut, piece_size};
+use crate::kernel::simd::Simd;
 use crate::lifecycle::Usage;
 use crate::memory::{Account, MemoryBudget};
 use crate::optimizer::{Optimizer, PreparedRule, Slot, UpdateRules};
-use crate::parallel::{Executor, Serial, for_each_mut, piece_size};
-use crate::row_type::RowType;
-use crate::simd::Simd;
-use crate::store::{TableDescription, TableStatistics};
+use crate::rows::row_type::RowType;
+use crate::store::local_store::{TableDescription, TableStatistics};
 use crate::{Error, Result, fork};
 use admission::Admission;
 pub(crate) use admission::AdmissionCounts;
@@ -91,15 +91,15 @@ macro_rules! with_row_type {
     ($dtype:expr, $row_type:ident => $body:expr) => {
         match $dtype {
             $crate::config::Dtype::Float32 => {
-                let $row_type = $crate::row_type::Float32;
+                let $row_type = $crate::rows::row_type::Float32;
                 $body
             }
             $crate::config::Dtype::Bfloat16 => {
-                let $row_type = $crate::row_type::Bfloat16;
+                let $row_type = $crate::rows::row_type::Bfloat16;
                 $body
             }
             $crate::config::Dtype::Float16 => {
-                let $row_type = $crate::row_type::Float16;
+                let $row_type = $crate::rows::row_type::Float16;
                 $body
             }
         }

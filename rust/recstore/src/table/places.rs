@@ -5,7 +5,7 @@
 //! it is used only below the number of rows, and gradients are grouped by it, so that no row is changed by two threads.
 
 use super::id_map::mix;
-use crate::simd::{Kernel, Lanes};
+use crate::kernel::simd::{Kernel, Lanes};
 
 /// The words that a tag takes behind the places.
 pub const TAG_WORDS: usize = 2;
@@ -72,7 +72,7 @@ pub(super) fn unseal(places: &[u32], count: usize) -> Option<(&[u32], [u32; TAG_
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Simd, SimdLevel};
+    use crate::kernel::simd::{Simd, SimdLevel};
 
     fn are_good(places: &[u32], epoch: u64, ids: &[i64]) -> bool {
         unseal(places, ids.len()).is_some_and(|(places, words)| {

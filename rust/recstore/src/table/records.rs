@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 
 use super::RowIndex;
 use super::slot_group::Layout;
-use crate::cache::{Cache, prefetch_at};
-use crate::pages::Pages;
+use crate::kernel::cache::{Cache, prefetch_at};
+use crate::kernel::pages::Pages;
 
 /// All records of a table, borrowed exclusively.
 pub(super) struct SharedRecords<'a> {

@@ -1,8 +1,8 @@
 //! The id of each row: the way back from an index, for whoever goes through all rows of a table.
 
 use super::RowIndex;
-use crate::bits::Bits;
-use crate::pages::{Pages, supplied_bytes};
+use crate::kernel::bits::Bits;
+use crate::kernel::pages::{Pages, supplied_bytes};
 
 /// The ids of rows by index.
 #[derive(Debug, Default)]

@@ -8,10 +8,10 @@ use super::changes::{CopiedRows, Cut, SaveId};
 use super::id_allocator::IdAllocator;
 use super::memory::Growth;
 use super::{Engine, RowIndex, Sweep, SweepSteps, Table, lock_order};
-use crate::bits::Bits;
-use crate::cache::Cache;
+use crate::kernel::bits::Bits;
+use crate::kernel::cache::Cache;
+use crate::kernel::parallel::Serial;
 use crate::optimizer::Slot;
-use crate::parallel::Serial;
 use crate::{Error, Result, fork};
 
 /// How far ahead of their use ids are searched for.

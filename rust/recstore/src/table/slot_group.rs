@@ -8,8 +8,8 @@
 
 use super::RowIndex;
 use super::records::SharedRecords;
+use crate::kernel::pages::{self, Pages};
 use crate::optimizer::Slot;
-use crate::pages::{self, Pages};
 
 /// The four-byte words of a cache line.
 const WORDS_A_LINE: usize = 16;

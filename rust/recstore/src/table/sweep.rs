@@ -12,7 +12,7 @@ use super::{RowIndex, Rows, Table, with_row_type};
 use crate::config::{EvictionConfig, EvictionPolicy};
 use crate::fork;
 use crate::lifecycle::{Least, Usage};
-use crate::row_type::RowType;
+use crate::rows::row_type::RowType;
 
 /// The rows that a sweep goes through under one lock.
 const ROWS_AT_A_TIME: usize = 8_192;

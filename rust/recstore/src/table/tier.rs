@@ -15,8 +15,8 @@ use super::slot_group::SlotGroup;
 use super::transfer::{read_in, write_back};
 use super::{RowIndex, Rows};
 use crate::disk::{Residence, Resident, SlotFile};
+use crate::kernel::parallel::Executor;
 use crate::memory::MemoryUse;
-use crate::parallel::Executor;
 use crate::{Error, Result};
 
 /// Where the rows of a table with a slot file lie.

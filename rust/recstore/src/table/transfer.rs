@@ -11,7 +11,7 @@ use super::RowIndex;
 use super::records::SharedRecords;
 use super::slot_group::SlotGroup;
 use crate::disk::{Resident, SlotFile};
-use crate::parallel::{Executor, for_each_mut};
+use crate::kernel::parallel::{Executor, for_each_mut};
 
 /// The bytes read or written in one call at most.
 const CALL_BYTES: usize = 256 << 10;

@@ -5,7 +5,7 @@
 
 use std::sync::{Mutex, TryLockError};
 
-use crate::pages::Pages;
+use crate::kernel::pages::Pages;
 
 /// What is kept at most: two results of 1 M rows of dim 64. The system may take it back where memory runs short.
 const KEPT_BYTES: usize = 512 << 20;

@@ -13,9 +13,9 @@ use crossbeam_channel::{Sender, unbounded};
 
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
-use crate::gradient::GradientChunk;
-use crate::pooling::BagInput;
-use crate::store::{
+use crate::rows::gradient::GradientChunk;
+use crate::rows::pooling::BagInput;
+use crate::store::local_store::{
     EmbeddingStore, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
 };
 use crate::{Error, Result, fork};
@@ -456,7 +456,7 @@ fn read_all(store: &dyn EmbeddingStore, requests: &[PrefetchRequest]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gradient::GradientChunk;
+    use crate::rows::gradient::GradientChunk;
     use crate::{LocalStore, Serial, Step};
     use proptest::prelude::*;
 

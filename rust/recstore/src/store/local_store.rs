@@ -11,12 +11,12 @@ use crate::checkpoint::{
     self, LastSave, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Shard,
 };
 use crate::config::TableConfig;
-use crate::gradient::GradientChunk;
+use crate::kernel::parallel::{Executor, Sparing};
+use crate::kernel::simd::{Simd, SimdLevel};
 use crate::memory::{MemoryBudget, MemoryUse};
 use crate::optimizer::{UpdateRule, UpdateRules};
-use crate::parallel::{Executor, Sparing};
-use crate::pooling::BagInput;
-use crate::simd::{Simd, SimdLevel};
+use crate::rows::gradient::GradientChunk;
+use crate::rows::pooling::BagInput;
 use crate::table::{self, CutTables, Engine, StepRequest, Table, TableCut};
 use crate::{Error, Result, fork};
 

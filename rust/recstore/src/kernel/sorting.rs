@@ -8,7 +8,7 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use crate::parallel::{Executor, for_each_mut};
+use crate::kernel::parallel::{Executor, for_each_mut};
 
 /// What positions are sorted by.
 pub(crate) trait Key: Copy + Sync {
@@ -322,7 +322,7 @@ fn sort_by_digit<R: Copy + Into<u64>>(places: &[Place<R>], sorted: &mut [Place<R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::Serial;
+    use crate::kernel::parallel::Serial;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

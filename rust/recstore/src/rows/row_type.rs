@@ -8,7 +8,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use crate::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
+use crate::kernel::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
 
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {

@@ -2,8 +2,8 @@
 
 use std::str::FromStr;
 
-use crate::cache::{Cache, prefetch, prefetch_near, prefetch_near_known};
-use crate::elements::{AddScaled, ElementRule, for_each_element, with_row_len};
+use crate::kernel::cache::{Cache, prefetch, prefetch_near, prefetch_near_known};
+use crate::kernel::elements::{AddScaled, ElementRule, for_each_element, with_row_len};
 use crate::{Error, Result};
 
 /// How many bags ahead the row that a bag is pooled into is loaded.

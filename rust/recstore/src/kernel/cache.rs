@@ -6,7 +6,7 @@
 
 #![expect(unsafe_code, reason = "the instruction takes a pointer")]
 
-use crate::elements::with_row_len;
+use crate::kernel::elements::with_row_len;
 
 const LINE_BYTES: usize = 64;
 

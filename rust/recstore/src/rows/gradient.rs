@@ -5,12 +5,12 @@
 
 use std::borrow::Cow;
 
-use crate::cache::{Cache, prefetch, prefetch_one, rows_near, rows_of_lines};
-use crate::distinct::are_distinct;
-use crate::elements::{AddScaled, add_row, for_each_element};
-use crate::parallel::{Executor, for_each_mut, parts_for};
-use crate::simd::{Kernel, Lanes, Simd};
-use crate::sorting::{CountedKeys, Place, SortedIds, SortedPart};
+use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_near, rows_of_lines};
+use crate::kernel::elements::{AddScaled, add_row, for_each_element};
+use crate::kernel::parallel::{Executor, for_each_mut, parts_for};
+use crate::kernel::simd::{Kernel, Lanes, Simd};
+use crate::kernel::sorting::{CountedKeys, Place, SortedIds, SortedPart};
+use crate::rows::distinct::are_distinct;
 use crate::{Error, Result};
 
 /// The rows of gradients worth waking a thread for.
@@ -485,7 +485,7 @@ pub fn merge_gradients_into(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::parallel::Serial;
+    use crate::kernel::parallel::Serial;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 

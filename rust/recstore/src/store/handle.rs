@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
 use crate::config::TableConfig;
-use crate::gradient::GradientChunk;
-use crate::store::{EmbeddingStore, Step, TableId, TableStatistics, TableUpdate};
+use crate::rows::gradient::GradientChunk;
+use crate::store::local_store::{EmbeddingStore, Step, TableId, TableStatistics, TableUpdate};
 use crate::{Error, Result};
 
 /// A table of a store.

@@ -1,0 +1,10 @@
+//! What loops over rows are made of: vector instructions, caches, pages, threads, sorting.
+
+pub(crate) mod bits;
+pub(crate) mod cache;
+pub(crate) mod elements;
+pub(crate) mod pages;
+pub(crate) mod parallel;
+pub(crate) mod result_memory;
+pub(crate) mod simd;
+pub(crate) mod sorting;

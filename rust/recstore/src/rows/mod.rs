@@ -1,0 +1,6 @@
+//! Rows and their gradients, whichever table they are of.
+
+pub(crate) mod distinct;
+pub(crate) mod gradient;
+pub(crate) mod pooling;
+pub(crate) mod row_type;
