@@ -40,5 +40,5 @@ pub fn zeroed_lines(lines: usize) -> impl std::ops::DerefMut<Target = [f32]> {
 /// Mixes the bits of an id.
 #[inline(always)]
 pub fn mix(id: i64) -> u64 {
-    table::mix(id)
+    crate::kernel::hash::mix(id)
 }

@@ -10,7 +10,7 @@ use super::manifest::{Manifest, TableEntry, create_directory, write_beside};
 use super::save::{AllTables, LastSave, Plan, base_of, cleaned, lock, name_of, save_id, write};
 use super::{SaveOptions, SaveReport, at, refused};
 use crate::Result;
-use crate::table::mix;
+use crate::kernel::hash::mix;
 
 /// Which of the stores that save together this is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -3,6 +3,7 @@
 pub(crate) mod bits;
 pub(crate) mod cache;
 pub(crate) mod elements;
+pub(crate) mod hash;
 pub(crate) mod pages;
 pub(crate) mod parallel;
 pub(crate) mod result_memory;

@@ -1,6 +1,6 @@
 //! Counts of ids in a fixed amount of memory.
 
-use crate::table::mix;
+use crate::kernel::hash::mix;
 
 /// A count-min sketch with conservative updates: a count is never too low. With a probability of at least `1 - delta`
 /// it is too high by at most `epsilon` times all that was counted.

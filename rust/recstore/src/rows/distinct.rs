@@ -1,6 +1,6 @@
 //! Whether ids are distinct, for a fraction of what it takes to sort them.
 
-use crate::table::mix;
+use crate::kernel::hash::mix;
 
 /// Beyond this many steps a search is given up.
 const MOST_STEPS: usize = 32;

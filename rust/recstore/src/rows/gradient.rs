@@ -551,7 +551,8 @@ mod tests {
 
     #[test]
     fn many_ids_are_sorted_as_few() {
-        let ids: Vec<i64> = (0..20_000).map(crate::table::mix).map(|id| id as i64 >> (id % 50)).collect();
+        let ids: Vec<i64> =
+            (0..20_000).map(crate::kernel::hash::mix).map(|id| id as i64 >> (id % 50)).collect();
         let (mut distinct, mut inverse) = (vec![0; ids.len()], vec![0; ids.len()]);
         let count = unique(&Serial, &ids, &mut distinct, &mut inverse);
         let mut expected = ids;

@@ -295,7 +295,7 @@ mod tests {
     fn stochastic_rounding_is_right_on_average() {
         fn mean(row_type: impl RowType, value: f32) -> f64 {
             let count = 20_000;
-            let hash = crate::table::mix;
+            let hash = crate::kernel::hash::mix;
             (0..count).map(|n| f64::from(stochastic(row_type, value, hash(n)))).sum::<f64>() / count as f64
         }
         fn check(row_type: impl RowType, value: f32) {

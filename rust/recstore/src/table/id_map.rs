@@ -16,6 +16,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::{NO_INDEX, RowIndex};
 use crate::kernel::cache::{Cache, prefetch_one};
+use crate::kernel::hash::mix;
 use crate::kernel::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::kernel::simd::{Lanes, ScalarLanes};
 
@@ -104,15 +105,6 @@ impl Homes {
     fn is_growing(self) -> bool {
         self.moved_from > 0
     }
-}
-
-/// Mixes the bits of an id; the finalizer of `SplitMix64` (Steele, Lea and Flood 2014).
-#[inline(always)]
-pub(crate) fn mix(id: i64) -> u64 {
-    let mut hash = (id as u64).wrapping_add(0x9E37_79B9_7F4A_7C15);
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    hash ^ (hash >> 31)
 }
 
 /// Maps the upper half of a hash to a number below `count`, keeping the order of the hashes. Products of 32 bits are

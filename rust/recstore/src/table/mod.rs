@@ -34,6 +34,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use crate::config::{NanPolicy, TableConfig};
+use crate::kernel::hash::mix;
 use crate::kernel::parallel::{Executor, Serial, for_each_mut, piece_size};
 use crate::kernel::simd::Simd;
 use crate::lifecycle::Usage;
@@ -52,7 +53,6 @@ use id_allocator::IdAllocator;
 use id_map::IdMap;
 #[cfg(feature = "internals")]
 pub(crate) use id_map::IdMap;
-pub(crate) use id_map::mix;
 use initializer::Initializer;
 pub(crate) use lookup::FindRows;
 use lookup::{ColdRows, ReadRows, RowSource};

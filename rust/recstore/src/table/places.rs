@@ -4,7 +4,7 @@
 //! where it does not fit, the rows are searched for as if there were no places. Even a forged place harms no memory:
 //! it is used only below the number of rows, and gradients are grouped by it, so that no row is changed by two threads.
 
-use super::id_map::mix;
+use crate::kernel::hash::mix;
 use crate::kernel::simd::{Kernel, Lanes};
 
 /// The words that a tag takes behind the places.
