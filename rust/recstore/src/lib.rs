@@ -21,6 +21,7 @@
 //! # }
 //! ```
 
+mod calls;
 mod checkpoint;
 mod config;
 mod disk;
@@ -31,12 +32,14 @@ pub mod fork;
 pub mod internals;
 mod kernel;
 mod lifecycle;
-mod memory;
 mod optimizer;
 mod rows;
 mod store;
 mod table;
 
+pub use calls::{
+    MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
+};
 pub use checkpoint::{
     CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport,
     Shard, checkpoint_files, checkpoint_metadata, commit as commit_snapshot, compact, new_snapshot_name,
@@ -51,7 +54,6 @@ pub use kernel::parallel::Rayon;
 pub use kernel::parallel::{Executor, Serial};
 pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
-pub use memory::MemoryUse;
 pub use optimizer::UpdateRule;
 pub use rows::distinct::are_distinct;
 pub use rows::gradient::{
@@ -60,10 +62,8 @@ pub use rows::gradient::{
 };
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
 pub use store::collector::{GradientCollector, KeptGradients, OwnedGradients};
+pub use store::embedding_store::EmbeddingStore;
 pub use store::handle::TableHandle;
-pub use store::local_store::{
-    EmbeddingStore, LocalStore, OptimizerState, Step, StoreMemory, TableDescription, TableId,
-    TableStatistics, TableUpdate,
-};
+pub use store::local_store::LocalStore;
 pub use store::prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
 pub use table::{RowlessTable, TAG_WORDS as PLACES_TAG};

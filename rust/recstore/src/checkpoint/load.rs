@@ -12,9 +12,8 @@ use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, at, refused};
 use crate::Result;
 use crate::config::TableConfig;
 use crate::kernel::bits::Bits;
-use crate::memory::MemoryBudget;
 use crate::optimizer::UpdateRules;
-use crate::table::{CopiedRows, Engine, SaveId, Table};
+use crate::table::{CopiedRows, Engine, MemoryBudget, SaveId, Table};
 
 /// Rows are read into one buffer while those of the other get their places.
 const BUFFERS: usize = 2;

@@ -21,7 +21,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, TableId};
+use crate::Error;
+use crate::calls::TableId;
 pub use compact::compact;
 pub use compression::Compression;
 pub use load::{CheckpointFiles, checkpoint_files, checkpoint_metadata};

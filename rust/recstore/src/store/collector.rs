@@ -4,10 +4,11 @@ use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
+use super::embedding_store::EmbeddingStore;
+use crate::calls::{Step, TableId, TableUpdate};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
 use crate::rows::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
-use crate::store::local_store::{EmbeddingStore, Step, TableId, TableUpdate};
 use crate::{Error, Result, fork};
 
 /// The gradients that one model collected, by table, in the order in which they came.

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
+use super::embedding_store::EmbeddingStore;
+use crate::calls::{Step, TableId, TableStatistics, TableUpdate};
 use crate::config::TableConfig;
 use crate::rows::gradient::GradientChunk;
-use crate::store::local_store::{EmbeddingStore, Step, TableId, TableStatistics, TableUpdate};
 use crate::{Error, Result};
 
 /// A table of a store.

@@ -1,6 +1,8 @@
 //! Stores of tables: what all of them do, the one in this process, and what is built on any.
 
 pub(crate) mod collector;
+pub(crate) mod embedding_store;
 pub(crate) mod handle;
 pub(crate) mod local_store;
 pub(crate) mod prefetch;
+mod tables;

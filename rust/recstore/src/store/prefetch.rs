@@ -11,13 +11,12 @@ use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
 
+use super::embedding_store::EmbeddingStore;
+use crate::calls::{OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate};
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::rows::gradient::GradientChunk;
 use crate::rows::pooling::BagInput;
-use crate::store::local_store::{
-    EmbeddingStore, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
-};
 use crate::{Error, Result, fork};
 
 /// The number of a prefetch. It is never given to another one.

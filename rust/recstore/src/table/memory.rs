@@ -4,7 +4,7 @@ use super::id_allocator::IdAllocator;
 use super::row_ids::RowIds;
 use super::usages::Usages;
 use super::{Admission, Rows, Table};
-use crate::memory::MemoryUse;
+use crate::calls::MemoryUse;
 use crate::{Error, Result};
 
 /// By how much a call makes a table larger.

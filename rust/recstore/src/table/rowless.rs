@@ -7,13 +7,13 @@ use std::sync::atomic::Ordering;
 
 use super::update::{StepRequest, check};
 use super::{Engine, Table, bags};
+use crate::calls::{TableDescription, TableUpdate};
 use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
 use crate::kernel::simd::Simd;
 use crate::optimizer::UpdateRules;
 use crate::rows::gradient::DistinctGradients;
 use crate::rows::pooling::{BagInput, PooledColumns, Pooling};
-use crate::store::local_store::{TableDescription, TableUpdate};
 use crate::{Error, Result};
 
 /// A table without its rows, for stores that keep these on other machines.

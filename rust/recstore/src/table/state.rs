@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{RowIndex, Rows, Table, lock_order};
+use crate::calls::OptimizerState;
 use crate::kernel::bits::Bits;
-use crate::store::local_store::OptimizerState;
 use crate::{Error, Result};
 
 const OPERATION: &str = "put_optimizer_states";

@@ -14,9 +14,9 @@ use super::memory::Growth;
 use super::slot_group::SlotGroup;
 use super::transfer::{read_in, write_back};
 use super::{RowIndex, Rows};
+use crate::calls::MemoryUse;
 use crate::disk::{Residence, Resident, SlotFile};
 use crate::kernel::parallel::Executor;
-use crate::memory::MemoryUse;
 use crate::{Error, Result};
 
 /// Where the rows of a table with a slot file lie.

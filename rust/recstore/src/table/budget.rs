@@ -1,57 +1,10 @@
-//! What the tables of a store may take of memory together, and what each takes of it.
+//! What the tables of a store may take of memory together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The limit of a store that has none.
 const NO_LIMIT: u64 = u64::MAX;
-
-/// What a table takes of memory, in bytes, and how its rows lie.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[non_exhaustive]
-pub struct MemoryUse {
-    /// The weights of the rows in memory.
-    pub row_bytes: u64,
-    /// The optimizer's slots of the rows in memory, and what rounds records up to whole cache lines.
-    pub slot_bytes: u64,
-    /// The id map, the ids of rows, and what is noted of rows for saves, for the disk and for the next step.
-    pub index_bytes: u64,
-    /// Records that hold no row: freed ones, and those of pages that the system supplied ahead of use.
-    pub free_bytes: u64,
-    /// What the slot file takes of the disk.
-    pub disk_bytes: u64,
-    /// The limit of this table.
-    pub memory_limit: Option<u64>,
-    /// The rows that lie in memory.
-    pub resident_rows: u64,
-    /// Rows read from the slot file since the table was made.
-    pub rows_fetched: u64,
-    /// Rows written to the slot file since the table was made.
-    pub rows_spilled: u64,
-    /// The time that calls spent on moving rows between memory and disk, in nanoseconds.
-    pub disk_nanoseconds: u64,
-}
-
-impl MemoryUse {
-    /// Adds what another table, or another server's part of the table, takes.
-    pub fn add(&mut self, other: &Self) {
-        self.row_bytes += other.row_bytes;
-        self.slot_bytes += other.slot_bytes;
-        self.index_bytes += other.index_bytes;
-        self.free_bytes += other.free_bytes;
-        self.disk_bytes += other.disk_bytes;
-        self.memory_limit = self.memory_limit.zip(other.memory_limit).map(|(own, other)| own + other);
-        self.resident_rows += other.resident_rows;
-        self.rows_fetched += other.rows_fetched;
-        self.rows_spilled += other.rows_spilled;
-        self.disk_nanoseconds += other.disk_nanoseconds;
-    }
-
-    /// Returns all bytes of memory.
-    pub fn bytes(&self) -> u64 {
-        self.row_bytes + self.slot_bytes + self.index_bytes + self.free_bytes
-    }
-}
 
 /// The memory limit of a store and what its tables take together.
 #[derive(Debug)]
