@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{finite, positive, require};
+use super::ranges::{finite, positive, require};
 use crate::Result;
 
 /// Which ids get a row by training. Until an id is admitted it reads as its initial value, and its gradients are

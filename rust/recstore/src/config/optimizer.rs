@@ -1,0 +1,220 @@
+//! The optimizers and their hyper-parameters.
+
+use serde::{Deserialize, Serialize};
+
+use super::ranges::{not_negative, positive, require};
+use crate::Result;
+
+/// A rule and its hyper-parameters, named as in `torch.optim`. The equations stand in the rules' own documents.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
+pub enum OptimizerConfig {
+    /// Stochastic gradient descent.
+    Sgd {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+    },
+    /// AdaGrad.
+    Adagrad {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adagrad_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Where `eps` stands.
+        #[serde(default)]
+        convention: Convention,
+    },
+    /// AdaGrad with one accumulator a row.
+    RowwiseAdagrad {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adagrad_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Where `eps` stands, and whether squares are summed or averaged over the row.
+        #[serde(default)]
+        convention: Convention,
+    },
+    /// Adam on the rows that have a gradient.
+    Adam {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the two moments.
+        #[serde(default = "default_betas")]
+        betas: [f64; 2],
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adam_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Whose steps correct the bias of the moments.
+        #[serde(default)]
+        bias_correction: BiasCorrection,
+    },
+    /// AdamW on the rows that have a gradient.
+    Adamw {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the two moments.
+        #[serde(default = "default_betas")]
+        betas: [f64; 2],
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adam_eps")]
+        eps: f64,
+        /// The share of `lr * w` that a step takes away.
+        #[serde(default = "default_adamw_weight_decay")]
+        weight_decay: f64,
+        /// Whose steps correct the bias of the moments.
+        #[serde(default)]
+        bias_correction: BiasCorrection,
+    },
+    /// FTRL-proximal.
+    Ftrl {
+        /// The learning rate.
+        #[serde(default = "default_lr", alias = "lr")]
+        alpha: f64,
+        /// Damps the first steps.
+        #[serde(default = "default_ftrl_beta")]
+        beta: f64,
+        /// The strength of the L1 term, which makes weights exactly zero.
+        #[serde(default)]
+        l1: f64,
+        /// The strength of the L2 term.
+        #[serde(default)]
+        l2: f64,
+    },
+    /// A rule of the program's own, which the store that keeps the rows must know: see [`crate::UpdateRule`].
+    Rule {
+        /// The name it is registered under.
+        name: String,
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+    },
+}
+
+/// Which of two common definitions AdaGrad and row-wise AdaGrad follow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Convention {
+    /// `sqrt(s + eps)`, and row-wise the sum of squares: `RecStore`.
+    #[default]
+    Recstore,
+    /// `sqrt(s) + eps`, and row-wise the mean of squares: `torch.optim.Adagrad` and FBGEMM.
+    Torch,
+}
+
+/// Whose count of steps corrects the bias of Adam's moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BiasCorrection {
+    /// The table's, as `torch.optim.SparseAdam`.
+    #[default]
+    Table,
+    /// The row's own, kept beside it: a row first seen late starts as corrected as the first ones did.
+    Row,
+}
+
+fn default_lr() -> f64 {
+    0.01
+}
+fn default_adagrad_eps() -> f64 {
+    1e-10
+}
+fn default_adam_eps() -> f64 {
+    1e-8
+}
+fn default_adamw_weight_decay() -> f64 {
+    0.01
+}
+fn default_betas() -> [f64; 2] {
+    [0.9, 0.999]
+}
+fn default_ftrl_beta() -> f64 {
+    1.0
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        Self::Sgd { lr: default_lr(), weight_decay: 0.0 }
+    }
+}
+
+impl OptimizerConfig {
+    /// Returns the learning rate (FTRL: `alpha`).
+    pub fn learning_rate(&self) -> f64 {
+        match *self {
+            Self::Sgd { lr, .. }
+            | Self::Adagrad { lr, .. }
+            | Self::RowwiseAdagrad { lr, .. }
+            | Self::Adam { lr, .. }
+            | Self::Adamw { lr, .. }
+            | Self::Rule { lr, .. }
+            | Self::Ftrl { alpha: lr, .. } => lr,
+        }
+    }
+
+    /// Whether a learning rate of zero is out of the rule's range: FTRL divides by it.
+    pub(crate) fn needs_positive_learning_rate(&self) -> bool {
+        matches!(self, Self::Ftrl { .. })
+    }
+
+    /// The learning rate and the weight decay, which may differ between two openings of one table.
+    pub(super) fn tunables_mut(&mut self) -> (&mut f64, Option<&mut f64>) {
+        match self {
+            Self::Sgd { lr, weight_decay }
+            | Self::Adagrad { lr, weight_decay, .. }
+            | Self::RowwiseAdagrad { lr, weight_decay, .. }
+            | Self::Adam { lr, weight_decay, .. }
+            | Self::Adamw { lr, weight_decay, .. } => (lr, Some(weight_decay)),
+            Self::Ftrl { alpha: lr, .. } | Self::Rule { lr, .. } => (lr, None),
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        let mut config = self.clone();
+        let (lr, weight_decay) = config.tunables_mut();
+        not_negative("optimizer.lr", *lr)?;
+        not_negative("optimizer.weight_decay", weight_decay.map_or(0.0, |value| *value))?;
+        match *self {
+            Self::Sgd { .. } => Ok(()),
+            Self::Rule { ref name, .. } => require(!name.is_empty(), || {
+                "optimizer.name, the name of the update rule, must not be empty".to_owned()
+            }),
+            Self::Adagrad { eps, .. } | Self::RowwiseAdagrad { eps, .. } => positive("optimizer.eps", eps),
+            Self::Adam { betas, eps, .. } | Self::Adamw { betas, eps, .. } => {
+                for beta in betas {
+                    require((0.0..1.0).contains(&beta), || {
+                        format!("optimizer.betas must lie in [0, 1), got {beta}")
+                    })?;
+                }
+                positive("optimizer.eps", eps)
+            }
+            Self::Ftrl { alpha, beta, l1, l2 } => {
+                positive("optimizer.alpha", alpha)?;
+                not_negative("optimizer.beta", beta)?;
+                not_negative("optimizer.l1", l1)?;
+                not_negative("optimizer.l2", l2)?;
+                require(beta as f32 + l2 as f32 > 0.0, || {
+                    "optimizer.beta and optimizer.l2 must not both be 0".to_owned()
+                })
+            }
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The configuration of a table as one JSON object.
+
+use serde::{Deserialize, Serialize};
+
+use super::initializer::InitializerConfig;
+use super::lifecycle::{AdmissionConfig, EvictionConfig};
+use super::optimizer::OptimizerConfig;
+use super::ranges::{invalid, require};
+use crate::Result;
+
+/// A table's dim, bound, row type, initial values, optimizer and policy for non-finite values.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TableConfig {
+    /// The number of elements in a row. Not part of the JSON: calls name it beside the configuration.
+    #[serde(skip)]
+    pub dim: usize,
+    /// Ids outside `[0, num_embeddings)` are refused; without it every id is valid.
+    pub num_embeddings: Option<u64>,
+    /// The type in which rows are kept.
+    pub dtype: Dtype,
+    /// Together with the table's name it seeds the initial values.
+    pub seed: u64,
+    /// The rows in one block of storage.
+    pub block_size: usize,
+    /// The value of a row that was never written.
+    pub initializer: InitializerConfig,
+    /// The rule that turns gradients into new rows.
+    pub optimizer: OptimizerConfig,
+    /// What happens to NaN and infinity in rows and gradients.
+    pub nan_policy: NanPolicy,
+    /// Which ids get a row by training; all of them without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub admission: Option<AdmissionConfig>,
+    /// Which rows leave; none without it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub eviction: Option<EvictionConfig>,
+    /// The most bytes of memory that the table may take. With `eviction` the least rows by its policy leave at once for new
+    /// ones that would exceed it. Not part of checkpoints, as `disk` is not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_limit: Option<u64>,
+    /// A directory for the rows that `memory_limit` leaves no room for; without it and `eviction` the limit is an error.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk: Option<String>,
+}
+
+/// The type in which a table keeps its rows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Dtype {
+    /// IEEE 754 single precision.
+    #[default]
+    Float32,
+    /// The upper half of a float32: its range, 8 bits of precision.
+    Bfloat16,
+    /// IEEE 754 half precision: 11 bits of precision, up to 65,504.
+    Float16,
+}
+
+/// What a table does with a row or a gradient that holds a NaN or an infinity.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum NanPolicy {
+    /// The call is refused and changes nothing.
+    #[default]
+    Error,
+    /// The row is left out of the write, or the id of the gradient out of the step, and counted.
+    Skip,
+    /// It is taken as it is.
+    Allow,
+}
+
+/// A weight and two moments; what an optimizer keeps once a row is little beside them.
+const MOST_FLOATS_A_COLUMN: usize = 3;
+
+/// One GiB a block, which any machine can reserve: only the pages of written rows are backed.
+pub(crate) const MOST_FLOATS_A_BLOCK: usize = 1 << 28;
+
+impl Default for TableConfig {
+    fn default() -> Self {
+        Self {
+            dim: 0,
+            num_embeddings: None,
+            dtype: Dtype::default(),
+            seed: 0,
+            block_size: 10_240,
+            initializer: InitializerConfig::default(),
+            optimizer: OptimizerConfig::default(),
+            nan_policy: NanPolicy::default(),
+            admission: None,
+            eviction: None,
+            memory_limit: None,
+            disk: None,
+        }
+    }
+}
+
+impl TableConfig {
+    /// Returns the default configuration for rows of `dim` elements.
+    pub fn new(dim: usize) -> Self {
+        Self { dim, ..Self::default() }
+    }
+
+    /// Reads a JSON object; an empty text stands for the defaults.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] if the text is no JSON object, or names an unknown key or kind, or a value is out of
+    /// its range.
+    pub fn from_json(dim: usize, text: &str) -> Result<Self> {
+        let config = Self { dim, ..Self::parse(text)? };
+        config.validate().map(|()| config)
+    }
+
+    /// Reads a JSON object as [`TableConfig::from_json`] and sets its `num_embeddings`.
+    ///
+    /// # Errors
+    /// As [`TableConfig::from_json`], and if the text names another `num_embeddings`.
+    pub fn from_json_with_bound(dim: usize, text: &str, num_embeddings: u64) -> Result<Self> {
+        let parsed = Self::parse(text)?;
+        if let Some(named) = parsed.num_embeddings.filter(|&named| named != num_embeddings) {
+            return Err(invalid(format!(
+                "num_embeddings is {num_embeddings}, but the configuration says {named}"
+            )));
+        }
+        let config = Self { dim, num_embeddings: Some(num_embeddings), ..parsed };
+        config.validate().map(|()| config)
+    }
+
+    fn parse(text: &str) -> Result<Self> {
+        let text = if text.trim().is_empty() { "{}" } else { text };
+        let unreadable = |error: serde_json::Error| invalid(error.to_string());
+        let object: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(unreadable)?;
+        // serde would also take a list for each of these, its fields by position.
+        for key in ["initializer", "optimizer", "admission", "eviction"] {
+            let is_optional = matches!(key, "admission" | "eviction");
+            let is_given = |value: &&serde_json::Value| !(is_optional && value.is_null());
+            require(object.get(key).filter(is_given).is_none_or(serde_json::Value::is_object), || {
+                format!("{key} must be an object, got {}", object[key])
+            })?;
+        }
+        serde_json::from_str(text).map_err(unreadable)
+    }
+
+    /// Returns the configuration as a JSON object, without the dim.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] if it cannot be written, which no valid configuration brings about.
+    pub fn to_json(&self) -> Result<String> {
+        serde_json::to_string(self).map_err(|error| invalid(error.to_string()))
+    }
+
+    /// Checks every value against its range.
+    ///
+    /// # Errors
+    /// [`Error::InvalidConfig`] names the key, its value and its range.
+    pub fn validate(&self) -> Result<()> {
+        require(self.dim > 0, || "dim must be at least 1, got 0".to_owned())?;
+        require(self.block_size > 0, || "block_size must be at least 1, got 0".to_owned())?;
+        let block =
+            self.dim.checked_mul(MOST_FLOATS_A_COLUMN).and_then(|row| row.checked_mul(self.block_size));
+        require(block.is_some_and(|floats| floats <= MOST_FLOATS_A_BLOCK), || {
+            format!(
+                "a block of block_size rows of dim exceeds 1 GiB: lower block_size; got block_size {} and dim {}",
+                self.block_size, self.dim
+            )
+        })?;
+        require(self.num_embeddings.is_none_or(|bound| (1..=i64::MAX as u64).contains(&bound)), || {
+            format!("num_embeddings must be null or from 1 to {}, got {:?}", i64::MAX, self.num_embeddings)
+        })?;
+        require(self.memory_limit != Some(0), || "memory_limit must be null or positive, got 0".to_owned())?;
+        require(self.disk.as_deref() != Some(""), || {
+            "disk must be null or the name of a directory, got \"\"".to_owned()
+        })?;
+        require(self.disk.is_none() || self.memory_limit.is_some(), || {
+            "disk needs memory_limit: without a limit no row would ever go there".to_owned()
+        })?;
+        self.initializer.validate(self.num_embeddings)?;
+        self.optimizer.validate()?;
+        self.admission.as_ref().map_or(Ok(()), AdmissionConfig::validate)?;
+        self.eviction.as_ref().map_or(Ok(()), EvictionConfig::validate)
+    }
+
+    /// Returns what a checkpoint keeps of the configuration: where rows lie is a matter of the machine.
+    #[must_use]
+    pub(crate) fn without_memory(&self) -> Self {
+        Self { memory_limit: None, disk: None, ..self.clone() }
+    }
+
+    /// Whether a table opened as `self` may be opened again as `other`: all but learning rate and weight decay agree.
+    pub fn is_same_table(&self, other: &Self) -> bool {
+        let identity = |config: &Self| {
+            let mut config = config.clone();
+            let (lr, weight_decay) = config.optimizer.tunables_mut();
+            *lr = 0.0;
+            if let Some(weight_decay) = weight_decay {
+                *weight_decay = 0.0;
+            }
+            config
+        };
+        identity(self) == identity(other)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(text: &str) -> String {
+        TableConfig::from_json(4, text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_empty_text_gives_the_documented_defaults() {
+        let documented = r#"{"num_embeddings": null, "dtype": "float32", "seed": 0, "block_size": 10240,
+            "initializer": {"kind": "normal", "mean": 0.0, "std": 0.01},
+            "optimizer": {"kind": "sgd", "lr": 0.01}, "nan_policy": "error"}"#;
+        assert_eq!(TableConfig::from_json(4, ""), TableConfig::from_json(4, documented));
+    }
+
+    #[test]
+    fn a_configuration_survives_json() {
+        let text = r#"{"num_embeddings": 9, "initializer": {"kind": "xavier_uniform"},
+            "optimizer": {"kind": "ftrl", "alpha": 0.5, "l1": 0.25}}"#;
+        let config = TableConfig::from_json(4, text).unwrap();
+        assert_eq!(TableConfig::from_json(4, &config.to_json().unwrap()), Ok(config));
+    }
+
+    #[test]
+    fn limit_and_disk_count_for_equality_and_are_written_only_if_given() {
+        let text = r#"{"memory_limit":1000,"disk":"/tmp"}"#;
+        let config = TableConfig::from_json(4, text).unwrap();
+        assert!(config.to_json().unwrap().ends_with(r#","memory_limit":1000,"disk":"/tmp"}"#));
+        assert!(!config.is_same_table(&config.without_memory()));
+        assert_eq!(config.without_memory(), TableConfig::new(4));
+        assert!(!TableConfig::new(4).to_json().unwrap().contains("disk"));
+    }
+
+    #[test]
+    fn unknown_keys_and_kinds_are_refused_by_name() {
+        assert!(message(r#"{"learning_rate": 1}"#).contains("learning_rate"));
+        assert!(message(r#"{"optimizer": {"kind": "lion"}}"#).contains("lion"));
+        assert!(message(r#"{"optimizer": {"kind": "sgd", "momentum": 0.9}}"#).contains("momentum"));
+        assert!(message(r#"{"initializer": {"kind": "zeros", "std": 1}}"#).contains("std"));
+        assert!(message(r#"{"dtype": "float8"}"#).contains("float8"));
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused_with_key_and_value() {
+        for (text, key, value) in [
+            (r#"{"optimizer": {"kind": "sgd", "lr": -1.5}}"#, "lr", "-1.5"),
+            (r#"{"optimizer": {"kind": "adam", "betas": [0.9, 1.0]}}"#, "betas", "1"),
+            (r#"{"optimizer": {"kind": "adagrad", "eps": 0}}"#, "eps", "0"),
+            (r#"{"optimizer": {"kind": "ftrl", "alpha": 0}}"#, "alpha", "0"),
+            (r#"{"initializer": {"kind": "normal", "std": -2}}"#, "std", "-2"),
+            (r#"{"block_size": 0}"#, "block_size", "0"),
+            (r#"{"num_embeddings": 0}"#, "num_embeddings", "0"),
+            (r#"{"memory_limit": 0}"#, "memory_limit", "0"),
+            (r#"{"memory_limit": 1, "disk": ""}"#, "disk", "\"\""),
+            (r#"{"disk": "/tmp"}"#, "disk", "memory_limit"),
+        ] {
+            let message = message(text);
+            assert!(message.contains(key) && message.contains(value), "{message}");
+        }
+        assert!(message(r#"{"initializer": {"kind": "xavier_uniform"}}"#).contains("num_embeddings"));
+    }
+
+    #[test]
+    fn learning_rate_and_weight_decay_do_not_count_for_equality() {
+        let config = |text| TableConfig::from_json(4, text).unwrap();
+        let sgd = config(r#"{"optimizer": {"kind": "sgd", "lr": 0.5, "weight_decay": 0.1}}"#);
+        assert!(sgd.is_same_table(&config("")));
+        assert!(!sgd.is_same_table(&config(r#"{"seed": 1}"#)));
+        assert!(!sgd.is_same_table(&config(r#"{"optimizer": {"kind": "adam"}}"#)));
+    }
+}
