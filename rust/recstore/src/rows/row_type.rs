@@ -41,6 +41,27 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise);
 }
 
+/// Evaluates an expression with the row type of a table.
+macro_rules! with_row_type {
+    ($dtype:expr, $row_type:ident => $body:expr) => {
+        match $dtype {
+            $crate::config::Dtype::Float32 => {
+                let $row_type = $crate::rows::row_type::Float32;
+                $body
+            }
+            $crate::config::Dtype::Bfloat16 => {
+                let $row_type = $crate::rows::row_type::Bfloat16;
+                $body
+            }
+            $crate::config::Dtype::Float16 => {
+                let $row_type = $crate::rows::row_type::Float16;
+                $body
+            }
+        }
+    };
+}
+pub(crate) use with_row_type;
+
 /// Random bits for the columns of one row at one step: a pure function of what it was made from.
 ///
 /// Source of the mixing: Chris Wellons, "Prospecting for hash functions" (2018), `lowbias32`.

@@ -5,12 +5,12 @@ use std::sync::{Arc, OnceLock};
 
 use super::lookup::{RowSource, TakeRows};
 use super::places::Seal;
-use super::{Engine, Locks, TAG_WORDS, Table, with_row_type};
+use super::{Engine, Locks, TAG_WORDS, Table};
 use crate::kernel::cache::{prefetch_group, prefetch_near};
 use crate::kernel::parallel::{for_each_mut, piece_size};
 use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
-use crate::rows::row_type::{Float32, RowType};
+use crate::rows::row_type::{Float32, RowType, with_row_type};
 use crate::{Error, Result};
 
 /// Pools the bags of all `tables`, the first bags of each into the first row of `pooled`, a table's columns behind

@@ -41,7 +41,7 @@ use crate::kernel::parallel::{Executor, Serial, for_each_mut, piece_size};
 use crate::kernel::simd::Simd;
 use crate::lifecycle::Usage;
 use crate::optimizer::{Optimizer, PreparedRule, Slot, UpdateRules};
-use crate::rows::row_type::RowType;
+use crate::rows::row_type::{RowType, with_row_type};
 use crate::{Error, Result, fork};
 use admission::Admission;
 pub(crate) use admission::AdmissionCounts;
@@ -87,27 +87,6 @@ pub(crate) struct Engine<'a> {
     pub(crate) executor: &'a dyn Executor,
     pub(crate) simd: Simd,
 }
-
-/// Evaluates an expression with the row type of a table.
-macro_rules! with_row_type {
-    ($dtype:expr, $row_type:ident => $body:expr) => {
-        match $dtype {
-            $crate::config::Dtype::Float32 => {
-                let $row_type = $crate::rows::row_type::Float32;
-                $body
-            }
-            $crate::config::Dtype::Bfloat16 => {
-                let $row_type = $crate::rows::row_type::Bfloat16;
-                $body
-            }
-            $crate::config::Dtype::Float16 => {
-                let $row_type = $crate::rows::row_type::Float16;
-                $body
-            }
-        }
-    };
-}
-use with_row_type;
 
 /// A named table.
 pub(crate) struct Table {

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::{RowIndex, Rows, Table, with_row_type};
+use super::{RowIndex, Rows, Table};
 use crate::config::{EvictionConfig, EvictionPolicy};
 use crate::fork;
 use crate::lifecycle::{Least, Usage};
-use crate::rows::row_type::RowType;
+use crate::rows::row_type::{RowType, with_row_type};
 
 /// The rows that a sweep goes through under one lock.
 const ROWS_AT_A_TIME: usize = 8_192;

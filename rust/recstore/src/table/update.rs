@@ -23,7 +23,7 @@ use super::records::{RecordStart, SharedRecords};
 use super::row_ids::RowIds;
 use super::tier::Tier;
 use super::usages::Usages;
-use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, places, with_row_type};
+use super::{Engine, NO_INDEX, RowIndex, Rows, Sweep, Table, lock_order, places};
 use crate::calls::Step;
 use crate::config::{Dtype, NanPolicy};
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
@@ -33,7 +33,7 @@ use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::kernel::sorting::{CountedKeys, SortedPart, ranges};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::rows::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
-use crate::rows::row_type::{Noise, RowType};
+use crate::rows::row_type::{Noise, RowType, with_row_type};
 use crate::{Error, Result};
 
 const OPERATION: &str = "emb_update";
