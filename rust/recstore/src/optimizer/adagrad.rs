@@ -1,6 +1,6 @@
 //! AdaGrad: a learning rate for every element, by the sum of its squared gradients.
 
-use super::{RowRule, Slot};
+use super::row_rule::{RowRule, Slot};
 use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
 

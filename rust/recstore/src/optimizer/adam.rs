@@ -1,6 +1,6 @@
 //! Adam, lazily: only rows with a gradient move.
 
-use super::{RowRule, Slot, power};
+use super::row_rule::{RowRule, Slot, power};
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element};
 

@@ -1,7 +1,7 @@
 //! AdamW, lazily: only rows with a gradient move and decay.
 
-use super::RowRule;
 use super::adam::{Moments, split_state};
+use super::row_rule::RowRule;
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element};
 

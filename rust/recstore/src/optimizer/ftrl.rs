@@ -1,6 +1,6 @@
 //! FTRL-proximal: AdaGrad's learning rates with an L1 term that makes weights exactly zero.
 
-use super::{RowRule, Slot};
+use super::row_rule::{RowRule, Slot};
 use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else

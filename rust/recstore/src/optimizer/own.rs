@@ -4,8 +4,8 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
 
-use super::update_rule::text_of;
-use super::{RowRule, UpdateRule};
+use super::row_rule::RowRule;
+use super::update_rule::{UpdateRule, text_of};
 
 /// A rule of a program's own, made ready for a step.
 pub(crate) struct OwnRule {

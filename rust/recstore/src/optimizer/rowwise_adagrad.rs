@@ -1,7 +1,7 @@
 //! Row-wise AdaGrad: one accumulator a row, and so one float of state.
 
 use super::adagrad::place_eps;
-use super::{RowRule, Slot};
+use super::row_rule::{RowRule, Slot};
 use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
 use crate::kernel::simd::sum_of_squares;

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent.
 
-use super::RowRule;
+use super::row_rule::RowRule;
 use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; w -= lr * g`.

@@ -1,7 +1,8 @@
 //! Every rule against its equation in double precision, and every SIMD level against the baseline.
 
-use super::*;
-use crate::config::TableConfig;
+use super::prepared_rule::{prepare, slots};
+use super::row_rule::{RowRule, WithRule, power};
+use crate::config::{OptimizerConfig, TableConfig};
 use crate::kernel::simd::{Kernel, Lanes, Simd, SimdLevel};
 
 const DIM: usize = 21; // One full run of lanes and a rest.

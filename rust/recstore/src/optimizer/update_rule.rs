@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::Slot;
+use super::row_rule::Slot;
 use crate::config::{MOST_FLOATS_A_BLOCK, OptimizerConfig, TableConfig};
 use crate::{Error, Result};
 

@@ -1,0 +1,45 @@
+//! What a rule does with one row, and what it keeps beside it.
+
+use std::borrow::Cow;
+
+/// A named part of the state beside each row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// The name of the field.
+    pub(crate) name: Cow<'static, str>,
+    /// The number of elements a row.
+    pub(crate) width: usize,
+}
+
+impl Slot {
+    pub(super) fn new(name: &'static str, width: usize) -> Self {
+        Self { name: Cow::Borrowed(name), width }
+    }
+}
+
+/// One optimizer step of one row, its scalars already computed.
+pub(crate) trait RowRule: Sync {
+    /// Updates `weights` and `state` from `gradient`; `weights` and `gradient` have the table's dim.
+    ///
+    /// A gradient counts as a sum that began at zero, so that -0.0 is 0.0: rules add it to zero first.
+    fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]);
+}
+
+/// Work that is done with a rule, compiled for each.
+pub(crate) trait WithRule {
+    /// Does the work.
+    fn run(self, rule: &impl RowRule);
+}
+
+/// Returns `base` to the power of `exponent` by repeated squaring: multiplications only, the same on every machine.
+pub(super) fn power(base: f64, mut exponent: u64) -> f64 {
+    let (mut result, mut square) = (1.0, base);
+    while exponent > 0 {
+        if exponent & 1 == 1 {
+            result *= square;
+        }
+        square *= square;
+        exponent >>= 1;
+    }
+    result
+}
