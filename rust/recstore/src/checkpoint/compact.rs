@@ -3,10 +3,13 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use super::load::LoadingStore;
+use super::files::refused;
+use super::load::{LoadingStore, load};
 use super::manifest::Manifest;
+use super::options::{LoadOptions, SaveOptions};
+use super::progress::Progress;
+use super::reports::SaveReport;
 use super::save::{Plan, cleaned, lock, remove_unneeded, write};
-use super::{LoadOptions, Progress, SaveOptions, SaveReport, load, refused};
 use crate::Result;
 use crate::kernel::parallel::Serial;
 use crate::kernel::simd::Simd;

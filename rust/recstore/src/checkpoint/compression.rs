@@ -11,11 +11,10 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
 use zstd::stream::{read::Decoder, write::Encoder};
 
-use super::manifest::ShardEntry;
-use super::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, refused};
+use super::entries::{Compressed, Kind, ShardEntry};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, refused};
 use crate::Result;
 
 const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
@@ -58,25 +57,6 @@ impl Compression {
     pub(super) fn of(entry: &ShardEntry) -> Self {
         entry.compressed.as_ref().map_or(Self::None, |compressed| Self::Zstd { level: compressed.level })
     }
-}
-
-/// The one way of compression there is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Kind {
-    Zstd,
-}
-
-/// How a file was compressed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct Compressed {
-    kind: Kind,
-    level: i32,
-    /// The length of the plain file.
-    pub(super) bytes: u64,
-    /// Where the frame of the header and that of each tensor begins.
-    frames: BTreeMap<String, u64>,
 }
 
 /// Where the pieces of a plain file end, by name, from its beginning on.

@@ -5,10 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, mpsc};
 use std::thread;
 
-use super::manifest::{FILE_NAME, Manifest, ShardEntry, Snapshot, TableEntry};
+use super::entries::{ShardEntry, TableEntry};
+use super::files::{FILE_NAME, at, refused};
+use super::manifest::{Manifest, Snapshot};
+use super::options::LoadOptions;
+use super::progress::Progress;
+use super::reports::LoadReport;
 use super::save::save_id;
-use super::table_file::{Layout, Reader, TableState, saved_slots};
-use super::{BYTES_AT_A_TIME, LoadOptions, LoadReport, Progress, at, refused};
+use super::table_file::{BYTES_AT_A_TIME, Layout, Reader, TableState, saved_slots};
 use crate::Result;
 use crate::config::TableConfig;
 use crate::kernel::bits::Bits;

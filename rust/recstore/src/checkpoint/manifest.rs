@@ -1,21 +1,18 @@
 //! The manifest of a checkpoint directory: which files make up which snapshot.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
-use super::compression::{Compressed, Compression};
-use super::{COMPRESSED_EXTENSION, FILE_EXTENSION, SaveOptions, at, refused};
+use super::compression::Compression;
+use super::entries::TableEntry;
+use super::files::{FILE_NAME, at, refused, sync_directory, write_beside};
+use super::options::SaveOptions;
 use crate::Result;
-use crate::config::TableConfig;
-use crate::table::TableProgress;
-
-/// The manifest's name in a checkpoint directory.
-pub(super) const FILE_NAME: &str = "manifest.json";
 
 const FORMAT: &str = "recstore-checkpoint";
 const VERSION: u32 = 1;
@@ -71,95 +68,6 @@ impl Snapshot {
             )),
             None => Ok(()),
         }
-    }
-}
-
-/// A table of a snapshot.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct TableEntry {
-    pub(super) name: String,
-    pub(super) dim: usize,
-    config: serde_json::Value,
-    pub(super) progress: TableProgress,
-    /// Whether the files hold only what changed since the parent.
-    pub(super) is_delta: bool,
-    pub(super) shards: Vec<ShardEntry>,
-}
-
-/// One file.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(super) struct ShardEntry {
-    pub(super) file: String,
-    pub(super) bytes: u64,
-    pub(super) rows: usize,
-    pub(super) deleted: usize,
-    /// The elements of each tensor of what admission and eviction remember.
-    pub(super) state: BTreeMap<String, usize>,
-    /// CRC-32 (IEEE 802.3) of the header and of each tensor.
-    pub(super) checksums: BTreeMap<String, u32>,
-    /// How the file is compressed, if it is.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) compressed: Option<Compressed>,
-}
-
-impl ShardEntry {
-    /// Returns the length of the plain file.
-    pub(super) fn plain_bytes(&self) -> u64 {
-        self.compressed.as_ref().map_or(self.bytes, |compressed| compressed.bytes)
-    }
-
-    /// Whether the file lies in the directory and its name tells what it is.
-    fn has_own_name(&self) -> bool {
-        let end = if self.compressed.is_some() { COMPRESSED_EXTENSION } else { FILE_EXTENSION };
-        !self.file.contains(['/', '\\']) && self.file.ends_with(end)
-    }
-}
-
-impl TableEntry {
-    pub(super) fn new(
-        name: &str,
-        config: &TableConfig,
-        progress: TableProgress,
-        is_delta: bool,
-    ) -> Result<Self> {
-        let text = config.without_memory().to_json()?;
-        let config_value = serde_json::from_str(&text).map_err(|error| refused(FILE_NAME, error))?;
-        Ok(Self {
-            name: name.to_owned(),
-            dim: config.dim,
-            config: config_value,
-            progress,
-            is_delta,
-            shards: vec![],
-        })
-    }
-
-    /// Adds the files of another shard of the same table; fails with its name if it is not the same.
-    pub(super) fn add_shards(&mut self, other: Self) -> std::result::Result<(), String> {
-        let is_same = self.name == other.name
-            && self.dim == other.dim
-            && self.config == other.config
-            && self.is_delta == other.is_delta
-            && self.progress.step == other.progress.step
-            && self.progress.sweep == other.progress.sweep;
-        if !is_same {
-            return Err(other.name);
-        }
-        self.progress.add(&other.progress);
-        self.shards.extend(other.shards);
-        Ok(())
-    }
-
-    /// Returns the configuration of the table.
-    pub(super) fn config(&self) -> Result<TableConfig> {
-        TableConfig::from_json(self.dim, &self.config.to_string())
-    }
-
-    /// Returns the rows in all files.
-    pub(super) fn rows(&self) -> usize {
-        self.shards.iter().map(|shard| shard.rows).fold(0, usize::saturating_add)
     }
 }
 
@@ -281,45 +189,4 @@ impl Manifest {
     pub(super) fn needs(&self, file: &str) -> bool {
         self.files().any(|needed| needed == file)
     }
-}
-
-/// Writes a file beside `path` and then gives it that name: readers see the old file or the new one.
-pub(super) fn write_beside(path: &Path, text: &[u8]) -> Result<()> {
-    let beside = path.with_extension("new");
-    let write = |mut file: fs::File| file.write_all(text).and_then(|()| file.sync_all());
-    if let Err(error) = fs::File::create(&beside).and_then(write) {
-        // What is cut off has no use, and the disk may be full.
-        _ = fs::remove_file(&beside);
-        return Err(refused(&beside, error));
-    }
-    fs::rename(&beside, path).map_err(at(path))
-}
-
-/// Makes a directory and those above it that are not there, so that they survive a crash.
-pub(super) fn create_directory(directory: &Path) -> Result<()> {
-    if directory.is_dir() {
-        return Ok(());
-    }
-    match directory.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => {
-            create_directory(parent)?;
-            create_in(parent, directory)
-        }
-        _ => create_in(Path::new("."), directory),
-    }
-}
-
-fn create_in(parent: &Path, directory: &Path) -> Result<()> {
-    match fs::create_dir(directory) {
-        // Somebody else was faster.
-        Err(error) if error.kind() == ErrorKind::AlreadyExists && directory.is_dir() => {}
-        made => made.map_err(at(directory))?,
-    }
-    sync_directory(parent)
-}
-
-/// Makes the names in a directory survive a crash.
-pub(super) fn sync_directory(directory: &Path) -> Result<()> {
-    let opened = fs::File::open(directory);
-    opened.and_then(|directory| directory.sync_all()).map_err(at(directory))
 }

@@ -6,9 +6,12 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::manifest::{Manifest, TableEntry, create_directory, write_beside};
+use super::entries::TableEntry;
+use super::files::{at, create_directory, refused, write_beside};
+use super::manifest::Manifest;
+use super::options::SaveOptions;
+use super::reports::SaveReport;
 use super::save::{AllTables, LastSave, Plan, base_of, cleaned, lock, name_of, save_id, write};
-use super::{SaveOptions, SaveReport, at, refused};
 use crate::Result;
 use crate::kernel::hash::mix;
 

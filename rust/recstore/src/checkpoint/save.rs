@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
 use super::compression::{Compression, compress};
-use super::manifest::{Manifest, ShardEntry, TableEntry, create_directory, sync_directory};
-use super::table_file::{Layout, TableState, Writer};
-use super::{
-    BYTES_AT_A_TIME, COMPRESSED_EXTENSION, FILE_EXTENSION, Progress, SaveKind, SaveOptions, SaveReport, at,
-    refused,
-};
+use super::entries::{ShardEntry, TableEntry};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, create_directory, refused, sync_directory};
+use super::manifest::Manifest;
+use super::options::{SaveKind, SaveOptions};
+use super::progress::Progress;
+use super::reports::SaveReport;
+use super::table_file::{BYTES_AT_A_TIME, Layout, TableState, Writer};
 use crate::Result;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
 

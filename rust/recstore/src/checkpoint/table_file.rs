@@ -17,9 +17,9 @@ use safetensors::Dtype as TensorType;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::compression::Contents;
+use super::entries::ShardEntry;
+use super::files::{at, refused};
 use super::flusher::Flusher;
-use super::manifest::ShardEntry;
-use super::{at, refused};
 use crate::Result;
 use crate::config::Dtype;
 use crate::lifecycle::Usage;
@@ -39,6 +39,9 @@ const HEADER: &str = "header";
 
 /// The most bytes of a header: that of a real one takes less than a kilobyte.
 const HEADER_LIMIT: u64 = 1 << 20;
+
+/// About how many bytes are copied or read at a time.
+pub(super) const BYTES_AT_A_TIME: usize = 512 << 10;
 
 /// The bytes written in one call at most: a kernel may let nobody else run on the core until a call ends.
 const WRITE_BYTES: usize = 128 << 10;

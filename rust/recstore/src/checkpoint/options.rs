@@ -1,0 +1,56 @@
+//! How to save and how to load.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::compression::Compression;
+use super::progress::Progress;
+use crate::calls::TableId;
+
+/// What a save writes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SaveKind {
+    /// All rows.
+    #[default]
+    Full,
+    /// What changed since the directory's last snapshot, which must be the last save of this store, or what it loaded.
+    Delta,
+    /// A delta where there is something it can follow, else all rows.
+    Auto,
+}
+
+/// How to save.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct SaveOptions<'a> {
+    /// What to write.
+    pub kind: SaveKind,
+    /// How many full snapshots stay in the directory, with the deltas that follow them; 0 counts as 1.
+    pub keep: usize,
+    /// What is kept along with the tables and given back by a load: the caller's own progress.
+    pub metadata: serde_json::Value,
+    /// How files are made smaller. A file is written plain first, and the room for both taken until it is compressed.
+    pub compression: Compression,
+    /// Called when the moment of the save has come: what is done from then on is not in it.
+    pub on_cut: Option<&'a (dyn Fn() + Sync)>,
+    /// Follows the bytes written.
+    pub progress: Option<&'a Progress>,
+}
+
+/// How to load.
+#[derive(Clone, Default)]
+#[non_exhaustive]
+pub struct LoadOptions<'a> {
+    /// Whether a row is loaded, by its id; all are without it. So any number of stores can share what any number of
+    /// stores saved.
+    pub keeps: Option<&'a (dyn Fn(i64) -> bool + Sync)>,
+    /// Whether the tables begin to count anew what was inserted, updated and so on. Of stores that share the rows of a save
+    /// all but one do: then the counts of all are together what they were.
+    pub without_counts: bool,
+    /// The numbers of tables that are not there yet, by name, for who has handed them out before; others get new ones.
+    pub numbers: Option<&'a BTreeMap<String, TableId>>,
+    /// Follows the bytes read.
+    pub progress: Option<&'a Progress>,
+}
