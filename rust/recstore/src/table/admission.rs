@@ -1,6 +1,7 @@
 //! Which ids get a row by training.
 
 use super::id_map::IdMap;
+use super::row_index::RowIndex;
 use crate::config::AdmissionConfig;
 use crate::lifecycle::Sketch;
 
@@ -169,7 +170,7 @@ fn add_counts(
         if counts.find(id).is_some() {
             return Err(format!("the id {id} without a row is counted twice"));
         }
-        counts.insert(id, super::RowIndex(count));
+        counts.insert(id, RowIndex(count));
     }
     Ok(())
 }

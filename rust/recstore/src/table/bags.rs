@@ -3,9 +3,11 @@
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
+use super::engine::Engine;
+use super::locks::Locks;
 use super::lookup::{RowSource, TakeRows};
-use super::places::Seal;
-use super::{Engine, Locks, TAG_WORDS, Table};
+use super::places::{Seal, TAG_WORDS};
+use super::table::Table;
 use crate::kernel::cache::{prefetch_group, prefetch_near};
 use crate::kernel::parallel::{for_each_mut, piece_size};
 use crate::kernel::simd::{Kernel, Lanes};

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::Engine;
+use super::engine::Engine;
 use crate::kernel::parallel::for_each_mut;
 use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::gradient::{GradientPart, Gradients};

@@ -1,7 +1,8 @@
 //! Rows that leave at once because a memory limit leaves no room for new ones.
 
+use super::row_index::RowIndex;
+use super::rows::Rows;
 use super::sweep::rank;
-use super::{RowIndex, Rows};
 use crate::Result;
 use crate::config::EvictionConfig;
 use crate::kernel::bits::Bits;

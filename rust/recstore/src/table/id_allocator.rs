@@ -1,6 +1,6 @@
 //! Hands out row indices, the freed ones first.
 
-use super::RowIndex;
+use super::row_index::RowIndex;
 
 /// Indices from zero upwards; freed ones come back last in, first out. An index is never handed out twice at a time:
 /// only the id map knows which index an id has, and it forgets it when the index is freed.

@@ -14,7 +14,7 @@ use std::hash::{BuildHasher, RandomState};
 
 use bytemuck::{Pod, Zeroable};
 
-use super::{NO_INDEX, RowIndex};
+use super::row_index::{NO_INDEX, RowIndex};
 use crate::kernel::cache::{Cache, prefetch_one};
 use crate::kernel::hash::mix;
 use crate::kernel::pages::{Pages, supplied_bytes, untouched_bytes};

@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
-use super::sweep::run_aside;
-use super::{Rows, Sweep, SweepSteps, Table};
+use super::rows::Rows;
+use super::sweep::{Sweep, SweepSteps};
+use super::sweeping::run_aside;
+use super::table::Table;
 use crate::config::EvictionConfig;
 use crate::{Error, Result};
 

@@ -14,9 +14,9 @@ use std::sync::OnceLock;
 
 use super::id_map::{BEHIND, Home, IdMap};
 use super::initializer::Initializer;
+use super::row_index::{NO_INDEX, RowIndex};
 use super::slot_group::SlotGroup;
 use super::tier::Tier;
-use super::{NO_INDEX, RowIndex};
 use crate::Error;
 use crate::kernel::cache::{
     Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines,

@@ -1,27 +1,14 @@
 //! What a table takes of memory, and whether more rows fit.
 
+use super::admission::Admission;
+use super::growth::Growth;
 use super::id_allocator::IdAllocator;
 use super::row_ids::RowIds;
+use super::rows::Rows;
+use super::table::Table;
 use super::usages::Usages;
-use super::{Admission, Rows, Table};
 use crate::calls::MemoryUse;
 use crate::{Error, Result};
-
-/// By how much a call makes a table larger.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Growth {
-    pub(super) rows: usize,
-    /// Ids without a row that admission begins to count.
-    pub(super) candidates: usize,
-}
-
-impl Growth {
-    pub(super) const NONE: Self = Self { rows: 0, candidates: 0 };
-
-    pub(super) fn of_rows(rows: usize) -> Self {
-        Self { rows, ..Self::NONE }
-    }
-}
 
 /// Gives indices of rows.
 pub(super) type Indices<'a> = dyn Fn(&Rows) -> Vec<u32> + 'a;

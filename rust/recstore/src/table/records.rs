@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::RowIndex;
+use super::row_index::RowIndex;
 use super::slot_group::Layout;
 use crate::kernel::cache::{Cache, prefetch_at};
 use crate::kernel::pages::Pages;

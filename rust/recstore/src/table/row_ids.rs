@@ -1,6 +1,6 @@
 //! The id of each row: the way back from an index, for whoever goes through all rows of a table.
 
-use super::RowIndex;
+use super::row_index::RowIndex;
 use crate::kernel::bits::Bits;
 use crate::kernel::pages::{Pages, supplied_bytes};
 

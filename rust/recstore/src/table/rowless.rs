@@ -5,8 +5,10 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use super::bags;
+use super::engine::Engine;
+use super::table::Table;
 use super::update::{StepRequest, check};
-use super::{Engine, Table, bags};
 use crate::calls::{TableDescription, TableUpdate};
 use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::{Executor, for_each_mut, piece_size};

@@ -5,9 +5,13 @@ use std::sync::atomic::Ordering;
 
 use super::admission::{Admission, AdmissionCounts};
 use super::changes::{CopiedRows, Cut, SaveId};
+use super::engine::Engine;
+use super::growth::Growth;
 use super::id_allocator::IdAllocator;
-use super::memory::Growth;
-use super::{Engine, RowIndex, Sweep, SweepSteps, Table, lock_order};
+use super::locks::lock_order;
+use super::row_index::RowIndex;
+use super::sweep::{Sweep, SweepSteps};
+use super::table::Table;
 use crate::kernel::bits::Bits;
 use crate::kernel::cache::Cache;
 use crate::kernel::parallel::Serial;

@@ -6,8 +6,8 @@
 //! Records begin with cache lines of even and of odd number alike: where all that is read at random begins with even
 //! ones, processors guess that the line beside will be needed, and load it too. See [`Layout`].
 
-use super::RowIndex;
 use super::records::SharedRecords;
+use super::row_index::RowIndex;
 use crate::kernel::pages::{self, Pages};
 use crate::optimizer::Slot;
 

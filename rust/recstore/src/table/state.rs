@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{RowIndex, Rows, Table, lock_order};
+use super::locks::lock_order;
+use super::row_index::RowIndex;
+use super::rows::Rows;
+use super::table::Table;
 use crate::calls::OptimizerState;
 use crate::kernel::bits::Bits;
 use crate::{Error, Result};

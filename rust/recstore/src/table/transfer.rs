@@ -7,8 +7,8 @@
 use std::io;
 use std::sync::OnceLock;
 
-use super::RowIndex;
 use super::records::SharedRecords;
+use super::row_index::RowIndex;
 use super::slot_group::SlotGroup;
 use crate::disk::{Resident, SlotFile};
 use crate::kernel::parallel::{Executor, for_each_mut};

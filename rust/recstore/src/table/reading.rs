@@ -1,0 +1,105 @@
+//! Reads of a table, which share its lock.
+
+use std::sync::OnceLock;
+
+use super::engine::Engine;
+use super::growth::Growth;
+use super::lookup::{ColdRows, ReadRows, RowSource};
+use super::places::{Seal, TAG_WORDS};
+use super::rows::Rows;
+use super::table::Table;
+use crate::kernel::parallel::{for_each_mut, piece_size};
+use crate::optimizer::Slot;
+use crate::rows::row_type::with_row_type;
+use crate::{Error, Result};
+
+impl Table {
+    /// Writes the row of each id to `out`; an id without a row reads as its initial value. `places` is empty, or gets
+    /// the ids' places and their tag.
+    pub(crate) fn read(
+        &self,
+        engine: Engine<'_>,
+        ids: &[i64],
+        out: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()> {
+        self.check_ids("emb_read", ids)?;
+        self.check_width("emb_read", "rows", ids.len(), out.len())?;
+        let expected = if places.is_empty() { 0 } else { ids.len() + TAG_WORDS };
+        self.check_length("emb_read", "places", expected, places.len())?;
+        if !places.is_empty() {
+            self.bring_in(engine, ids);
+        }
+        self.read_locked(&self.shared(), engine, ids, out, places)
+    }
+
+    /// Brings the rows of `ids` into memory, as many as fit, for a step that follows. Whatever stays on disk, for want of
+    /// room or because it cannot be read now, is read from there.
+    pub(crate) fn bring_in(&self, engine: Engine<'_>, ids: &[i64]) {
+        if self.config.disk.is_none() || self.check_writable("emb_read", 0).is_err() {
+            return;
+        }
+        let rows = &mut *self.exclusive();
+        let indices = rows.find(engine, ids);
+        _ = rows.make_ready(engine.executor, &indices, Growth::NONE);
+        rows.settle();
+    }
+
+    pub(super) fn read_locked(
+        &self,
+        rows: &Rows,
+        engine: Engine<'_>,
+        ids: &[i64],
+        out: &mut [f32],
+        places: &mut [u32],
+    ) -> Result<()> {
+        rows.check_whole()?;
+        let failure = OnceLock::new();
+        let dim = self.config.dim;
+        let chunk = piece_size(engine.executor, ids.len(), dim);
+        let mut of_chunks = places.chunks_mut(chunk);
+        let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
+        let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default()));
+        let source = rows.source(self, &failure);
+        for_each_mut(engine.executor, chunks, |(ids, out, places)| {
+            with_row_type!(self.config.dtype, row_type => {
+                engine.simd.run(ReadRows { source, ids, out, places, row_type });
+            });
+        });
+        engine.simd.run(Seal { places, epoch: rows.epoch, ids });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot.
+    pub(crate) fn read_slot(&self, name: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
+        self.check_ids("hashtable_slot", ids)?;
+        let Some(&Slot { width, .. }) = self.optimizer.slots().iter().find(|slot| slot.name == name) else {
+            return Ok(None);
+        };
+        let rows = self.shared();
+        rows.check_whole()?;
+        let mut values = vec![0.0; width * ids.len()];
+        let mut scratch = Vec::new();
+        for (id, value) in ids.iter().zip(values.chunks_exact_mut(width)) {
+            let Some(index) = rows.ids.find(*id) else { continue };
+            if let Some(found) = rows.storage.slot(rows.record(index, &mut scratch)?, name) {
+                value.copy_from_slice(found);
+            }
+        }
+        Ok(Some(values))
+    }
+}
+
+impl Rows {
+    /// Returns what lookups read; `failure` gets what keeps them from reading rows on disk.
+    pub(super) fn source<'a>(&'a self, table: &'a Table, failure: &'a OnceLock<Error>) -> RowSource<'a> {
+        let cold = self.tier.as_ref().map(|tier| ColdRows { tier, failure });
+        RowSource {
+            ids: &self.ids,
+            storage: &self.storage,
+            initializer: &table.initializer,
+            dim: table.config.dim,
+            cold,
+        }
+    }
+}

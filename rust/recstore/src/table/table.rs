@@ -1,0 +1,179 @@
+//! One table: what it is, and the lock around its rows.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::admission::Admission;
+use super::budget::{Account, MemoryBudget};
+use super::changes::Changes;
+use super::id_allocator::IdAllocator;
+use super::id_map::IdMap;
+use super::initializer::Initializer;
+use super::row_ids::RowIds;
+use super::rows::{Rows, next_epoch};
+use super::slot_group::SlotGroup;
+use super::tier::Tier;
+use super::usages::Usages;
+use crate::calls::{TableDescription, TableStatistics};
+use crate::config::TableConfig;
+use crate::kernel::hash::mix;
+use crate::optimizer::{Optimizer, PreparedRule, Slot, UpdateRules};
+use crate::rows::row_type::{RowType, with_row_type};
+use crate::{Result, fork};
+
+/// A named table.
+pub(crate) struct Table {
+    pub(super) name: String,
+    pub(super) config: TableConfig,
+    pub(super) initializer: Initializer,
+    pub(super) optimizer: Optimizer,
+    pub(super) generation: u32,
+    pub(super) refusals: AtomicU64,
+    pub(super) rows: RwLock<Rows>,
+}
+
+impl Table {
+    /// Returns a table without rows, whose memory counts in `budget`.
+    ///
+    /// # Errors
+    /// [`crate::Error::Disk`] if its slot file cannot be made; [`crate::Error::UnknownRule`] for a rule that is not among `rules`;
+    /// [`crate::Error::InvalidConfig`] and [`crate::Error::RuleFailed`] for one whose slots cannot be kept.
+    pub(crate) fn new(
+        name: &str,
+        config: &TableConfig,
+        rules: &UpdateRules,
+        budget: &Arc<MemoryBudget>,
+    ) -> Result<Self> {
+        let optimizer = Optimizer::new(name, config, rules)?;
+        let storage = new_storage(config, optimizer.slots().to_vec());
+        let tier = new_tier(name, config, &storage)?;
+        Ok(Self {
+            name: name.to_owned(),
+            config: config.clone(),
+            initializer: Initializer::new(name, config),
+            optimizer,
+            generation: fork::generation(),
+            refusals: AtomicU64::new(0),
+            rows: RwLock::new(Rows {
+                ids: IdMap::default(),
+                allocator: IdAllocator::default(),
+                row_ids: RowIds::default(),
+                changes: Changes::default(),
+                storage,
+                tier,
+                broken: None,
+                limit: config.memory_limit.unwrap_or(u64::MAX),
+                account: Account::new(Arc::clone(budget)),
+                admission: config.admission.as_ref().map(Admission::new),
+                usages: config.eviction.as_ref().map(|_| Usages::default()),
+                sweep: None,
+                epoch: next_epoch(),
+                indices: Vec::new(),
+                learning_rate: config.optimizer.learning_rate(),
+                learning_rate_was_set: false,
+                step: 0,
+                inserts: 0,
+                updates: 0,
+                deletes: 0,
+                rejections: 0,
+                evictions: 0,
+            }),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn config(&self) -> &TableConfig {
+        &self.config
+    }
+
+    /// Returns the ids that have a row, in the order of their indices.
+    pub(crate) fn ids(&self) -> Vec<i64> {
+        self.shared().row_ids.all()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.shared().ids.len()
+    }
+
+    /// Returns name, configuration, and the names and widths of the optimizer's slots.
+    pub(crate) fn description(&self) -> TableDescription {
+        TableDescription {
+            name: self.name.clone(),
+            config: self.config.clone(),
+            slots: self.optimizer.slots().iter().map(|slot| (slot.name.to_string(), slot.width)).collect(),
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> TableStatistics {
+        let rows = self.shared();
+        let mut memory = rows.memory();
+        if let Some(tier) = &rows.tier {
+            tier.add_to(&mut memory);
+        }
+        TableStatistics {
+            rows: rows.ids.len(),
+            bytes: memory.bytes() as usize,
+            memory,
+            inserts: rows.inserts,
+            updates: rows.updates,
+            deletes: rows.deletes,
+            rejections: rows.rejections,
+            evictions: rows.evictions,
+            candidates: rows.admission.as_ref().map_or(0, Admission::num_candidates),
+            refusals: self.refusals.load(Ordering::Relaxed),
+            step: rows.step,
+            learning_rate: rows.learning_rate,
+            learning_rate_was_set: rows.learning_rate_was_set,
+        }
+    }
+
+    /// Sets the learning rate from the next step on. `explicit` marks it as set by hand, which
+    /// [`TableStatistics::learning_rate_was_set`] reports.
+    pub(crate) fn set_learning_rate(&self, lr: f64, explicit: bool) -> Result<()> {
+        self.check_learning_rate(lr)?;
+        self.check_writable("set_learning_rate", 0)?;
+        let rows = &mut *self.exclusive();
+        rows.learning_rate = lr;
+        rows.learning_rate_was_set |= explicit;
+        Ok(())
+    }
+
+    pub(super) fn shared(&self) -> RwLockReadGuard<'_, Rows> {
+        self.rows.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn exclusive(&self) -> RwLockWriteGuard<'_, Rows> {
+        self.rows.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the rows of a table that nobody else has.
+    pub(super) fn own_rows(&mut self) -> &mut Rows {
+        self.rows.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn prepare_rule(&self, rows: &Rows) -> PreparedRule {
+        self.optimizer.prepare(rows.learning_rate, rows.step.max(1))
+    }
+
+    /// Returns what seeds the noise of rounding at a step.
+    pub(super) fn noise(&self, step: u64) -> u64 {
+        mix((self.initializer.seed() ^ mix(step as i64)) as i64)
+    }
+}
+
+pub(super) fn new_storage(config: &TableConfig, slots: Vec<Slot>) -> SlotGroup {
+    let words = with_row_type!(config.dtype, row_type => row_type.words(config.dim));
+    match (&config.disk, config.memory_limit) {
+        (Some(_), Some(limit)) => SlotGroup::within(words, limit, slots),
+        _ => SlotGroup::new(words, config.block_size, slots),
+    }
+}
+
+pub(super) fn new_tier(name: &str, config: &TableConfig, storage: &SlotGroup) -> Result<Option<Box<Tier>>> {
+    let tier =
+        config.disk.as_ref().map(|directory| Tier::new(name, directory, storage.stride()).map(Box::new));
+    tier.transpose()
+}
