@@ -20,7 +20,8 @@ impl Optimizer {
     /// Returns the rule of the table `name`.
     ///
     /// # Errors
-    /// [`crate::Error::UnknownRule`]; [`crate::Error::InvalidConfig`] for slots that cannot be kept; [`crate::Error::RuleFailed`].
+    /// [`crate::Error::UnknownRule`]; [`crate::Error::InvalidConfig`] for slots that cannot be kept;
+    /// [`crate::Error::RuleFailed`].
     pub(crate) fn new(name: &str, config: &TableConfig, rules: &UpdateRules) -> Result<Self> {
         let own = rules.of(name, &config.optimizer)?;
         let slots = match &own {

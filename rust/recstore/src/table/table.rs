@@ -36,8 +36,8 @@ impl Table {
     /// Returns a table without rows, whose memory counts in `budget`.
     ///
     /// # Errors
-    /// [`crate::Error::Disk`] if its slot file cannot be made; [`crate::Error::UnknownRule`] for a rule that is not among `rules`;
-    /// [`crate::Error::InvalidConfig`] and [`crate::Error::RuleFailed`] for one whose slots cannot be kept.
+    /// [`crate::Error::Disk`] if its slot file cannot be made; [`crate::Error::UnknownRule`] for a rule that is not among
+    /// `rules`; [`crate::Error::InvalidConfig`] and [`crate::Error::RuleFailed`] for one whose slots cannot be kept.
     pub(crate) fn new(
         name: &str,
         config: &TableConfig,

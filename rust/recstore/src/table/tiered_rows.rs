@@ -124,8 +124,8 @@ impl Rows {
     /// Changes weights and state of a row, which were not there before if it `is_new`.
     ///
     /// # Errors
-    /// [`crate::Error::Disk`], of a row that lies on disk; then no call uses the table's rows any more, since those of one call
-    /// may have changed and others not.
+    /// [`crate::Error::Disk`], of a row that lies on disk; then no call uses the table's rows any more, since those of one
+    /// call may have changed and others not.
     pub(super) fn change(
         &mut self,
         index: RowIndex,

@@ -1,10 +1,4 @@
-//! One optimizer step of one or several tables, duplicates summed on the way.
-//!
-//! Everything is checked before anything changes. Then every table is locked; the rows of all ids are found, or taken
-//! from the places that a lookup kept; new rows are seen to fit, and rows on disk brought into memory; ids without a row
-//! get one; and each thread walks the rows of its part, a group of some dozens at a time: it sums the gradients of those
-//! that have several in a small buffer and takes the steps, the next rows already on their way. There is no matrix of
-//! merged gradients.
+//! The steps of rows: each thread walks those of its part, a group at a time.
 
 #![expect(unsafe_code, reason = "threads change different rows of one table")]
 
@@ -14,42 +8,27 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::bounds::bounds_of_sums;
-use super::changes::{Changes, RowKey};
-use super::engine::Engine;
-use super::growth::Growth;
-use super::locks::lock_order;
-use super::lookup::FindRows;
-use super::memory::{NewRows, distinct};
-use super::places;
-use super::places::Tag;
-use super::records::{RecordStart, SharedRecords};
-use super::row_ids::RowIds;
-use super::row_index::{NO_INDEX, RowIndex};
-use super::rows::Rows;
-use super::sweep::Sweep;
-use super::table::Table;
-use super::tier::Tier;
-use super::usages::Usages;
-use crate::calls::Step;
-use crate::config::{Dtype, NanPolicy};
+use super::locked::{Locked, PADDING};
+use crate::Result;
+use crate::config::Dtype;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::kernel::sorting::{CountedKeys, SortedPart, ranges};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
-use crate::rows::gradient::{GradientChunk, GradientPart, Gradients, MergedGradients};
+use crate::rows::gradient::Gradients;
 use crate::rows::row_type::{Noise, RowType, with_row_type};
-use crate::{Error, Result};
-
-const OPERATION: &str = "emb_update";
-
-/// The positions worth waking a thread for to look them up.
-const POSITIONS_A_THREAD: usize = 4_096;
-
-/// The index of an id whose gradients do not count.
-const PADDING: u32 = u32::MAX - 1;
+use crate::table::changes::{Changes, RowKey};
+use crate::table::engine::Engine;
+use crate::table::records::{RecordStart, SharedRecords};
+use crate::table::row_ids::RowIds;
+use crate::table::row_index::RowIndex;
+use crate::table::rows::Rows;
+use crate::table::sweep::Sweep;
+use crate::table::table::Table;
+use crate::table::tier::Tier;
+use crate::table::usages::Usages;
 
 /// About how many lines of records and their gradients a group has.
 const LINES_TOGETHER: usize = 400;
@@ -64,349 +43,8 @@ const STEP_LINES_NEAR: usize = 72;
 /// are asked for that many ahead, while the row's gradients are summed.
 const GRADIENTS_TOGETHER: usize = 12;
 
-/// One step of one table, as the caller gave it.
-pub(crate) struct StepRequest<'a> {
-    pub(crate) table: Arc<Table>,
-    pub(crate) gradients: Gradients<'a>,
-    pub(crate) step: Step,
-}
-
-impl<'a> StepRequest<'a> {
-    /// Checks everything but the gradients' values.
-    pub(crate) fn new(table: Arc<Table>, chunks: &[GradientChunk<'a>], step: Step) -> Result<Self> {
-        if step == Step::At(0) {
-            return Err(Error::InvalidStep { table: table.name.clone() });
-        }
-        let gradients = Gradients::new(table.config.dim, chunks);
-        let starts = gradients.starts.iter();
-        for (part, start) in gradients.parts.iter().zip(starts) {
-            table.check_ids(OPERATION, part.ids).map_err(|error| error.shifted(*start))?;
-            if part.row_of.is_empty() && part.stride == table.config.dim && !part.ids.is_empty() {
-                table.check_width(OPERATION, "gradient rows", part.ids.len(), part.gradients.len())?;
-            }
-        }
-        gradients.validate(OPERATION, || format!("table \"{}\"", table.name))?;
-        table.check_writable(OPERATION, gradients.len())?;
-        Ok(Self { table, gradients, step })
-    }
-}
-
-/// A step whose gradients are known to be finite, or merged without those that are not.
-pub(crate) struct CheckedStep<'a> {
-    table: &'a Arc<Table>,
-    gradients: &'a Gradients<'a>,
-    /// What takes the place of `gradients`.
-    merged: Option<MergedGradients>,
-    step: Step,
-    skipped: usize,
-}
-
-/// Checks the values of all gradients.
-pub(crate) fn check<'a>(engine: Engine<'_>, requests: &'a [StepRequest<'a>]) -> Result<Vec<CheckedStep<'a>>> {
-    let to_check = requests.iter().map(|request| {
-        let is_checked = request.table.config.nan_policy != NanPolicy::Allow;
-        is_checked.then_some(&request.gradients)
-    });
-    let bounds = bounds_of_sums(engine, &to_check.collect::<Vec<_>>());
-    requests.iter().zip(bounds).map(|(request, bound)| request.check(engine, bound)).collect()
-}
-
-impl<'a> StepRequest<'a> {
-    /// `bound` is that of the magnitude of every sum of gradients.
-    fn check(&'a self, engine: Engine<'_>, bound: f64) -> Result<CheckedStep<'a>> {
-        let mut checked = CheckedStep {
-            table: &self.table,
-            gradients: &self.gradients,
-            merged: None,
-            step: self.step,
-            skipped: 0,
-        };
-        if self.table.config.nan_policy == NanPolicy::Allow || bound < f64::from(f32::MAX) {
-            return Ok(checked);
-        }
-        // Rare: something is not finite, or so large that a sum may not be.
-        if self.table.config.nan_policy == NanPolicy::Error {
-            self.check_each_gradient()?;
-        }
-        // A gradient that is not finite leaves its id without a finite sum: under `skip` the id takes no step, whether
-        // its gradients come one by one or merged.
-        let merged = self.gradients.merged(engine.executor, engine.simd);
-        let refused = self.table.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
-        let refused = refused.map_err(|error| {
-            error.at_first_of_its_id((0..self.gradients.len()).map(|p| self.gradients.id(p)))
-        })?;
-        checked.skipped = refused.len();
-        checked.merged = Some(merged.without(&refused, self.gradients.dim));
-        Ok(checked)
-    }
-
-    fn check_each_gradient(&self) -> Result<()> {
-        for position in (0..self.gradients.len()).filter(|&p| !self.gradients.is_padding(p)) {
-            let id = [self.gradients.id(position)];
-            let checked = self.table.check_finite(OPERATION, "gradient", &id, self.gradients.row(position));
-            checked.map_err(|error| error.shifted(position))?;
-        }
-        Ok(())
-    }
-}
-
-/// Takes the steps, of different tables.
-///
-/// # Errors
-/// [`Error::MemoryLimit`], [`Error::Disk`]; no row of any table has changed, unless a step of more rows than memory holds
-/// met an error of the disk: then no call uses that table's rows any more.
-pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<()> {
-    steps.sort_by_key(|step| lock_order(step.table));
-    let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
-    let merged: Vec<_> = merged
-        .iter()
-        .zip(&steps)
-        .map(|(merged, step)| merged.as_ref().map(|merged| merged.as_gradients(step.table.config.dim)))
-        .collect();
-    let mut guards: Vec<_> = steps.iter().map(|step| step.table.exclusive()).collect();
-    let locked = steps.iter().zip(&merged).zip(&mut guards);
-    let mut locked: Vec<_> =
-        locked.map(|((step, merged), rows)| Locked::new(step, merged.as_ref(), rows)).collect();
-    take_kept_places(engine, &mut locked);
-    find_rows(engine, &mut locked);
-    if let Err(error) = locked.iter_mut().try_for_each(|locked| locked.make_ready(engine)) {
-        locked.into_iter().for_each(Locked::give_up);
-        return Err(error);
-    }
-    for_each_mut(engine.executor, locked.iter_mut().filter(|locked| locked.misses()), Locked::insert_missing);
-    step_rows(engine, &mut locked);
-    locked.into_iter().map(Locked::finish).fold(Ok(()), Result::and)
-}
-
-/// A table under way.
-struct Locked<'a> {
-    table: &'a Arc<Table>,
-    gradients: &'a Gradients<'a>,
-    /// The same by the rows of their matrix, and the row of each position, where no position is asked for.
-    by_row: Option<(Gradients<'a>, &'a [u32])>,
-    rows: &'a mut Rows,
-    rule: PreparedRule,
-    /// The step before this one.
-    step_before: u64,
-    /// The row of each position.
-    indices: Vec<u32>,
-    /// Whether a position's row was made by this step; empty where none was.
-    is_new: Vec<bool>,
-    /// For each part, what its places tell.
-    known: Vec<Known>,
-    stepped: AtomicU64,
-    skipped: usize,
-}
-
-impl<'a> Locked<'a> {
-    fn new(checked: &CheckedStep<'a>, merged: Option<&'a Gradients<'a>>, rows: &'a mut Rows) -> Self {
-        let table = checked.table;
-        let step_before = rows.step;
-        rows.step = match checked.step {
-            Step::Next => rows.step.saturating_add(1),
-            Step::At(step) => step,
-        };
-        let gradients = merged.unwrap_or(checked.gradients);
-        let mut indices = std::mem::take(&mut rows.indices);
-        indices.resize(gradients.len(), NO_INDEX);
-        let known = vec![Known::Nothing; gradients.parts.len()];
-        let rule = table.prepare_rule(rows);
-        Self {
-            table,
-            gradients,
-            by_row: None,
-            rows,
-            rule,
-            step_before,
-            indices,
-            is_new: Vec::new(),
-            known,
-            stepped: AtomicU64::new(0),
-            skipped: checked.skipped,
-        }
-    }
-
-    /// Sees that new rows fit, and brings the others into memory.
-    fn make_ready(&mut self, engine: Engine<'_>) -> Result<()> {
-        self.rows.check_whole()?;
-        if !self.rows.is_limited() {
-            return Ok(());
-        }
-        let (indices, gradients) = (&self.indices, self.gradients);
-        let missing = || (0..indices.len()).filter(|&position| indices[position] == NO_INDEX);
-        let noise = self.noise();
-        let count = |rows: &Rows| {
-            let ids = distinct(missing().map(|position| gradients.id(position)).collect());
-            let (admitted, others): (Vec<i64>, Vec<i64>) =
-                ids.into_iter().partition(|&id| rows.would_admit(id, || noise(id)));
-            let candidates = others.into_iter().filter(|&id| !rows.is_candidate(id)).count();
-            Growth { rows: admitted.len(), candidates }
-        };
-        let at_most = missing().count();
-        let at_most = Growth { rows: at_most, candidates: at_most };
-        let needed = |_: &Rows| indices.clone();
-        let new = NewRows { at_most, count: &count, needed: Some(&needed) };
-        let new = self.table.admit(OPERATION, self.rows, &new)?;
-        self.rows.make_ready(engine.executor, &self.indices, new)
-    }
-
-    fn misses(&self) -> bool {
-        self.known.iter().any(|known| *known != Known::All) && self.indices.contains(&NO_INDEX)
-    }
-
-    /// Gives every id without a row one that is admitted, in ascending order of the ids.
-    fn insert_missing(&mut self) {
-        let missing = |index: &u32| *index == NO_INDEX;
-        let positions: Vec<usize> =
-            (0..self.indices.len()).filter(|&position| missing(&self.indices[position])).collect();
-        let mut ids: Vec<i64> = positions.iter().map(|&position| self.gradients.id(position)).collect();
-        ids.sort_unstable();
-        ids.dedup();
-        self.leave_out_rejected(&mut ids);
-        self.rows.allocate_each(&ids);
-        self.is_new.clear();
-        self.is_new.resize(self.indices.len(), false);
-        for position in positions {
-            // An id that was not admitted takes no step.
-            let index = self.rows.ids.find(self.gradients.id(position));
-            self.indices[position] = index.map_or(PADDING, |index| index.0);
-            self.is_new[position] = index.is_some();
-        }
-    }
-
-    /// Returns what gives a uniform number of an id and this step.
-    fn noise(&self) -> impl Fn(i64) -> u64 + use<> {
-        let of_step = self.table.noise(self.rows.step);
-        move |id| mix((mix(id) ^ of_step) as i64)
-    }
-
-    /// Leaves out those of `ids` that are not admitted yet.
-    fn leave_out_rejected(&mut self, ids: &mut Vec<i64>) {
-        let noise = self.noise();
-        if let Some(admission) = &mut self.rows.admission {
-            let before = ids.len();
-            ids.retain(|id| admission.admits(*id, || noise(*id)));
-            self.rows.rejections += (before - ids.len()) as u64;
-        }
-    }
-
-    fn finish(self) -> Result<()> {
-        self.table.refusals.fetch_add(self.skipped as u64, Ordering::Relaxed);
-        self.rows.updates += self.stepped.into_inner();
-        self.rows.let_leave(self.table);
-        self.rows.begin_sweep(self.table, self.step_before);
-        self.rows.keep(self.indices);
-        self.rows.settle();
-        self.table.check_rule(self.rows, &self.rule)?;
-        self.rows.tier.as_ref().map_or(Ok(()), |tier| tier.cut_short())
-    }
-
-    /// Leaves the table as it was.
-    fn give_up(self) {
-        self.rows.step = self.step_before;
-        self.rows.keep(self.indices);
-        self.rows.settle();
-    }
-}
-
-/// What is known of the rows of a part's ids.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Known {
-    Nothing,
-    /// Those that were there at the lookup.
-    Some,
-    All,
-}
-
-/// Uses the places that lookups kept, where they are still good.
-fn take_kept_places(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
-    let parts = locked.iter_mut().flat_map(|locked| {
-        let epoch = locked.rows.epoch;
-        let limit = locked.rows.allocator.high_water() as u32;
-        let starts = &locked.gradients.starts;
-        let mut rest = &mut locked.indices[..];
-        let parts = locked.gradients.parts.iter().zip(&mut locked.known).enumerate();
-        parts.map(move |(number, (part, known))| {
-            let (indices, behind) =
-                std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
-            rest = behind;
-            TakePlaces { part, indices, known, epoch, limit }
-        })
-    });
-    let with_places = parts.filter(|take| !take.part.places.is_empty());
-    for_each_mut(engine.executor, with_places, |take| engine.simd.run(take));
-}
-
-/// Copies the places of a part and finds out whether they are good; one that no row can have counts as none.
-struct TakePlaces<'a> {
-    part: &'a GradientPart<'a>,
-    indices: &'a mut [u32],
-    known: &'a mut Known,
-    epoch: u64,
-    limit: u32,
-}
-
-impl Kernel for TakePlaces<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        const BLOCK: usize = 1024;
-        let Self { part, indices, known, epoch, limit } = self;
-        let Some((places, words)) = places::unseal(part.places, part.ids.len()) else { return };
-        let (mut tag, mut misses) = (Tag::new(epoch), false);
-        let blocks = part.ids.chunks(BLOCK).zip(places.chunks(BLOCK));
-        for ((ids, places), indices) in blocks.zip(indices.chunks_mut(BLOCK)) {
-            tag.add(ids, places);
-            for (index, &place) in indices.iter_mut().zip(places) {
-                *index = if place < limit { place } else { NO_INDEX };
-                misses |= place >= limit;
-            }
-        }
-        exclude_padding(part, 0, indices);
-        *known = match tag.words() == words {
-            false => Known::Nothing,
-            true if misses => Known::Some,
-            true => Known::All,
-        };
-    }
-}
-
-#[inline(always)]
-fn exclude_padding(part: &GradientPart<'_>, first: usize, indices: &mut [u32]) {
-    if let Some(padding) = part.padding_idx {
-        for (index, &id) in indices.iter_mut().zip(&part.ids[first..]) {
-            *index = if id == padding { PADDING } else { *index };
-        }
-    }
-}
-
-/// Finds the rows of all ids whose places are not known, or were not there at the lookup.
-fn find_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
-    let pieces = locked.iter_mut().flat_map(|locked| {
-        let (map, starts, known) = (&locked.rows.ids, &locked.gradients.starts, &locked.known);
-        let mut rest = &mut locked.indices[..];
-        locked.gradients.parts.iter().enumerate().flat_map(move |(number, part)| {
-            let (own, behind) = std::mem::take(&mut rest).split_at_mut(starts[number + 1] - starts[number]);
-            rest = behind;
-            let chunks = own.chunks_mut(POSITIONS_A_THREAD).enumerate();
-            chunks
-                .map(move |(chunk, indices)| (map, part, chunk * POSITIONS_A_THREAD, indices, known[number]))
-        })
-    });
-    let unknown = pieces.filter(|(.., known)| *known != Known::All);
-    for_each_mut(engine.executor, unknown, |(ids, part, first, indices, known)| {
-        let of = &part.ids[first..first + indices.len()];
-        if known == Known::Some {
-            let missing = indices.iter_mut().zip(of).filter(|(index, _)| **index == NO_INDEX);
-            missing.for_each(|(index, id)| *index = ids.find(*id).map_or(NO_INDEX, |index| index.0));
-        } else {
-            engine.simd.run(FindRows { ids, of, indices });
-            exclude_padding(part, first, indices);
-        }
-    });
-}
-
 /// Sorts positions by their row and takes the steps, every part of every table on a thread of its own.
-fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
+pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     let tables = locked.len().max(1);
     let work = locked.iter_mut().flat_map(|locked| {
         let floats = locked.indices.len() * locked.gradients.dim;

@@ -1,0 +1,38 @@
+//! The steps of several tables, all or none.
+
+use super::finding::{find_rows, take_kept_places};
+use super::locked::Locked;
+use super::request::CheckedStep;
+use super::stepping::step_rows;
+use crate::Result;
+use crate::kernel::parallel::for_each_mut;
+use crate::table::engine::Engine;
+use crate::table::locks::lock_order;
+
+/// Takes the steps, of different tables.
+///
+/// # Errors
+/// [`crate::Error::MemoryLimit`], [`crate::Error::Disk`]; no row of any table has changed, unless a step of more rows than
+/// memory holds met an error of the disk: then no call uses that table's rows any more.
+pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<()> {
+    steps.sort_by_key(|step| lock_order(step.table));
+    let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
+    let merged: Vec<_> = merged
+        .iter()
+        .zip(&steps)
+        .map(|(merged, step)| merged.as_ref().map(|merged| merged.as_gradients(step.table.config.dim)))
+        .collect();
+    let mut guards: Vec<_> = steps.iter().map(|step| step.table.exclusive()).collect();
+    let locked = steps.iter().zip(&merged).zip(&mut guards);
+    let mut locked: Vec<_> =
+        locked.map(|((step, merged), rows)| Locked::new(step, merged.as_ref(), rows)).collect();
+    take_kept_places(engine, &mut locked);
+    find_rows(engine, &mut locked);
+    if let Err(error) = locked.iter_mut().try_for_each(|locked| locked.make_ready(engine)) {
+        locked.into_iter().for_each(Locked::give_up);
+        return Err(error);
+    }
+    for_each_mut(engine.executor, locked.iter_mut().filter(|locked| locked.misses()), Locked::insert_missing);
+    step_rows(engine, &mut locked);
+    locked.into_iter().map(Locked::finish).fold(Ok(()), Result::and)
+}
