@@ -1,7 +1,7 @@
 //! Which ids get a row by training.
 
-use super::id_map::IdMap;
-use super::row_index::RowIndex;
+use super::ids::id_map::IdMap;
+use super::ids::row_index::RowIndex;
 use crate::config::AdmissionConfig;
 use crate::lifecycle::Sketch;
 

@@ -4,9 +4,9 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use super::engine::Engine;
+use super::ids::places::{Seal, TAG_WORDS};
 use super::locks::Locks;
 use super::lookup::{RowSource, TakeRows};
-use super::places::{Seal, TAG_WORDS};
 use super::table::Table;
 use crate::kernel::cache::{prefetch_group, prefetch_near};
 use crate::kernel::parallel::{for_each_mut, piece_size};

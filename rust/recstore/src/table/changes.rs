@@ -8,7 +8,7 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::row_index::RowIndex;
+use super::ids::row_index::RowIndex;
 use crate::Result;
 use crate::kernel::bits::Bits;
 use crate::lifecycle::Usage;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::id_allocator::IdAllocator;
+use super::ids::id_allocator::IdAllocator;
 use super::table::Table;
 use crate::config::NanPolicy;
 use crate::{Error, Result, fork};

@@ -1,6 +1,6 @@
 //! Rows that leave at once because a memory limit leaves no room for new ones.
 
-use super::row_index::RowIndex;
+use super::ids::row_index::RowIndex;
 use super::rows::Rows;
 use super::sweep::rank;
 use crate::Result;

@@ -12,11 +12,11 @@
 
 use std::sync::OnceLock;
 
-use super::id_map::{BEHIND, Home, IdMap};
-use super::initializer::Initializer;
-use super::row_index::{NO_INDEX, RowIndex};
-use super::slot_group::SlotGroup;
-use super::tier::Tier;
+use super::ids::id_map::{BEHIND, Home, IdMap};
+use super::ids::row_index::{NO_INDEX, RowIndex};
+use super::initial_values::initializer::Initializer;
+use super::storage::slot_group::SlotGroup;
+use super::storage::tier::Tier;
 use crate::Error;
 use crate::kernel::cache::{
     Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines,

@@ -2,8 +2,8 @@
 
 use super::admission::Admission;
 use super::growth::Growth;
-use super::id_allocator::IdAllocator;
-use super::row_ids::RowIds;
+use super::ids::id_allocator::IdAllocator;
+use super::ids::row_ids::RowIds;
 use super::rows::Rows;
 use super::table::Table;
 use super::usages::Usages;

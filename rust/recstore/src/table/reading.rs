@@ -4,8 +4,8 @@ use std::sync::OnceLock;
 
 use super::engine::Engine;
 use super::growth::Growth;
+use super::ids::places::{Seal, TAG_WORDS};
 use super::lookup::{ColdRows, ReadRows, RowSource};
-use super::places::{Seal, TAG_WORDS};
 use super::rows::Rows;
 use super::table::Table;
 use crate::kernel::parallel::{for_each_mut, piece_size};

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::ids::row_index::RowIndex;
 use super::locks::lock_order;
-use super::row_index::RowIndex;
 use super::rows::Rows;
 use super::table::Table;
 use crate::calls::OptimizerState;

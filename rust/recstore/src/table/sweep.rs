@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use super::row_index::RowIndex;
+use super::ids::row_index::RowIndex;
 use crate::config::{EvictionConfig, EvictionPolicy};
 use crate::lifecycle::{Least, Usage};
 

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError, Weak};
 
-use super::row_index::RowIndex;
+use super::ids::row_index::RowIndex;
 use super::rows::Rows;
 use super::sweep::Sweep;
 use super::table::Table;

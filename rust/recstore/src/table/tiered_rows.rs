@@ -1,7 +1,7 @@
 //! Rows in memory and on disk, as calls see them: one record each, wherever it lies.
 
 use super::growth::Growth;
-use super::row_index::RowIndex;
+use super::ids::row_index::RowIndex;
 use super::rows::Rows;
 use crate::Result;
 use crate::disk::Residence;

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::row_index::RowIndex;
+use super::ids::row_index::RowIndex;
 use crate::lifecycle::Usage;
 
 /// The usage of rows by index. Threads that share them change different ones.

@@ -11,8 +11,8 @@ use crate::optimizer::PreparedRule;
 use crate::rows::gradient::Gradients;
 use crate::table::engine::Engine;
 use crate::table::growth::Growth;
+use crate::table::ids::row_index::NO_INDEX;
 use crate::table::memory::{NewRows, distinct};
-use crate::table::row_index::NO_INDEX;
 use crate::table::rows::Rows;
 use crate::table::table::Table;
 

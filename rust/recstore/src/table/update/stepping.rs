@@ -21,13 +21,13 @@ use crate::rows::gradient::Gradients;
 use crate::rows::row_type::{Noise, RowType, with_row_type};
 use crate::table::changes::{Changes, RowKey};
 use crate::table::engine::Engine;
-use crate::table::records::{RecordStart, SharedRecords};
-use crate::table::row_ids::RowIds;
-use crate::table::row_index::RowIndex;
+use crate::table::ids::row_ids::RowIds;
+use crate::table::ids::row_index::RowIndex;
 use crate::table::rows::Rows;
+use crate::table::storage::records::{RecordStart, SharedRecords};
+use crate::table::storage::tier::Tier;
 use crate::table::sweep::Sweep;
 use crate::table::table::Table;
-use crate::table::tier::Tier;
 use crate::table::usages::Usages;
 
 /// About how many lines of records and their gradients a group has.

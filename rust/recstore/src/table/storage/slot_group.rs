@@ -7,9 +7,9 @@
 //! ones, processors guess that the line beside will be needed, and load it too. See [`Layout`].
 
 use super::records::SharedRecords;
-use super::row_index::RowIndex;
 use crate::kernel::pages::{self, Pages};
 use crate::optimizer::Slot;
+use crate::table::ids::row_index::RowIndex;
 
 /// The four-byte words of a cache line.
 const WORDS_A_LINE: usize = 16;
@@ -22,7 +22,7 @@ const RECORDS_A_STRETCH: usize = 64;
 
 /// Records of a row's weights followed by the optimizer's slots, `block_size` records a block.
 #[derive(Debug)]
-pub(super) struct SlotGroup {
+pub(crate) struct SlotGroup {
     weight_words: usize,
     layout: Layout,
     slots: Vec<Slot>,
@@ -34,7 +34,7 @@ pub(super) struct SlotGroup {
 /// Where records lie in slabs: one behind the other, with a line left out now and then if all would else begin with
 /// lines of even number.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Layout {
+pub(crate) struct Layout {
     slab_size: SlabSize,
     stride: usize,
     /// The words left out after each stretch of records.
@@ -50,7 +50,7 @@ impl Layout {
 
     /// Returns the slab of an index and the first word of its record there.
     #[inline(always)]
-    pub(super) fn locate(self, index: RowIndex) -> (usize, usize) {
+    pub(crate) fn locate(self, index: RowIndex) -> (usize, usize) {
         let (slab, record) = self.slab_size.locate(index);
         (slab, self.start(record))
     }
@@ -72,7 +72,7 @@ impl Layout {
     }
 
     /// Returns the words of a record.
-    pub(super) fn stride(self) -> usize {
+    pub(crate) fn stride(self) -> usize {
         self.stride
     }
 }
@@ -108,7 +108,7 @@ impl SlabSize {
 
 impl SlotGroup {
     /// Returns storage without blocks, for rows of `weight_words` four-byte words.
-    pub(super) fn new(weight_words: usize, block_size: usize, slots: Vec<Slot>) -> Self {
+    pub(crate) fn new(weight_words: usize, block_size: usize, slots: Vec<Slot>) -> Self {
         let words = weight_words + slots.iter().map(|slot| slot.width).sum::<usize>();
         let whole_lines = words.next_multiple_of(WORDS_A_LINE);
         // A record that begins with a line touches fewer of them; a little more memory is worth that.
@@ -122,7 +122,7 @@ impl SlotGroup {
     }
 
     /// Returns storage whose slabs are small parts of `limit` bytes, so that one can be given back.
-    pub(super) fn within(weight_words: usize, limit: u64, slots: Vec<Slot>) -> Self {
+    pub(crate) fn within(weight_words: usize, limit: u64, slots: Vec<Slot>) -> Self {
         const PARTS: u64 = 32;
         const MOST_BYTES: usize = 32 << 20;
         let whole = Self::new(weight_words, 1, slots);
@@ -132,7 +132,7 @@ impl SlotGroup {
     }
 
     /// Makes room for the records of all indices below `rows`. Pages are touched when a record is first written.
-    pub(super) fn reserve(&mut self, rows: usize) {
+    pub(crate) fn reserve(&mut self, rows: usize) {
         while self.slabs.len() * self.slab_records() < rows {
             let small = if self.slabs.is_empty() { self.small_words } else { 0 };
             self.slabs.push(Pages::zeroed(self.layout.words(self.slab_records()), small));
@@ -140,54 +140,54 @@ impl SlotGroup {
     }
 
     /// Gives the slabs behind the first `count` back.
-    pub(super) fn truncate(&mut self, count: usize) {
+    pub(crate) fn truncate(&mut self, count: usize) {
         self.slabs.truncate(count);
     }
 
-    pub(super) fn num_slabs(&self) -> usize {
+    pub(crate) fn num_slabs(&self) -> usize {
         self.slabs.len()
     }
 
     /// Returns the records of a slab.
-    pub(super) fn slab_records(&self) -> usize {
+    pub(crate) fn slab_records(&self) -> usize {
         self.layout.slab_size.size as usize
     }
 
     /// Returns the words of a record that hold a row's weights.
-    pub(super) fn weight_words(&self) -> usize {
+    pub(crate) fn weight_words(&self) -> usize {
         self.weight_words
     }
 
     /// Returns the words of a record.
-    pub(super) fn stride(&self) -> usize {
+    pub(crate) fn stride(&self) -> usize {
         self.layout.stride
     }
 
     /// Returns the words that hold a row's weights.
     #[inline(always)]
-    pub(super) fn weights(&self, index: RowIndex) -> &[f32] {
+    pub(crate) fn weights(&self, index: RowIndex) -> &[f32] {
         &self.record(index)[..self.weight_words]
     }
 
     #[inline(always)]
-    pub(super) fn record(&self, index: RowIndex) -> &[f32] {
+    pub(crate) fn record(&self, index: RowIndex) -> &[f32] {
         let (slab, start) = self.layout.locate(index);
         &self.slabs[slab][start..][..self.layout.stride]
     }
 
     /// Returns the weights and the state of a row.
-    pub(super) fn record_mut(&mut self, index: RowIndex) -> (&mut [f32], &mut [f32]) {
+    pub(crate) fn record_mut(&mut self, index: RowIndex) -> (&mut [f32], &mut [f32]) {
         let (slab, start) = self.layout.locate(index);
         self.slabs[slab][start..][..self.layout.stride].split_at_mut(self.weight_words)
     }
 
     /// Returns the records for several threads to change, each other ones.
-    pub(super) fn shared(&mut self) -> SharedRecords<'_> {
+    pub(crate) fn shared(&mut self) -> SharedRecords<'_> {
         SharedRecords::new(&mut self.slabs, self.layout)
     }
 
     /// Returns the values of the slot called `name` in a record.
-    pub(super) fn slot<'a>(&self, record: &'a [f32], name: &str) -> Option<&'a [f32]> {
+    pub(crate) fn slot<'a>(&self, record: &'a [f32], name: &str) -> Option<&'a [f32]> {
         let mut state = &record[self.weight_words..];
         for slot in &self.slots {
             let (values, rest) = state.split_at(slot.width);
@@ -200,7 +200,7 @@ impl SlotGroup {
     }
 
     /// Returns the bytes that the system supplies when the records below `used` were written to.
-    pub(super) fn bytes_for(&self, used: usize) -> usize {
+    pub(crate) fn bytes_for(&self, used: usize) -> usize {
         let bytes = |records| self.layout.words(records) * size_of::<f32>();
         let (small, slab) = (self.small_words * size_of::<f32>(), bytes(self.slab_records()));
         let (full, rest) = (used / self.slab_records(), used % self.slab_records());

@@ -5,4 +5,4 @@
 pub(crate) struct RowIndex(pub(crate) u32);
 
 /// The index of an id without a row.
-pub(super) const NO_INDEX: u32 = u32::MAX;
+pub(crate) const NO_INDEX: u32 = u32::MAX;

@@ -12,13 +12,13 @@ const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 const LANES: usize = 8;
 
 /// The random words of a group.
-pub(super) const WORDS: usize = 4 * LANES;
+pub(crate) const WORDS: usize = 4 * LANES;
 
 /// What each round mixes in, words of 32 bits.
-pub(super) type RoundKeys = [[u64; 2]; ROUNDS];
+pub(crate) type RoundKeys = [[u64; 2]; ROUNDS];
 
 /// Returns the keys of the rounds.
-pub(super) fn round_keys(key: [u32; 2]) -> RoundKeys {
+pub(crate) fn round_keys(key: [u32; 2]) -> RoundKeys {
     std::array::from_fn(|round| {
         [0, 1].map(|half| u64::from(key[half].wrapping_add(WEYL[half].wrapping_mul(round as u32))))
     })
@@ -30,7 +30,7 @@ pub(super) fn round_keys(key: [u32; 2]) -> RoundKeys {
 ///
 /// Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3", section 4.3.
 #[inline(always)]
-pub(super) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS] {
+pub(crate) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS] {
     const LOW: u64 = u32::MAX as u64;
     // Words of 32 bits in lanes of 64: the product of two needs them, and vector instructions multiply them so where
     // the compiler can see that the upper halves are empty.
@@ -64,7 +64,7 @@ pub(super) fn random_words(id: i64, group: u32, keys: &RoundKeys) -> [u32; WORDS
 ///
 /// Source: Giles 2012, "Approximating the erfinv function", GPU Computing Gems (Jade edition), chapter 10.
 #[inline(always)]
-pub(super) fn normals<const N: usize>(words: &[u32; N]) -> [f32; N] {
+pub(crate) fn normals<const N: usize>(words: &[u32; N]) -> [f32; N] {
     const CENTRE_ENDS: f32 = 5.0;
     let (mut x, mut one_less_square) = ([0.0; N], [0.0; N]);
     for j in 0..N {
@@ -171,7 +171,7 @@ const LN: [f32; 9] = [
 
 /// Maps a random word to the middle of its interval in `(0, 1)`.
 #[inline(always)]
-pub(super) fn unit(word: u32) -> f64 {
+pub(crate) fn unit(word: u32) -> f64 {
     (f64::from(word) + 0.5) * (1.0 / 4_294_967_296.0)
 }
 
@@ -179,7 +179,7 @@ pub(super) fn unit(word: u32) -> f64 {
 ///
 /// Source: Wichura 1988, algorithm AS 241 (PPND16), Applied Statistics 37(3).
 #[inline(always)]
-pub(super) fn normal_quantile(p: f64) -> f64 {
+pub(crate) fn normal_quantile(p: f64) -> f64 {
     let q = p - 0.5;
     if (-0.425..=0.425).contains(&q) {
         let r = 0.180_625 - q * q;

@@ -5,13 +5,13 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::row_index::RowIndex;
 use super::slot_group::Layout;
 use crate::kernel::cache::{Cache, prefetch_at};
 use crate::kernel::pages::Pages;
+use crate::table::ids::row_index::RowIndex;
 
 /// All records of a table, borrowed exclusively.
-pub(super) struct SharedRecords<'a> {
+pub(crate) struct SharedRecords<'a> {
     slabs: Vec<NonNull<f32>>,
     layout: Layout,
     borrow: PhantomData<&'a mut [f32]>,
@@ -19,7 +19,7 @@ pub(super) struct SharedRecords<'a> {
 
 /// Where a record begins.
 #[derive(Clone, Copy)]
-pub(super) struct RecordStart(NonNull<f32>);
+pub(crate) struct RecordStart(NonNull<f32>);
 
 // SAFETY: 1. it stands for a mutable borrow of floats, which may go to another thread.
 unsafe impl Send for SharedRecords<'_> {}
@@ -27,7 +27,7 @@ unsafe impl Send for SharedRecords<'_> {}
 unsafe impl Sync for SharedRecords<'_> {}
 
 impl<'a> SharedRecords<'a> {
-    pub(super) fn new(slabs: &'a mut [Pages<f32>], layout: Layout) -> Self {
+    pub(crate) fn new(slabs: &'a mut [Pages<f32>], layout: Layout) -> Self {
         let slabs = slabs.iter_mut().map(|slab| NonNull::from(&mut **slab).cast()).collect();
         Self { slabs, layout, borrow: PhantomData }
     }
@@ -37,7 +37,7 @@ impl<'a> SharedRecords<'a> {
     /// # Panics
     /// If no slab holds the index.
     #[inline(always)]
-    pub(super) fn locate(&self, index: RowIndex) -> RecordStart {
+    pub(crate) fn locate(&self, index: RowIndex) -> RecordStart {
         let (slab, start) = self.layout.locate(index);
         // SAFETY:
         // 1. `locate` gives the start of a record below the slab's size, and every slab has room for that many.
@@ -47,13 +47,13 @@ impl<'a> SharedRecords<'a> {
 
     /// Asks for the cache lines of a record.
     #[inline(always)]
-    pub(super) fn prefetch(&self, start: RecordStart, cache: Cache) {
+    pub(crate) fn prefetch(&self, start: RecordStart, cache: Cache) {
         prefetch_at(start.0.as_ptr().cast_const(), self.layout.stride(), cache);
     }
 
     /// Asks for the first cache line of a record, to be used later.
     #[inline(always)]
-    pub(super) fn prefetch_first(&self, start: RecordStart) {
+    pub(crate) fn prefetch_first(&self, start: RecordStart) {
         prefetch_at(start.0.as_ptr().cast_const(), 1, Cache::Second);
     }
 
@@ -64,7 +64,7 @@ impl<'a> SharedRecords<'a> {
     /// 2. While the record returned is used, no other one that begins there is.
     #[inline(always)]
     #[expect(clippy::mut_from_ref, reason = "threads share the table and change different records")]
-    pub(super) unsafe fn record_mut(&self, start: RecordStart) -> &mut [f32] {
+    pub(crate) unsafe fn record_mut(&self, start: RecordStart) -> &mut [f32] {
         // SAFETY:
         // 1. `locate` gave the first of a record's floats within a slab that lives as long as `self`.
         // 2. The table is borrowed exclusively by `self`, and the caller keeps apart those who share it.

@@ -5,17 +5,17 @@ use super::row_index::RowIndex;
 /// Indices from zero upwards; freed ones come back last in, first out. An index is never handed out twice at a time:
 /// only the id map knows which index an id has, and it forgets it when the index is freed.
 #[derive(Debug, Default)]
-pub(super) struct IdAllocator {
+pub(crate) struct IdAllocator {
     next: u32,
     freed: Vec<RowIndex>,
 }
 
 impl IdAllocator {
     /// The most indices that can be in use: the greatest two numbers mean something else to lookups and steps.
-    pub(super) const LIMIT: usize = u32::MAX as usize - 1;
+    pub(crate) const LIMIT: usize = u32::MAX as usize - 1;
 
     /// Returns an index that is not in use. The caller keeps within [`Self::LIMIT`].
-    pub(super) fn allocate(&mut self) -> RowIndex {
+    pub(crate) fn allocate(&mut self) -> RowIndex {
         self.freed.pop().unwrap_or_else(|| {
             self.next += 1;
             RowIndex(self.next - 1)
@@ -23,27 +23,27 @@ impl IdAllocator {
     }
 
     /// Takes back an index that is in use.
-    pub(super) fn free(&mut self, index: RowIndex) {
+    pub(crate) fn free(&mut self, index: RowIndex) {
         self.freed.push(index);
     }
 
     /// Returns what [`IdAllocator::high_water`] is when `more` indices are in use.
-    pub(super) fn high_water_after(&self, more: usize) -> usize {
+    pub(crate) fn high_water_after(&self, more: usize) -> usize {
         self.high_water() + more.saturating_sub(self.freed.len())
     }
 
     /// Returns the bytes in use.
-    pub(super) fn bytes(&self) -> usize {
+    pub(crate) fn bytes(&self) -> usize {
         Self::bytes_for(self.freed.len())
     }
 
     /// Returns the bytes in use when so many indices are free.
-    pub(super) fn bytes_for(freed: usize) -> usize {
+    pub(crate) fn bytes_for(freed: usize) -> usize {
         freed * size_of::<RowIndex>()
     }
 
     /// Returns how many indices were ever handed out: all in use lie below.
-    pub(super) fn high_water(&self) -> usize {
+    pub(crate) fn high_water(&self) -> usize {
         self.next as usize
     }
 }

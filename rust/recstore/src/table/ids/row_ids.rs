@@ -6,7 +6,7 @@ use crate::kernel::pages::{Pages, supplied_bytes};
 
 /// The ids of rows by index.
 #[derive(Debug, Default)]
-pub(super) struct RowIds {
+pub(crate) struct RowIds {
     ids: Pages<i64>,
     /// The indices there is room for.
     len: usize,
@@ -16,7 +16,7 @@ pub(super) struct RowIds {
 
 impl RowIds {
     /// Makes room for the indices below `len`.
-    pub(super) fn grow(&mut self, len: usize) {
+    pub(crate) fn grow(&mut self, len: usize) {
         if len > self.ids.len() {
             self.ids.grow(len.next_power_of_two());
         }
@@ -27,34 +27,34 @@ impl RowIds {
     }
 
     /// Notes whose row an index is.
-    pub(super) fn set(&mut self, index: RowIndex, id: i64) {
+    pub(crate) fn set(&mut self, index: RowIndex, id: i64) {
         self.ids[index.0 as usize] = id;
         self.used.set(index.0 as usize);
     }
 
     /// Notes that an index has no row any more.
-    pub(super) fn clear(&mut self, index: RowIndex) {
+    pub(crate) fn clear(&mut self, index: RowIndex) {
         self.used.take(index.0 as usize);
     }
 
     /// Returns the id at an index that has a row.
     #[inline(always)]
-    pub(super) fn of(&self, index: RowIndex) -> i64 {
+    pub(crate) fn of(&self, index: RowIndex) -> i64 {
         self.ids[index.0 as usize]
     }
 
     /// Returns which indices have a row.
-    pub(super) fn used(&self) -> &Bits {
+    pub(crate) fn used(&self) -> &Bits {
         &self.used
     }
 
     /// Returns all ids in the order of their indices.
-    pub(super) fn all(&self) -> Vec<i64> {
+    pub(crate) fn all(&self) -> Vec<i64> {
         self.used.ones_from(0).map(|index| self.ids[index]).collect()
     }
 
     /// Returns the bytes in use for so many indices: behind them the system has supplied nothing.
-    pub(super) fn bytes_for(len: usize) -> usize {
+    pub(crate) fn bytes_for(len: usize) -> usize {
         let (used, all) = (len * size_of::<i64>(), len.next_power_of_two() * size_of::<i64>());
         supplied_bytes(used, 0, all) + len.div_ceil(8)
     }

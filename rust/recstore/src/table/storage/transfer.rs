@@ -8,10 +8,10 @@ use std::io;
 use std::sync::OnceLock;
 
 use super::records::SharedRecords;
-use super::row_index::RowIndex;
 use super::slot_group::SlotGroup;
 use crate::disk::{Resident, SlotFile};
 use crate::kernel::parallel::{Executor, for_each_mut};
+use crate::table::ids::row_index::RowIndex;
 
 /// The bytes read or written in one call at most.
 const CALL_BYTES: usize = 256 << 10;
@@ -47,7 +47,7 @@ fn each_run(
 }
 
 /// Writes the records of `moves`, in the order of their indices, to the file.
-pub(super) fn write_back(
+pub(crate) fn write_back(
     executor: &dyn Executor,
     file: &SlotFile,
     storage: &SlotGroup,
@@ -65,7 +65,7 @@ pub(super) fn write_back(
 }
 
 /// Reads the records of `moves`, each of another frame and in the order of their indices, from the file.
-pub(super) fn read_in(
+pub(crate) fn read_in(
     executor: &dyn Executor,
     file: &SlotFile,
     storage: &mut SlotGroup,

@@ -12,7 +12,7 @@ pub const TAG_WORDS: usize = 2;
 
 /// The tag of ids and places that come one block after another.
 #[derive(Debug)]
-pub(super) struct Tag {
+pub(crate) struct Tag {
     epoch: u64,
     sum: u64,
     ids: u64,
@@ -20,13 +20,13 @@ pub(super) struct Tag {
 
 impl Tag {
     /// Begins a tag; `epoch` tells a table and its deletions apart from all others.
-    pub(super) fn new(epoch: u64) -> Self {
+    pub(crate) fn new(epoch: u64) -> Self {
         Self { epoch, sum: 0, ids: 0 }
     }
 
     /// Takes the next ids and their places.
     #[inline(always)]
-    pub(super) fn add(&mut self, ids: &[i64], places: &[u32]) {
+    pub(crate) fn add(&mut self, ids: &[i64], places: &[u32]) {
         // Odd factors: exchanging two ids or places, or changing one, changes the sum.
         const BETWEEN_FACTORS: u64 = 0x9E37_79B9_7F4A_7C16;
         let first = self.ids.wrapping_mul(BETWEEN_FACTORS).wrapping_add(1);
@@ -39,17 +39,17 @@ impl Tag {
     }
 
     /// Returns the words that stand behind the places.
-    pub(super) fn words(self) -> [u32; TAG_WORDS] {
+    pub(crate) fn words(self) -> [u32; TAG_WORDS] {
         let tag = mix((self.sum ^ mix(self.epoch as i64)) as i64) ^ self.ids;
         [tag as u32, (tag >> 32) as u32]
     }
 }
 
 /// Writes the tag behind the places of `ids`, if there is room for it.
-pub(super) struct Seal<'a> {
-    pub(super) places: &'a mut [u32],
-    pub(super) epoch: u64,
-    pub(super) ids: &'a [i64],
+pub(crate) struct Seal<'a> {
+    pub(crate) places: &'a mut [u32],
+    pub(crate) epoch: u64,
+    pub(crate) ids: &'a [i64],
 }
 
 impl Kernel for Seal<'_> {
@@ -64,7 +64,7 @@ impl Kernel for Seal<'_> {
 }
 
 /// Returns the places of `count` ids and the tag behind them.
-pub(super) fn unseal(places: &[u32], count: usize) -> Option<(&[u32], [u32; TAG_WORDS])> {
+pub(crate) fn unseal(places: &[u32], count: usize) -> Option<(&[u32], [u32; TAG_WORDS])> {
     let (places, words) = places.split_at_checked(count)?;
     Some((places, words.try_into().ok()?))
 }

@@ -10,21 +10,21 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::row_index::RowIndex;
 use super::slot_group::SlotGroup;
 use super::transfer::{read_in, write_back};
 use crate::calls::MemoryUse;
 use crate::disk::{Residence, Resident, SlotFile};
 use crate::kernel::parallel::Executor;
+use crate::table::ids::row_index::RowIndex;
 use crate::{Error, Result};
 
 /// Where the rows of a table with a slot file lie.
 #[derive(Debug)]
-pub(super) struct Tier {
+pub(crate) struct Tier {
     table: String,
     directory: String,
-    pub(super) residence: Residence,
-    pub(super) file: SlotFile,
+    pub(crate) residence: Residence,
+    pub(crate) file: SlotFile,
     /// Why some rows of a step may have changed and others not: no call uses the rows from then on.
     failure: OnceLock<Error>,
     fetched: AtomicU64,
@@ -37,7 +37,7 @@ impl Tier {
     ///
     /// # Errors
     /// [`Error::Disk`].
-    pub(super) fn new(table: &str, directory: &str, record_floats: usize) -> Result<Self> {
+    pub(crate) fn new(table: &str, directory: &str, record_floats: usize) -> Result<Self> {
         let refused = |error| disk_error(table, directory, &error);
         let file = SlotFile::create(Path::new(directory), record_floats).map_err(refused)?;
         Ok(Self {
@@ -52,12 +52,12 @@ impl Tier {
         })
     }
 
-    pub(super) fn refused(&self, error: &io::Error) -> Error {
+    pub(crate) fn refused(&self, error: &io::Error) -> Error {
         disk_error(&self.table, &self.directory, error)
     }
 
     /// Checks that no step was cut short.
-    pub(super) fn check(&self) -> Result<()> {
+    pub(crate) fn check(&self) -> Result<()> {
         match self.failure.get() {
             Some(Error::Disk { table, path, message }) => Err(Error::Disk {
                 table: table.clone(),
@@ -71,30 +71,30 @@ impl Tier {
     }
 
     /// Notes that a step was cut short.
-    pub(super) fn fail(&self, error: Error) {
+    pub(crate) fn fail(&self, error: Error) {
         _ = self.failure.set(error);
     }
 
     /// Returns what cut the step short that was just taken.
-    pub(super) fn cut_short(&self) -> Result<()> {
+    pub(crate) fn cut_short(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
     }
 
     /// Makes room for the indices below `len`.
-    pub(super) fn grow(&mut self, len: usize) {
+    pub(crate) fn grow(&mut self, len: usize) {
         self.residence.grow_indices(len);
     }
 
-    pub(super) fn bytes_for(&self, indices: usize) -> usize {
+    pub(crate) fn bytes_for(&self, indices: usize) -> usize {
         Residence::bytes_for(indices, self.residence.num_frames())
     }
 
-    pub(super) fn num_resident(&self) -> usize {
+    pub(crate) fn num_resident(&self) -> usize {
         self.residence.num_resident()
     }
 
     /// Adds what is known of the disk.
-    pub(super) fn add_to(&self, memory: &mut MemoryUse) {
+    pub(crate) fn add_to(&self, memory: &mut MemoryUse) {
         memory.disk_bytes = self.file.bytes();
         memory.rows_fetched = self.fetched.load(Ordering::Relaxed);
         memory.rows_spilled = self.spilled.load(Ordering::Relaxed);
@@ -103,7 +103,7 @@ impl Tier {
 
     /// Returns where a row lies in the table's storage, if it is in memory, and notes that it is used.
     #[inline(always)]
-    pub(super) fn place(&self, index: RowIndex) -> Option<RowIndex> {
+    pub(crate) fn place(&self, index: RowIndex) -> Option<RowIndex> {
         let frame = self.residence.frame(index.0)?;
         self.residence.set_used(frame);
         Some(RowIndex(frame))
@@ -111,14 +111,14 @@ impl Tier {
 
     /// As [`Tier::place`], of a row that is about to change.
     #[inline(always)]
-    pub(super) fn place_to_change(&self, index: RowIndex) -> Option<RowIndex> {
+    pub(crate) fn place_to_change(&self, index: RowIndex) -> Option<RowIndex> {
         let frame = self.residence.frame(index.0)?;
         self.residence.set_dirty(frame);
         Some(RowIndex(frame))
     }
 
     /// Gives a row that was just made a free frame, if there is one.
-    pub(super) fn place_new(&mut self, index: RowIndex) {
+    pub(crate) fn place_new(&mut self, index: RowIndex) {
         if self.residence.frame(index.0).is_none()
             && let Some(frame) = self.residence.take_free()
         {
@@ -127,7 +127,7 @@ impl Tier {
     }
 
     /// Forgets a row that was deleted.
-    pub(super) fn release(&mut self, index: RowIndex) {
+    pub(crate) fn release(&mut self, index: RowIndex) {
         self.residence.release(index.0);
     }
 
@@ -135,7 +135,7 @@ impl Tier {
     ///
     /// # Errors
     /// [`Error::Disk`].
-    pub(super) fn read(&self, index: RowIndex, records: &mut [f32]) -> Result<()> {
+    pub(crate) fn read(&self, index: RowIndex, records: &mut [f32]) -> Result<()> {
         self.fetched.fetch_add((records.len() / self.file.record_floats()) as u64, Ordering::Relaxed);
         self.file.read(index.0, records).map_err(|error| self.refused(&error))
     }
@@ -144,14 +144,14 @@ impl Tier {
     ///
     /// # Errors
     /// [`Error::Disk`].
-    pub(super) fn write(&self, index: RowIndex, record: &[f32]) -> Result<()> {
+    pub(crate) fn write(&self, index: RowIndex, record: &[f32]) -> Result<()> {
         self.spilled.fetch_add(1, Ordering::Relaxed);
         self.file.write(index.0, record).map_err(|error| self.refused(&error))
     }
 
     /// Brings rows into memory, as many as there are frames; frames for `new` more are free afterwards, or as many as
     /// there are. Rows that are not among them go, but for pinned ones.
-    pub(super) fn exchange(
+    pub(crate) fn exchange(
         &mut self,
         executor: &dyn Executor,
         storage: &mut SlotGroup,
@@ -168,7 +168,7 @@ impl Tier {
     }
 
     /// Frees the frames of rows; those that are dirty are written first, and all stay if that fails.
-    pub(super) fn evict(
+    pub(crate) fn evict(
         &mut self,
         executor: &dyn Executor,
         storage: &SlotGroup,

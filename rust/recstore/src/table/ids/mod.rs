@@ -1,0 +1,7 @@
+//! From ids to the indices of their rows and back.
+
+pub(super) mod id_allocator;
+pub(super) mod id_map;
+pub(super) mod places;
+pub(super) mod row_ids;
+pub(super) mod row_index;
