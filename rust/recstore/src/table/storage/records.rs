@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 use std::ptr::NonNull;
 
-use super::slot_group::Layout;
+use super::layout::Layout;
 use crate::kernel::cache::{Cache, prefetch_at};
 use crate::kernel::pages::Pages;
 use crate::table::ids::row_index::RowIndex;
