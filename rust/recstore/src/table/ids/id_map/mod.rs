@@ -10,18 +10,18 @@
 //! that were not reached yet are found where they always were. No call pays for all of the map, no second map is
 //! needed beside the first, and the whole lies in one piece, in huge pages.
 
-use std::hash::{BuildHasher, RandomState};
+mod growing;
+mod homes;
+mod line;
 
-use bytemuck::{Pod, Zeroable};
+use std::hash::{BuildHasher, RandomState};
 
 use super::row_index::{NO_INDEX, RowIndex};
 use crate::kernel::cache::{Cache, prefetch_one};
-use crate::kernel::hash::mix;
 use crate::kernel::pages::{Pages, supplied_bytes, untouched_bytes};
 use crate::kernel::simd::{Lanes, ScalarLanes};
-
-/// The ids in one line.
-const IDS_A_LINE: usize = 5;
+use homes::Homes;
+use line::{IDS_A_LINE, Line};
 
 /// The lines of a map with its first id.
 const FIRST_LINES: usize = 8;
@@ -41,13 +41,6 @@ const IDS_AHEAD: usize = 64;
 /// How far ahead the lines behind them are, where they are full.
 const IDS_NEAR: usize = 24;
 
-/// How many lines are moved for so many new ids while the map grows. It is done before a line's ids are 3.7 on average:
-/// with fewer, more ids lie behind their homes; with more, the batches of that time take long beside the others.
-const LINES_MOVED_TOGETHER: usize = 192;
-
-/// How far ahead the lines of a move are loaded.
-const LINES_AHEAD: usize = 12;
-
 /// The ids that have a row. Every int64 can be a key.
 #[derive(Debug)]
 pub(crate) struct IdMap {
@@ -57,94 +50,6 @@ pub(crate) struct IdMap {
     len: usize,
     /// The memory of the ids under way in [`IdMap::move_lines`], with their hashes.
     moving: Vec<(u64, i64, u32)>,
-}
-
-/// One cache line.
-#[derive(Debug, Clone, Copy, Pod, Zeroable)]
-#[repr(C, align(64))]
-struct Line {
-    ids: [i64; IDS_A_LINE],
-    indices: [u32; IDS_A_LINE],
-    /// Which places hold an id, as bits.
-    used: u16,
-    /// How many ids that would lie here if there were room lie behind. At the greatest value it stays.
-    passed: u16,
-}
-
-/// Which line an id belongs to.
-#[derive(Debug, Clone, Copy)]
-struct Homes {
-    /// Mixed into hashes, so that nobody can choose ids that meet in one line.
-    seed: u64,
-    /// The number of homes.
-    count: usize,
-    /// Their number before the map began to grow.
-    old_count: usize,
-    /// The ids of the old homes from this one on have moved.
-    moved_from: usize,
-}
-
-impl Homes {
-    #[inline(always)]
-    fn of(self, id: i64) -> usize {
-        self.of_hash(self.hash(id))
-    }
-
-    #[inline(always)]
-    fn of_hash(self, hash: u64) -> usize {
-        let old = scale(hash, self.old_count);
-        let new = scale(hash, self.count);
-        if old >= self.moved_from { new } else { old }
-    }
-
-    #[inline(always)]
-    fn hash(self, id: i64) -> u64 {
-        mix(id ^ self.seed as i64)
-    }
-
-    fn is_growing(self) -> bool {
-        self.moved_from > 0
-    }
-}
-
-/// Maps the upper half of a hash to a number below `count`, keeping the order of the hashes. Products of 32 bits are
-/// what vector instructions have; there are never more than 2^32 lines.
-#[inline(always)]
-fn scale(hash: u64, count: usize) -> usize {
-    (((hash >> 32) * (count as u64 & u64::from(u32::MAX))) >> 32) as usize
-}
-
-impl Line {
-    /// Returns the place of `id`.
-    #[inline(always)]
-    fn find(&self, lanes: impl Lanes, id: i64) -> Option<usize> {
-        // The last three words are no ids: no bit of `used` stands for them.
-        let equal = lanes.equal(bytemuck::cast_ref(self), id) & u32::from(self.used);
-        (equal != 0).then(|| equal.trailing_zeros() as usize)
-    }
-
-    #[inline(always)]
-    fn free_place(&self) -> Option<usize> {
-        let place = self.used.trailing_ones() as usize;
-        (place < IDS_A_LINE).then_some(place)
-    }
-
-    #[inline(always)]
-    fn put(&mut self, place: usize, id: i64, index: u32) {
-        self.ids[place] = id;
-        self.indices[place] = index;
-        self.used |= 1 << place;
-    }
-
-    fn pass(&mut self) {
-        self.passed = self.passed.saturating_add(1);
-    }
-
-    fn unpass(&mut self) {
-        if self.passed < u16::MAX {
-            self.passed -= 1;
-        }
-    }
 }
 
 /// What the search of a line gives for an id that may lie in the lines behind.
@@ -230,24 +135,6 @@ impl IdMap {
         self.put(id, index.0);
     }
 
-    /// Grows as far as `more` ids ask for, at most [`IDS_TOGETHER`].
-    #[inline]
-    fn expect(&mut self, more: usize) {
-        if self.homes.is_growing() {
-            if self.len / IDS_TOGETHER != (self.len + more) / IDS_TOGETHER {
-                self.move_lines(LINES_MOVED_TOGETHER);
-            }
-            return;
-        }
-        while self.len + more > self.homes.count * IDS_A_LINE_TO_GROW && !self.homes.is_growing() {
-            self.begin_to_grow();
-            // The lines of a small map would be overfull before their turn came.
-            if self.homes.old_count <= LINES_MOVED_TOGETHER {
-                self.move_lines(LINES_MOVED_TOGETHER);
-            }
-        }
-    }
-
     /// Puts an id at home or behind, and counts it.
     #[inline]
     fn put(&mut self, id: i64, index: u32) {
@@ -275,119 +162,6 @@ impl IdMap {
             }
         }
         false
-    }
-
-    /// Grows at once, twice if the map is growing already: more ids than can be expected met at its end.
-    #[cold]
-    fn make_room(&mut self) {
-        self.move_lines(usize::MAX);
-        self.begin_to_grow();
-        self.move_lines(usize::MAX);
-    }
-
-    /// Adds half as many lines more; [`IdMap::move_lines`] moves ids to them.
-    #[cold]
-    fn begin_to_grow(&mut self) {
-        let old_count = self.homes.count;
-        let count = (old_count + old_count / 2).max(FIRST_LINES);
-        self.lines.grow(count + SPARE_LINES);
-        self.homes = Homes { count, old_count, moved_from: old_count, ..self.homes };
-    }
-
-    /// Moves the ids of the next `count` old homes, from the last to the first.
-    fn move_lines(&mut self, count: usize) {
-        let end = self.homes.moved_from;
-        let start = end.saturating_sub(count);
-        let mut moving = std::mem::take(&mut self.moving);
-        self.take_behind(start, end, &mut moving);
-        let own = self.first_line_of_its_own(start, end);
-        for line in (own..end).rev() {
-            self.prefetch_move(line.saturating_sub(LINES_AHEAD));
-            self.move_line(line, &mut moving);
-        }
-        for line in start..own {
-            self.take_from(line, start, &mut moving);
-        }
-        self.homes.moved_from = start;
-        for (hash, id, index) in moving.drain(..) {
-            self.put_hashed(hash, id, index);
-        }
-        self.moving = moving;
-    }
-
-    /// Returns from which of the old homes from `start` to `end` on lines can be moved one by one: no id of a home before
-    /// lies there or behind, and where their ids go is behind `end`.
-    fn first_line_of_its_own(&self, start: usize, end: usize) -> usize {
-        if start + start / 2 <= end {
-            return end;
-        }
-        (start..end).find(|&line| self.lines[line - 1].passed == 0).unwrap_or(end)
-    }
-
-    /// Asks for a line and those that most of its ids will move to.
-    #[inline(always)]
-    fn prefetch_move(&self, line: usize) {
-        let to = line + line / 2;
-        for line in [line, to, to + 1] {
-            self.prefetch(Home(line as u32), Cache::First);
-        }
-    }
-
-    /// Moves all ids of a line; adds those for which there is no room to `left_over`.
-    #[inline(always)]
-    fn move_line(&mut self, line: usize, left_over: &mut Vec<(u64, i64, u32)>) {
-        let Line { ids, indices, mut used, .. } = self.lines[line];
-        self.lines[line].used = 0;
-        // Those that passed move too.
-        self.lines[line].passed = 0;
-        while used != 0 {
-            let place = used.trailing_zeros() as usize;
-            used &= used - 1;
-            let hash = self.homes.hash(ids[place]);
-            if !self.put_from(scale(hash, self.homes.count), ids[place], indices[place]) {
-                left_over.push((hash, ids[place], indices[place]));
-            }
-        }
-    }
-
-    /// Takes the ids out of a line whose old homes are `start` or behind.
-    #[inline(always)]
-    fn take_from(&mut self, line: usize, start: usize, taken: &mut Vec<(u64, i64, u32)>) {
-        let Line { ids, indices, mut used, .. } = self.lines[line];
-        let mut kept = used;
-        while used != 0 {
-            let place = used.trailing_zeros() as usize;
-            used &= used - 1;
-            let hash = self.homes.hash(ids[place]);
-            let home = scale(hash, self.homes.old_count);
-            if home < start {
-                continue;
-            }
-            taken.push((hash, ids[place], indices[place]));
-            kept &= !(1 << place);
-            if home < line {
-                self.lines[home..line].iter_mut().for_each(Line::unpass);
-            }
-        }
-        self.lines[line].used = kept;
-    }
-
-    /// Takes the ids of old homes from `start` to `end` out of the lines behind.
-    #[inline(always)]
-    fn take_behind(&mut self, start: usize, end: usize, taken: &mut Vec<(u64, i64, u32)>) {
-        let mut line = end;
-        while line > 0 && line < self.lines.len() && self.lines[line - 1].passed > 0 {
-            for place in 0..IDS_A_LINE {
-                let (id, index) = (self.lines[line].ids[place], self.lines[line].indices[place]);
-                let hash = self.homes.hash(id);
-                let home = scale(hash, self.homes.old_count);
-                if self.lines[line].used >> place & 1 == 1 && (start..end).contains(&home) {
-                    taken.push((hash, id, index));
-                    self.take(home, line, place);
-                }
-            }
-            line += 1;
-        }
     }
 
     /// Frees a place in `line` of an id whose home is `home`.
@@ -508,6 +282,7 @@ impl IdMap {
 
 #[cfg(test)]
 mod tests {
+    use super::growing::LINES_MOVED_TOGETHER;
     use super::*;
     use proptest::prelude::*;
     use std::collections::HashMap;
