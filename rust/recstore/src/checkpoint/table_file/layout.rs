@@ -1,0 +1,246 @@
+//! How a table is cut into the tensors of a file.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use safetensors::Dtype as TensorType;
+use safetensors::tensor::TensorInfo;
+
+use crate::config::Dtype;
+use crate::lifecycle::Usage;
+use crate::table::{AdmissionCounts, CopiedRows, Table};
+
+const _: () = assert!(cfg!(target_endian = "little"), "tensors are written as they lie in memory");
+
+const IDS: &str = "ids";
+const ROWS: &str = "rows";
+const USAGE_STEP: &str = "usage.step";
+const USAGE_COUNT: &str = "usage.count";
+pub(super) const DELETED: &str = "deleted_ids";
+const ADMISSION_IDS: &str = "admission.ids";
+const ADMISSION_COUNTS: &str = "admission.counts";
+const LEAVING: &str = "eviction.ids";
+pub(super) const HEADER: &str = "header";
+
+/// What a column is made of.
+#[derive(Debug, Clone)]
+pub(super) struct Column {
+    pub(super) name: String,
+    tensor_type: TensorType,
+    /// The elements of a row.
+    width: usize,
+    pub(super) row_bytes: usize,
+    origin: Origin,
+}
+
+/// Where the values of a column are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Origin {
+    Ids,
+    UsageStep,
+    UsageCount,
+    /// In the record, from this byte on.
+    Record(usize),
+}
+
+/// How a table is cut into tensors.
+#[derive(Debug, Clone)]
+pub(crate) struct Layout {
+    pub(super) columns: Vec<Column>,
+    pub(super) stride: usize,
+    pub(super) has_admission: bool,
+    pub(super) has_eviction: bool,
+}
+
+/// What a table remembers that is not about its rows.
+#[derive(Debug, Default)]
+pub(crate) struct TableState {
+    /// None for a table that admits all ids.
+    pub(crate) admission: Option<AdmissionCounts>,
+    /// Ids of rows that will leave; none for a table that no row leaves.
+    pub(crate) leaving: Option<Vec<i64>>,
+}
+
+impl TableState {
+    /// Returns the tensors: names, types and values.
+    pub(super) fn tensors(&self) -> Vec<(&'static str, TensorType, &[u8])> {
+        let mut tensors = Vec::new();
+        if let Some(AdmissionCounts { ids, counts }) = &self.admission {
+            tensors.push((ADMISSION_IDS, TensorType::I64, bytemuck::cast_slice(ids)));
+            tensors.push((ADMISSION_COUNTS, TensorType::U32, bytemuck::cast_slice(counts)));
+        }
+        if let Some(ids) = &self.leaving {
+            tensors.push((LEAVING, TensorType::I64, bytemuck::cast_slice(ids)));
+        }
+        tensors
+    }
+
+    /// Returns the elements of each tensor.
+    pub(super) fn lengths(&self) -> BTreeMap<String, usize> {
+        let length = |(name, kind, bytes): (&str, TensorType, &[u8])| {
+            (name.to_owned(), bytes.len() * 8 / kind.bitsize())
+        };
+        self.tensors().into_iter().map(length).collect()
+    }
+
+    /// Returns room for what a file has.
+    pub(super) fn sized(layout: &Layout, lengths: &BTreeMap<String, usize>) -> Self {
+        let length = |name: &str| lengths.get(name).copied().unwrap_or(0);
+        let admission = || AdmissionCounts {
+            ids: vec![0; length(ADMISSION_IDS)],
+            counts: vec![0; length(ADMISSION_COUNTS)],
+        };
+        Self {
+            admission: layout.has_admission.then(admission),
+            leaving: layout.has_eviction.then(|| vec![0; length(LEAVING)]),
+        }
+    }
+
+    pub(super) fn bytes_of(&mut self, name: &str) -> Option<&mut [u8]> {
+        let Self { admission, leaving } = self;
+        match name {
+            ADMISSION_IDS => admission.as_mut().map(|counts| bytemuck::cast_slice_mut(&mut counts.ids)),
+            ADMISSION_COUNTS => admission.as_mut().map(|counts| bytemuck::cast_slice_mut(&mut counts.counts)),
+            LEAVING => leaving.as_mut().map(|ids| bytemuck::cast_slice_mut(ids)),
+            _ => None,
+        }
+    }
+}
+
+impl Layout {
+    pub(crate) fn of(table: &Table) -> Self {
+        let (weight_words, stride) = table.record_words();
+        let (tensor_type, size) = match table.config().dtype {
+            Dtype::Float32 => (TensorType::F32, 4),
+            Dtype::Bfloat16 => (TensorType::BF16, 2),
+            Dtype::Float16 => (TensorType::F16, 2),
+        };
+        let dim = table.config().dim;
+        let rows = Column {
+            name: ROWS.to_owned(),
+            tensor_type,
+            width: dim,
+            row_bytes: size * dim,
+            origin: Origin::Record(0),
+        };
+        let mut columns = vec![integers(IDS, Origin::Ids), rows];
+        let mut word = weight_words;
+        for slot in table.record_slots() {
+            let (name, bytes) = (format!("slot.{}", slot.name), slot.width * size_of::<f32>());
+            let tensor_type = TensorType::F32;
+            columns.push(Column {
+                name,
+                tensor_type,
+                width: slot.width,
+                row_bytes: bytes,
+                origin: Origin::Record(word * size_of::<f32>()),
+            });
+            word += slot.width;
+        }
+        let has_eviction = table.config().eviction.is_some();
+        if has_eviction {
+            columns.push(integers(USAGE_STEP, Origin::UsageStep));
+            columns.push(integers(USAGE_COUNT, Origin::UsageCount));
+        }
+        Self { columns, stride, has_admission: table.config().admission.is_some(), has_eviction }
+    }
+
+    /// Returns the tensors about the table, of these lengths.
+    fn state_tensors(&self, lengths: &BTreeMap<String, usize>) -> Vec<(String, TensorType, Vec<usize>)> {
+        let admission = [(ADMISSION_IDS, TensorType::I64), (ADMISSION_COUNTS, TensorType::U32)];
+        let admission = admission.into_iter().filter(|_| self.has_admission);
+        let eviction = self.has_eviction.then_some((LEAVING, TensorType::I64));
+        let tensor =
+            |(name, kind): (&str, _)| (name.to_owned(), kind, vec![lengths.get(name).copied().unwrap_or(0)]);
+        admission.chain(eviction).map(tensor).collect()
+    }
+
+    /// Returns the bytes of a row in a file.
+    pub(crate) fn row_bytes(&self) -> usize {
+        self.columns.iter().map(|column| column.row_bytes).sum()
+    }
+
+    pub(super) fn tensors(
+        &self,
+        rows: usize,
+        deleted: Option<usize>,
+        state: &BTreeMap<String, usize>,
+    ) -> Vec<(String, TensorInfo)> {
+        let deleted = deleted.map(|deleted| (DELETED.to_owned(), TensorType::I64, vec![deleted]));
+        let columns = self.columns.iter().map(|column| {
+            let shape = match column.origin {
+                Origin::Record(_) => vec![rows, column.width],
+                Origin::Ids | Origin::UsageStep | Origin::UsageCount => vec![rows],
+            };
+            (column.name.clone(), column.tensor_type, shape)
+        });
+        let mut tensors: Vec<_> =
+            deleted.into_iter().chain(self.state_tensors(state)).chain(columns).collect();
+        // Wide elements first: every tensor is aligned to its elements.
+        tensors.sort_by_key(|(_, kind, _)| Reverse(kind.bitsize()));
+        let mut start = 0;
+        let placed = tensors.into_iter().map(|(name, dtype, shape)| {
+            let end = start + shape.iter().product::<usize>() * dtype.bitsize() / 8;
+            let info = TensorInfo { dtype, shape, data_offsets: (start, end) };
+            start = end;
+            (name, info)
+        });
+        placed.collect()
+    }
+}
+
+fn integers(name: &str, origin: Origin) -> Column {
+    let tensor_type = TensorType::I64;
+    Column { name: name.to_owned(), tensor_type, width: 1, row_bytes: size_of::<i64>(), origin }
+}
+
+impl Column {
+    /// Returns the column of `rows`; it may lie in `buffer`.
+    pub(super) fn bytes<'a>(
+        &self,
+        layout: &Layout,
+        rows: &'a CopiedRows,
+        buffer: &'a mut Vec<u8>,
+    ) -> &'a [u8] {
+        let of_usage = |buffer: &'a mut Vec<u8>, value: fn(Usage) -> u64| {
+            buffer.extend(rows.usages.iter().flat_map(|usage| value(*usage).to_le_bytes()));
+            &buffer[..]
+        };
+        buffer.clear();
+        match self.origin {
+            Origin::Ids => bytemuck::cast_slice(&rows.ids),
+            Origin::UsageStep => of_usage(buffer, Usage::step),
+            Origin::UsageCount => of_usage(buffer, Usage::count),
+            Origin::Record(start) => {
+                let records = bytemuck::cast_slice::<f32, u8>(&rows.records);
+                for record in records.chunks_exact(layout.stride * size_of::<f32>()) {
+                    buffer.extend_from_slice(&record[start..][..self.row_bytes]);
+                }
+                &buffer[..]
+            }
+        }
+    }
+
+    /// Puts the column of `rows`, which have their number of rows, where it belongs.
+    pub(super) fn put(&self, layout: &Layout, bytes: &[u8], rows: &mut CopiedRows) {
+        let values = || bytes.as_chunks().0.iter().map(|value| u64::from_le_bytes(*value));
+        match self.origin {
+            Origin::Ids => bytemuck::cast_slice_mut(&mut rows.ids).copy_from_slice(bytes),
+            Origin::UsageStep => {
+                let usages = rows.usages.iter_mut().zip(values());
+                usages.for_each(|(usage, step)| *usage = Usage::new(step, usage.count()));
+            }
+            Origin::UsageCount => {
+                let usages = rows.usages.iter_mut().zip(values());
+                usages.for_each(|(usage, count)| *usage = Usage::new(usage.step(), count));
+            }
+            Origin::Record(start) => {
+                let records = bytemuck::cast_slice_mut::<f32, u8>(&mut rows.records);
+                let records = records.chunks_exact_mut(layout.stride * size_of::<f32>());
+                for (record, row) in records.zip(bytes.chunks_exact(self.row_bytes)) {
+                    record[start..][..self.row_bytes].copy_from_slice(row);
+                }
+            }
+        }
+    }
+}
