@@ -104,8 +104,8 @@ impl TableConfig {
     /// Reads a JSON object; an empty text stands for the defaults.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] if the text is no JSON object, or names an unknown key or kind, or a value is out of
-    /// its range.
+    /// [`crate::Error::InvalidConfig`] if the text is no JSON object, or names an unknown key or kind, or a value is
+    /// out of its range.
     pub fn from_json(dim: usize, text: &str) -> Result<Self> {
         let config = Self { dim, ..Self::parse(text)? };
         config.validate().map(|()| config)
@@ -145,7 +145,7 @@ impl TableConfig {
     /// Returns the configuration as a JSON object, without the dim.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] if it cannot be written, which no valid configuration brings about.
+    /// [`crate::Error::InvalidConfig`] if it cannot be written, which no valid configuration brings about.
     pub fn to_json(&self) -> Result<String> {
         serde_json::to_string(self).map_err(|error| invalid(error.to_string()))
     }
@@ -153,7 +153,7 @@ impl TableConfig {
     /// Checks every value against its range.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] names the key, its value and its range.
+    /// [`crate::Error::InvalidConfig`] names the key, its value and its range.
     pub fn validate(&self) -> Result<()> {
         require(self.dim > 0, || "dim must be at least 1, got 0".to_owned())?;
         require(self.block_size > 0, || "block_size must be at least 1, got 0".to_owned())?;

@@ -10,31 +10,32 @@ use crate::rows::pooling::BagInput;
 
 /// Tables of rows, addressed by number: in this process, on servers, or failing on purpose in tests.
 ///
-/// Every method gives [`Error::UnknownHandle`] for a table that was dropped or never opened. A method that fails has
-/// changed nothing. Rows are row-major, `dim` floats each.
+/// Every method gives [`crate::Error::UnknownHandle`] for a table that was dropped or never opened. A method that fails
+/// has changed nothing. Rows are row-major, `dim` floats each.
 pub trait EmbeddingStore: Send + Sync {
     /// Creates the table `name`, or opens it if its configuration agrees.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`]; [`Error::ConfigMismatch`] shows both configurations; [`Error::UnknownRule`].
+    /// [`crate::Error::InvalidConfig`]; [`crate::Error::ConfigMismatch`] shows both configurations;
+    /// [`crate::Error::UnknownRule`].
     fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId>;
 
     /// Returns the table `name`, if there is one.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], of a store on servers.
+    /// [`crate::Error::Unavailable`], of a store on servers.
     fn find_table(&self, name: &str) -> Result<Option<TableId>>;
 
     /// Deletes the table `name` and its rows; numbers of it are unknown from then on.
     ///
     /// # Errors
-    /// [`Error::UnknownTable`]; [`Error::ForkedChild`].
+    /// [`crate::Error::UnknownTable`]; [`crate::Error::ForkedChild`].
     fn drop_table(&self, name: &str) -> Result<()>;
 
     /// Returns the names of all tables, sorted.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], of a store on servers.
+    /// [`crate::Error::Unavailable`], of a store on servers.
     fn table_names(&self) -> Result<Vec<String>>;
 
     /// Returns name and configuration of a table.
@@ -46,7 +47,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// Writes the row of each id to `rows`. An id without a row reads as its initial value and gets no row.
     ///
     /// # Errors
-    /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`]; [`Error::Disk`].
+    /// [`crate::Error::IdOutOfRange`]; [`crate::Error::DimMismatch`]; [`crate::Error::Disk`].
     fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()>;
 
     /// Reads, and writes where the rows lay to `places`, one an id and [`PLACES_TAG`](crate::PLACES_TAG) more.
@@ -55,7 +56,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// step its search. They are good until rows are deleted, and then of no effect.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::read`]; [`Error::LengthMismatch`].
+    /// As [`EmbeddingStore::read`]; [`crate::Error::LengthMismatch`].
     fn read_with_places(
         &self,
         table: TableId,
@@ -78,7 +79,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// each table: each table's ids' places and tag, as [`EmbeddingStore::read_with_places`] gives them.
     ///
     /// # Errors
-    /// [`Error::InvalidBag`]; [`Error::LengthMismatch`]; as [`EmbeddingStore::read`].
+    /// [`crate::Error::InvalidBag`]; [`crate::Error::LengthMismatch`]; as [`EmbeddingStore::read`].
     fn bag(
         &self,
         tables: &[TableId],
@@ -91,17 +92,17 @@ pub trait EmbeddingStore: Send + Sync {
     /// Overwrites the rows of `ids`; of duplicates the last one wins.
     ///
     /// # Errors
-    /// [`Error::NonFinite`], [`Error::TableFull`], [`Error::MemoryLimit`], [`Error::Disk`], [`Error::ForkedChild`]; as
-    /// [`EmbeddingStore::read`].
+    /// [`crate::Error::NonFinite`], [`crate::Error::TableFull`], [`crate::Error::MemoryLimit`], [`crate::Error::Disk`],
+    /// [`crate::Error::ForkedChild`]; as [`EmbeddingStore::read`].
     fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()>;
 
     /// Checks all of `updates`, then takes each one's optimizer step: one per distinct id, counted for an empty
     /// update too.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::write`], and [`Error::InvalidStep`]; then no table has changed. But when the disk fails within a
-    /// step of more rows than memory holds, or a rule of the program's own panics ([`Error::RuleFailed`]), every later
-    /// call on that table is refused until it is cleared or loaded.
+    /// As [`EmbeddingStore::write`], and [`crate::Error::InvalidStep`]; then no table has changed. But when the disk
+    /// fails within a step of more rows than memory holds, or a rule of the program's own panics
+    /// ([`crate::Error::RuleFailed`]), every later call on that table is refused until it is cleared or loaded.
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()>;
 
     /// Writes each id's index, -1 where it has no row, and its row; with `insert`, such ids get a row first.
@@ -124,7 +125,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// order. A `dry_run` returns them and changes nothing.
     ///
     /// # Errors
-    /// [`Error::NoEviction`]; [`Error::ForkedChild`].
+    /// [`crate::Error::NoEviction`]; [`crate::Error::ForkedChild`].
     fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>>;
 
     /// Returns how many rows left a table by eviction, as far as this store knows without asking others.
@@ -142,20 +143,20 @@ pub trait EmbeddingStore: Send + Sync {
     /// Returns the values of an optimizer slot for each id, zeros where it has no row; `None` for an unknown slot.
     ///
     /// # Errors
-    /// [`Error::IdOutOfRange`].
+    /// [`crate::Error::IdOutOfRange`].
     fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>>;
 
     /// Sets the learning rate from the next step on; `explicit` marks it as set by hand.
     ///
     /// # Errors
-    /// [`Error::InvalidLearningRate`]; [`Error::ForkedChild`].
+    /// [`crate::Error::InvalidLearningRate`]; [`crate::Error::ForkedChild`].
     fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()>;
 
     /// Puts what optimizers keep into several tables, all at one moment; rows stay as they are.
     ///
     /// # Errors
-    /// [`Error::StateMismatch`]: other slots than the optimizer's, or other ids than those of the rows.
-    /// [`Error::InvalidLearningRate`]; [`Error::ForkedChild`]. Then no table has changed.
+    /// [`crate::Error::StateMismatch`]: other slots than the optimizer's, or other ids than those of the rows.
+    /// [`crate::Error::InvalidLearningRate`]; [`crate::Error::ForkedChild`]. Then no table has changed.
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()>;
 
     /// Returns what a table holds and what was done to it.
@@ -165,7 +166,7 @@ pub trait EmbeddingStore: Send + Sync {
     /// more rows; those with a slot file make room by moving rows there.
     ///
     /// # Errors
-    /// [`Error::InvalidConfig`] for a limit of 0.
+    /// [`crate::Error::InvalidConfig`] for a limit of 0.
     fn set_memory_limit(&self, limit: Option<u64>) -> Result<()>;
 
     /// Returns what all tables take of memory together, and their limit.
@@ -174,15 +175,16 @@ pub trait EmbeddingStore: Send + Sync {
     /// Saves all tables, as they are at one moment, to a directory, while others go on reading and training them.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the file; the directory still holds what it held before. [`Error::ForkedChild`].
+    /// [`crate::Error::Checkpoint`] names the file; the directory still holds what it held before.
+    /// [`crate::Error::ForkedChild`].
     fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport>;
 
     /// Replaces tables by those of the newest snapshot in a directory, and makes those that are not there. Other tables
     /// stay as they are.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the file and what is wrong with it; [`Error::ConfigMismatch`] a table that is there
-    /// with another configuration. Then nothing has changed.
+    /// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::ConfigMismatch`] a table
+    /// that is there with another configuration. Then nothing has changed.
     fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport>;
 
     /// Saves all tables as the part that shard `shard` has in `snapshot`, a name from

@@ -1,7 +1,7 @@
 //! A table's rows in two places: the hot ones in memory, the others in the slot file.
 //!
 //! Which rows lie where never shows in what a call gives. A row that is not in memory has its record in the file; one
-//! that is may differ from the file, and then it is *dirty*. Before rows change, [`Rows::make_ready`] brings as many of
+//! that is may differ from the file, and then it is *dirty*. Before rows change, `Rows::make_ready` brings as many of
 //! them into memory as fit, and from there on a step fails only if it has more rows than memory holds.
 
 use std::io;
