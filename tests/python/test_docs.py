@@ -1,4 +1,4 @@
-"""The documents tell the truth: the README's code runs, and docs/ops.md shows every schema as it is."""
+"""The documents are true: their code runs, and docs/ops.md shows every schema as it is."""
 
 import doctest
 import importlib
@@ -15,6 +15,7 @@ import torch
 import recstore_ops
 
 ROOT = Path(__file__).parents[2]
+GUIDES = ("README.md", "docs/checkpoints.md", "docs/modules.md", "docs/servers.md", "docs/tables.md")
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(recstore_ops.__path__, "recstore_ops.")
@@ -29,13 +30,19 @@ def _tables_of_examples_are_new() -> None:
         recstore_ops.RecStoreClient().drop(name)
 
 
-def code_blocks(path: Path) -> list[str]:
-    return re.findall(r"```python\n(.*?)```", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+def code_blocks(guide: str) -> list[tuple[str, str]]:
+    text = (ROOT / guide).read_text(encoding="utf-8")
+    return [(guide, code) for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)]
 
 
-@pytest.mark.parametrize("code", code_blocks(ROOT / "README.md"))
-def test_the_code_of_the_readme_runs(code: str) -> None:
-    exec(compile(code, "README.md", "exec"), {})
+@pytest.mark.parametrize(("guide", "code"), [block for guide in GUIDES for block in code_blocks(guide)])
+def test_the_code_of_the_guides_runs(guide: str, code: str) -> None:
+    exec(compile(code, guide, "exec"), {})
+
+
+@pytest.mark.parametrize("guide", GUIDES)
+def test_every_guide_has_code(guide: str) -> None:
+    assert code_blocks(guide)
 
 
 def test_every_schema_is_documented() -> None:
