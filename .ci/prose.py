@@ -1,7 +1,7 @@
 """Finds hard sentences in the documents: patterns that a reader has to translate, long sentences, wide lines.
 
-Prints `file:line: pattern: words` for each hit and exits with 1 if there is any. It leaves out code, tables and
-comments. `python .ci/prose.py FILE ...` reads other files instead of all documents.
+Prints `file:line: pattern: words` for each hit and exits with 1 if there is any. It leaves out code and comments, and
+looks for fewer patterns in the cells of tables. `python .ci/prose.py FILE ...` reads other files than all documents.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = ("*.md", "benches/*.md", "deploy/*.md", "docs/*.md", "examples/*.md")
@@ -34,11 +34,13 @@ PATTERNS = {
     "fronted clause": r"^(?:what|whatever|who|which|whichever)\b(?!.*\?$)",
 }
 """What is wrong with a sentence, whatever the case of its letters."""
+OF_SENTENCES = ("fronted of", "fronted clause")
+"""Patterns that do not count in the cells of tables, which are no sentences."""
 
 PLACES = (
-    r"address|branch|directory|document|file|folder|from|host|line|loop|machine|paragraph|part|places?|points?"
+    r"address|branch|cores?|directory|document|file|folder|from|host|line|loop|machine|paragraph|part|places?|points?"
     r"|positions?|process|room|section|server|shard|step|table|to"
-    r"|chooses?|decides?|finds?|knows?|names?|notes?|records?|remembers?|says?|sees?|shows?"
+    r"|chooses?|decides?|finds?|knows?|names?|notes?|records?|remembers?|returns?|says?|sees?|shows?"
 )
 """Words before `where` that name a place or ask for one. After any other word `where` stands for `if`."""
 
@@ -82,7 +84,8 @@ def documents() -> list[Path]:
 
 def hits(document: str, text: str) -> Iterator[Hit]:
     """Yields all that is wrong with a document."""
-    found = chain(_length(document, text), _wide_lines(document, text), _hard_sentences(document, text))
+    checks = (_length, _wide_lines, _hard_sentences, _hard_cells)
+    found = chain.from_iterable(check(document, text) for check in checks)
     return (hit for hit in found if (hit.document, hit.words) not in ALLOWED)
 
 
@@ -93,7 +96,7 @@ def _length(document: str, text: str) -> Iterator[Hit]:
 
 
 def _wide_lines(document: str, text: str) -> Iterator[Hit]:
-    for number, line in _prose_lines(text):
+    for number, line in _lines_of(text, "prose"):
         if len(line) > WIDEST_LINE:
             yield Hit(document, number, "wide line", f"{len(line)} columns, {WIDEST_LINE} allowed")
 
@@ -101,16 +104,27 @@ def _wide_lines(document: str, text: str) -> Iterator[Hit]:
 def _hard_sentences(document: str, text: str) -> Iterator[Hit]:
     for passage in passages(text):
         for sentence in sentences(passage):
-            yield from _patterns(document, sentence)
+            yield from _patterns(document, sentence, PATTERNS)
+            yield from _where_for_if(document, sentence)
             count = len(re.findall(r"\S*\w\S*", sentence.text))
             if count > LONGEST_SENTENCE:
                 yield Hit(document, sentence.line, "long sentence", f"{count} words: {_begin(sentence.text)} ...")
 
 
-def _patterns(document: str, sentence: Passage) -> Iterator[Hit]:
-    for name, pattern in PATTERNS.items():
-        for match in re.finditer(pattern, sentence.text, re.IGNORECASE | re.DOTALL):
+def _hard_cells(document: str, text: str) -> Iterator[Hit]:
+    names = [name for name in PATTERNS if name not in OF_SENTENCES]
+    for number, line in _lines_of(text, "table"):
+        for cell in re.split(r"(?<!\\)\|", line):
+            yield from _patterns(document, Passage(number, _plain(cell)), names)
+
+
+def _patterns(document: str, sentence: Passage, names: Iterable[str]) -> Iterator[Hit]:
+    for name in names:
+        for match in re.finditer(PATTERNS[name], sentence.text, re.IGNORECASE | re.DOTALL):
             yield _hit(document, sentence, name, match)
+
+
+def _where_for_if(document: str, sentence: Passage) -> Iterator[Hit]:
     for match in re.finditer(r"(\w*)\W*\bwhere\b(?:\s+\S+){0,2}", sentence.text, re.IGNORECASE):
         if not re.fullmatch(PLACES, match[1], re.IGNORECASE) and not sentence.text.endswith("?"):
             yield _hit(document, sentence, "where for if", match)
@@ -139,7 +153,7 @@ def sentences(passage: Passage) -> Iterator[Passage]:
 def passages(text: str) -> Iterator[Passage]:
     """Yields paragraphs and items of lists without their marks. Headings are no sentences."""
     begin, lines = 0, list[str]()
-    for number, line in _prose_lines(text):
+    for number, line in _lines_of(text, "prose"):
         is_item = re.match(r"\s*(?:[-*]|\d+\.)\s", line)
         if lines and (is_item or number != begin + len(lines) or not line.strip()):
             yield Passage(begin, _plain("\n".join(lines)))
@@ -150,13 +164,14 @@ def passages(text: str) -> Iterator[Passage]:
         yield Passage(begin, _plain("\n".join(lines)))
 
 
-def _prose_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yields the lines that are neither code nor tables nor comments, with their numbers."""
+def _lines_of(text: str, kind: Literal["prose", "table"]) -> Iterator[tuple[int, str]]:
+    """Yields the lines of a kind with their numbers; lines of code and comments have none."""
     is_code = False
     for number, line in enumerate(text.splitlines(), 1):
         is_fence = line.lstrip().startswith("```")
         is_code ^= is_fence
-        if not (is_code or is_fence or line.startswith(("|", "    ", "<!--"))):
+        is_left_out = is_code or is_fence or line.startswith(("    ", "<!--"))
+        if not is_left_out and line.startswith("|") == (kind == "table"):
             yield number, line
 
 

@@ -15,7 +15,16 @@ import torch
 import recstore_ops
 
 ROOT = Path(__file__).parents[2]
-GUIDES = ("README.md", "docs/checkpoints.md", "docs/modules.md", "docs/servers.md", "docs/tables.md")
+GUIDES = (
+    "README.md",
+    *(f"docs/{page}.md" for page in ("checkpoints", "modules", "planted", "servers", "tables")),
+)
+RUN_ELSEWHERE = {"docs/state_dict.md"}
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in ("", "benches", "deploy", "docs", "examples")
+    for path in (ROOT / folder).glob("*.md")
+)
 MODULES = sorted(
     module.name
     for module in pkgutil.walk_packages(recstore_ops.__path__, "recstore_ops.")
@@ -40,9 +49,23 @@ def test_the_code_of_the_guides_runs(guide: str, code: str) -> None:
     exec(compile(code, guide, "exec"), {})
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_every_guide_has_code(guide: str) -> None:
-    assert code_blocks(guide)
+def test_all_code_in_python_blocks_is_run() -> None:
+    assert {page for page in PAGES if code_blocks(page)} == {*GUIDES, *RUN_ELSEWHERE}
+
+
+def anchors(page: Path) -> set[str]:
+    """The places in a page that links can name, as GitHub names them after its headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", (ROOT / page).read_text(encoding="utf-8")):
+        target, _, anchor = link.partition("#")
+        path = (ROOT / page).parent / target if target else ROOT / page
+        assert path.exists(), link
+        assert not anchor or anchor in anchors(path), link
 
 
 def test_every_schema_is_documented() -> None:
