@@ -93,3 +93,32 @@ def test_the_documentation_of_the_api_builds(tmp_path: Path) -> None:
 def test_every_public_name_is_documented() -> None:
     undocumented = [name for name in recstore_ops.__all__ if not getattr(recstore_ops, name).__doc__]
     assert undocumented == []
+
+
+def test_every_public_name_has_one_mark_of_stability() -> None:
+    section = (ROOT / "RELEASE.md").read_text(encoding="utf-8").split("## Stable and experimental names")[1]
+    rows = re.findall(
+        r"^\| (`.*`) \| (?:stable|experimental) \|$", section.split("The same marks hold")[0], re.MULTILINE
+    )
+    marked = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
+    assert sorted(marked) == sorted(recstore_ops.__all__)
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = re.findall(r"^### ([^\n]+)\n\nCommit: .*?```\n(.*?)```", CONTRIBUTING, flags=re.DOTALL | re.MULTILINE)
+
+
+@pytest.mark.parametrize(("recipe", "lines"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
+def test_the_files_of_a_recipe_are_there_but_for_its_new_ones(recipe: str, lines: str) -> None:
+    files = [line[2:].split()[0] for line in lines.splitlines() if not line.startswith("+ ")]
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+    assert "CHANGELOG.md" in files
+
+
+@pytest.mark.parametrize("folder", ["python/recstore_ops", "rust/recstore/src", "rust/recstore-ps/src"])
+def test_the_map_of_rooms_has_every_folder(folder: str) -> None:
+    table = CONTRIBUTING.split(f"### {folder}\n")[1].split("\n### ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", table, flags=re.MULTILINE)
+    rooms = [room for cell in cells for room in re.findall(r"`(\w+)`", cell)]
+    folders = {path.name for path in (ROOT / folder).iterdir() if path.is_dir() and not path.name.startswith("_")}
+    assert sorted(rooms) == sorted(folders)
