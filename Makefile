@@ -64,50 +64,89 @@ $(PACKAGE_READY): $(PACKAGE_SOURCES) $(TOOLS_READY)
 	$(PIP) install --quiet --no-build-isolation .
 	touch $@
 
+# What tests run on: the package as it lies here, with the native module of the profile `dev`. A change of a .py file
+# needs nothing; a change of a Rust file builds what depends on it.
+DEVELOPED := $(STAMPS)/developed
+
+.PHONY: develop
+develop: $(DEVELOPED) ## installs recstore-ops into .venv as it lies here, for work on it
+
+$(DEVELOPED): Cargo.toml Cargo.lock pyproject.toml setup_torch.py $(RUST_SOURCES) $(TOOLS_READY)
+	@command -v cargo >/dev/null || { echo "make: no cargo; install a Rust toolchain" >&2; exit 1; }
+	$(PIP) install --no-build-isolation --editable .
+	touch $@
+
 .PHONY: train
 train: build ## trains on planted data, or on DATA=path; ARGS="..." for options
 	$(BIN)/recstore train $(or $(DATA),--planted pairs) $(ARGS)
 
+# The tiers of checks, docs/testing.md: `quick` while one works, `test` before a change goes in, `test-all` before a release.
+
+.PHONY: quick
+quick: $(DEVELOPED) ## formatting, lints, types, the core's unit tests and the plain Python tests, on a built checkout
+	$(BIN)/python .ci/parts.py check+test-quick
+
 .PHONY: test
-test: test-rust test-python test-served check ## all tests and checks
+test: venv ## all that must hold before a change goes in; sets up all it needs
+	$(BIN)/python .ci/parts.py build-tests test-rust+test-python+check test-served
+
+.PHONY: test-all
+test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, kills, long examples
+	$(BIN)/python .ci/parts.py --record docs/testing.md build-tests check test-rust test-torch test-sanitized \
+	  test-python-all test-served-all test-long
+
+.PHONY: build-tests
+build-tests: $(DEVELOPED)
+	cargo test --quiet $(DEVELOPED_CRATES) --no-run
+	cargo test --quiet --package recstore --bench store --no-run
+
+.PHONY: test-quick
+test-quick: $(DEVELOPED)
+	cargo test --quiet --package recstore --lib
+	$(PYTEST) --tier quick
+
+# Crates whose tests need nothing of libtorch but its headers and its library: all but those that tch links.
+DEVELOPED_CRATES := --workspace --exclude recstore-tch --exclude recstore-tests --exclude recstore-python
 
 .PHONY: test-rust
-test-rust: test-core test-sanitized test-torch
+test-rust: $(DEVELOPED) ## the Rust tests, but for those that hold the store against tch
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet $(DEVELOPED_CRATES)
+	cargo test --quiet --package recstore --bench store > /dev/null
+	cargo run --quiet --package recstore-ps --example own_rule > /dev/null
 
 .PHONY: test-core
 test-core: ## the store's tests: needs Rust only
-	@echo "== Rust tests of the store"
 	cargo test --quiet
-	cargo test --quiet --package recstore --bench store > /dev/null
-	cargo run --quiet --package recstore-ps --example own_rule > /dev/null
 
 # The switch is for nightly compilers; the stable one has it too, but wants to be told that this is meant.
 .PHONY: test-sanitized
 test-sanitized: ## the store's tests with every access to memory checked by AddressSanitizer
-	@echo "== Rust tests of the store with AddressSanitizer"
 	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address PROPTEST_CASES=16 cargo test --quiet --package recstore \
 	  --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/sanitized \
 	  --lib --test determinism --test growth --test concurrency --test errors
 
 .PHONY: test-torch
-test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch
-	@echo "== Rust tests with libtorch"
+test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch through tch
 ifeq ($(TORCH),$(TCH_TORCH))
-	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --workspace --exclude recstore --exclude recstore-object-store \
-		--exclude recstore-ps
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --package recstore-tch --package recstore-tests
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo run --quiet --package recstore-tch --example train_with_tch
 else
 	@echo "tch is bound to torch $(TCH_TORCH): its tests are left out with torch $(TORCH)"
-	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --package recstore-bridge
 endif
 
 # The folder of libtorch, found without importing torch.
 TORCH_LIBRARIES := $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0] + "/lib")'
 
+# A file goes to one process: its tests share what they set up.
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile
+
 .PHONY: test-python
-test-python: build ## the Python tests
-	@echo "== Python tests"
-	$(BIN)/python -m pytest --quiet
+test-python: $(DEVELOPED) ## the Python tests, but for those that take long
+	$(PYTEST) --tier test --durations 20
+
+.PHONY: test-python-all
+test-python-all: $(DEVELOPED) ## all Python tests
+	$(PYTEST) --durations 40
 
 # What models see of tables; what does not hold on servers is marked, and docs/design.md says why. Whole trainings on
 # real data show nothing more here, and take long.
@@ -115,10 +154,19 @@ SERVED := batch client dist_embedding dist_tensor embedding_bag_collection embed
 	gradient_scaling hashtable hashtable_ops lifecycle ops parity prefetch row_types sparse_optimizer store_model
 
 .PHONY: test-served
-test-served: build ## the Python tests of operators and modules again, their tables on one server and on three
-	@echo "== Python tests with tables on servers"
-	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --served 1 $(SERVED:%=tests/python/test_%.py)
-	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --served 3 $(SERVED:%=tests/python/test_%.py)
+test-served: $(DEVELOPED) ## a few of the Python tests again, their tables on one server and on three
+	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --tier quick --served 1 tests/python/test_ops.py
+	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --tier quick --served 3 tests/python/test_sparse_optimizer.py
+
+.PHONY: test-served-all
+test-served-all: $(DEVELOPED) ## the Python tests of operators and modules again, their tables on one server and on three
+	env -u RECSTORE_DATA $(PYTEST) --served 1 $(SERVED:%=tests/python/test_%.py)
+	env -u RECSTORE_DATA $(PYTEST) --served 3 $(SERVED:%=tests/python/test_%.py)
+
+.PHONY: test-long
+test-long: $(DEVELOPED) ## the tests with many more examples of each property
+	PROPTEST_CASES=2000 RECSTORE_KILL_ROUNDS=200 RECSTORE_CHURN=100000000 cargo test --quiet --release
+	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(PYTEST)
 
 .PHONY: docs
 docs: build ## the Python API from its docstrings, in docs/api
@@ -126,18 +174,14 @@ docs: build ## the Python API from its docstrings, in docs/api
 	$(BIN)/pdoc --docformat google --output-directory docs/api recstore_ops
 	@echo "docs/api/index.html"
 
-.PHONY: test-long
-test-long: build ## the tests with many more examples of each property; the last run is in docs/testing.md
-	PROPTEST_CASES=2000 RECSTORE_KILL_ROUNDS=200 RECSTORE_CHURN=100000000 cargo test --quiet --release
-	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(BIN)/python -m pytest --quiet
-
 .PHONY: check
-check: $(PACKAGE_READY) ## formatting, lints and types
-	@echo "== formatting, lints, types"
+check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	cargo fmt --all --check
-	cargo clippy --quiet --workspace --all-targets -- --deny warnings
+	cargo clippy --quiet $(DEVELOPED_CRATES) --all-targets -- --deny warnings
+	cargo clippy --quiet --package recstore-python -- --deny warnings
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --quiet --check
+	$(BIN)/lint-imports --no-cache
 	$(BIN)/pyright
 
 .PHONY: wheel

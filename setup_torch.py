@@ -46,12 +46,15 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
 
 
 def build_wheel(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    _prepare_build()
+    _name_torch()
+    _keep_paths_out_of_the_binary()
     return maturin.build_wheel(directory, config_settings, metadata_directory)
 
 
 def build_editable(directory: str, config_settings: Settings = None, metadata_directory: str | None = None) -> str:
-    _prepare_build()
+    # No flags of its own, so that the tests' builds and this one share what they compile.
+    if importlib.util.find_spec("torch") is None:
+        _name_torch()
     return maturin.build_editable(directory, config_settings, metadata_directory)
 
 
@@ -86,12 +89,12 @@ def _torch_requirement() -> list[str]:
     return ["torch>={}.{}".format(*OLDEST_TORCH)]
 
 
-def _prepare_build() -> None:
+def _name_torch() -> None:
+    """Tells the build of the bridge where torch is."""
     torch = find_torch()
     if torch is None:
         raise SystemExit("no torch to build against: install torch 2.11 or newer, then recstore-ops")
     os.environ[VARIABLE] = str(torch)
-    _keep_paths_out_of_the_binary()
 
 
 def _keep_paths_out_of_the_binary() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import tiers
 from examples import try_fewer
 from ranks import Ranks, started_ranks
 from served_tables import ServerProcesses
@@ -21,6 +22,7 @@ _table_numbers = itertools.count()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    tiers.add_option(parser)
     parser.addoption(
         "--served",
         type=int,
@@ -31,10 +33,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "tier(name): quick, test or all; see tiers.py")
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
     config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")
     if config.getoption("--served"):
         try_fewer()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    tiers.select(config, items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from types import TracebackType
+
+from warm_recstore import WarmRecstore
 
 _STARTED = re.compile(r"shard (\d+) of (\d+) at ([^\s,]+)(?:.*, metrics at http://([^/]+)/metrics)?")
 
@@ -27,24 +26,17 @@ class ServerProcesses:
         servers = [{"host": "127.0.0.1", "port": 0, "shard": shard} for shard in range(num_shards)]
         self.config = folder / "servers.json"
         self.config.write_text(json.dumps({"cache_ps": {"num_shards": num_shards, "servers": servers}}))
-        self._command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(self.config), *options]
+        self._options = options
         self.processes = [self._start(shard) for shard in range(num_shards)]
         started = [self._started(process) for process in self.processes]
         self.addresses = [found[3] for found in started]
         self.metrics = [found[4] for found in started]
 
-    def _start(self, shard: int, *options: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*self._command, "--shard", str(shard), *options],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+    def _start(self, shard: int, *options: str) -> WarmRecstore:
+        return WarmRecstore("serve", "--config", self.config, *self._options, "--shard", shard, *options)
 
     @staticmethod
-    def _started(process: subprocess.Popen[str]) -> re.Match[str]:
-        assert process.stdout is not None
+    def _started(process: WarmRecstore) -> re.Match[str]:
         line = process.stdout.readline()
         started = _STARTED.match(line)
         assert started, line + process.stdout.read()

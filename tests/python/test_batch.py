@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 import torch
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
+
+pytestmark = pytest.mark.tier("quick")
 
 # A row is its label, its dense features, and the (id, value) pairs of each field.
 Field = list[tuple[int, float]]

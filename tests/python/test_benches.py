@@ -25,6 +25,8 @@ from benches.measured import Case, Competitor, Figure, Plan, Timed  # noqa: E402
 from benches.rounds import measure  # noqa: E402
 from benches.yardstick import EPS, LR, Yardstick, flush  # noqa: E402
 
+pytestmark = pytest.mark.tier("test")
+
 DIMS = [8, 16, 64, 128, 20]
 """Those that the yardstick's compiler knows, and one that it does not."""
 
@@ -328,6 +330,7 @@ def figures_of(line: dict[str, Any]) -> list[float]:
     return [*line["nanoseconds"].values(), *line["rounds"]]
 
 
+@pytest.mark.tier("all")
 def test_a_quick_run_measures_every_cell(tmp_path: Path) -> None:
     before = report.README.read_bytes()
     output = tmp_path / "quick.jsonl"

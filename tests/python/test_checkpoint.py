@@ -36,6 +36,8 @@ from recstore_ops import (
 )
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("test")
+
 
 @pytest.fixture(autouse=True)
 def _empty_store() -> Iterator[None]:
@@ -267,6 +269,7 @@ while True:
 """
 
 
+@pytest.mark.tier("all")
 def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Path) -> None:
     options = {"optimizer": {"kind": "sgd", "lr": 1.0}, "initializer": "zeros"}
     for name in ("a", "b"):

@@ -19,6 +19,8 @@ from checkpoints import OPTIMIZERS, contents, drop_all_tables, optimizer_name
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, checkpoint, table_names
 
+pytestmark = pytest.mark.tier("quick")
+
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "checkpoint_format.md").read_text(encoding="utf-8")
 COMPRESSED = DOCUMENT.split("### Compressed files")[1].split("\n## ")[0]
 DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from recstore_ops import DistEmbedding, SparseOptimizer, sharding, table_statistics
 
+pytestmark = pytest.mark.tier("test")
+
 STEPS = 10
 
 

@@ -15,6 +15,8 @@ from checkpoints import assert_same, contents, drop_all_tables
 
 from recstore_ops import DistEmbedding, RecStoreClient, checkpoint, get_kv_client
 
+pytestmark = pytest.mark.tier("quick")
+
 IDS = torch.arange(500)
 
 

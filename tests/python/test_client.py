@@ -18,6 +18,8 @@ from recstore_ops import (
     table_statistics,
 )
 
+pytestmark = pytest.mark.tier("quick")
+
 DIM = 3
 
 

@@ -11,6 +11,8 @@ import pytest
 from recstore_ops.training.report.comparison import write_comparison
 from recstore_ops.training.report.recorded_run import RecordedRun
 
+pytestmark = pytest.mark.tier("quick")
+
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
 

@@ -16,6 +16,8 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, Table, TableConfig
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("test")
+
 BACKENDS = ["aot_eager", "inductor"]
 NUM_TABLES = 26
 STEPS = 50

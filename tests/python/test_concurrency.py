@@ -26,7 +26,7 @@ from recstore_ops import (
 )
 from recstore_ops.ops import operators
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.tier("test"), pytest.mark.timeout(120)]
 
 THREADS = 4
 PATIENCE = 60

@@ -28,6 +28,8 @@ from recstore_ops import (
 from recstore_ops.config.config_file import config_schema, configure_table, document_problems
 from recstore_ops.config.json_schema import find_problems
 
+pytestmark = pytest.mark.tier("quick")
+
 TableName = Callable[[], str]
 WriteConfig = Callable[..., Path]
 

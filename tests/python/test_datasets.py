@@ -30,6 +30,8 @@ from recstore_ops.training.rows.input_files import find_input_files
 from recstore_ops.training.rows.row_source import DerivedRows, MappedRows, MemoryRows, RowSource
 from recstore_ops.training.rows.text_rows import TextRows
 
+pytestmark = pytest.mark.tier("quick")
+
 Row = tuple[int, list[tuple[int, float]]]
 
 

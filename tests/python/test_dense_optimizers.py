@@ -7,6 +7,8 @@ import torch
 
 from recstore_ops.training.dense_optimizers import check_dense_optimizer, dense_optimizer_names, make_dense_optimizer
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.mark.parametrize("name", dense_optimizer_names())
 def test_every_name_gives_an_optimizer_that_steps(name: str) -> None:

@@ -26,6 +26,8 @@ from recstore_ops.cli import app
 from recstore_ops.config.config_file import load_config_file
 from recstore_ops.servers.server_config import Tls, known_servers, served_shards
 
+pytestmark = pytest.mark.tier("quick")
+
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFEST = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "recstore.yaml").read_text(encoding="utf-8")))
@@ -99,6 +101,7 @@ def test_labels_ports_probes_and_volumes_fit_together() -> None:
     assert Path(given[given.index("--data") + 1]) == Path(mounts["data"])
 
 
+@pytest.mark.tier("test")
 def test_a_pods_command_serves_and_ends_in_good_order(tmp_path: Path) -> None:
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")

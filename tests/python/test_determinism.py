@@ -34,6 +34,8 @@ from recstore_ops import (
 )
 from recstore_ops.ops import collecting
 
+pytestmark = pytest.mark.tier("test")
+
 # A row is one full run of the 16 lanes that sums go over, and a rest. A thread takes 32,768 floats, or a block:
 # 8,000 bags are 6 pieces of work, their 24,000 rows 16, and a step of some 10,000 distinct ids 180 blocks.
 DIM, SPAN, BAGS, BLOCK_SIZE, STEPS = 21, 6_000, 8_000, 64, 3

@@ -29,6 +29,8 @@ from recstore_ops import (
     table_statistics,
 )
 
+pytestmark = pytest.mark.tier("test")
+
 TableName = Callable[[], str]
 
 DIM, ROWS, LIMIT = 16, 4_000, 300_000

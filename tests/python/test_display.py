@@ -13,6 +13,8 @@ from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
+pytestmark = pytest.mark.tier("quick")
+
 STEPS = StepRecord(
     step=100,
     epoch=1,

@@ -29,6 +29,8 @@ from recstore_ops import (
 )
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("test")
+
 NUM, DIM = 6, 3
 IDS = torch.tensor([[1, 5, 1], [0, 2, 5]])
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from recstore_ops import DistEmbedding, DistTensor, get_kv_client, table_names
 
+pytestmark = pytest.mark.tier("quick")
+
 SHAPE = (5, 3)
 
 

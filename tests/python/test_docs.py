@@ -14,6 +14,8 @@ import torch
 
 import recstore_ops
 
+pytestmark = pytest.mark.tier("quick")
+
 ROOT = Path(__file__).parents[2]
 GUIDES = (
     "README.md",

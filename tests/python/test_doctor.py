@@ -14,6 +14,8 @@ import torch
 from recstore_ops import _native, table_names
 from recstore_ops.doctor import examination as doctor
 
+pytestmark = pytest.mark.tier("quick")
+
 Recstore = Callable[..., int]
 REPOSITORY = Path(__file__).parents[2]
 

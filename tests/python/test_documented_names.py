@@ -9,6 +9,8 @@ import pytest
 import recstore_ops
 from recstore_ops import autograd
 
+pytestmark = pytest.mark.tier("quick")
+
 COLLECTION = recstore_ops.RecStoreEmbeddingBagCollection
 SIGNATURES: list[tuple[Callable[..., Any], str]] = [
     (COLLECTION, "embedding_bag_configs lr enable_fusion fusion_k ps_host ps_port"),

@@ -25,7 +25,7 @@ from recstore_ops.ops import feature_operators
 from recstore_ops.sparse import KeyedJaggedTensor, KeyedTensor
 
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.tier("test"), pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
 
 NUM_IDS, STEPS, BATCH = 30, 50, 6
 TOLERANCE = 1e-5
@@ -218,6 +218,7 @@ def test_a_forward_without_gradients_gives_the_same(case: Case, compiles: bool, 
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.tier("all")
 def test_a_compiled_collection_trains_as_the_bags_of_torch(case: Case, table_name: Callable[[], str]) -> None:
     ours = collection(case, table_name(), optimizer=ADAGRAD)
     compiled = torch.compile(ours, backend="aot_eager", fullgraph=True, dynamic=True)

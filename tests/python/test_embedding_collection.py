@@ -19,7 +19,7 @@ from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
 from recstore_ops.sparse import KeyedJaggedTensor
 
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.tier("test"), pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
 
 NUM_IDS, STEPS, BATCH = 30, 50, 6
 TOLERANCE = 1e-5
@@ -110,6 +110,7 @@ def test_a_collection_trains_as_the_embeddings_of_torch(tables: Tables, table_na
 
 
 @pytest.mark.parametrize("tables", CASES.values(), ids=CASES)
+@pytest.mark.tier("all")
 def test_a_compiled_collection_trains_as_the_embeddings_of_torch(
     tables: Tables, table_name: Callable[[], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,8 @@ from recstore_ops import (
 )
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("quick")
+
 NUM, DIM = 10, 4
 IDS = torch.tensor([1, 2])
 NO_IDS = IDS[:0]

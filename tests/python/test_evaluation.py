@@ -21,6 +21,8 @@ from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.quality.segments import segment_figures, write_segments
 from recstore_ops.training.rows.batch import Batch
 
+pytestmark = pytest.mark.tier("quick")
+
 TableName = Callable[[], str]
 
 # Few distinct logits and segments, so that ties and segments of one class are common.

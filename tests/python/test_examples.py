@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tier("test")
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FILES = sorted(path.name for path in EXAMPLES.iterdir() if path.is_file())
 
@@ -39,6 +41,7 @@ def test_both_bags_have_the_same_losses(tmp_path: Path) -> None:
     assert all(theirs == pytest.approx(ours, abs=2e-6) for _, theirs, ours in rows)
 
 
+@pytest.mark.tier("all")
 def test_the_torchrec_model_trains(tmp_path: Path) -> None:
     output = output_of("from_torchrec.py", tmp_path)
     first, last = map(float, re.findall(r"ten (?:steps )?(\d\.\d+)", output))
@@ -46,6 +49,7 @@ def test_the_torchrec_model_trains(tmp_path: Path) -> None:
     assert ("TorchRec is not installed" in output) != ("difference to TorchRec" in output)
 
 
+@pytest.mark.tier("all")
 def test_online_learning_meets_new_ids_and_stays_ahead(tmp_path: Path) -> None:
     days = columns(output_of("online_learning.py", tmp_path))
     assert [day for day, *_ in days] == list(range(1, 8))
@@ -57,6 +61,7 @@ def test_online_learning_meets_new_ids_and_stays_ahead(tmp_path: Path) -> None:
     assert all(online > standing + 0.02 for online, standing in zip(aucs[1:], frozen[1:], strict=True))
 
 
+@pytest.mark.tier("all")
 def test_the_factorization_machine_finds_the_pairs(tmp_path: Path) -> None:
     output = output_of("fm_by_hand.py", tmp_path)
     _, linear, machine = columns(output)[-1]
@@ -65,6 +70,7 @@ def test_the_factorization_machine_finds_the_pairs(tmp_path: Path) -> None:
     assert bayes - 0.03 < machine < bayes
 
 
+@pytest.mark.tier("all")
 def test_workers_on_ray_learn_the_weights(tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     rounds = columns(output_of("ray_training.py", tmp_path))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from recstore_ops.table.finite import is_finite
+
+pytestmark = pytest.mark.tier("quick")
 
 SPECIAL = [0.0, -1.5, 3.4e38, -3.4e38, float("inf"), -float("inf"), float("nan")]
 

@@ -28,6 +28,7 @@ from recstore_ops import DistEmbedding, DistTensor, SparseOptimizer, get_kv_clie
 from recstore_ops.ops import operators
 
 pytestmark = [
+    pytest.mark.tier("test"),
     pytest.mark.timeout(120),
     # Python warns of a fork with threads at work, which is what these tests are about.
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),

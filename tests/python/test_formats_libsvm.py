@@ -18,6 +18,8 @@ from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.text_rows import TextRows
 
+pytestmark = pytest.mark.tier("quick")
+
 NUMBER = r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?"
 INTEGER = r"[+-]?\d+"
 GRAMMARS = [

@@ -15,6 +15,8 @@ from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats import FormatName, open_rows
 from recstore_ops.training.formats.detection import detect_format
 
+pytestmark = pytest.mark.tier("quick")
+
 FORMATS = "libsvm, libffm, criteo, avazu, movielens, parquet"
 
 

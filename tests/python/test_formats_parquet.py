@@ -21,6 +21,8 @@ from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats import parquet_rows
 from recstore_ops.training.formats.parquet_rows import ParquetRows
 
+pytestmark = pytest.mark.tier("quick")
+
 MASK = 2**40 - 1
 
 

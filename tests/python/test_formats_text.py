@@ -18,6 +18,8 @@ from text_lines import CASES, Row, TextCase, as_rows
 from recstore_ops.training.rows import line_blocks
 from recstore_ops.training.rows.text_rows import TextRows
 
+pytestmark = pytest.mark.tier("quick")
+
 every_format = pytest.mark.parametrize("name", CASES)
 every_compressor = pytest.mark.parametrize("kind", COMPRESSORS)
 

@@ -20,6 +20,8 @@ from recstore_ops import (
 )
 from recstore_ops.nn import prefetch
 
+pytestmark = pytest.mark.tier("test")
+
 KEYS = ["user", "seen", "bought"]
 _numbers = iter(range(10**9))
 

@@ -16,6 +16,8 @@ from recstore_ops.training.generated.criteo import GeneratedCriteo, write_criteo
 from recstore_ops.training.generated.criteo_rows import draw_values
 from recstore_ops.training.quality.metrics import auc, logloss
 
+pytestmark = pytest.mark.tier("quick")
+
 ROWS = 30_000
 NAMES = [f"I{number}" for number in range(1, 14)] + [f"C{number}" for number in range(1, 27)]
 

@@ -13,6 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, table_statistics
 
+pytestmark = pytest.mark.tier("test")
+
 NUM_IDS, DIM, LR = 20, 4, 0.05
 IDS = torch.tensor([[3, 7, 3], [11, 3, 0]])
 

@@ -21,6 +21,8 @@ from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunctio
 from recstore_ops.nn.hashtable import HashTable, HashTableRegister, count_workers
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("test")
+
 DIM = 2
 EXTREME_IDS = [-(2**63), -(2**52) - 7, -2, -1, 0, 2**52, 2**53, 2**63 - 1]
 ADAM = {"kind": "adam", "lr": 0.1}
@@ -755,6 +757,7 @@ def test_a_table_compiled_whole_trains_to_the_bit_as_eager(
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.tier("all")
 def test_a_compiled_table_takes_batches_of_any_shape(name: str) -> None:
     table = HashTable([3], name)
     compiled = torch.compile(table, fullgraph=True, dynamic=True)

@@ -11,6 +11,8 @@ from torch import Tensor
 from recstore_ops import Table, TableConfig, table_statistics
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("quick")
+
 DIM = 2
 DOCUMENTED_IDS = [1180210, 721458, 655922, 1000000, 2000000]
 

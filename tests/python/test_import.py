@@ -11,6 +11,8 @@ import pytest
 
 import recstore_ops
 
+pytestmark = pytest.mark.tier("test")
+
 PACKAGE_ROOT = Path(recstore_ops.__file__).parents[1]
 
 WITHOUT_TORCH = """

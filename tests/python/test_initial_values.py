@@ -22,6 +22,8 @@ from torch import Tensor
 
 from recstore_ops import DistEmbedding, DistEmbeddingBag, Table, TableConfig
 
+pytestmark = pytest.mark.tier("test")
+
 MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 
 EXTREME_IDS = [0, 1, -1, 42, 2**31, -(2**31) - 1, 2**32, 2**53 + 1, 2**63 - 1, -(2**63)]

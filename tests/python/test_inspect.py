@@ -13,6 +13,8 @@ from rich.console import Console
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, inspect_table, table_statistics
 from recstore_ops.inspect import RowNorms, TableReport
 
+pytestmark = pytest.mark.tier("quick")
+
 TableName = Callable[[], str]
 
 

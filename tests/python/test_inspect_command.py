@@ -25,6 +25,8 @@ from recstore_ops import (
 )
 from recstore_ops.inspect import checkpoint_report
 
+pytestmark = pytest.mark.tier("quick")
+
 Recstore = Callable[..., int]
 Capture = pytest.CaptureFixture[str]
 
@@ -207,6 +209,7 @@ def test_a_save_that_comes_between_is_seen(saved: Path, monkeypatch: pytest.Monk
     assert (snapshot.kind, snapshot.metadata) == ("full", "newer")
 
 
+@pytest.mark.tier("test")
 def test_the_command_runs_in_a_process_of_its_own(saved: Path) -> None:
     command = [sys.executable, "-m", "recstore_ops.cli", "inspect", str(saved), "--table", "user", "--ids", "-7"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
@@ -214,6 +217,7 @@ def test_the_command_runs_in_a_process_of_its_own(saved: Path) -> None:
     assert done.stderr == ""
 
 
+@pytest.mark.tier("test")
 def test_a_configuration_file_with_servers_is_not_followed(saved: Path) -> None:
     servers = [{"host": "127.0.0.1", "port": 1, "shard": 0}]
     config = saved.parent / "recstore_config.json"

@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 from test_train_on_ranks import run, torchrun_of
 
+pytestmark = pytest.mark.tier("test")
+
 RANK = """
 import os
 import sys
@@ -42,6 +44,7 @@ sys.stdout.write(f"ended with {held!r} and threads: {threads()}\\n")
 
 
 @pytest.mark.parametrize(("how", "expected"), [("succeeds", "None"), ("fails", "KeyError('a step')")])
+@pytest.mark.tier("all")
 def test_a_job_that_ends_leaves_no_thread_that_could_abort_the_process(tmp_path: Path, how: str, expected: str) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK, encoding="utf-8")

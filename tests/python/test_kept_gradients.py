@@ -26,6 +26,8 @@ from recstore_ops import (
 from recstore_ops.ops import collecting
 from recstore_ops.sparse import KeyedJaggedTensor
 
+pytestmark = pytest.mark.tier("test")
+
 ops = torch.ops.recstore
 
 DIM, SPAN, BAGS = 5, 40, 30

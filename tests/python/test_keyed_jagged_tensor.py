@@ -14,6 +14,8 @@ from torch import Tensor
 
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
+pytestmark = pytest.mark.tier("quick")
+
 Bags = dict[str, list[list[int]]]
 """The ids of each feature and example."""
 

@@ -19,7 +19,7 @@ from served_tables import ServerProcesses
 from recstore_ops import KVResponse, KVWorker, RecStoreClient, servers
 from recstore_ops.client.request_queue import Limits, Request, _State
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.tier("test"), pytest.mark.timeout(120)]
 
 TableName = Callable[[], str]
 PATIENCE = 20.0

@@ -10,6 +10,8 @@ from test_fork import in_child
 
 from recstore_ops import DistEmbedding
 
+pytestmark = pytest.mark.tier("test")
+
 DIM = 64
 LARGE_BYTES = 32 << 20
 COUNT = LARGE_BYTES // 4 // DIM

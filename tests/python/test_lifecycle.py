@@ -29,6 +29,8 @@ from recstore_ops import (
 )
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("test")
+
 DIM = 2
 
 

@@ -13,6 +13,8 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recstore_ops.training.quality.metrics import auc, logloss, row_losses
 
+pytestmark = pytest.mark.tier("quick")
+
 # Few distinct scores, so that ties are common.
 scored_labels = st.lists(st.tuples(st.integers(0, 1), st.integers(-4, 4)), min_size=2, max_size=40)
 

@@ -18,6 +18,8 @@ from recstore_ops.training import Batch, NnTables, StoreTables, evaluate
 from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.models import __file__ as models_file
 
+pytestmark = pytest.mark.tier("quick")
+
 TableName = Callable[[], str]
 
 NUM_IDS = 6

@@ -10,6 +10,8 @@ from torch import Tensor
 import recstore_ops
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("quick")
+
 ops = torch.ops.recstore
 
 EAGER_ONLY = {

@@ -32,7 +32,7 @@ from recstore_ops import (
 )
 
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")
+pytestmark = [pytest.mark.tier("test"), pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
 
 NUM_IDS, DIM, STEPS = 40, 8, 50
 

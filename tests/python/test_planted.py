@@ -18,6 +18,8 @@ from recstore_ops.training.generated.planted import PlantedKind, PlantedModel, p
 from recstore_ops.training.generated.planted_theory import best_logits_of_order
 from recstore_ops.training.quality.metrics import logloss
 
+pytestmark = pytest.mark.tier("quick")
+
 KINDS: tuple[PlantedKind, ...] = get_args(PlantedKind)
 
 

@@ -15,6 +15,8 @@ import recstore_ops
 from recstore_ops import Table, TableConfig
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("test")
+
 ops = torch.ops.recstore
 DIM = 3
 IDS = torch.tensor([4, -2, 4, 2**62])

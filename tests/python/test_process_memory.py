@@ -5,6 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.tier("test")
+
 # A process of its own: elsewhere, memory that other tests freed may go back to the system meanwhile.
 PROGRAM = """
 import mmap

@@ -22,6 +22,8 @@ from ray.cluster_utils import Cluster  # noqa: E402
 import recstore_ops.ray as on_ray  # noqa: E402
 from recstore_ops import DistEmbedding, SparseOptimizer, servers  # noqa: E402
 
+pytestmark = pytest.mark.tier("test")
+
 TableName = Callable[[], str]
 
 # Nodes that end are noticed within ten seconds instead of half a minute.
@@ -58,6 +60,7 @@ def trained(name: str, between: Callable[[int], None]) -> torch.Tensor:
     return module(torch.arange(70)).detach()
 
 
+@pytest.mark.tier("all")
 def test_actors_and_a_node_that_end_while_training_change_nothing(
     cluster: Cluster, tmp_path: Path, table_name: TableName
 ) -> None:
@@ -105,6 +108,7 @@ def _node_of(started: on_ray.Servers, shard: int) -> str:
     return ray._private.state.actors(wanted)["Address"]["NodeID"]
 
 
+@pytest.mark.tier("all")
 def test_what_a_shard_without_a_log_loses_is_told(
     cluster: Cluster, table_name: TableName, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -14,6 +14,8 @@ import pytest
 
 from recstore_ops.training.rows.read_ahead import read_ahead
 
+pytestmark = pytest.mark.tier("quick")
+
 THREAD = "recstore-read-ahead"
 
 

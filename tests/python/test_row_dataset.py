@@ -17,6 +17,8 @@ from recstore_ops.training.rows.row_dataset import RowDataset
 from recstore_ops.training.rows.row_source import MemoryRows
 from recstore_ops.training.rows.text_rows import TextRows
 
+pytestmark = pytest.mark.tier("quick")
+
 NUM_ROWS = 1000
 either_way = pytest.mark.parametrize("num_workers", [0, 2])
 
@@ -67,6 +69,7 @@ def test_workers_that_persist_see_the_epoch(path: Path) -> None:
     assert orders[0] == orders[2] != orders[1]
 
 
+@pytest.mark.tier("test")
 def test_workers_that_are_spawned(path: Path) -> None:
     dataset = RowDataset(HashedRows(TextRows([path], LibsvmFormat()), 10), batch_size=64, shuffle_window=200)
     assert len(ids_of(dataset, 1, multiprocessing_context="spawn")) == NUM_ROWS

@@ -32,6 +32,8 @@ from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training import StoreTables, TrainingConfig, build_model, open_input
 from recstore_ops.training.config import ModelName
 
+pytestmark = pytest.mark.tier("test")
+
 NUM, DIM = 40, 5
 IDS = torch.tensor([[1, 5, 1], [0, 2, 39]])
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
@@ -386,6 +388,7 @@ def auc_on_frappe(data_root: Path, name: str, **options: Any) -> float:
 # Both after the epoch that early stopping chooses: which one it is must not hang on a hair.
 @pytest.mark.parametrize(("model", "epochs"), [("fm", 4), ("deepfm", 2)])
 @pytest.mark.parametrize("row_type", ["bfloat16", "float16"])
+@pytest.mark.tier("all")
 def test_a_model_of_frappe_is_as_good_with_rows_of_16_bits(
     data_root: Path, name: str, model: ModelName, epochs: int, row_type: RowTypeName
 ) -> None:

@@ -24,6 +24,8 @@ from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 from recstore_ops.training.report.run_directory import RunDirectory
 from recstore_ops.training.report.table_growth import draw_table_growth
 
+pytestmark = pytest.mark.tier("quick")
+
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 PLOTS = ("learning_curve.png", "calibration.png", "table_growth.png")
 

@@ -16,6 +16,8 @@ from benches import scale_model  # noqa: E402
 from benches.recorded import recorded  # noqa: E402
 from benches.scale_model import Cluster, fewest, page_with  # noqa: E402
 
+pytestmark = pytest.mark.tier("quick")
+
 
 def test_the_page_shows_what_the_model_computes() -> None:
     page = scale_model.PAGE.read_text(encoding="utf-8")

@@ -9,6 +9,8 @@ import torch
 
 from recstore_ops.training.schedules import Schedule
 
+pytestmark = pytest.mark.tier("quick")
+
 
 def optimizer_of(lr: float) -> torch.optim.SGD:
     return torch.optim.SGD([torch.nn.Parameter(torch.zeros(()))], lr=lr)

@@ -16,6 +16,7 @@ import pytest
 import torch
 from served_tables import ServerProcesses
 from torch import Tensor
+from warm_recstore import run_recstore
 
 import recstore_ops
 from recstore_ops import (
@@ -39,6 +40,8 @@ from recstore_ops import (
 from recstore_ops.cli.serve import came
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.servers.server_config import ServerAddress, chosen_servers, known_servers, served_shards
+
+pytestmark = pytest.mark.tier("test")
 
 TableName = Callable[[], str]
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
@@ -319,8 +322,7 @@ def test_a_program_that_chooses_nothing_that_there_is_is_told(tmp_path: Path) ->
 
 
 def serve(*options: str) -> str:
-    command = [sys.executable, "-m", "recstore_ops.cli", "serve", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = run_recstore("serve", *options)
     assert done.returncode == 2, done.stdout
     return done.stderr
 

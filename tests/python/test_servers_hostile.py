@@ -15,6 +15,8 @@ from served_tables import ServerProcesses
 
 from recstore_ops import RecStoreClient, Table, TableConfig, servers
 
+pytestmark = pytest.mark.tier("test")
+
 CONNECTIONS = 10_000
 SLOW_PEERS = 300
 GREETING_BYTES = 32
@@ -101,6 +103,7 @@ def assert_serves(processes: ServerProcesses, round_number: int) -> None:
     assert client.pull("kept", ids).eq(round_number).all()
 
 
+@pytest.mark.tier("all")
 def test_ten_thousand_malformed_connections_leave_a_server_as_it_was(processes: ServerProcesses) -> None:
     said, chance = what_a_client_says(processes), random.Random(1)
     assert_serves(processes, 0)

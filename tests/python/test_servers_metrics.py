@@ -6,8 +6,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -17,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from served_tables import ServerProcesses
+from warm_recstore import WarmRecstore, run_recstore
 
 from recstore_ops import DistEmbedding, SparseOptimizer, servers
 from recstore_ops.cli.top import metrics_addresses
@@ -24,6 +23,8 @@ from recstore_ops.cli.top_figures import TableFigures, quantile, shard_figures
 from recstore_ops.servers.metrics_text import NoMetrics, Scrape, fetch, parse
 from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
 from recstore_ops.servers.server_config import ServerAddress, served_shards
+
+pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).parents[2]
 OPERATIONS = ROOT / "docs" / "operations.md"
@@ -55,11 +56,6 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
 
 def _has_checkpoint(address: str) -> bool:
     return bool(fetch(address).of("recstore_last_checkpoint_timestamp_seconds"))
-
-
-def recstore(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "recstore_ops.cli", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def base(name: str) -> str:
@@ -103,7 +99,7 @@ def free_address() -> str:
 
 def test_top_shows_shards_and_tables_and_which_are_down(processes: ServerProcesses) -> None:
     nobody = free_address()
-    shown = recstore("top", *processes.metrics, nobody, processes.addresses[0], "--once", "--interval", "0.2")
+    shown = run_recstore("top", *processes.metrics, nobody, processes.addresses[0], "--once", "--interval", "0.2")
     assert shown.returncode == 1, shown.stderr
     lines = shown.stdout.splitlines()
     for shard, address in enumerate(processes.metrics):
@@ -111,7 +107,7 @@ def test_top_shows_shards_and_tables_and_which_are_down(processes: ServerProcess
     assert any(nobody in line and "down: [Errno 111]" in line for line in lines), shown.stdout
     assert any(processes.addresses[0] in line and "down: " in line for line in lines), shown.stdout
     assert any(re.search(r"^\s*told\s+100\s+\d+\.\d\d", line) for line in lines), shown.stdout
-    assert recstore("top", *processes.metrics, "--once", "--interval", "0.1").returncode == 0
+    assert run_recstore("top", *processes.metrics, "--once", "--interval", "0.1").returncode == 0
 
 
 def test_top_finds_shards_in_a_configuration_file(processes: ServerProcesses, tmp_path: Path) -> None:
@@ -119,7 +115,7 @@ def test_top_finds_shards_in_a_configuration_file(processes: ServerProcesses, tm
     entries = [{"port": 1, "shard": shard, "metrics_port": port} for shard, port in enumerate(ports)]
     path = write(tmp_path, {"servers": entries})
     assert metrics_addresses(path) == processes.metrics
-    shown = recstore("top", "--config", str(path), "--once", "--interval", "0.1")
+    shown = run_recstore("top", "--config", str(path), "--once", "--interval", "0.1")
     assert shown.returncode == 0, shown.stderr
     assert all(address in shown.stdout for address in processes.metrics)
     wide = {"servers": [{"host": "far", "port": 1, "shard": 0}], "metrics_host": "0.0.0.0", "metrics_port": 9}
@@ -134,7 +130,7 @@ def test_top_without_servers_is_refused(tmp_path: Path) -> None:
         (("a:1", "--config", path), "recstore top needs either HOST:PORT of servers' metrics, or --config"),
         (("--config", path), "shard 0 has no metrics_port, or 0, which is any that is free"),
     ):
-        refused = recstore("top", *arguments)
+        refused = run_recstore("top", *arguments)
         assert (refused.returncode, message in refused.stderr) == (2, True), refused.stderr
 
 
@@ -241,7 +237,7 @@ def test_an_entry_of_the_file_that_is_none_is_refused_by_its_path(
 
 def test_a_port_of_metrics_is_of_one_shard(tmp_path: Path) -> None:
     path = write(tmp_path, {"servers": [{"port": 0, "shard": 0}, {"port": 0, "shard": 1}]})
-    refused = recstore("serve", "--config", str(path), "--metrics-port", "0")
+    refused = run_recstore("serve", "--config", str(path), "--metrics-port", "0")
     assert (refused.returncode, refused.stderr) == (
         2,
         "recstore: --metrics-port is of one shard: choose one with --shard\n",
@@ -250,10 +246,8 @@ def test_a_port_of_metrics_is_of_one_shard(tmp_path: Path) -> None:
 
 def served_lines(config: Path, *options: str, peer: bytes = b"") -> tuple[str, str]:
     """Serves until it has answered a peer, and returns both streams."""
-    command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(config), *options]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = WarmRecstore("serve", "--config", config, *options, splits=True)
     try:
-        assert process.stdout is not None
         started = process.stdout.readline()
         found = re.match(r"shard 0 of 1 at 127\.0\.0\.1:(\d+)", started)
         assert found, started

@@ -20,6 +20,8 @@ from served_tables import ServerProcesses
 
 from recstore_ops import RecStoreClient, servers, table_statistics
 
+pytestmark = pytest.mark.tier("test")
+
 SECONDS = float(os.environ.get("RECSTORE_SOAK_SECONDS", "30"))
 WORKERS, SHARDS = 3, 2
 # The one that is killed again and again; the other one lives throughout, so that nothing it keeps is hidden.

@@ -15,6 +15,8 @@ from recstore_ops import DistEmbedding, SparseOptimizer, servers
 from recstore_ops.config.config_file import load_config_file
 from recstore_ops.servers.server_config import Tls, known_servers, served_shards
 
+pytestmark = pytest.mark.tier("test")
+
 TableName = Callable[[], str]
 
 

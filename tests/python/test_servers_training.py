@@ -17,6 +17,8 @@ from recstore_ops import servers, table_statistics
 from recstore_ops.training import planted_interactions
 from recstore_ops.training.quality.evaluation import evaluate
 
+pytestmark = pytest.mark.tier("test")
+
 WORKERS, EPOCHS = 3, 12
 
 
@@ -26,6 +28,7 @@ def _embedded_afterwards() -> Iterator[None]:
     servers.set_ps_backend("embedded")
 
 
+@pytest.mark.tier("all")
 def test_an_fm_trained_by_three_workers_finds_planted_interactions(tmp_path: Path) -> None:
     planted = planted_interactions()
     with ServerProcesses(tmp_path, 2) as processes:

@@ -16,6 +16,8 @@ from worker_training import NUM_IDS, batch, embedding
 import recstore_ops
 from recstore_ops import DistEmbedding, SparseOptimizer, leave_ps_workers, ps_barrier, ps_workers, servers
 
+pytestmark = pytest.mark.tier("test")
+
 WORKERS = 3
 STEPS = 12
 SCRIPT = Path(__file__).parent / "worker_training.py"
@@ -48,6 +50,7 @@ def test_synchronous_workers_are_one_worker_with_the_joined_batch(tmp_path: Path
         torch.testing.assert_close(torch.tensor(worker["rows"]), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.tier("all")
 def test_no_worker_is_ahead_by_more_than_the_bound(tmp_path: Path) -> None:
     options = ("--workers", str(WORKERS), "--consistency", "bounded", "--staleness", "2")
     with ServerProcesses(tmp_path, 2, *options) as processes:
@@ -61,6 +64,7 @@ def train(model: DistEmbedding, optimizer: SparseOptimizer, steps: int) -> None:
         optimizer.step()
 
 
+@pytest.mark.tier("all")
 def test_a_worker_that_was_killed_is_reported_to_the_others(tmp_path: Path) -> None:
     options = ("--workers", "2", "--consistency", "synchronous", "--heartbeat-timeout", "2")
     with ServerProcesses(tmp_path, 1, *options) as processes:
@@ -84,6 +88,7 @@ def test_a_worker_that_was_killed_is_reported_to_the_others(tmp_path: Path) -> N
             servers.set_ps_backend("embedded")
 
 
+@pytest.mark.tier("all")
 def test_workers_need_servers_that_expect_them(tmp_path: Path) -> None:
     for call in (ps_workers, leave_ps_workers, lambda: ps_barrier("b")):
         with pytest.raises(RuntimeError, match="tables are not opened on servers: choose them with set_ps_servers"):

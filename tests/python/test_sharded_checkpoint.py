@@ -17,6 +17,8 @@ from torch import Tensor
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint
 from recstore_ops.table.splitmix64 import splitmix64
 
+pytestmark = pytest.mark.tier("test")
+
 IDS = torch.cat([torch.arange(-300, 300), torch.tensor([2**63 - 1, -(2**63)])])
 ADAM = {"kind": "adam", "lr": 0.1}
 

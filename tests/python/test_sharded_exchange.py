@@ -29,6 +29,8 @@ from recstore_ops import (
 )
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, pending, shard_of
 
+pytestmark = pytest.mark.tier("test")
+
 
 def test_the_owner_of_an_id_is_the_same_everywhere_and_none_owns_much_more() -> None:
     assert shard_of(torch.tensor([[0, 1], [2, -1]]), 3).tolist() == [[1, 2], [1, 2]]

@@ -24,6 +24,8 @@ from recstore_ops import (
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
 from recstore_ops.sharding.ownership import own_ids
 
+pytestmark = pytest.mark.tier("test")
+
 ADAGRAD = {"kind": "adagrad", "lr": 0.1}
 BAGS = 24
 

@@ -7,6 +7,8 @@ import torch
 from ranks import Ranks
 from sharded_training import Trained, train
 
+pytestmark = pytest.mark.tier("test")
+
 OPTIMIZERS = {"sgd": 0.5, "adagrad": 0.3, "rowwise_adagrad": 0.3, "adam": 0.05, "adamw": 0.05}
 
 

@@ -24,6 +24,8 @@ from recstore_ops import (
 )
 from recstore_ops.ops import operators
 
+pytestmark = pytest.mark.tier("quick")
+
 IDS = torch.tensor([1, 2])
 Module = DistEmbedding
 NewModule = Callable[..., Module]

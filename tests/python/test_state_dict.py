@@ -34,6 +34,8 @@ from recstore_ops import (
 )
 from recstore_ops.state import native_state, tables_left_out
 
+pytestmark = pytest.mark.tier("test")
+
 DOCUMENT = Path(__file__).parents[2] / "docs" / "state_dict.md"
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -565,6 +567,7 @@ def run_rank(rank: int, directory: str, is_resumed: bool) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+@pytest.mark.tier("all")
 def test_dcp_saves_and_loads_the_tables_of_two_processes(tmp_path: Path) -> None:
     for is_resumed in (False, True):
         spawn(run_rank, (str(tmp_path), is_resumed), nprocs=2)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from examples import examples
 from hypothesis import HealthCheck, settings
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from recstore_ops import DistEmbedding, SparseOptimizer, Table, TableConfig, table_statistics
 from recstore_ops.ops import operators
+
+pytestmark = pytest.mark.tier("test")
 
 Array = npt.NDArray[np.float32]
 

@@ -11,6 +11,8 @@ from torch import nn
 from recstore_ops import table_names, table_statistics
 from recstore_ops.training import Batch, NnTables, StoreTables, Vocabulary
 
+pytestmark = pytest.mark.tier("quick")
+
 TableName = Callable[[], str]
 
 
@@ -45,6 +47,7 @@ def test_the_vocabulary_has_every_id_once() -> None:
     assert vocabulary.places(block(0, 3, -1).ids).tolist() == [2, 3, 1]
 
 
+@pytest.mark.tier("all")
 def test_many_blocks_are_merged_on_the_way() -> None:
     blocks = (
         Batch(ids=torch.arange(start, start + 300_000), labels=torch.zeros(0)) for start in range(0, 3_000_000, 100_000)

@@ -20,6 +20,8 @@ from recstore_ops.training import planted_interactions, write_criteo
 from recstore_ops.training.config import MODEL_OPTIONS
 from recstore_ops.training.formats.libsvm import write_libsvm
 
+pytestmark = pytest.mark.tier("test")
+
 Recstore = Callable[..., int]
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
@@ -171,6 +173,7 @@ def test_a_comparison_that_nn_embedding_cannot_follow_leaves_nothing(
     assert not (small_files / "runs").exists()
 
 
+@pytest.mark.tier("all")
 def test_a_killed_comparison_leaves_no_process(small_files: Path) -> None:
     command = [sys.executable, "-m", "recstore_ops.cli", "train", "train.libfm", "--baseline", "nn"]
     options = ["--epochs", "100000", "--patience", "0", "--run-name", "killed"]

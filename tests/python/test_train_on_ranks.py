@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.tier("test")
+
 SECONDS = 240
 OPTIONS = ("--planted", "pairs", "--planted-rows", "3000", "--epochs", "2", "--batch-size", "100", "--log-every", "5")
 
@@ -118,6 +120,7 @@ def _rank_processes(parent: int) -> list[int]:
 
 
 @pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.tier("all")
 def test_a_killed_rank_is_started_anew_and_the_run_goes_on(tmp_path: Path, number: int) -> None:
     options = ("--model", "fm", "--save-every", "5")
     whole = run(tmp_path, torchrun(2, *options, "--run-name", "whole"))
@@ -142,6 +145,7 @@ def test_a_killed_rank_is_started_anew_and_the_run_goes_on(tmp_path: Path, numbe
         (("--run-name", "none", "--resume"), (), "the first process of the job could not begin; its own error tells"),
     ],
 )
+@pytest.mark.tier("all")
 def test_what_ranks_cannot_do_ends_all_of_them(
     tmp_path: Path, options: tuple[str, ...], elastic: tuple[str, ...], message: str
 ) -> None:

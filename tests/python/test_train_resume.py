@@ -23,6 +23,8 @@ from recstore_ops.training import TrainingConfig, build_model, evaluate, open_in
 from recstore_ops.training.formats.libsvm import write_libsvm
 from recstore_ops.training.mirrored_directory import mirror_checkpoint
 
+pytestmark = pytest.mark.tier("test")
+
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 # 60 steps in 3 epochs, with evaluations, saves and records that lie across each other.
 OPTIONS = (

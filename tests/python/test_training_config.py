@@ -13,6 +13,8 @@ from recstore_ops.training import StoreTables, TrainingConfig
 from recstore_ops.training.models import DeepFM, LogisticRegression
 from recstore_ops.training.optimizers import make_optimizers, table_optimizer
 
+pytestmark = pytest.mark.tier("quick")
+
 
 @pytest.mark.parametrize(
     ("options", "message"),

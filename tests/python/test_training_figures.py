@@ -13,6 +13,8 @@ from recstore_ops.training import Evaluation, PlantedRows, TrainingConfig, best_
 from recstore_ops.training.config import ModelName
 from recstore_ops.training.generated.planted import PlantedKind
 
+pytestmark = pytest.mark.tier("test")
+
 TableName = Callable[[], str]
 
 
@@ -25,6 +27,7 @@ def ftrl_on_planted_pairs(name: str, **options: Any) -> Evaluation:
     return test
 
 
+@pytest.mark.tier("all")
 def test_fm_finds_planted_interactions(table_name: TableName) -> None:
     assert ftrl_on_planted_pairs(table_name(), dim=4, init_std=0.05, epochs=20).auc >= 0.86
 
@@ -50,6 +53,7 @@ def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) 
     assert test.logloss <= 0.305
 
 
+@pytest.mark.tier("all")
 def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: TableName) -> None:
     test = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
     assert test.auc >= 0.92
@@ -164,6 +168,7 @@ def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(
     assert test.auc > planted.bayes_auc - 0.03
 
 
+@pytest.mark.tier("all")
 def test_an_fm_of_too_low_a_rank_ends_far_from_the_true_model(table_name: TableName) -> None:
     test, planted, rows = end_on_planted("rank8", "fm", table_name(), dim=4, batch_size=1000, lr=1e-2)
     assert test.logloss > planted.bayes_logloss + planted.model.estimation_gap(rows) + 0.05
@@ -176,6 +181,7 @@ def test_an_fm_ends_at_the_bound_of_pairs_where_three_fields_interact(table_name
 
 
 @pytest.mark.parametrize("model", ["deepfm", "wide_deep"])
+@pytest.mark.tier("all")
 def test_a_perceptron_finds_what_three_fields_do(table_name: TableName, model: ModelName) -> None:
     test, planted, rows = end_on_planted("triples", model, table_name())
     # A weight for each of the 12^3 combinations is the most that there is to learn.

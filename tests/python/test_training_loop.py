@@ -21,6 +21,8 @@ from recstore_ops.training import (
 )
 from recstore_ops.training.early_stopping import EarlyStopping
 
+pytestmark = pytest.mark.tier("quick")
+
 TableName = Callable[[], str]
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 MODELS = ["lr", "fm", "deepfm", "dlrm", "wide_deep"]

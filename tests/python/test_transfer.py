@@ -39,6 +39,8 @@ from recstore_ops.transfer import (
 )
 from recstore_ops.transfer.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
 
+pytestmark = pytest.mark.tier("quick")
+
 DIM = 3
 IDS = torch.tensor([7, -(2**63), 2**62])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -479,6 +481,7 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
+@pytest.mark.tier("test")
 def test_an_export_needs_little_memory(tmp_path: Path) -> None:
     command = [sys.executable, "-c", MEMORY_OF_EXPORTS]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)

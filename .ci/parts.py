@@ -1,0 +1,154 @@
+"""Runs parts of the checks, each a target of the Makefile, and says how long each took.
+
+    python .ci/parts.py build test-core+test-python check
+    python .ci/parts.py --record docs/testing.md build test-core ...
+
+Parts joined by `+` run side by side; what they print comes when each has ended. All parts run, whichever fails, but for
+those behind a part that builds. With `--record` a page gets the table of this run, in the place of the last one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+BEGIN, END = "<!-- the last run, written by .ci/parts.py -->", "<!-- end of the last run -->"
+NEEDED = ("venv", "build")
+"""Without these no part behind can run."""
+
+# What the last lines of cargo, pytest and unittest say of the tests they ran.
+_PYTEST = re.compile(r"^=*\s*((?:\d+ \w+(?:, )?)+) in [\d.]+s")
+_CARGO = re.compile(r"^test result: \w+\. (\d+) passed; (\d+) failed; (\d+) ignored")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a part ended.
+
+    Attributes:
+        part: the target.
+        code: make's exit code.
+        seconds: how long it took.
+        counts: what it says of the tests it ran, empty for none.
+    """
+
+    part: str
+    code: int
+    seconds: float
+    counts: str
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the parts and returns 0 if all ended well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", help="targets of the Makefile; joined by + they run side by side")
+    parser.add_argument("--record", type=Path, help="the page that gets the table")
+    options = parser.parse_args(arguments)
+    outcomes = run_all([step.split("+") for step in options.parts])
+    print("\n".join(["", *table(outcomes)]), flush=True)
+    failed = [outcome.part for outcome in outcomes if outcome.code]
+    if options.record is not None and not failed:
+        record(options.record, outcomes)
+    print(f"failed: {', '.join(failed)}" if failed else "all parts passed", flush=True)
+    return 1 if failed else 0
+
+
+def run_all(steps: Sequence[Sequence[str]]) -> list[Outcome]:
+    """Runs steps one after another, the parts of each side by side."""
+    outcomes: list[Outcome] = []
+    for step in steps:
+        if len(step) == 1:
+            outcomes.append(run(step[0], shows=True))
+        else:
+            with ThreadPoolExecutor(len(step)) as threads:
+                outcomes.extend(threads.map(run, step))
+        if any(outcome.code and outcome.part in NEEDED for outcome in outcomes):
+            break
+    return outcomes
+
+
+def run(part: str, shows: bool = False) -> Outcome:
+    """Runs one part; what it prints is shown at once, or when it has ended."""
+    begun, lines = time.monotonic(), []
+    print(f"== {part}", flush=True)
+    # Not a part of the make above: its job server and its flags are not for this one.
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+    }
+    command = ["make", "--no-print-directory", part]
+    with subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if shows:
+                print(line, end="", flush=True)
+    if not shows:
+        print("".join([f"== {part}: its output\n", *lines]), end="", flush=True)
+    return Outcome(part, process.returncode, time.monotonic() - begun, counts_of(lines))
+
+
+def counts_of(lines: Sequence[str]) -> str:
+    """What the test runners say, summed: `12 passed, 1 skipped`."""
+    sums: dict[str, int] = {}
+    for line in lines:
+        if found := _CARGO.match(line):
+            each = zip(("passed", "failed", "ignored"), map(int, found.groups()), strict=True)
+        elif found := _PYTEST.match(line):
+            each = ((word, int(number)) for number, word in re.findall(r"(\d+) (\w+)", found[1]))
+        else:
+            continue
+        for word, number in each:
+            sums[word] = sums.get(word, 0) + number
+    shown = ("passed", "failed", "error", "errors", "skipped", "ignored")
+    return ", ".join(f"{sums[word]} {word}" for word in shown if sums.get(word))
+
+
+def table(outcomes: Sequence[Outcome]) -> list[str]:
+    """The lines of a table in Markdown."""
+    rows = [f"| `{o.part}` | {'ok' if o.code == 0 else 'failed'} | {o.counts} | {clock(o.seconds)} |" for o in outcomes]
+    return ["| part | result | tests | time |", "|---|---|---|---|", *rows]
+
+
+def clock(seconds: float) -> str:
+    """`75.2` as `1 min 15 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
+
+
+def record(page: Path, outcomes: Sequence[Outcome]) -> None:
+    """Puts the table of this run between the marks of a page."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    today = datetime.datetime.now(datetime.timezone.utc).date()
+    spent = clock(sum(outcome.seconds for outcome in outcomes))
+    head = f"Commit {commit.stdout.strip()}, {today}, {os.cpu_count()} cores, {spent} in all."
+    text = page.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{page} lacks the lines {BEGIN} and {END}")
+    body = "\n".join([BEGIN, "", head, "", *table(outcomes), "", END])
+    page.write_text(before + body + after, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

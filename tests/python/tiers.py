@@ -1,0 +1,43 @@
+"""Tiers of tests: which of them run when.
+
+`quick` in minutes while one works; `test` before a change goes in; `all` what takes long or needs much of the machine.
+A run of a tier runs those before it too. Each file says its tier by `pytestmark`, and a test that takes much longer
+than its file its own.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+TIERS = ("quick", "test", "all")
+
+
+def add_option(parser: pytest.Parser) -> None:
+    """Adds `--tier`; without it all tests run."""
+    parser.addoption("--tier", choices=TIERS, default=TIERS[-1], help="run the tests of this tier and those before it")
+
+
+def select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is of a later tier than the one asked for.
+
+    Raises:
+        pytest.UsageError: a file that does not say its one tier, or a test of a tier that there is none of.
+    """
+    last = TIERS.index(config.getoption("--tier"))
+    too_late = [item for item in items if TIERS.index(tier_of(item)) > last]
+    if too_late:
+        config.hook.pytest_deselected(items=too_late)
+        items[:] = [item for item in items if TIERS.index(tier_of(item)) <= last]
+
+
+def tier_of(item: pytest.Item) -> str:
+    """The tier of a test: its own, or its file's."""
+    module = item.getparent(pytest.Module)
+    of_file = [] if module is None else [mark for mark in module.own_markers if mark.name == "tier"]
+    if len(of_file) != 1:
+        raise pytest.UsageError(f"{item.nodeid}: its file must say one tier by pytestmark, it says {len(of_file)}")
+    mark = item.get_closest_marker("tier")
+    assert mark is not None, "its file has one"
+    if mark.args not in {(tier,) for tier in TIERS}:
+        raise pytest.UsageError(f"{item.nodeid}: its tier must be one of {TIERS}, it says {mark.args}")
+    return mark.args[0]
