@@ -1,4 +1,5 @@
-# make test    everything that must hold before a change goes in; sets up all it needs
+# make test    all that must hold before a change goes in; sets up all it needs
+# make quick   the checks of every few minutes, on a built checkout
 # make train   builds everything and trains: DATA=path for your own data, ARGS="..." for options of `recstore train`
 # make help    all targets
 
@@ -15,8 +16,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMPS := $(VENV)/stamps
 TORCH_READY := $(STAMPS)/torch-$(TORCH)
+BUILDER_READY := $(STAMPS)/builder
 TOOLS_READY := $(STAMPS)/tools
+# The package in the environment: as a wheel, or as it lies here; one takes the place of the other.
 PACKAGE_READY := $(STAMPS)/package
+DEVELOPED := $(STAMPS)/developed
 
 RUST_SOURCES := $(shell find rust cxx_bridge -type f -not -path '*/tests/*' -not -path '*/benches/*' -not -path '*/examples/*')
 PYTHON_SOURCES := $(shell find python -name '*.py' -o -name '*.pyi' -o -name 'py.typed')
@@ -42,42 +46,47 @@ help: ## lists the targets
 venv: $(TOOLS_READY) ## the virtual environment .venv, with TORCH=version (default 2.13.0)
 
 $(TORCH_READY):
-	@echo "== Python environment with torch $(TORCH) in $(VENV) (several GB the first time)"
+	@echo "== Python environment with torch $(TORCH) in $(VENV) (several GB the first time: a minute or more)"
 	@command -v $(PYTHON) >/dev/null || { echo "make: no $(PYTHON); set PYTHON to an interpreter of version 3.10 or newer" >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install --quiet torch==$(TORCH)
+	$(PIP) install torch==$(TORCH)
 	mkdir -p $(STAMPS)
 	rm -f $(STAMPS)/torch-*
+	touch $@
+
+# Of the developers' tools only the one that builds, in the same version.
+$(BUILDER_READY): requirements-dev.txt $(TORCH_READY)
+	$(PIP) install --quiet $$(grep '^maturin==' requirements-dev.txt)
 	touch $@
 
 $(TOOLS_READY): requirements-dev.txt $(TORCH_READY)
 	@echo "== development tools"
 	$(PIP) install --quiet --requirement requirements-dev.txt
-	touch $@
+	touch $@ $(BUILDER_READY)
 
 .PHONY: build
 build: $(PACKAGE_READY) ## compiles and installs recstore-ops into .venv
 
-$(PACKAGE_READY): $(PACKAGE_SOURCES) $(TOOLS_READY)
-	@echo "== recstore-ops"
+$(PACKAGE_READY): $(PACKAGE_SOURCES) $(BUILDER_READY)
+	@echo "== recstore-ops: compiles the store (the first time about four minutes on two cores), then installs it"
 	@command -v cargo >/dev/null || { echo "make: no cargo; install a Rust toolchain" >&2; exit 1; }
-	$(PIP) install --quiet --no-build-isolation .
+	rm -f $(DEVELOPED)
+	$(PIP) install --verbose --no-build-isolation .
 	touch $@
 
 # What tests run on: the package as it lies here, with the native module of the profile `dev`. A change of a .py file
 # needs nothing; a change of a Rust file builds what depends on it.
-DEVELOPED := $(STAMPS)/developed
-
 .PHONY: develop
 develop: $(DEVELOPED) ## installs recstore-ops into .venv as it lies here, for work on it
 
 $(DEVELOPED): Cargo.toml Cargo.lock pyproject.toml setup_torch.py $(RUST_SOURCES) $(TOOLS_READY)
 	@command -v cargo >/dev/null || { echo "make: no cargo; install a Rust toolchain" >&2; exit 1; }
-	$(PIP) install --no-build-isolation --editable .
+	rm -f $(PACKAGE_READY)
+	$(PIP) install --verbose --no-build-isolation --editable .
 	touch $@
 
 .PHONY: train
-train: build ## trains on planted data, or on DATA=path; ARGS="..." for options
+train: build ## builds what it needs and trains on planted data, or on DATA=path; ARGS="..." for options
 	$(BIN)/recstore train $(or $(DATA),--planted pairs) $(ARGS)
 
 # The tiers of checks, docs/testing.md: `quick` while one works, `test` before a change goes in, `test-all` before a release.
@@ -128,6 +137,7 @@ test-sanitized: ## the store's tests with every access to memory checked by Addr
 .PHONY: test-torch
 test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch through tch
 ifeq ($(TORCH),$(TCH_TORCH))
+	cargo clippy --quiet --package recstore-tch --package recstore-tests --all-targets -- --deny warnings
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --package recstore-tch --package recstore-tests
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo run --quiet --package recstore-tch --example train_with_tch
 else
@@ -142,7 +152,7 @@ PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long
-	$(PYTEST) --tier test --durations 20
+	RECSTORE_SOAK_SECONDS=5 $(PYTEST) --tier test --durations 20
 
 .PHONY: test-python-all
 test-python-all: $(DEVELOPED) ## all Python tests
@@ -169,7 +179,7 @@ test-long: $(DEVELOPED) ## the tests with many more examples of each property
 	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(PYTEST)
 
 .PHONY: docs
-docs: build ## the Python API from its docstrings, in docs/api
+docs: $(DEVELOPED) ## the Python API from its docstrings, in docs/api
 	rm -rf docs/api
 	$(BIN)/pdoc --docformat google --output-directory docs/api recstore_ops
 	@echo "docs/api/index.html"
@@ -185,13 +195,13 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/pyright
 
 .PHONY: wheel
-wheel: $(TOOLS_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs
+wheel: $(BUILDER_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs
 	rm -f dist/*.whl
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
 	@ls dist/*.whl
 
 .PHONY: sdist
-sdist: $(TOOLS_READY) ## dist/*.tar.gz
+sdist: $(BUILDER_READY) ## dist/*.tar.gz
 	rm -f dist/*.tar.gz
 	mkdir -p dist
 	$(BIN)/python -c 'import setup_torch; setup_torch.build_sdist("dist")'
@@ -242,4 +252,4 @@ bench-quick: build ## every bench once with tiny tables: shows that they run
 .PHONY: clean
 clean: ## removes all that was built; keeps .venv
 	cargo clean --quiet
-	rm -rf build dist $(PACKAGE_READY)
+	rm -rf build dist python/recstore_ops/*.so $(PACKAGE_READY) $(DEVELOPED)
