@@ -118,7 +118,7 @@ def test_limits_are_those_of_the_code() -> None:
     limit = (ROOT / "rust/recstore/src/table/ids/id_allocator.rs").read_text(encoding="utf-8")
     assert "const LIMIT: usize = u32::MAX as usize - 1;" in limit
     assert scale_model.MOST_ROWS == 2**32 - 1 - 1
-    config = (ROOT / "rust/recstore-ps/src/server/config.rs").read_text(encoding="utf-8")
+    config = (ROOT / "rust/recstore-ps/src/config.rs").read_text(encoding="utf-8")
     assert f"max_connections: {scale_model.MOST_CONNECTIONS}," in config
 
 

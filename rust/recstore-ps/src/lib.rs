@@ -24,27 +24,22 @@
 //! ```
 
 mod asynchronous;
-mod channel;
 mod client;
-mod clients;
-pub mod codec;
-mod directory_lock;
-mod gathered;
+mod config;
+mod durable;
 pub mod grpc;
 mod handler;
-mod handshake;
-mod journal;
-mod log;
 mod metrics;
 pub mod router;
 mod server;
-mod tls;
-mod transport;
+mod wire;
 mod workers;
 pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
 pub use client::{RemoteConfig, RemoteStore};
-pub use clients::ClientId;
+pub use config::{ServerConfig, ServerError};
 pub use handler::Handler;
-pub use server::{Server, ServerConfig, ServerError};
-pub use tls::{ClientTls, IdentityFiles, ServerTls, TlsError};
+pub use handler::clients::ClientId;
+pub use server::Server;
+pub use wire::codec;
+pub use wire::tls::{ClientTls, IdentityFiles, ServerTls, TlsError};
 pub use workers::{Combine, Consistency, Teamwork, WorkerState};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use recstore::Error;
 
 use super::session::{Call, Outcome, Session, check_size};
-use crate::codec::Reply;
+use crate::wire::codec::Reply;
 
 /// The numbers given out, and the change that failed last.
 #[derive(Debug, Default)]

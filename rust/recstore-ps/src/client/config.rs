@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::router::HashMethod;
-use crate::tls::ClientTls;
+use crate::wire::tls::ClientTls;
 
 /// Which servers a client calls, and for how long.
 #[derive(Debug, Clone)]

@@ -7,12 +7,12 @@ use std::time::Instant;
 use recstore::{Error, Shard};
 
 use super::config::RemoteConfig;
-use crate::channel::Channel;
-use crate::clients::ClientId;
-use crate::codec::{FrameError, Kind, Reply, Request, read_frame, take_part};
-use crate::gathered::Gathered;
-use crate::handshake::{Hello, VERSIONS, Welcome};
-use crate::transport::Timed;
+use crate::handler::clients::ClientId;
+use crate::wire::channel::Channel;
+use crate::wire::codec::{FrameError, Kind, Reply, Request, read_frame, take_part};
+use crate::wire::gathered::Gathered;
+use crate::wire::handshake::{Hello, VERSIONS, Welcome};
+use crate::wire::transport::Timed;
 
 /// Why an attempt failed.
 #[derive(Debug)]

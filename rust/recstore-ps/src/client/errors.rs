@@ -4,7 +4,7 @@ use recstore::Error;
 
 use super::session::Session;
 use super::tables::RemoteTable;
-use crate::codec::FrameError;
+use crate::wire::codec::FrameError;
 
 /// Puts the caller's number of a table, and its positions, in the place of the server's.
 pub(super) fn translated(

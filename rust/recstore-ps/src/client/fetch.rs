@@ -7,8 +7,8 @@ use recstore::Result;
 
 use super::session::{Call, Session};
 use super::tables::RemoteTable;
-use crate::codec::{FrameError, Request, TableIds};
 use crate::router::{Router, Split};
+use crate::wire::codec::{FrameError, Request, TableIds};
 
 /// Room for headers in a frame.
 const FRAME_MARGIN: u64 = 1 << 14;

@@ -12,7 +12,7 @@ use super::errors::{misfit, translated};
 use super::session::{Call, Session};
 use super::tables::{Place, RemoteTable};
 use super::{RemoteStore, table_management};
-use crate::codec::{LoadShard, Managed, Management, SavePart};
+use crate::wire::codec::{LoadShard, Managed, Management, SavePart};
 
 impl RemoteStore {
     /// Asks all servers the same and returns their answers, in the order of the shards, and which runs gave them.

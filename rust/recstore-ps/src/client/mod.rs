@@ -19,8 +19,8 @@ use std::time::Duration;
 
 use recstore::{Executor, Result, TableId, fork};
 
-use crate::codec::{Management, Request};
 use crate::router::Router;
+use crate::wire::codec::{Management, Request};
 pub use config::RemoteConfig;
 use session::{Call, Session};
 use tables::{RemoteTable, Tables};

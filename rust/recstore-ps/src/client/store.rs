@@ -17,7 +17,7 @@ use super::fetch::{Wanted, fetch};
 use super::session::{Call, Session};
 use super::tables::RemoteTable;
 use super::{RemoteStore, table_call};
-use crate::codec::{Floats, MergedUpdate, Reply, Request};
+use crate::wire::codec::{Floats, MergedUpdate, Reply, Request};
 
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
 const NO_PLACE: u32 = u32::MAX;

@@ -9,7 +9,7 @@ use recstore::{Error, Result, fork};
 use super::RemoteStore;
 use super::changes::change;
 use super::session::{Call, Outcome, Session};
-use crate::codec::{Managed, Management};
+use crate::wire::codec::{Managed, Management};
 use crate::workers::WorkerState;
 
 /// What errors of calls about workers name.

@@ -16,8 +16,8 @@ use tonic::service::InterceptorLayer;
 use tonic::transport::server::Server as Builder;
 use tonic::transport::{Certificate, Identity, ServerTlsConfig};
 
+use crate::config::ServerConfig;
 use crate::handler::Handler;
-use crate::server::ServerConfig;
 use accepted::accepted;
 use service::{Service, TokenCheck};
 

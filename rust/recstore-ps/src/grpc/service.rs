@@ -10,11 +10,11 @@ use tonic::{Request as Call, Response, Status};
 use super::messages::{change, client, config, load_shard, save_part, status};
 use super::proto;
 use super::proto::rec_store_server::RecStore;
-use crate::clients::ClientId;
-use crate::codec::{Answer, Kind, Managed, Management, Request, VERSION, decode, with_reply_frame};
+use crate::config::ServerConfig;
 use crate::handler::Handler;
+use crate::handler::clients::ClientId;
 use crate::metrics::Refusal;
-use crate::server::ServerConfig;
+use crate::wire::codec::{Answer, Kind, Managed, Management, Request, VERSION, decode, with_reply_frame};
 
 /// Refuses calls without the server's token.
 #[derive(Debug, Clone)]
@@ -97,7 +97,7 @@ impl Service {
     /// Carries out a frame, which must be of the method's kind.
     async fn frame(&self, kind: Kind, call: Call<proto::FrameRequest>) -> Reply<proto::FrameReply> {
         let (request, limit) = (call.into_inner(), self.max_frame_bytes);
-        let invalid = |error: crate::codec::FrameError| Status::invalid_argument(error.to_string());
+        let invalid = |error: crate::wire::codec::FrameError| Status::invalid_argument(error.to_string());
         let carry_out = move |handler: &Handler| {
             let frame = decode(&request.frame, limit).map_err(invalid)?;
             if frame.header.kind != kind {

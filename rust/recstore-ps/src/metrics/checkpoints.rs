@@ -54,7 +54,7 @@ impl Checkpoints {
     }
 
     /// Adds what is to be said of the last checkpoint, once there is one.
-    pub(super) fn add_last(&self, to: &Registry) -> Result<()> {
+    pub(crate) fn add_last(&self, to: &Registry) -> Result<()> {
         let Some(last) = *self.last.lock().unwrap_or_else(PoisonError::into_inner) else { return Ok(()) };
         let at = last.at.duration_since(UNIX_EPOCH).unwrap_or_default();
         for (name, meaning, value) in [

@@ -5,7 +5,6 @@
 
 mod checkpoints;
 mod connections;
-mod exposition;
 mod requests;
 mod verb;
 
@@ -18,14 +17,13 @@ use recstore::Shard;
 
 pub(crate) use checkpoints::Checkpoints;
 pub(crate) use connections::{Connections, OpenConnection, Refusal};
-pub(crate) use exposition::exposition;
 pub(crate) use requests::Requests;
 
 /// What a server counts.
 #[derive(Debug)]
 pub(crate) struct Metrics {
     shard: usize,
-    registry: Registry,
+    pub(crate) registry: Registry,
     pub(crate) requests: Requests,
     pub(crate) bytes_received: IntCounter,
     pub(crate) bytes_sent: IntCounter,
@@ -68,10 +66,10 @@ impl Metrics {
 }
 
 /// Returns an empty registry whose metrics are labelled with the shard.
-fn of_shard(shard: usize) -> Result<Registry> {
+pub(crate) fn of_shard(shard: usize) -> Result<Registry> {
     Registry::new_custom(None, Some(HashMap::from([("shard".to_owned(), shard.to_string())])))
 }
 
-fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C> {
+pub(crate) fn registered<C: Collector + Clone + 'static>(registry: &Registry, collector: C) -> Result<C> {
     registry.register(Box::new(collector.clone())).map(|()| collector)
 }

@@ -9,7 +9,7 @@ use recstore::Result as StoreResult;
 
 use super::registered;
 use super::verb::{VERBS, Verb, rows_of};
-use crate::codec::Request;
+use crate::wire::codec::Request;
 
 /// The upper bounds of the classes of times, in seconds.
 const SECONDS: [f64; 18] = [

@@ -1,6 +1,6 @@
 //! What requests are called in metrics and log lines, and how many rows they are about.
 
-use crate::codec::{Management, Request};
+use crate::wire::codec::{Management, Request};
 
 /// What a request asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -10,16 +10,16 @@ use std::time::{Duration, Instant};
 
 use recstore::{Error, Result as StoreResult};
 
-use super::config::ServerConfig;
-use crate::channel::Channel;
-use crate::clients::ClientId;
-use crate::codec::{Answer, FrameError, Header, Received, Request, read_frame_beside, write_reply};
-use crate::gathered::Gathered;
+use crate::config::ServerConfig;
+use crate::durable::log::Staged;
 use crate::handler::Handler;
-use crate::handshake::{Hello, Welcome};
-use crate::log::Staged;
+use crate::handler::clients::ClientId;
 use crate::metrics::{OpenConnection, Refusal};
-use crate::transport::Timed;
+use crate::wire::channel::Channel;
+use crate::wire::codec::{Answer, FrameError, Header, Received, Request, read_frame_beside, write_reply};
+use crate::wire::gathered::Gathered;
+use crate::wire::handshake::{Hello, Welcome};
+use crate::wire::transport::Timed;
 
 /// How long a peer that is turned away may take to hear why.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);

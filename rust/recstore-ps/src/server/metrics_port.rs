@@ -17,8 +17,8 @@ use tokio::net::TcpStream;
 use tokio::runtime::{self, Runtime};
 use tokio::sync::Semaphore;
 
+use super::exposition::exposition;
 use crate::handler::Handler;
-use crate::metrics::exposition;
 
 /// Who asks for metrics keeps a connection or two; more than this many are turned away.
 const MOST_CONNECTIONS: usize = 16;

@@ -1,7 +1,7 @@
 //! A server of one shard: the bulk port, and the ports of gRPC and metrics beside it.
 
 mod bulk;
-mod config;
+mod exposition;
 mod metrics_port;
 
 use std::io;
@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use recstore::{EmbeddingStore, Shard};
 
+use crate::config::{ServerConfig, ServerError};
 use crate::grpc::Grpc;
 use crate::handler::Handler;
 use bulk::Bulk;
-pub use config::{ServerConfig, ServerError};
 use metrics_port::MetricsPort;
 
 /// A server that runs until it is told to stop.

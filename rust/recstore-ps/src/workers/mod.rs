@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use recstore::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::clients::ClientId;
+use crate::handler::clients::ClientId;
 pub use consistency::{Combine, Consistency, Teamwork};
 pub(crate) use gathering::Contribution;
 use gathering::Gatherings;

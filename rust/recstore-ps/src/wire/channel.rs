@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustls::{ClientConnection, ServerConfig, ServerConnection, StreamOwned};
 
-use crate::transport::Timed;
+use crate::wire::transport::Timed;
 
 type Socket = Timed<TcpStream>;
 

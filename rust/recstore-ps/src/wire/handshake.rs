@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use recstore::Shard;
 use subtle::ConstantTimeEq;
 
-use crate::clients::ClientId;
+use crate::handler::clients::ClientId;
 
 const MAGIC: [u8; 8] = *b"RECSTORE";
 

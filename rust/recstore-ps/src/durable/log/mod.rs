@@ -14,8 +14,8 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::clients::ClientId;
-use crate::codec::{Frame, Received};
+use crate::handler::clients::ClientId;
+use crate::wire::codec::{Frame, Received};
 use appended::LARGE_BYTES;
 use durable::Durable;
 use record::Record;
@@ -212,7 +212,7 @@ fn at<E: Display>(path: &Path) -> impl FnOnce(E) -> LogError {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::codec::Request;
+    use crate::wire::codec::Request;
     use recstore::TableId;
     use std::fs;
 

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use recstore::{Error, Result};
 
-use crate::codec::Answer;
+use crate::wire::codec::Answer;
 
 /// The number of a client: drawn at random, so that no two have the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -1,5 +1,7 @@
 //! What a server does with a request, however it came.
 
+pub(crate) mod clients;
+
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
 use std::sync::Arc;
@@ -10,17 +12,17 @@ use recstore::{
     TableUpdate, commit_snapshot,
 };
 
-use crate::clients::{ClientId, Clients};
-use crate::codec::{
+use crate::durable::directory_lock::DirectoryLock;
+use crate::durable::journal::Journal;
+use crate::durable::log::{Lag, Staged};
+use crate::metrics::Metrics;
+use crate::router::Router;
+use crate::wire::codec::{
     Answer, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows, SavePart,
     TableIds,
 };
-use crate::directory_lock::DirectoryLock;
-use crate::journal::Journal;
-use crate::log::{Lag, Staged};
-use crate::metrics::Metrics;
-use crate::router::Router;
 use crate::workers::{Contribution, Teamwork, Workers};
+use clients::{ClientId, Clients};
 
 /// A store and who changed it.
 pub struct Handler {

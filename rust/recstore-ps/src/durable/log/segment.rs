@@ -8,8 +8,8 @@ use std::sync::Arc;
 use super::appended::{Appended, Appending};
 use super::record::{self, HEAD_BYTES, Record};
 use super::{LogError, Logged, at, refused};
-use crate::clients::ClientId;
-use crate::codec::{Frame, FrameError, read_frame};
+use crate::handler::clients::ClientId;
+use crate::wire::codec::{Frame, FrameError, read_frame};
 
 const EXTENSION: &str = "log";
 

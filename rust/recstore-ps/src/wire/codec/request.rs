@@ -5,7 +5,7 @@ use recstore::{Step, TableId};
 use super::frame::{Frame, FrameError, Header, Kind, Received};
 use super::management::Management;
 use super::section::Section;
-use crate::clients::ClientId;
+use crate::handler::clients::ClientId;
 
 /// What a client asks of a server.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]

@@ -17,11 +17,11 @@ use recstore::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::clients::{ClientId, MOST_CLIENTS};
-use crate::codec::{Answer, FrameError, Managed, Request, WireError};
-use crate::directory_lock::DirectoryLock;
-use crate::log::{Lag, Log, LogError, Logged, Staged};
+use crate::durable::directory_lock::DirectoryLock;
+use crate::durable::log::{Lag, Log, LogError, Logged, Staged};
+use crate::handler::clients::{ClientId, MOST_CLIENTS};
 use crate::metrics::Metrics;
+use crate::wire::codec::{Answer, FrameError, Managed, Request, WireError};
 use crate::workers::{SavedWorkers, Workers};
 
 const CHECKPOINT: &str = "checkpoint";

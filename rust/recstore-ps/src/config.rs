@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use recstore::{Error, Shard};
 
-use crate::tls::ServerTls;
+use crate::wire::tls::ServerTls;
 use crate::workers::Teamwork;
 
 /// How a server is set up.
@@ -109,7 +109,7 @@ pub enum ServerError {
 
 impl ServerConfig {
     /// Returns where to listen.
-    pub(super) fn address(&self) -> Result<SocketAddr, ServerError> {
+    pub(crate) fn address(&self) -> Result<SocketAddr, ServerError> {
         let Shard { number, of } = self.shard;
         if number >= of {
             return Err(ServerError::Shard { number, of });
@@ -123,7 +123,7 @@ impl ServerConfig {
     }
 
     /// Returns where to tell metrics, if they are wanted.
-    pub(super) fn metrics_address(&self) -> Result<Option<SocketAddr>, ServerError> {
+    pub(crate) fn metrics_address(&self) -> Result<Option<SocketAddr>, ServerError> {
         self.metrics_port.map(|port| resolved(&self.metrics_host, port)).transpose()
     }
 }

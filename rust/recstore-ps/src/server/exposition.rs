@@ -3,9 +3,9 @@
 use prometheus::{IntGauge, IntGaugeVec, Opts, Registry, Result, TextEncoder};
 use recstore::{EmbeddingStore, TableStatistics};
 
-use super::{of_shard, registered};
+use crate::durable::log::Lag;
 use crate::handler::Handler;
-use crate::log::Lag;
+use crate::metrics::{of_shard, registered};
 
 /// Returns all metrics of a server as text.
 ///
@@ -13,7 +13,7 @@ use crate::log::Lag;
 /// Tables whose figures do not fit the format.
 pub(crate) fn exposition(handler: &Handler) -> Result<String> {
     let metrics = handler.metrics();
-    let now = of_shard(metrics.shard)?;
+    let now = of_shard(metrics.shard())?;
     add_tables(handler.store(), &now)?;
     if let Some(lag) = handler.log_lag() {
         add_log(lag, &now)?;

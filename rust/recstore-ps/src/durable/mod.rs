@@ -1,0 +1,5 @@
+//! What a server keeps on disk.
+
+pub(crate) mod directory_lock;
+pub(crate) mod journal;
+pub(crate) mod log;

@@ -1,0 +1,8 @@
+//! What goes over connections, and the connections themselves.
+
+pub(crate) mod channel;
+pub mod codec;
+pub(crate) mod gathered;
+pub(crate) mod handshake;
+pub(crate) mod tls;
+pub(crate) mod transport;
