@@ -38,8 +38,7 @@ pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp}
 pub use client::{RemoteConfig, RemoteStore};
 pub use config::{ServerConfig, ServerError};
 pub use handler::Handler;
-pub use handler::clients::ClientId;
 pub use server::Server;
-pub use wire::codec;
+pub use wire::codec::{self, ClientId, WorkerState};
 pub use wire::tls::{ClientTls, IdentityFiles, ServerTls, TlsError};
-pub use workers::{Combine, Consistency, Teamwork, WorkerState};
+pub use workers::{Combine, Consistency, Teamwork};

@@ -7,9 +7,8 @@ use std::time::Instant;
 use recstore::{Error, Shard};
 
 use super::config::RemoteConfig;
-use crate::handler::clients::ClientId;
 use crate::wire::channel::Channel;
-use crate::wire::codec::{FrameError, Kind, Reply, Request, read_frame, take_part};
+use crate::wire::codec::{ClientId, FrameError, Kind, Reply, Request, read_frame, take_part};
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, VERSIONS, Welcome};
 use crate::wire::transport::Timed;

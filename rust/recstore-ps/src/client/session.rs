@@ -15,8 +15,7 @@ use super::changes::Changes;
 use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
 use super::tables::Tables;
-use crate::handler::clients::ClientId;
-use crate::wire::codec::{FrameError, Management, Reply, Request};
+use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);

@@ -9,8 +9,7 @@ use recstore::{Error, Result, fork};
 use super::RemoteStore;
 use super::changes::change;
 use super::session::{Call, Outcome, Session};
-use crate::wire::codec::{Managed, Management};
-use crate::workers::WorkerState;
+use crate::wire::codec::{Managed, Management, WorkerState};
 
 /// What errors of calls about workers name.
 const OPERATION: &str = "workers";

@@ -19,10 +19,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::durable::directory_lock::DirectoryLock;
 use crate::durable::log::{Lag, Log, LogError, Logged, Staged};
-use crate::handler::clients::{ClientId, MOST_CLIENTS};
 use crate::metrics::Metrics;
-use crate::wire::codec::{Answer, FrameError, Managed, Request, WireError};
+use crate::wire::codec::{Answer, ClientId, FrameError, Managed, Request, WireError};
 use crate::workers::{SavedWorkers, Workers};
+
+/// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
+pub(crate) const MOST_CLIENTS: usize = 1 << 16;
 
 const CHECKPOINT: &str = "checkpoint";
 const LOG: &str = "log";

@@ -4,8 +4,7 @@ use recstore::{Error, SaveKind, Shard, TableConfig};
 use tonic::{Code, Status};
 
 use super::proto;
-use crate::handler::clients::ClientId;
-use crate::wire::codec::{LoadShard, Managed, SavePart};
+use crate::wire::codec::{ClientId, LoadShard, Managed, SavePart};
 
 /// Returns the client and sequence number of a change.
 pub(super) fn change(change: Option<proto::Change>) -> Result<(ClientId, u64), Status> {

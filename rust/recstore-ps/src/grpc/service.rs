@@ -12,9 +12,10 @@ use super::proto;
 use super::proto::rec_store_server::RecStore;
 use crate::config::ServerConfig;
 use crate::handler::Handler;
-use crate::handler::clients::ClientId;
 use crate::metrics::Refusal;
-use crate::wire::codec::{Answer, Kind, Managed, Management, Request, VERSION, decode, with_reply_frame};
+use crate::wire::codec::{
+    Answer, ClientId, Kind, Managed, Management, Request, VERSION, decode, with_reply_frame,
+};
 
 /// Refuses calls without the server's token.
 #[derive(Debug, Clone)]

@@ -5,14 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use recstore::{Error, Result};
 
-use crate::wire::codec::Answer;
-
-/// The number of a client: drawn at random, so that no two have the same.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct ClientId(pub u128);
-
-/// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
-pub(crate) const MOST_CLIENTS: usize = 1 << 16;
+use crate::durable::journal::MOST_CLIENTS;
+use crate::wire::codec::{Answer, ClientId};
 
 /// The last change of each client.
 #[derive(Debug, Default)]

@@ -1,6 +1,6 @@
 //! What a server does with a request, however it came.
 
-pub(crate) mod clients;
+mod clients;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
@@ -18,11 +18,11 @@ use crate::durable::log::{Lag, Staged};
 use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::wire::codec::{
-    Answer, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows, SavePart,
-    TableIds,
+    Answer, ClientId, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows,
+    SavePart, TableIds,
 };
 use crate::workers::{Contribution, Teamwork, Workers};
-use clients::{ClientId, Clients};
+use clients::Clients;
 
 /// A store and who changed it.
 pub struct Handler {

@@ -13,10 +13,11 @@ use recstore::{Error, Result as StoreResult};
 use crate::config::ServerConfig;
 use crate::durable::log::Staged;
 use crate::handler::Handler;
-use crate::handler::clients::ClientId;
 use crate::metrics::{OpenConnection, Refusal};
 use crate::wire::channel::Channel;
-use crate::wire::codec::{Answer, FrameError, Header, Received, Request, read_frame_beside, write_reply};
+use crate::wire::codec::{
+    Answer, ClientId, FrameError, Header, Received, Request, read_frame_beside, write_reply,
+};
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, Welcome};
 use crate::wire::transport::Timed;

@@ -10,7 +10,7 @@ use std::io::{self, ErrorKind, Read, Write};
 use recstore::Shard;
 use subtle::ConstantTimeEq;
 
-use crate::handler::clients::ClientId;
+use crate::wire::codec::ClientId;
 
 const MAGIC: [u8; 8] = *b"RECSTORE";
 

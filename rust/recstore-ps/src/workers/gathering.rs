@@ -8,8 +8,7 @@ use std::time::Duration;
 use recstore::{Result, Step, TableId};
 
 use super::{Combine, Consistency, State, Wait, Workers};
-use crate::handler::clients::ClientId;
-use crate::wire::codec::{Answer, MergedUpdate, Request, RoundMember};
+use crate::wire::codec::{Answer, ClientId, MergedUpdate, Request, RoundMember};
 
 /// What workers gather for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use recstore::{Error, Result};
 use serde::{Deserialize, Serialize};
 
-use crate::handler::clients::ClientId;
+use crate::wire::codec::{ClientId, WorkerState};
 pub use consistency::{Combine, Consistency, Teamwork};
 pub(crate) use gathering::Contribution;
 use gathering::Gatherings;
@@ -50,18 +50,6 @@ struct Member {
     /// The steps that it has made.
     steps: u64,
     heard: Instant,
-}
-
-/// What is known of a worker.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct WorkerState {
-    /// Its number.
-    pub worker: u32,
-    /// The steps that it has made, where staleness is bounded.
-    pub steps: u64,
-    /// The seconds since it was last heard of.
-    pub silent_for: f64,
 }
 
 /// The workers as a checkpoint keeps them.

@@ -14,8 +14,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::handler::clients::ClientId;
-use crate::wire::codec::{Frame, Received};
+use crate::wire::codec::{ClientId, Frame, Received};
 use appended::LARGE_BYTES;
 use durable::Durable;
 use record::Record;

@@ -21,8 +21,7 @@
 
 use std::io::{self, ErrorKind, Read};
 
-use crate::handler::clients::ClientId;
-use crate::wire::codec::{FrameError, Received, read_frame};
+use crate::wire::codec::{ClientId, FrameError, Received, read_frame};
 
 pub(super) const HEAD_BYTES: usize = 40;
 const KIND: usize = 32;

@@ -8,8 +8,7 @@ use std::sync::Arc;
 use super::appended::{Appended, Appending};
 use super::record::{self, HEAD_BYTES, Record};
 use super::{LogError, Logged, at, refused};
-use crate::handler::clients::ClientId;
-use crate::wire::codec::{Frame, FrameError, read_frame};
+use crate::wire::codec::{ClientId, Frame, FrameError, read_frame};
 
 const EXTENSION: &str = "log";
 

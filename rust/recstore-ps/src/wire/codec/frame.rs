@@ -17,10 +17,9 @@
 use std::io::{self, Read, Write};
 
 use super::buffers;
+use super::frame_error::{FrameError, malformed};
 use super::section::Section;
-
-/// The version of the layout.
-pub const VERSION: u8 = 1;
+use super::version::VERSION;
 
 /// The bytes of a header.
 pub const HEADER_BYTES: usize = 40;
@@ -83,28 +82,6 @@ impl Kind {
     fn of(byte: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| *kind as u8 == byte)
     }
-}
-
-/// Why bytes are no frame.
-#[derive(Debug, thiserror::Error)]
-pub enum FrameError {
-    /// The connection failed or ended.
-    #[error("{0}")]
-    Io(#[from] io::Error),
-    /// A layout that this program does not know.
-    #[error("a frame of version {0}, expected {VERSION}")]
-    Version(u8),
-    /// The body is larger than allowed.
-    #[error("a frame of {bytes} bytes exceeds the limit of {limit}")]
-    TooLarge {
-        /// Its bytes.
-        bytes: u64,
-        /// The most allowed.
-        limit: u64,
-    },
-    /// Anything else.
-    #[error("malformed frame: {0}")]
-    Malformed(String),
 }
 
 /// What stands before the sections.
@@ -253,7 +230,7 @@ impl Received {
         }
         match rest.len() {
             0 => Ok(sections),
-            words => Err(FrameError::Malformed(format!("{words} words behind the last section"))),
+            words => Err(malformed(format!("{words} words behind the last section"))),
         }
     }
 }
@@ -324,12 +301,12 @@ pub fn decode(mut bytes: &[u8], limit: u64) -> Result<Received, FrameError> {
     let received = read_frame(&mut bytes, limit)?;
     match bytes.len() {
         0 => Ok(received),
-        behind => Err(FrameError::Malformed(format!("{behind} bytes behind the frame"))),
+        behind => Err(malformed(format!("{behind} bytes behind the frame"))),
     }
 }
 
 fn unfitting_checksum() -> FrameError {
-    FrameError::Malformed("the checksum does not fit".to_owned())
+    malformed("the checksum does not fit")
 }
 
 /// Returns the header, the number of sections and the bytes of the body.
@@ -342,7 +319,6 @@ fn parse_header(bytes: &[u8; HEADER_BYTES], limit: u64) -> Result<(Header, u16, 
     if crc32fast::hash(&plain).to_le_bytes() != bytes[4..8] {
         return Err(unfitting_checksum());
     }
-    let malformed = |message: String| FrameError::Malformed(message);
     let kind = Kind::of(bytes[1]).ok_or_else(|| malformed(format!("the unknown kind {}", bytes[1])))?;
     let word = |place: usize| -> [u8; 8] { std::array::from_fn(|byte| bytes[place + byte]) };
     let len = u64::from_le_bytes(word(8));

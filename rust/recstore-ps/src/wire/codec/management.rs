@@ -6,8 +6,8 @@ use recstore::{LoadReport, SaveKind, SaveReport, Shard, TableConfig, TableStatis
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::worker_state::WorkerState;
 use crate::router::HashMethod;
-use crate::workers::WorkerState;
 
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]

@@ -4,22 +4,30 @@
 //! Nothing is allocated for a length that a peer only claims: memory grows with the bytes that have come.
 
 mod buffers;
+mod client_id;
 mod error;
 mod frame;
+mod frame_error;
 mod management;
 mod reply;
 mod request;
 mod section;
+mod version;
+mod worker_state;
 
 pub use buffers::Floats;
+pub use client_id::ClientId;
 pub use error::WireError;
 pub(crate) use frame::read_frame_beside;
-pub use frame::{Frame, FrameError, HEADER_BYTES, Header, Kind, Received, VERSION, decode, read_frame};
+pub use frame::{Frame, HEADER_BYTES, Header, Kind, Received, decode, read_frame};
+pub use frame_error::FrameError;
 pub use management::{LoadShard, Managed, Management, SavePart};
 pub use reply::{Answer, Reply, Rows};
 pub(crate) use reply::{take_part, with_reply_frame, write_reply};
 pub use request::{MergedUpdate, Request, RoundMember, TableIds};
 pub use section::Section;
+pub use version::VERSION;
+pub use worker_state::WorkerState;
 
 #[cfg(target_endian = "big")]
 compile_error!("frames are read where they lie, which needs a little-endian machine");

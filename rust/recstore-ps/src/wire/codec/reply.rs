@@ -6,10 +6,10 @@ use recstore::Error;
 
 use super::buffers::Floats;
 use super::error::WireError;
-use super::frame::{Frame, FrameError, Header, Kind, Received};
+use super::frame::{Frame, Header, Kind, Received};
+use super::frame_error::{FrameError, malformed, parse};
 use super::management::Managed;
-use super::request::unexpected;
-use super::section::Section;
+use super::section::{Section, unexpected};
 
 /// How many bytes of rows go together: few enough to stay in a core's cache from one copy to the next.
 const PART_BYTES: usize = 256 << 10;
@@ -86,10 +86,9 @@ pub(crate) fn with_reply_frame<R>(
 ) -> Result<R, FrameError> {
     let (text, count);
     let mut header = Header::new(Kind::Reply, request);
-    let unwritable = |error: serde_json::Error| FrameError::Malformed(error.to_string());
     let sections = match outcome {
         Ok(Answer::Managed(managed)) => {
-            text = serde_json::to_string(managed).map_err(unwritable)?;
+            text = serde_json::to_string(managed).map_err(malformed)?;
             vec![Section::Json(&text)]
         }
         Ok(Answer::Done | Answer::NoSlot) => vec![],
@@ -103,7 +102,7 @@ pub(crate) fn with_reply_frame<R>(
         }
         Err(error) => {
             header.kind = Kind::Refused;
-            text = serde_json::to_string(&WireError::from(error)).map_err(unwritable)?;
+            text = serde_json::to_string(&WireError::from(error)).map_err(malformed)?;
             vec![Section::Json(&text)]
         }
     };
@@ -284,7 +283,7 @@ pub(crate) fn take_part(
 fn check_request(frame: &Received, request: u64) -> Result<(), FrameError> {
     match frame.header.request {
         own if own == request => Ok(()),
-        other => Err(FrameError::Malformed(format!("a reply to request {other}, expected {request}"))),
+        other => Err(malformed(format!("a reply to request {other}, expected {request}"))),
     }
 }
 
@@ -294,8 +293,4 @@ fn matrices(frame: &Received) -> Result<Vec<&[f32]>, FrameError> {
         other => Err(unexpected("matrices", &[other])),
     };
     frame.sections()?.into_iter().map(rows).collect()
-}
-
-fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, FrameError> {
-    serde_json::from_str(text).map_err(|error| FrameError::Malformed(error.to_string()))
 }

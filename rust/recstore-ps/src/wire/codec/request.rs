@@ -2,10 +2,11 @@
 
 use recstore::{Step, TableId};
 
-use super::frame::{Frame, FrameError, Header, Kind, Received};
+use super::client_id::ClientId;
+use super::frame::{Frame, Header, Kind, Received};
+use super::frame_error::{FrameError, malformed, parse};
 use super::management::Management;
-use super::section::Section;
-use crate::handler::clients::ClientId;
+use super::section::{Section, unexpected};
 
 /// What a client asks of a server.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -151,7 +152,7 @@ impl<'a> Request<'a> {
         let (flag, text, heads, tables, words);
         let (kind, table, sections) = match self {
             Self::Manage(management) => {
-                text = serde_json::to_string(management).map_err(unwritable)?;
+                text = serde_json::to_string(management).map_err(malformed)?;
                 (Kind::Manage, TableId(0), vec![Section::Json(&text)])
             }
             Self::Read(reads) => {
@@ -174,7 +175,7 @@ impl<'a> Request<'a> {
             Self::Delete { table, ids } => (Kind::Delete, *table, vec![Section::I64(ids)]),
             Self::Ids { table } => (Kind::Ids, *table, vec![]),
             Self::Slot { table, slot, ids } => {
-                text = serde_json::to_string(slot).map_err(unwritable)?;
+                text = serde_json::to_string(slot).map_err(malformed)?;
                 (Kind::Slot, *table, vec![Section::Json(&text), Section::I64(ids)])
             }
             Self::Round { members, updates } => {
@@ -262,19 +263,4 @@ fn updates<'a>(sections: &[Section<'a>]) -> Result<Vec<MergedUpdate<'a>>, FrameE
         _ => Err(unexpected("Update", sections)),
     };
     sections.chunks(3).map(update).collect()
-}
-
-fn parse<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, FrameError> {
-    serde_json::from_str(text).map_err(|error| FrameError::Malformed(error.to_string()))
-}
-
-fn unwritable(error: serde_json::Error) -> FrameError {
-    FrameError::Malformed(error.to_string())
-}
-
-/// An error about sections that do not go with a kind of frame.
-pub(super) fn unexpected(kind: &str, sections: &[Section<'_>]) -> FrameError {
-    const SHOWN: usize = 8;
-    let names: Vec<_> = sections.iter().take(SHOWN).map(Section::name).collect();
-    FrameError::Malformed(format!("{kind} with {} sections {names:?}", sections.len()))
 }

@@ -9,7 +9,7 @@
 
 use std::io::{self, Write};
 
-use super::frame::FrameError;
+use super::frame_error::{FrameError, malformed};
 
 const HEADER_WORDS: usize = 2;
 const WORD: usize = 8;
@@ -85,7 +85,7 @@ impl<'a> Section<'a> {
     pub(super) fn parse(words: &'a [u64]) -> Result<(Self, &'a [u64]), FrameError> {
         let (header, behind) = words
             .split_first_chunk::<HEADER_WORDS>()
-            .ok_or_else(|| malformed("a section without a header".to_owned()))?;
+            .ok_or_else(|| malformed("a section without a header"))?;
         let size = match header[0] {
             1 => 8,
             2 | 3 => 4,
@@ -106,11 +106,14 @@ impl<'a> Section<'a> {
             1 => Self::I64(bytemuck::cast_slice(bytes)),
             2 => Self::F32(bytemuck::cast_slice(bytes)),
             3 => Self::U32(bytemuck::cast_slice(bytes)),
-            _ => Self::Json(std::str::from_utf8(bytes).map_err(|error| malformed(error.to_string()))?),
+            _ => Self::Json(std::str::from_utf8(bytes).map_err(malformed)?),
         })
     }
 }
 
-fn malformed(message: String) -> FrameError {
-    FrameError::Malformed(message)
+/// An error about sections that do not go with a kind of frame.
+pub(super) fn unexpected(kind: &str, sections: &[Section<'_>]) -> FrameError {
+    const SHOWN: usize = 8;
+    let names: Vec<_> = sections.iter().take(SHOWN).map(Section::name).collect();
+    malformed(format!("{kind} with {} sections {names:?}", sections.len()))
 }
