@@ -192,6 +192,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --quiet --check
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python .ci/prose.py
 	$(BIN)/pyright
 
 .PHONY: wheel

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import drop_all_tables
+from recstore_ops._table import Table
 from torch import Tensor
 
 from recstore_ops import _native, _ops, checkpoint, inspect_checkpoint, table_names
-from recstore_ops._table import Table
 
 FIXTURES = Path(__file__).parents[2] / "rust" / "recstore" / "tests" / "fixtures" / "checkpoint_v1"
 EXPECTED_OF = {"chain": "chain", "zstd": "chain", "shards": "shards"}

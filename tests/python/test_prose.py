@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.tier("quick")
+
 SCRIPT = Path(__file__).parents[2] / ".ci" / "prose.py"
 _spec = importlib.util.spec_from_file_location("prose", SCRIPT)
 assert _spec is not None
