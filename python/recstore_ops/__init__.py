@@ -82,3 +82,9 @@ __all__ = [
     "table_names",
     "table_statistics",
 ]
+
+# What is pickled names a class by its module: a pickle must not depend on the room that the class lies in.
+for _public in [globals()[_name] for _name in __all__]:
+    if isinstance(_public, type):
+        _public.__module__ = __name__
+del _public

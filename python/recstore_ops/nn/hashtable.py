@@ -49,6 +49,9 @@ class HashTableRegister:
             cls._only._claims = weakref.WeakValueDictionary()
         return cls._only
 
+    def __reduce__(self) -> tuple[type["HashTableRegister"], tuple[()]]:
+        return (HashTableRegister, ())
+
     def check_free(self, name: str, description: str) -> None:
         """Checks that no live `HashTable` has the name.
 
@@ -91,11 +94,7 @@ class NameClaim:
         self.description = description
 
     def __reduce__(self) -> tuple[Callable[..., "NameClaim"], tuple[str, str]]:
-        return (_join, (self.name, self.description))
-
-
-def _join(name: str, description: str) -> NameClaim:
-    return HashTableRegister().join(name, description)
+        return (HashTableRegister().join, (self.name, self.description))
 
 
 class HashTable(TableModule):
