@@ -112,7 +112,7 @@ build-tests: $(DEVELOPED)
 .PHONY: test-quick
 test-quick: $(DEVELOPED)
 	cargo test --quiet --package recstore --lib
-	$(PYTEST) --tier quick
+	$(PYTEST) --tier quick tests/python
 
 # Crates whose tests need nothing of libtorch but its headers and its library: all but those that tch links.
 DEVELOPED_CRATES := --workspace --exclude recstore-tch --exclude recstore-tests --exclude recstore-python
@@ -152,11 +152,11 @@ PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long
-	RECSTORE_SOAK_SECONDS=5 $(PYTEST) --tier test --durations 20
+	RECSTORE_SOAK_SECONDS=5 $(PYTEST) --tier test --durations 20 tests/python
 
 .PHONY: test-python-all
 test-python-all: $(DEVELOPED) ## all Python tests
-	$(PYTEST) --durations 40
+	$(PYTEST) --durations 40 tests/python
 
 # What models see of tables; what does not hold on servers is marked, and docs/design.md says why. Whole trainings on
 # real data show nothing more here, and take long.
@@ -176,7 +176,7 @@ test-served-all: $(DEVELOPED) ## the Python tests of operators and modules again
 .PHONY: test-long
 test-long: $(DEVELOPED) ## the tests with many more examples of each property
 	PROPTEST_CASES=2000 RECSTORE_KILL_ROUNDS=200 RECSTORE_CHURN=100000000 cargo test --quiet --release
-	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(PYTEST)
+	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(PYTEST) tests/python
 
 .PHONY: docs
 docs: $(DEVELOPED) ## the Python API from its docstrings, in docs/api

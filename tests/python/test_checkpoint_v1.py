@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import drop_all_tables
-from recstore_ops._table import Table
 from torch import Tensor
 
-from recstore_ops import _native, _ops, checkpoint, inspect_checkpoint, table_names
+from recstore_ops import _native, checkpoint, inspect_checkpoint, table_names
+from recstore_ops.ops import operators
+from recstore_ops.table.table import Table
 
 FIXTURES = Path(__file__).parents[2] / "rust" / "recstore" / "tests" / "fixtures" / "checkpoint_v1"
 EXPECTED_OF = {"chain": "chain", "zstd": "chain", "shards": "shards"}
 
-pytestmark = pytest.mark.embedded_only("the fixtures are of one process's tables")
+pytestmark = [pytest.mark.tier("quick"), pytest.mark.embedded_only("the fixtures are of one process's tables")]
 
 
 @pytest.fixture(autouse=True)
@@ -39,15 +40,15 @@ def words(values: Tensor) -> str:
 
 def assert_table(name: str, recorded: dict[str, Any]) -> None:
     table = Table.open(name)
-    ids = _ops.hashtable_ids(table.handle)
+    ids = operators.hashtable_ids(table.handle)
     assert sorted(ids.tolist()) == sorted(int(number) for number in recorded["rows"])
     assert (_native.table_slots(name) or []) == [tuple(slot) for slot in recorded["slots"]]
-    slots = [_ops.hashtable_slot(table.handle, ids, slot) for slot, _ in recorded["slots"]]
-    columns = [_ops.emb_read(table.handle, ids, table.dim), *slots]
+    slots = [operators.hashtable_slot(table.handle, ids, slot) for slot, _ in recorded["slots"]]
+    columns = [operators.emb_read(table.handle, ids, table.dim), *slots]
     for place, number in enumerate(ids.tolist()):
         assert [words(column[place]) for column in columns] == recorded["rows"][str(number)], (name, number)
     for number, row in recorded["initial"].items():
-        assert words(_ops.emb_read(table.handle, torch.tensor([int(number)]), table.dim)) == row
+        assert words(operators.emb_read(table.handle, torch.tensor([int(number)]), table.dim)) == row
     statistics = table.statistics()
     assert {key: statistics[key] for key in recorded["statistics"]} == recorded["statistics"]
 
@@ -68,7 +69,7 @@ def test_one_more_step_gives_what_is_written_down() -> None:
     checkpoint.load(FIXTURES / "chain", progress=False)
     for name, (ids, gradients) in expected["step"].items():
         table = Table.open(name)
-        _ops.emb_update(table.handle, torch.tensor(ids), torch.tensor(gradients).view(len(ids), table.dim))
+        operators.emb_update(table.handle, torch.tensor(ids), torch.tensor(gradients).view(len(ids), table.dim))
         assert_table(name, expected["after"][name])
 
 

@@ -318,7 +318,13 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
 
     def __getstate__(self) -> dict[str, Any]:
         # Prefetches belong to this process and this module.
-        return {**self.__dict__, "_prefetches": PendingPrefetches(), "_prefetch_handles": {}}
+        own = ("_prefetches", "_prefetch_handles")
+        return {name: value for name, value in super().__getstate__().items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._prefetches = PendingPrefetches()
+        self._prefetch_handles = {}
 
     def requests(self, features: Any) -> list[Request]:
         """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""

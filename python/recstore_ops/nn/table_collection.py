@@ -48,6 +48,14 @@ class TableCollection(nn.Module, Generic[_Module]):
         self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
         self._config_names = {output.name: configs[output.table].name for output in self._outputs}
 
+    def __getstate__(self) -> dict[str, Any]:
+        # As plain tuples: a pickle must not name a type that is not public.
+        return {**self.__dict__, "_outputs": [tuple(output) for output in self._outputs]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._outputs = [Output(*output) for output in self._outputs]
+
     @property
     def kv_client(self) -> RecStoreClient:
         """The client of this process, which knows the tables by name."""
