@@ -23,7 +23,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- the last run, written by .ci/parts.py -->", "<!-- end of the last run -->"
-NEEDED = ("venv", "build")
+NEEDED = ("build-tests",)
 """Without these no part behind can run."""
 
 # What the last lines of cargo, pytest and unittest say of the tests they ran.
@@ -133,14 +133,17 @@ def clock(seconds: float) -> str:
     return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"
 
 
+def commit() -> str:
+    """What was run: the commit, and whether files of it were changed."""
+    command = ["git", "describe", "--always", "--dirty= with changes", "--exclude=*"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
+
+
 def record(page: Path, outcomes: Sequence[Outcome]) -> None:
     """Puts the table of this run between the marks of a page."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
     today = datetime.datetime.now(datetime.timezone.utc).date()
     spent = clock(sum(outcome.seconds for outcome in outcomes))
-    head = f"Commit {commit.stdout.strip()}, {today}, {os.cpu_count()} cores, {spent} in all."
+    head = f"Commit {commit()}, {today}, {os.cpu_count()} cores, {spent} in all."
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
