@@ -1,0 +1,63 @@
+"""Tiers of tests: which run, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+import tiers
+
+pytestmark = pytest.mark.tier("quick")
+pytest_plugins = ["pytester"]
+
+CONFTEST = """
+import tiers
+pytest_addoption = tiers.add_option
+pytest_collection_modifyitems = tiers.select
+def pytest_configure(config):
+    config.addinivalue_line("markers", "tier(name)")
+"""
+MARKED = """
+import pytest
+pytestmark = pytest.mark.tier({tier!r})
+def test_of_the_file(): pass
+@pytest.mark.tier("all")
+def test_that_takes_long(): pass
+"""
+
+
+@pytest.fixture
+def suite(pytester: pytest.Pytester) -> pytest.Pytester:
+    """A suite of a quick file and a longer one, each with a test that takes long."""
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(test_quick=MARKED.format(tier="quick"), test_longer=MARKED.format(tier="test"))
+    return pytester
+
+
+@pytest.mark.parametrize(("tier", "passed"), [("quick", 1), ("test", 2), ("all", 4)])
+def test_a_tier_runs_with_those_before_it(suite: pytest.Pytester, tier: str, passed: int) -> None:
+    suite.runpytest_inprocess("--tier", tier).assert_outcomes(passed=passed, deselected=4 - passed)
+
+
+def test_without_a_tier_all_tests_run(suite: pytest.Pytester) -> None:
+    suite.runpytest_inprocess().assert_outcomes(passed=4)
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("def test_one(): pass", "its file must say one tier by pytestmark, it says 0"),
+        (
+            "import pytest\npytestmark = [pytest.mark.tier('quick'), pytest.mark.tier('test')]\ndef test_one(): pass",
+            "its file must say one tier by pytestmark, it says 2",
+        ),
+        (
+            "import pytest\npytestmark = pytest.mark.tier('soon')\ndef test_one(): pass",
+            "its tier must be one of ('quick', 'test', 'all'), it says ('soon',)",
+        ),
+    ],
+)
+@pytest.mark.parametrize("tier", tiers.TIERS)
+def test_a_file_without_its_one_tier_ends_the_run(suite: pytest.Pytester, tier: str, source: str, message: str) -> None:
+    suite.makepyfile(test_unmarked=source)
+    result = suite.runpytest_inprocess("--tier", tier)
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"*test_unmarked.py::test_one: {message.replace('[', '[[]')}"])
