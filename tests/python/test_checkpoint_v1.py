@@ -19,7 +19,10 @@ from recstore_ops.table.table import Table
 FIXTURES = Path(__file__).parents[2] / "rust" / "recstore" / "tests" / "fixtures" / "checkpoint_v1"
 EXPECTED_OF = {"chain": "chain", "zstd": "chain", "shards": "shards"}
 
-pytestmark = [pytest.mark.tier("quick"), pytest.mark.embedded_only("the fixtures are of one process's tables")]
+pytestmark = [
+    pytest.mark.tier("quick"),
+    pytest.mark.embedded_only("the fixtures are of one process's tables"),
+]
 
 
 @pytest.fixture(autouse=True)
