@@ -20,6 +20,8 @@ from recstore_ops.training.formats.libsvm import write_libsvm
 
 _table_numbers = itertools.count()
 
+pytest_pycollect_makeitem = tiers.check_made
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     tiers.add_option(parser)

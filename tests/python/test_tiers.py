@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-import tiers
 
 pytestmark = pytest.mark.tier("quick")
 pytest_plugins = ["pytester"]
 
-CONFTEST = """
+# Processes of xdist import the module of tiers anew.
+CONFTEST = f"""
+import sys
+sys.path.append({str(Path(__file__).parent)!r})
 import tiers
 pytest_addoption = tiers.add_option
 pytest_collection_modifyitems = tiers.select
+pytest_pycollect_makeitem = tiers.check_made
 def pytest_configure(config):
     config.addinivalue_line("markers", "tier(name)")
 """
@@ -55,9 +60,22 @@ def test_without_a_tier_all_tests_run(suite: pytest.Pytester) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("tier", tiers.TIERS)
-def test_a_file_without_its_one_tier_ends_the_run(suite: pytest.Pytester, tier: str, source: str, message: str) -> None:
+@pytest.mark.parametrize("options", [(), ("--tier", "quick"), ("--numprocesses", "2")])
+def test_a_file_without_its_one_tier_fails_the_run(
+    suite: pytest.Pytester, options: tuple[str, ...], source: str, message: str
+) -> None:
     suite.makepyfile(test_unmarked=source)
-    result = suite.runpytest_inprocess("--tier", tier)
-    assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"*test_unmarked.py::test_one: {message.replace('[', '[[]')}"])
+    result = suite.runpytest_inprocess(*options)
+    # The processes of xdist run the other files first.
+    in_processes = "--numprocesses" in options
+    assert result.ret == (pytest.ExitCode.TESTS_FAILED if in_processes else pytest.ExitCode.INTERRUPTED)
+    assert result.parseoutcomes()["errors"] == 1
+    assert f"test_unmarked.py::test_one: {message}" in result.stdout.str()
+
+
+def test_a_test_of_an_unknown_tier_ends_the_run(suite: pytest.Pytester) -> None:
+    source = "class TestOne:\n    @pytest.mark.tier('soon')\n    def test_one(self): pass\n"
+    suite.makepyfile(test_unknown=f"{MARKED.format(tier='quick')}\n{source}")
+    result = suite.runpytest_inprocess()
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "it says ('soon',)" in result.stdout.str()

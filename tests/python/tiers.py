@@ -7,7 +7,12 @@ than its file its own.
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from typing import TypeAlias
+
 import pytest
+
+Made: TypeAlias = "pytest.Item | pytest.Collector | list[pytest.Item | pytest.Collector] | None"
 
 TIERS = ("quick", "test", "all")
 
@@ -18,11 +23,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves out what is of a later tier than the one asked for.
-
-    Raises:
-        pytest.UsageError: a file that does not say its one tier, or a test of a tier that there is none of.
-    """
+    """Leaves out what is of a later tier than the one asked for."""
     last = TIERS.index(config.getoption("--tier"))
     too_late = [item for item in items if TIERS.index(tier_of(item)) > last]
     if too_late:
@@ -30,14 +31,30 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item in items if TIERS.index(tier_of(item)) <= last]
 
 
-def tier_of(item: pytest.Item) -> str:
-    """The tier of a test: its own, or its file's."""
+@pytest.hookimpl(wrapper=True)
+def check_made() -> Generator[None, Made, Made]:
+    """Looks at each test and class where it is collected: an error is told from there by every process of xdist."""
+    made = yield
+    for node in made if isinstance(made, list) else [made]:
+        if isinstance(node, (pytest.Item, pytest.Collector)):
+            tier_of(node)
+    return made
+
+
+def tier_of(item: pytest.Item | pytest.Collector) -> str:
+    """The tier of a test: its own, or its file's.
+
+    Raises:
+        pytest.Collector.CollectError: its file does not say its one tier, or there is no such tier.
+    """
     module = item.getparent(pytest.Module)
     of_file = [] if module is None else [mark for mark in module.own_markers if mark.name == "tier"]
     if len(of_file) != 1:
-        raise pytest.UsageError(f"{item.nodeid}: its file must say one tier by pytestmark, it says {len(of_file)}")
+        raise pytest.Collector.CollectError(
+            f"{item.nodeid}: its file must say one tier by pytestmark, it says {len(of_file)}"
+        )
     mark = item.get_closest_marker("tier")
     assert mark is not None, "its file has one"
     if mark.args not in {(tier,) for tier in TIERS}:
-        raise pytest.UsageError(f"{item.nodeid}: its tier must be one of {TIERS}, it says {mark.args}")
+        raise pytest.Collector.CollectError(f"{item.nodeid}: its tier must be one of {TIERS}, it says {mark.args}")
     return mark.args[0]
