@@ -117,9 +117,16 @@ test-quick: $(DEVELOPED)
 # Crates whose tests need nothing of libtorch but its headers and its library: all but those that tch links.
 DEVELOPED_CRATES := --workspace --exclude recstore-tch --exclude recstore-tests --exclude recstore-python
 
+# The tier of the Rust tests that run, by the markers of their files. RUST_TESTS sets `tests` to cargo's options for those
+# of a folder, as a command of its own: it ends the recipe where a file has no marker.
+TIER ?= test
+RUST_TESTS = tests=$$($(BIN)/python .ci/rust_tiers.py $(TIER) $(1))
+
 .PHONY: test-rust
 test-rust: $(DEVELOPED) ## the Rust tests, but for those that hold the store against tch
-	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet $(DEVELOPED_CRATES)
+	$(call RUST_TESTS,rust); LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) \
+	  cargo test --quiet $(DEVELOPED_CRATES) --lib --examples $$tests
+	cargo test --quiet $(DEVELOPED_CRATES) --doc
 	cargo test --quiet --package recstore --bench store > /dev/null
 	cargo run --quiet --package recstore-ps --example own_rule > /dev/null
 

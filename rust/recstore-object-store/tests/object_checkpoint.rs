@@ -1,5 +1,7 @@
 //! Checkpoints in object stores are those that a directory would hold, whatever fails on the way.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod objects;

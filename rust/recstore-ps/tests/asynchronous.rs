@@ -1,5 +1,7 @@
 //! Requests that a thread carries out, over a store of the process and over servers.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

@@ -1,5 +1,7 @@
 //! A process that forks while requests are pending: its child is refused and does not hang.
 
+// tier: test
+
 #![cfg(unix)]
 #![expect(unsafe_code, reason = "fork, alarm and _exit are foreign functions")]
 

@@ -1,5 +1,7 @@
 //! How even the work of a thousand servers is: their rows, what is asked of them, and what a hot id costs.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

@@ -1,5 +1,7 @@
 //! Frames come back as they were sent, and whatever else comes is refused without harm.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use proptest::prelude::*;

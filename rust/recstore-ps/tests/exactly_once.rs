@@ -1,5 +1,7 @@
 //! Whatever a network does to a connection, a change is made once.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

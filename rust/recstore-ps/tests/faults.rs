@@ -3,6 +3,8 @@
 //! Servers are processes of their own, behind proxies that cut connections, delay them, and lose and double bytes.
 //! `RECSTORE_KILL_ROUNDS` says how often a server is killed in each test, by default 8 times.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

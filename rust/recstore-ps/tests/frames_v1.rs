@@ -4,6 +4,8 @@
 //! The bytes were written down once, in `fixtures/frames_v1`; its README says how. A kind of frame, section, request,
 //! answer, error or message without a specimen fails a test.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 #[path = "fixtures/frames_v1/conversation.rs"]

@@ -1,5 +1,7 @@
 //! The gRPC service answers as the bulk port does, over the same tables.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

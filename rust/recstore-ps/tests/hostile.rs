@@ -1,5 +1,7 @@
 //! Peers that break the rules, servers that go away, and a server that serves on.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

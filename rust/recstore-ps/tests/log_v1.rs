@@ -2,6 +2,8 @@
 //!
 //! They were made once; `fixtures/log_v1/README.md` says how. Servers of these tests run on copies.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 #[path = "fixtures/log_v1/make.rs"]

@@ -1,5 +1,7 @@
 //! What a server tells of itself: metrics over HTTP, and the limits of its ports.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

@@ -1,5 +1,7 @@
 //! Servers that are started again at other addresses: clients go on there as if nothing had happened.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

@@ -1,5 +1,7 @@
 //! Rules of a server's program, named by clients that do not have them.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

@@ -1,5 +1,7 @@
 //! Answers that are too large for one frame: rows come in parts, each of which goes where it belongs.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

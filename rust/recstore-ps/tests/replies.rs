@@ -1,5 +1,7 @@
 //! What a client makes of replies: a server's are read as they were sent, and no others do harm.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Encrypted ports: who is let in, who is refused, and in which words.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

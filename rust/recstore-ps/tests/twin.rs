@@ -1,5 +1,7 @@
 //! Tables on servers are, to the bit, the tables of a store in this process, whatever is done to them.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

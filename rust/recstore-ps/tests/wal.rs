@@ -2,6 +2,8 @@
 //!
 //! `RECSTORE_KILL_ROUNDS` says how often servers are killed, by default 10 times.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

@@ -1,5 +1,7 @@
 //! Workers that train together: synchronous steps, bounded staleness, barriers, and workers that die.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;

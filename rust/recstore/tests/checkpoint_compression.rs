@@ -1,5 +1,7 @@
 //! Compressed files hold what plain ones do, and are refused by name when they are not what a save made of them.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

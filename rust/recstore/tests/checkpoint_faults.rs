@@ -1,5 +1,7 @@
 //! A directory that is not what a save made of it is refused by the name of the file, and the store stays as it is.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

@@ -1,5 +1,7 @@
 //! A process killed at any moment leaves a directory that holds the last save it completed, or the one after.
 
+// tier: test
+
 #![cfg(unix)]
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 

@@ -1,5 +1,7 @@
 //! A load takes little more memory than the tables that it makes, however the rows were sharded.
 
+// tier: test
+
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 

@@ -1,5 +1,7 @@
 //! Whatever is done to two tables and saved to two directories in any order, a load gives what a map kept at the save.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

@@ -1,6 +1,8 @@
 //! What is loaded is what was saved, to the bit, whatever the optimizer and the row type; training goes on from it as if
 //! nobody had saved.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

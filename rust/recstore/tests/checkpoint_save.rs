@@ -1,5 +1,7 @@
 //! A save that fails leaves the directory as it was and the store able to go on; saves clean up behind each other.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

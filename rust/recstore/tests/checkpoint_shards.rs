@@ -1,5 +1,7 @@
 //! Snapshots that several stores save together and any number of stores load; chains made one again.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use std::path::Path;

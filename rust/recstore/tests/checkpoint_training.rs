@@ -1,5 +1,7 @@
 //! A snapshot is of one moment, however many threads train while it is written.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

@@ -3,6 +3,8 @@
 //! They were made once; `fixtures/checkpoint_v1/README.md` says how. `expected.json` has what the tables hold, and what
 //! they hold after one more step: so optimizers, admission and eviction have really come back.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 #[path = "fixtures/checkpoint_v1/by_document.rs"]

@@ -2,6 +2,8 @@
 //!
 //! `RECSTORE_CHURN` says how many ids come, by default 2 million. With 20 million and more, times are compared as well.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use std::time::{Duration, Instant};

@@ -1,5 +1,7 @@
 //! Threads that update, read, delete, open and drop at once see whole updates only, and nothing is lost.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use std::collections::HashSet;

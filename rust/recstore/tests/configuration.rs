@@ -1,5 +1,7 @@
 //! A configuration says the same after it was written as JSON and read back, whatever its values.
 
+// tier: test
+
 use proptest::prelude::*;
 use recstore::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EmbeddingStore, EvictionConfig, EvictionPolicy,

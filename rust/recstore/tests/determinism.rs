@@ -1,6 +1,8 @@
 //! Rows and optimizer state are the same to the bit, however many threads, whichever vector instructions and in
 //! whatever order rows came into the table.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use rayon::prelude::*;

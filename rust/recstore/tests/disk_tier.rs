@@ -1,5 +1,7 @@
 //! A table whose rows do not fit into memory holds what one does whose rows do, to the bit, and keeps its limit.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

@@ -1,5 +1,7 @@
 //! A memory limit kept by eviction: rows leave for new ones, and nothing but what the policy says.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

@@ -1,5 +1,7 @@
 //! A refused call says which table, id and position it is about, what was expected and what came, and changes nothing.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test, unless it is the one that should be")]
 
 use std::sync::Arc;

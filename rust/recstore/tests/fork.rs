@@ -1,5 +1,7 @@
 //! A process that forks with calls under way: its child reads on, and cannot lose a change unnoticed.
 
+// tier: test
+
 #![cfg(unix)]
 #![expect(unsafe_code, reason = "fork, pthread_atfork, alarm and _exit are foreign functions")]
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]

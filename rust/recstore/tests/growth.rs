@@ -1,5 +1,7 @@
 //! A table grows by id, keeps every row while it does, and reuses what was deleted.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate};

@@ -1,5 +1,7 @@
 //! Which rows a table has by admission and eviction never depends on time, threads or a save on the way.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;

@@ -2,6 +2,8 @@
 //!
 //! Each measurement runs in a process of its own: what others freed before would be used again unseen.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 #![cfg(target_os = "linux")]
 

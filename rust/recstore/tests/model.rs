@@ -1,5 +1,7 @@
 //! A table behaves like a sorted map of rows with its optimizer written out, whatever is done to it in any order.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use std::collections::{BTreeMap, BTreeSet};

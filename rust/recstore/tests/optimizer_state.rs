@@ -1,5 +1,7 @@
 //! What an optimizer keeps beside each row, and whose steps it counts.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use recstore::{

@@ -1,5 +1,7 @@
 //! Rules of a program's own: equal to the store's where they compute the same, and kept by name.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use std::path::Path;

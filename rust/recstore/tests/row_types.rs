@@ -1,6 +1,8 @@
 //! Rows of 16 bits: rounded to the nearest where they are written, and up or down by chance, right on average, where
 //! a step changes them.
 
+// tier: test
+
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 use half::{bf16, f16};

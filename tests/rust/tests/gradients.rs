@@ -1,5 +1,7 @@
 //! Merging gradients gives the bits of `torch.unique` and `index_add`.
 
+// tier: all
+
 use proptest::prelude::*;
 use recstore::{GradientChunk, Serial, merge_gradients, unique};
 use recstore_tests::elements;

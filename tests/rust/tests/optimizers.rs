@@ -1,5 +1,7 @@
 //! Every optimizer against libtorch's, or against its equation in libtorch's tensors where libtorch has none.
 
+// tier: test
+
 use recstore_tch::{LocalStore, Result, TchTable};
 use recstore_tests::{all_ids, assert_close, open};
 use tch::nn::{self, OptimizerConfig};

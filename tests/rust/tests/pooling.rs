@@ -1,5 +1,7 @@
 //! Pooled bags against libtorch's `embedding_bag`.
 
+// tier: all
+
 use proptest::prelude::*;
 use recstore::{BagInput, EmbeddingStore, PoolingMode};
 use recstore_tch::{LocalStore, TchTable};

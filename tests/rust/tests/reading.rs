@@ -1,5 +1,7 @@
 //! Reading rows against `index_select`, for ids of any shape, strides and integer type.
 
+// tier: all
+
 use recstore_tch::Result;
 use recstore_tests::{all_ids, open};
 use tch::{Device, Kind, Tensor};

@@ -1,5 +1,7 @@
 //! Training with tensors: rows of a table in a loss, against a dense `nn::embedding`, and what is refused.
 
+// tier: all
+
 use recstore_tch::{EmbeddingStore, Error, GradientCollector, Result};
 use recstore_tests::{all_ids, assert_close, open};
 use tch::nn::{self, Module, OptimizerConfig};
