@@ -107,14 +107,15 @@ test-all: venv ## everything, and writes down what it took: AddressSanitizer, se
 .PHONY: build-tests
 build-tests: $(DEVELOPED)
 	cargo test --quiet $(DEVELOPED_CRATES) --no-run
-	cargo test --quiet --package recstore --bench store --no-run
+	cargo test --quiet $(DEVELOPED_CRATES) --bench store --no-run
 
 .PHONY: test-quick
 test-quick: $(DEVELOPED)
-	cargo test --quiet --package recstore --lib
-	$(PYTEST) --tier quick tests/python
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet $(DEVELOPED_CRATES) --lib
+	$(PYTEST) --tier=quick
 
-# Crates whose tests need nothing of libtorch but its headers and its library: all but those that tch links.
+# Crates whose tests need nothing of libtorch but its headers and its library: all but those that tch links. They are
+# always chosen together: the features of one alone are others, and would compile its dependencies again.
 DEVELOPED_CRATES := --workspace --exclude recstore-tch --exclude recstore-tests --exclude recstore-python
 
 # The tier of the Rust tests that run, by the markers of their files. RUST_TESTS sets `tests` to cargo's options for those
@@ -127,8 +128,9 @@ test-rust: $(DEVELOPED) ## the Rust tests, but for those that hold the store aga
 	$(call RUST_TESTS,rust); LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) \
 	  cargo test --quiet $(DEVELOPED_CRATES) --lib --examples $$tests
 	cargo test --quiet $(DEVELOPED_CRATES) --doc
-	cargo test --quiet --package recstore --bench store > /dev/null
-	cargo run --quiet --package recstore-ps --example own_rule > /dev/null
+	cargo test --quiet $(DEVELOPED_CRATES) --bench store > /dev/null
+	cargo build --quiet $(DEVELOPED_CRATES) --example own_rule
+	"$${CARGO_TARGET_DIR:-target}"/debug/examples/own_rule > /dev/null
 
 .PHONY: test-core
 test-core: ## the store's tests: needs Rust only
@@ -159,7 +161,7 @@ PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long
-	RECSTORE_SOAK_SECONDS=5 $(PYTEST) --tier test --durations 20 tests/python
+	RECSTORE_SOAK_SECONDS=5 $(PYTEST) --tier=test --durations 20
 
 .PHONY: test-python-all
 test-python-all: $(DEVELOPED) ## all Python tests
@@ -172,8 +174,8 @@ SERVED := batch client dist_embedding dist_tensor embedding_bag_collection embed
 
 .PHONY: test-served
 test-served: $(DEVELOPED) ## a few of the Python tests again, their tables on one server and on three
-	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --tier quick --served 1 tests/python/test_ops.py
-	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --tier quick --served 3 tests/python/test_sparse_optimizer.py
+	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --tier=quick --served 1 tests/python/test_ops.py
+	env -u RECSTORE_DATA $(BIN)/python -m pytest --quiet --tier=quick --served 3 tests/python/test_sparse_optimizer.py
 
 .PHONY: test-served-all
 test-served-all: $(DEVELOPED) ## the Python tests of operators and modules again, their tables on one server and on three
