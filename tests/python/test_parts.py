@@ -117,3 +117,10 @@ def test_the_makefile_has_every_part_that_it_names(parts: ModuleType) -> None:
 def test_testing_md_has_the_marks(parts: ModuleType) -> None:
     text = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     assert text.count(parts.BEGIN) == text.count(parts.END) == 1
+
+
+def test_the_makefile_gives_tiers_in_one_word() -> None:
+    """Of `--tier test` pytest takes `test` for a path, before it has read the file that has the option."""
+    text = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert "--tier=test" in text
+    assert "--tier " not in text
