@@ -201,6 +201,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/ruff check --quiet
 	$(BIN)/ruff format --quiet --check
 	$(BIN)/lint-imports --no-cache
+	$(BIN)/python .ci/rust_rooms.py
 	$(BIN)/python .ci/prose.py
 	$(BIN)/pyright
 

@@ -37,9 +37,16 @@ fn main() {
 
     println!("cargo::rustc-link-search=native={}", torch.join("lib").display());
     println!("cargo::rustc-link-lib=dylib=torch_cpu");
-    for path in
-        ["build.rs", "kept_tensors.h", "new_tensor.h", "ops.cpp", "ops.h", "src/lib.rs", "tensor_check.h"]
-    {
+    for path in [
+        "arguments.h",
+        "build.rs",
+        "kept_tensors.h",
+        "new_tensor.h",
+        "ops.cpp",
+        "ops.h",
+        "src/lib.rs",
+        "tensor_check.h",
+    ] {
         println!("cargo::rerun-if-changed={path}");
     }
     // Another torch in the same place brings other headers.

@@ -6,13 +6,10 @@
 
 #include <pthread.h>
 
-#include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <iostream>
 #include <memory>
 #include <optional>
-#include <stdexcept>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -20,6 +17,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include "recstore-bridge/arguments.h"
 #include "recstore-bridge/kept_tensors.h"
 #include "recstore-bridge/new_tensor.h"
 #include "recstore-bridge/src/lib.rs.h"
@@ -40,103 +38,6 @@ std::size_t num_threads() {
 }
 
 namespace {
-
-// Calls into Rust. An error marked as an index error becomes an IndexError in Python, any other a RuntimeError.
-template <typename Body>
-auto call(Body&& body) {
-  try {
-    return body();
-  } catch (const rust::Error& error) {
-    constexpr const char* mark = "IndexError: ";
-    if (std::strncmp(error.what(), mark, std::strlen(mark)) == 0) {
-      throw std::out_of_range(error.what() + std::strlen(mark));
-    }
-    throw;
-  }
-}
-
-// The number behind a handle tensor: of a table or a collector.
-int64_t handle_of(const char* op, const char* what, const Tensor& handle) {
-  if (handle.dim() != 0 || dtype_of(handle) != aoti_torch_dtype_int64() || !handle.is_cpu()) {
-    refuse(op, ": ", what, " must be a handle, a 0-d int64 CPU tensor, got ",
-           torch::headeronly::toString(handle.scalar_type()), " of shape ", shape_text(handle));
-  }
-  return *static_cast<const int64_t*>(handle.const_data_ptr());
-}
-
-int64_t table_of(const char* op, const Tensor& table) {
-  return handle_of(op, "table", table);
-}
-
-Tensor new_handle(int64_t handle) {
-  const Tensor out = new_ids({});
-  ids_slice_mut(out)[0] = handle;
-  return out;
-}
-
-rust::Str text(const std::string& value) {
-  return {value.data(), value.size()};
-}
-
-std::size_t checked_dim(const char* op, int64_t dim) {
-  if (dim <= 0) {
-    refuse(op, ": dim must be at least 1, got ", dim);
-  }
-  return static_cast<std::size_t>(dim);
-}
-
-// The number behind a table's handle, whose rows must have `dim` elements.
-int64_t table_of_dim(const char* op, const char* what, const Tensor& table, int64_t dim) {
-  const int64_t handle = table_of(op, table);
-  const std::size_t width = checked_dim(op, dim);
-  call([&] { check_dim(op, what, handle, width); });
-  return handle;
-}
-
-// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim. `name` gives the table's name.
-template <typename Name>
-int64_t row_dim(const char* op, const char* what, const Name& name, const Tensor& ids, const Tensor& rows) {
-  const IntHeaderOnlyArrayRef expected = ids.sizes();
-  const IntHeaderOnlyArrayRef actual = rows.sizes();
-  if (actual.size() != expected.size() + 1 || !std::equal(expected.begin(), expected.end(), actual.begin())) {
-    refuse(op, ": ", name(), " got ids of shape ", shape_text(ids), ", so ", what,
-           " must have that shape and dim, got ", shape_text(rows));
-  }
-  return actual[expected.size()];
-}
-
-// The number behind a table's handle, for which there must be a row of its dim for each id. Messages call all of them
-// `what` and those of a wrong dim `row_text`.
-int64_t table_of_rows(
-    const char* op, const char* what, const char* row_text, const Tensor& table, const Tensor& ids, const Tensor& rows) {
-  const auto name = [&] { return std::string(table_text(table_of(op, table))); };
-  return table_of_dim(op, row_text, table, row_dim(op, what, name, ids, rows));
-}
-
-// The dim of the default table that rows are for.
-std::size_t default_dim(const char* op, const char* what, const Tensor& ids, const Tensor& rows) {
-  const auto name = [&] {
-    return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
-  };
-  return checked_dim(op, row_dim(op, what, name, ids, rows));
-}
-
-// A span of one id, or of none.
-rust::Slice<const int64_t> optional_id(const std::optional<int64_t>& id) {
-  return id ? rust::Slice<const int64_t>(&*id, 1) : rust::Slice<const int64_t>();
-}
-
-template <typename T>
-Tensor copied(const rust::Slice<const T>& values, const Tensor& out) {
-  std::copy(values.begin(), values.end(), static_cast<T*>(out.mutable_data_ptr()));
-  return out;
-}
-
-Tensor copied_ids(const rust::Slice<const int64_t>& ids) {
-  return copied(ids, new_ids({static_cast<int64_t>(ids.size())}));
-}
-
-// Management.
 
 Tensor make_hashtable_op(const std::string& name, int64_t dim, const std::string& config) {
   return new_handle(call([&] { return make_hashtable(text(name), dim, text(config)); }));
@@ -591,85 +492,72 @@ std::tuple<Tensor, Tensor> merge_gradients_op(const Tensor& ids, const Tensor& g
 // libtorch's own macro for this runs from a static initializer, where an error ends the interpreter.
 using Library = torch::stable::detail::StableLibrary;
 
+struct Operator {
+  const char* schema;
+  void (*kernel)(StableIValue*, uint64_t, uint64_t);
+};
+
+// Every operator: its schema, and the kernel above.
+const Operator OPERATORS[] = {
+    {"make_hashtable(str name, int dim, str config=\"\") -> Tensor", TORCH_BOX(&make_hashtable_op)},
+    {"init_embedding_table(str name, int num_embeddings, int dim, str config=\"\") -> bool",
+     TORCH_BOX(&init_embedding_table_op)},
+    {"hashtable_release(Tensor table) -> ()", TORCH_BOX(&hashtable_release_op)},
+    {"drop_table(str name) -> ()", TORCH_BOX(&drop_table_op)},
+    {"set_learning_rate(Tensor table, float lr) -> ()", TORCH_BOX(&set_learning_rate_op)},
+    {"emb_read(Tensor ids, int dim) -> Tensor", TORCH_BOX(&emb_read_default_op)},
+    {"emb_read.table(Tensor table, Tensor ids, int dim) -> Tensor", TORCH_BOX(&emb_read_op)},
+    {"emb_read.places(Tensor table, Tensor ids, int dim) -> (Tensor rows, Tensor places)",
+     TORCH_BOX(&emb_read_places_op)},
+    {"emb_write(Tensor ids, Tensor rows) -> ()", TORCH_BOX(&emb_write_default_op)},
+    {"emb_write.table(Tensor table, Tensor ids, Tensor rows) -> ()", TORCH_BOX(&emb_write_op)},
+    {"emb_update(Tensor ids, Tensor grads) -> ()", TORCH_BOX(&emb_update_default_op)},
+    {"emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()", TORCH_BOX(&emb_update_op)},
+    {"emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)",
+     TORCH_BOX(&emb_bag_op)},
+    {"emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)",
+     TORCH_BOX(&emb_bag_tables_op)},
+    {"emb_bag.places(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions, Tensor places)",
+     TORCH_BOX(&emb_bag_places_op)},
+    // Before the overload without a table, which would take ids of one element for its dim.
+    {"emb_prefetch.table(Tensor table, Tensor ids) -> int", TORCH_BOX(&emb_prefetch_op)},
+    {"emb_prefetch(Tensor ids, int dim) -> int", TORCH_BOX(&emb_prefetch_default_op)},
+    {"emb_prefetch.tables(Tensor[] tables, Tensor ids, Tensor splits) -> int", TORCH_BOX(&emb_prefetch_tables_op)},
+    {"emb_wait_result(int handle, int dim) -> Tensor", TORCH_BOX(&emb_wait_result_op)},
+    {"emb_wait_tables(int handle) -> Tensor[]", TORCH_BOX(&emb_wait_tables_op)},
+    {"hashtable_lookup(Tensor table, Tensor ids, int dim, bool insert) -> (Tensor index, Tensor rows)",
+     TORCH_BOX(&hashtable_lookup_op)},
+    {"hashtable_delete(Tensor table, Tensor ids) -> ()", TORCH_BOX(&hashtable_delete_op)},
+    {"hashtable_clear(Tensor table) -> ()", TORCH_BOX(&hashtable_clear_op)},
+    {"hashtable_ids(Tensor table) -> Tensor", TORCH_BOX(&hashtable_ids_op)},
+    {"hashtable_size(Tensor table) -> int", TORCH_BOX(&hashtable_size_op)},
+    {"hashtable_slot(Tensor table, Tensor ids, str name) -> Tensor", TORCH_BOX(&hashtable_slot_op)},
+    {"make_collector() -> Tensor", TORCH_BOX(&make_collector_op)},
+    {"collector_release(Tensor collector) -> ()", TORCH_BOX(&collector_release_op)},
+    {"accept_grad(Tensor collector, Tensor table, Tensor ids, Tensor grads, int? padding_idx=None, Tensor? places=None, bool keep=False) -> ()",
+     TORCH_BOX(&accept_grad_op)},
+    {"accept_bag_grads(Tensor[] collectors, Tensor[] tables, Tensor ids, Tensor offsets, Tensor grads, int[] dims, Tensor? per_sample_weights=None, int? padding_idx=None, Tensor? places=None, bool keep=False) -> ()",
+     TORCH_BOX(&accept_bag_grads_op)},
+    {"apply_grads(Tensor[] collectors) -> ()", TORCH_BOX(&apply_grads_op)},
+    {"clear_grads(Tensor collector) -> ()", TORCH_BOX(&clear_grads_op)},
+    {"collected_tables(Tensor collector) -> Tensor", TORCH_BOX(&collected_tables_op)},
+    {"collected_grads(Tensor collector, Tensor table) -> (Tensor ids, Tensor grads)", TORCH_BOX(&collected_grads_op)},
+    {"unique(Tensor ids) -> (Tensor unique, Tensor inverse)", TORCH_BOX(&unique_op)},
+    {"merge_gradients(Tensor ids, Tensor grads) -> (Tensor ids, Tensor sums)", TORCH_BOX(&merge_gradients_op)},
+    {"_panic(str message) -> ()", TORCH_BOX(&panic_op)},
+};
+
 void define(Library& library) {
-  library.def("make_hashtable(str name, int dim, str config=\"\") -> Tensor");
-  library.def("init_embedding_table(str name, int num_embeddings, int dim, str config=\"\") -> bool");
-  library.def("hashtable_release(Tensor table) -> ()");
-  library.def("drop_table(str name) -> ()");
-  library.def("set_learning_rate(Tensor table, float lr) -> ()");
-  library.def("emb_read(Tensor ids, int dim) -> Tensor");
-  library.def("emb_read.table(Tensor table, Tensor ids, int dim) -> Tensor");
-  library.def("emb_read.places(Tensor table, Tensor ids, int dim) -> (Tensor rows, Tensor places)");
-  library.def("emb_write(Tensor ids, Tensor rows) -> ()");
-  library.def("emb_write.table(Tensor table, Tensor ids, Tensor rows) -> ()");
-  library.def("emb_update(Tensor ids, Tensor grads) -> ()");
-  library.def("emb_update.table(Tensor table, Tensor ids, Tensor grads) -> ()");
-  library.def("emb_bag(Tensor table, Tensor ids, Tensor offsets, int dim, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions)");
-  library.def("emb_bag.tables(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None) -> (Tensor pooled, Tensor max_positions)");
-  library.def("emb_bag.places(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims, int mode, Tensor? per_sample_weights=None, int? padding_idx=None) -> (Tensor pooled, Tensor max_positions, Tensor places)");
-  // Before the overload without a table, which would take ids of one element for its dim.
-  library.def("emb_prefetch.table(Tensor table, Tensor ids) -> int");
-  library.def("emb_prefetch(Tensor ids, int dim) -> int");
-  library.def("emb_prefetch.tables(Tensor[] tables, Tensor ids, Tensor splits) -> int");
-  library.def("emb_wait_result(int handle, int dim) -> Tensor");
-  library.def("emb_wait_tables(int handle) -> Tensor[]");
-  library.def("hashtable_lookup(Tensor table, Tensor ids, int dim, bool insert) -> (Tensor index, Tensor rows)");
-  library.def("hashtable_delete(Tensor table, Tensor ids) -> ()");
-  library.def("hashtable_clear(Tensor table) -> ()");
-  library.def("hashtable_ids(Tensor table) -> Tensor");
-  library.def("hashtable_size(Tensor table) -> int");
-  library.def("hashtable_slot(Tensor table, Tensor ids, str name) -> Tensor");
-  library.def("make_collector() -> Tensor");
-  library.def("collector_release(Tensor collector) -> ()");
-  library.def("accept_grad(Tensor collector, Tensor table, Tensor ids, Tensor grads, int? padding_idx=None, Tensor? places=None, bool keep=False) -> ()");
-  library.def("accept_bag_grads(Tensor[] collectors, Tensor[] tables, Tensor ids, Tensor offsets, Tensor grads, int[] dims, Tensor? per_sample_weights=None, int? padding_idx=None, Tensor? places=None, bool keep=False) -> ()");
-  library.def("apply_grads(Tensor[] collectors) -> ()");
-  library.def("clear_grads(Tensor collector) -> ()");
-  library.def("collected_tables(Tensor collector) -> Tensor");
-  library.def("collected_grads(Tensor collector, Tensor table) -> (Tensor ids, Tensor grads)");
-  library.def("unique(Tensor ids) -> (Tensor unique, Tensor inverse)");
-  library.def("merge_gradients(Tensor ids, Tensor grads) -> (Tensor ids, Tensor sums)");
-  library.def("_panic(str message) -> ()");
+  for (const Operator& op : OPERATORS) {
+    library.def(op.schema);
+  }
 }
 
 void implement(Library& library) {
-  library.impl("make_hashtable", TORCH_BOX(&make_hashtable_op));
-  library.impl("init_embedding_table", TORCH_BOX(&init_embedding_table_op));
-  library.impl("hashtable_release", TORCH_BOX(&hashtable_release_op));
-  library.impl("drop_table", TORCH_BOX(&drop_table_op));
-  library.impl("set_learning_rate", TORCH_BOX(&set_learning_rate_op));
-  library.impl("emb_read", TORCH_BOX(&emb_read_default_op));
-  library.impl("emb_read.table", TORCH_BOX(&emb_read_op));
-  library.impl("emb_read.places", TORCH_BOX(&emb_read_places_op));
-  library.impl("emb_write", TORCH_BOX(&emb_write_default_op));
-  library.impl("emb_write.table", TORCH_BOX(&emb_write_op));
-  library.impl("emb_update", TORCH_BOX(&emb_update_default_op));
-  library.impl("emb_update.table", TORCH_BOX(&emb_update_op));
-  library.impl("emb_bag", TORCH_BOX(&emb_bag_op));
-  library.impl("emb_bag.tables", TORCH_BOX(&emb_bag_tables_op));
-  library.impl("emb_bag.places", TORCH_BOX(&emb_bag_places_op));
-  library.impl("emb_prefetch", TORCH_BOX(&emb_prefetch_default_op));
-  library.impl("emb_prefetch.table", TORCH_BOX(&emb_prefetch_op));
-  library.impl("emb_prefetch.tables", TORCH_BOX(&emb_prefetch_tables_op));
-  library.impl("emb_wait_result", TORCH_BOX(&emb_wait_result_op));
-  library.impl("emb_wait_tables", TORCH_BOX(&emb_wait_tables_op));
-  library.impl("hashtable_lookup", TORCH_BOX(&hashtable_lookup_op));
-  library.impl("hashtable_delete", TORCH_BOX(&hashtable_delete_op));
-  library.impl("hashtable_clear", TORCH_BOX(&hashtable_clear_op));
-  library.impl("hashtable_ids", TORCH_BOX(&hashtable_ids_op));
-  library.impl("hashtable_size", TORCH_BOX(&hashtable_size_op));
-  library.impl("hashtable_slot", TORCH_BOX(&hashtable_slot_op));
-  library.impl("make_collector", TORCH_BOX(&make_collector_op));
-  library.impl("collector_release", TORCH_BOX(&collector_release_op));
-  library.impl("accept_grad", TORCH_BOX(&accept_grad_op));
-  library.impl("accept_bag_grads", TORCH_BOX(&accept_bag_grads_op));
-  library.impl("apply_grads", TORCH_BOX(&apply_grads_op));
-  library.impl("clear_grads", TORCH_BOX(&clear_grads_op));
-  library.impl("collected_tables", TORCH_BOX(&collected_tables_op));
-  library.impl("collected_grads", TORCH_BOX(&collected_grads_op));
-  library.impl("unique", TORCH_BOX(&unique_op));
-  library.impl("merge_gradients", TORCH_BOX(&merge_gradients_op));
-  library.impl("_panic", TORCH_BOX(&panic_op));
+  for (const Operator& op : OPERATORS) {
+    const std::string schema = op.schema;
+    library.impl(schema.substr(0, schema.find('(')).c_str(), op.kernel);
+  }
 }
 
 }  // namespace

@@ -1,0 +1,113 @@
+// What kernels are given, checked and turned into what Rust takes, and what Rust gives turned into tensors.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+
+#include "recstore-bridge/new_tensor.h"
+#include "recstore-bridge/src/lib.rs.h"
+#include "recstore-bridge/tensor_check.h"
+
+namespace recstore {
+
+// Calls into Rust. An error marked as an index error becomes an IndexError in Python, any other a RuntimeError.
+template <typename Body>
+auto call(Body&& body) {
+  try {
+    return body();
+  } catch (const rust::Error& error) {
+    constexpr const char* mark = "IndexError: ";
+    if (std::strncmp(error.what(), mark, std::strlen(mark)) == 0) {
+      throw std::out_of_range(error.what() + std::strlen(mark));
+    }
+    throw;
+  }
+}
+
+// The number behind a handle tensor: of a table or a collector.
+inline int64_t handle_of(const char* op, const char* what, const Tensor& handle) {
+  if (handle.dim() != 0 || dtype_of(handle) != aoti_torch_dtype_int64() || !handle.is_cpu()) {
+    refuse(op, ": ", what, " must be a handle, a 0-d int64 CPU tensor, got ",
+           torch::headeronly::toString(handle.scalar_type()), " of shape ", shape_text(handle));
+  }
+  return *static_cast<const int64_t*>(handle.const_data_ptr());
+}
+
+inline int64_t table_of(const char* op, const Tensor& table) {
+  return handle_of(op, "table", table);
+}
+
+inline Tensor new_handle(int64_t handle) {
+  const Tensor out = new_ids({});
+  ids_slice_mut(out)[0] = handle;
+  return out;
+}
+
+inline rust::Str text(const std::string& value) {
+  return {value.data(), value.size()};
+}
+
+inline std::size_t checked_dim(const char* op, int64_t dim) {
+  if (dim <= 0) {
+    refuse(op, ": dim must be at least 1, got ", dim);
+  }
+  return static_cast<std::size_t>(dim);
+}
+
+// The number behind a table's handle, whose rows must have `dim` elements.
+inline int64_t table_of_dim(const char* op, const char* what, const Tensor& table, int64_t dim) {
+  const int64_t handle = table_of(op, table);
+  const std::size_t width = checked_dim(op, dim);
+  call([&] { check_dim(op, what, handle, width); });
+  return handle;
+}
+
+// Checks that there is a row for each id, [..., dim] for ids [...], and returns dim. `name` gives the table's name.
+template <typename Name>
+inline int64_t row_dim(const char* op, const char* what, const Name& name, const Tensor& ids, const Tensor& rows) {
+  const IntHeaderOnlyArrayRef expected = ids.sizes();
+  const IntHeaderOnlyArrayRef actual = rows.sizes();
+  if (actual.size() != expected.size() + 1 || !std::equal(expected.begin(), expected.end(), actual.begin())) {
+    refuse(op, ": ", name(), " got ids of shape ", shape_text(ids), ", so ", what,
+           " must have that shape and dim, got ", shape_text(rows));
+  }
+  return actual[expected.size()];
+}
+
+// The number behind a table's handle, for which there must be a row of its dim for each id. Messages call all of them
+// `what` and those of a wrong dim `row_text`.
+inline int64_t table_of_rows(
+    const char* op, const char* what, const char* row_text, const Tensor& table, const Tensor& ids, const Tensor& rows) {
+  const auto name = [&] { return std::string(table_text(table_of(op, table))); };
+  return table_of_dim(op, row_text, table, row_dim(op, what, name, ids, rows));
+}
+
+// The dim of the default table that rows are for.
+inline std::size_t default_dim(const char* op, const char* what, const Tensor& ids, const Tensor& rows) {
+  const auto name = [&] {
+    return "table \"default/" + std::to_string(rows.dim() > 0 ? rows.size(-1) : 0) + "\"";
+  };
+  return checked_dim(op, row_dim(op, what, name, ids, rows));
+}
+
+// A span of one id, or of none.
+inline rust::Slice<const int64_t> optional_id(const std::optional<int64_t>& id) {
+  return id ? rust::Slice<const int64_t>(&*id, 1) : rust::Slice<const int64_t>();
+}
+
+template <typename T>
+inline Tensor copied(const rust::Slice<const T>& values, const Tensor& out) {
+  std::copy(values.begin(), values.end(), static_cast<T*>(out.mutable_data_ptr()));
+  return out;
+}
+
+inline Tensor copied_ids(const rust::Slice<const int64_t>& ids) {
+  return copied(ids, new_ids({static_cast<int64_t>(ids.size())}));
+}
+
+// Management.
+
+}  // namespace recstore
