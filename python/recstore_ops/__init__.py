@@ -83,8 +83,13 @@ __all__ = [
     "table_statistics",
 ]
 
+
 # What is pickled names a class by its module: a pickle must not depend on the room that the class lies in.
-for _public in [globals()[_name] for _name in __all__]:
-    if isinstance(_public, type):
-        _public.__module__ = __name__
-del _public
+def _take_home(names: list[str]) -> None:
+    for name in names:
+        if isinstance(public := globals()[name], type):
+            public.__module__ = __name__
+
+
+_take_home(__all__)
+del _take_home
