@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Annotated, Any
 
@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from recstore_ops.config.command_options import takes_options_of
 from recstore_ops.config.option import Option, field_values, option_fields
+from recstore_ops.training import TrainingConfig
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -90,3 +91,10 @@ def test_options_that_may_stay_unset_are_none_and_show_their_defaults(monkeypatc
 def test_the_command_line_checks_its_bounds() -> None:
     with pytest.raises(AssertionError, match="Invalid value for '--depth'"):
         called("here", "--depth", "0")
+
+
+def test_every_field_of_a_training_run_but_files_is_an_option() -> None:
+    names = {field.name for field in fields(TrainingConfig)}
+    # Files are arguments; the number of planted test rows is for programs alone.
+    assert names - {field.name for field in option_fields(TrainingConfig)} == {"train", "test", "planted_test_rows"}
+    assert all(field.option.help and field.option.panel for field in option_fields(TrainingConfig))

@@ -36,6 +36,8 @@ pytestmark = pytest.mark.tier("quick")
         ({"model": "dlrm", "bias": False}, "model dlrm always has a bias"),
         ({"model": "deepfm", "dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"model": "deepfm", "hidden": (8, 0)}, "hidden must be at least 1, got 0"),
+        ({"model": "deepfm", "hidden": [8, 0]}, "hidden must be at least 1, got 0"),
+        ({"optimizer": "adagrad", "convention": "tf"}, "convention must be one of recstore, torch, got 'tf'"),
         ({"l1": 0.1}, "optimizer adam takes no l1"),
         ({"optimizer": "ftrl", "weight_decay": 0.1}, "optimizer ftrl takes no weight_decay"),
         ({"convention": "torch"}, "optimizer adam takes no convention"),

@@ -1,16 +1,30 @@
-"""What a training run is configured by; `config.json` of a run is exactly this."""
+"""What a training run is configured by; `config.json` of a run is exactly this.
+
+Each field has its option of `recstore train` and its bounds in its type.
+"""
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
+from recstore_ops.config.option import Option
 from recstore_ops.config.row_types import RowTypeName
+from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.option_values import (
+    read_arguments,
+    read_bytes,
+    read_crosses,
+    read_integers,
+    read_mebibytes,
+    read_names,
+    read_negated,
+    read_path,
+)
 from recstore_ops.training.schedules import ScheduleName
 
 ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep"]
@@ -42,6 +56,17 @@ MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
     "dlrm": {**_DEEP, "bottom": (64,)},
     "wide_deep": {**_DEEP, "crosses": ()},
 }
+
+_INPUT = "Input"
+_MODEL = "Model"
+_OPTIMIZER = "Optimizer"
+_LOOP = "Training"
+_OUTPUT = "Output"
+
+_AT_LEAST_ONE = Bounds(least=1)
+_EACH_AT_LEAST_ONE = Bounds(least=1, of_each=True)
+_NOT_NEGATIVE = Bounds(least=0)
+_ABOVE_ZERO = Bounds(above=0)
 
 
 @dataclass
@@ -109,70 +134,278 @@ class TrainingConfig:
 
     train: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
-    planted: PlantedKind | None = None
-    planted_train_rows: int | None = None
-    planted_test_rows: int | None = None
-    file_format: FormatName | None = None
-    on_bad_line: Literal["stop", "skip"] = "stop"
-    ignore_values: bool = False
-    num_fields: int | None = None
-    rating_threshold: float = 4.0
-    label_column: str | None = None
-    drop_columns: tuple[str, ...] = ()
-    hash_buckets: int | None = None
-    model: ModelName = "fm"
-    dim: int | None = None
-    init_std: float | None = None
-    hidden: tuple[int, ...] | None = None
-    dropout: float | None = None
-    bottom: tuple[int, ...] | None = None
-    crosses: tuple[tuple[int, int], ...] | None = None
-    bias: bool = True
-    tables: TablesName = "store"
-    row_type: RowTypeName = "float32"
-    admit_after: int | None = None
-    ttl: int | None = None
-    min_norm: float | None = None
-    capacity: int | None = None
-    eviction_policy: Literal["lru", "lfu"] | None = None
-    eviction_interval: int | None = None
-    memory_limit: int | None = None
-    disk: str | None = None
-    optimizer: OptimizerName = "adam"
-    lr: float | None = None
-    beta: float | None = None
-    l1: float | None = None
-    l2: float | None = None
-    weight_decay: float | None = None
-    convention: Literal["recstore", "torch"] | None = None
-    dense_optimizer: str | None = None
-    dense_lr: float | None = None
-    dense_options: dict[str, Any] = field(default_factory=dict)
-    schedule: ScheduleName = "constant"
-    warmup_steps: int = 0
-    gamma: float | None = None
-    batch_size: int = 256
-    epochs: int = 20
-    reduction: Literal["mean", "sum"] = "mean"
-    shuffle: bool = True
-    shuffle_window: int = 65_536
-    seed: int = 0
-    validation_fraction: float = 0.1
-    evaluate_every: int | None = None
-    patience: int | None = None
-    auc_by: str | None = None
-    log_every: int = 100
-    cache_bytes: int = 2**30
+    planted: Annotated[
+        PlantedKind | None,
+        Option(
+            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, or "
+            "triples of fields.",
+            _INPUT,
+        ),
+    ] = None
+    planted_train_rows: Annotated[
+        int | None,
+        Option("Training rows to generate.", _INPUT, name="planted-rows", shown="by the kind"),
+        _AT_LEAST_ONE,
+    ] = None
+    planted_test_rows: Annotated[int | None, _AT_LEAST_ONE] = None
+    file_format: Annotated[
+        FormatName | None, Option("Format of all files.", _INPUT, name="format", shown="detected")
+    ] = None
+    on_bad_line: Annotated[Literal["stop", "skip"], Option("Stop at a bad line, or skip and count it.", _INPUT)] = (
+        "stop"
+    )
+    ignore_values: Annotated[bool, Option("Take every value of libsvm and libffm as 1.", _INPUT)] = False
+    num_fields: Annotated[
+        int | None,
+        Option(
+            "Fields of a libsvm or libffm row, for models that tell them apart.", _INPUT, shown="from the first rows"
+        ),
+        _AT_LEAST_ONE,
+    ] = None
+    rating_threshold: Annotated[float, Option("The least MovieLens rating that counts as positive.", _INPUT)] = 4.0
+    label_column: Annotated[
+        str | None, Option("The column of Parquet files with labels 0 and 1.", _INPUT, shown="label or click")
+    ] = None
+    drop_columns: Annotated[
+        tuple[str, ...],
+        Option(
+            "A column of Parquet files that is no feature; may be repeated.",
+            _INPUT,
+            name="drop-column",
+            type=list[str],
+            read=read_names,
+        ),
+    ] = ()
+    hash_buckets: Annotated[
+        int | None,
+        Option(
+            "Hash all ids to this many. Without it every id has a row of its own, and no pass over the data "
+            "is needed to know them beforehand.",
+            _INPUT,
+            shown="raw ids",
+        ),
+        _AT_LEAST_ONE,
+    ] = None
+    model: Annotated[
+        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep.", _MODEL)
+    ] = "fm"
+    dim: Annotated[int | None, Option("Columns of an id's factors; not lr.", _MODEL, shown="8"), _AT_LEAST_ONE] = None
+    init_std: Annotated[
+        float | None, Option("Standard deviation of initial factors; not lr.", _MODEL, shown="0.01"), _NOT_NEGATIVE
+    ] = None
+    hidden: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Sizes of the perceptron's hidden layers; deepfm, dlrm, wide_deep.",
+            _MODEL,
+            shown="64,32",
+            metavar="N,N,...",
+            type=str,
+            read=read_integers,
+        ),
+        _EACH_AT_LEAST_ONE,
+    ] = None
+    dropout: Annotated[
+        float | None, Option("After each hidden layer.", _MODEL, shown="0"), Bounds(least=0, below=1)
+    ] = None
+    bottom: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Hidden layers of dlrm's perceptron of dense features.",
+            _MODEL,
+            shown="64",
+            metavar="N,N,...",
+            type=str,
+            read=read_integers,
+        ),
+        _EACH_AT_LEAST_ONE,
+    ] = None
+    crosses: Annotated[
+        tuple[tuple[int, int], ...] | None,
+        Option(
+            "Two fields, by number from 0, whose pairs of ids get a weight each in wide_deep; may be repeated.",
+            _MODEL,
+            name="cross",
+            metavar="I,J",
+            type=list[str],
+            read=read_crosses,
+        ),
+    ] = None
+    bias: Annotated[
+        bool, Option("A model without bias.", _MODEL, name="no-bias", type=bool, default=False, read=read_negated)
+    ] = True
+    tables: Annotated[
+        TablesName,
+        Option(
+            "What holds the tables: the store, or torch.nn.Embedding(sparse=True), which needs a pass over "
+            "the data for its vocabulary.",
+            _MODEL,
+        ),
+    ] = "store"
+    row_type: Annotated[
+        RowTypeName, Option("The type in which the store keeps rows; those of 16 bits take half the memory.", _MODEL)
+    ] = "float32"
+    admit_after: Annotated[
+        int | None,
+        Option(
+            "Give an id a row with its update in that many steps; rarer ids cost no memory.",
+            _MODEL,
+            shown="1",
+            metavar="STEPS",
+        ),
+        _AT_LEAST_ONE,
+    ] = None
+    ttl: Annotated[
+        int | None,
+        Option("Rows without an update for longer leave.", _MODEL, shown="never", metavar="STEPS"),
+        _AT_LEAST_ONE,
+    ] = None
+    min_norm: Annotated[float | None, Option("Rows of a smaller L2 norm leave.", _MODEL, shown="none"), _ABOVE_ZERO] = (
+        None
+    )
+    capacity: Annotated[
+        int | None, Option("Of more rows in a table some leave.", _MODEL, shown="none", metavar="ROWS"), _AT_LEAST_ONE
+    ] = None
+    eviction_policy: Annotated[
+        Literal["lru", "lfu"] | None,
+        Option(
+            "Which rows leave for --capacity: the least recently, or least frequently updated.", _MODEL, shown="lru"
+        ),
+    ] = None
+    eviction_interval: Annotated[
+        int | None,
+        Option("Between two sweeps for rows that leave.", _MODEL, shown="1000", metavar="STEPS"),
+        _AT_LEAST_ONE,
+    ] = None
+    memory_limit: Annotated[
+        int | None,
+        Option(
+            "The most memory of each of the model's tables, as 4GB or 512MiB. Without --disk the run ends "
+            "where rows would exceed it.",
+            _MODEL,
+            type=str,
+            read=read_bytes,
+        ),
+        _AT_LEAST_ONE,
+    ] = None
+    disk: Annotated[
+        str | None,
+        Option("A directory for the rows that --memory-limit leaves no room for.", _MODEL, type=Path, read=read_path),
+    ] = None
+    optimizer: Annotated[OptimizerName, Option("Steps the tables.", _OPTIMIZER)] = "adam"
+    lr: Annotated[
+        float | None,
+        Option("Learning rate.", _OPTIMIZER, shown="0.002 adam, adamw; 0.05 adagrad, rowwise_adagrad; 0.1 sgd, ftrl"),
+        _ABOVE_ZERO,
+    ] = None
+    beta: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="1"), _NOT_NEGATIVE] = None
+    l1: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="0"), _NOT_NEGATIVE] = None
+    l2: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="0"), _NOT_NEGATIVE] = None
+    weight_decay: Annotated[
+        float | None, Option("For sgd, adam and adamw; tables only.", _OPTIMIZER), _NOT_NEGATIVE
+    ] = None
+    convention: Annotated[
+        Literal["recstore", "torch"] | None,
+        Option("How adagrad and rowwise_adagrad divide.", _OPTIMIZER, shown="recstore"),
+    ] = None
+    dense_optimizer: Annotated[
+        str | None,
+        Option(
+            "An optimizer of torch.optim, for all parameters outside the tables.",
+            _OPTIMIZER,
+            shown="the tables' rule; adagrad for ftrl",
+            metavar="NAME",
+        ),
+    ] = None
+    dense_lr: Annotated[float | None, Option("Its learning rate.", _OPTIMIZER, shown="--lr"), _ABOVE_ZERO] = None
+    dense_options: Annotated[
+        dict[str, Any],
+        Option(
+            "A further argument of it, as weight_decay=0.01; may be repeated.",
+            _OPTIMIZER,
+            name="dense-option",
+            metavar="NAME=VALUE",
+            type=list[str],
+            read=read_arguments,
+        ),
+    ] = field(default_factory=dict)
+    schedule: Annotated[
+        ScheduleName,
+        Option(
+            "Of the learning rates: linear and cosine fall towards 0 over the run, exponential after each "
+            "epoch, plateau whenever the validation logloss does not fall.",
+            _OPTIMIZER,
+        ),
+    ] = "constant"
+    warmup_steps: Annotated[
+        int, Option("Steps in which the learning rates rise from 0.", _OPTIMIZER), _NOT_NEGATIVE
+    ] = 0
+    gamma: Annotated[
+        float | None,
+        Option("What exponential and plateau multiply with.", _OPTIMIZER, shown="0.9, 0.5"),
+        Bounds(above=0, most=1),
+    ] = None
+    batch_size: Annotated[int, Option("Rows of one step.", _LOOP), _AT_LEAST_ONE] = 256
+    epochs: Annotated[int, Option("Passes over the training rows, at most.", _LOOP), _AT_LEAST_ONE] = 20
+    reduction: Annotated[
+        Literal["mean", "sum"], Option("Gradient over the rows of a batch; ftrl usually needs sum.", _OPTIMIZER)
+    ] = "mean"
+    shuffle: Annotated[
+        bool,
+        Option("Keep the order of the file.", _LOOP, name="no-shuffle", type=bool, default=False, read=read_negated),
+    ] = True
+    shuffle_window: Annotated[int, Option("Rows held in memory to shuffle.", _LOOP), _AT_LEAST_ONE] = 65_536
+    seed: Annotated[
+        int, Option("Of initial values, shuffling, held-out rows, dropout and planted rows.", _LOOP), _NOT_NEGATIVE
+    ] = 0
+    validation_fraction: Annotated[
+        float, Option("Part of the training rows held out to decide when to stop.", _LOOP), Bounds(least=0, most=0.5)
+    ] = 0.1
+    evaluate_every: Annotated[
+        int | None, Option("Steps between evaluations.", _LOOP, shown="each epoch"), _AT_LEAST_ONE
+    ] = None
+    patience: Annotated[
+        int | None,
+        Option(
+            "Stop after this many evaluations without a lower validation logloss; 0 never stops early.",
+            _LOOP,
+            shown="2, or 0 without validation rows",
+        ),
+        _NOT_NEGATIVE,
+    ] = None
+    auc_by: Annotated[
+        str | None,
+        Option(
+            "Also report the AUC within each id of this field: user of MovieLens, C1 of Criteo, field_0 of "
+            "libsvm, a column of Parquet.",
+            _LOOP,
+            metavar="FIELD",
+        ),
+    ] = None
+    log_every: Annotated[int, Option("Steps between records of loss, speed and memory.", _OUTPUT), _AT_LEAST_ONE] = 100
+    cache_bytes: Annotated[
+        int,
+        Option(
+            "Keep training rows, and test rows, in memory if they need at most this many MiB.",
+            _INPUT,
+            name="cache-mb",
+            least=0,
+            type=int,
+            default=1024,
+            read=read_mebibytes,
+        ),
+        _NOT_NEGATIVE,
+    ] = 2**30
 
     def __post_init__(self) -> None:
-        self._check_names()
+        check_choices(self)
         self._check_input()
         self._fill_model()
         self._check_eviction()
         self._fill_optimizer()
         self._fill_schedule()
         self._fill_patience()
-        self._check_ranges()
+        check_bounds(self)
         self._check_tables()
 
     def as_json(self) -> dict[str, Any]:
@@ -196,18 +429,6 @@ class TrainingConfig:
         given = {name: value for name, value in options.items() if value is not None}
         return {**reasons, **given} if reasons else None
 
-    def _check_names(self) -> None:
-        _check_choice("model", self.model, get_args(ModelName))
-        _check_choice("tables", self.tables, get_args(TablesName))
-        _check_choice("row_type", self.row_type, get_args(RowTypeName))
-        _check_choice("optimizer", self.optimizer, get_args(OptimizerName))
-        _check_choice("schedule", self.schedule, get_args(ScheduleName))
-        _check_choice("reduction", self.reduction, ("mean", "sum"))
-        _check_choice("on_bad_line", self.on_bad_line, ("stop", "skip"))
-        for name, kind in (("file_format", FormatName), ("planted", PlantedKind)):
-            if getattr(self, name) is not None:
-                _check_choice(name, getattr(self, name), get_args(kind))
-
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
@@ -225,8 +446,6 @@ class TrainingConfig:
             raise ValueError("model dlrm always has a bias: its perceptrons have them")
 
     def _check_eviction(self) -> None:
-        if self.eviction_policy is not None:
-            _check_choice("eviction_policy", self.eviction_policy, ("lru", "lfu"))
         if self.capacity is None:
             self._refuse(("eviction_policy",), "a run without capacity")
         if self.eviction() is None:
@@ -291,43 +510,3 @@ class TrainingConfig:
         given = [name for name in names if getattr(self, name) is not None]
         if given:
             raise ValueError(f"{owner} takes no {' and no '.join(given)}")
-
-    def _check_ranges(self) -> None:
-        for name in ("admit_after", "ttl", "capacity", "eviction_interval"):
-            _check_number(name, getattr(self, name), least=1)
-        at_least_one = ("batch_size", "epochs", "shuffle_window", "dim", "evaluate_every", "log_every", "num_fields")
-        for name in (*at_least_one, "planted_train_rows", "planted_test_rows", "hash_buckets", "memory_limit"):
-            _check_number(name, getattr(self, name), least=1)
-        for name in ("seed", "patience", "cache_bytes", "init_std", "beta", "l1", "l2", "warmup_steps", "dropout"):
-            _check_number(name, getattr(self, name), least=0)
-        for name in ("weight_decay", "validation_fraction"):
-            _check_number(name, getattr(self, name), least=0)
-        for name in ("lr", "dense_lr", "gamma", "min_norm"):
-            _check_above_zero(name, getattr(self, name))
-        for name in ("hidden", "bottom"):
-            for size in getattr(self, name) or ():
-                _check_number(name, size, least=1)
-        _check_at_most("validation_fraction", self.validation_fraction, 0.5)
-        _check_at_most("gamma", self.gamma, 1)
-        if self.dropout is not None and self.dropout >= 1:
-            raise ValueError(f"dropout must be below 1, got {self.dropout}")
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
-
-
-def _check_number(name: str, value: float | None, *, least: float) -> None:
-    if value is not None and not (math.isfinite(value) and value >= least):
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-
-
-def _check_above_zero(name: str, value: float | None) -> None:
-    if value is not None and not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be above 0, got {value}")
-
-
-def _check_at_most(name: str, value: float | None, most: float) -> None:
-    if value is not None and value > most:
-        raise ValueError(f"{name} must be at most {most}, got {value}")

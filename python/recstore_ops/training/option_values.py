@@ -1,0 +1,98 @@
+"""How `recstore train` reads what a user writes: the value of an option, given the option's name for errors."""
+
+from __future__ import annotations
+
+import json
+import string
+from pathlib import Path
+from typing import Any
+
+_MEBIBYTE = 2**20
+_BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+
+def read_integers(name: str, text: str) -> tuple[int, ...]:
+    """Reads whole numbers, as `64,32`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ValueError(f"{name} takes whole numbers separated by commas, got {text!r}") from None
+
+
+def read_bytes(name: str, text: str) -> int:
+    """Reads a number of bytes, as `4GB` or `512MiB`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    number = text.rstrip(string.ascii_letters + " ")
+    unit = text[len(number) :].strip().upper()
+    try:
+        return int(float(number) * _BYTES[unit])
+    except (ValueError, KeyError, OverflowError):
+        raise ValueError(f"{name} takes bytes, as 4GB or 512MiB, got {text!r}") from None
+
+
+def read_mebibytes(_: str, mebibytes: int) -> int:
+    """Returns bytes."""
+    return mebibytes * _MEBIBYTE
+
+
+def read_path(_: str, path: Path) -> str:
+    """Returns the path as text."""
+    return str(path)
+
+
+def read_names(_: str, names: list[str]) -> tuple[str, ...]:
+    """Returns all values of a repeated option."""
+    return tuple(names)
+
+
+def read_negated(_: str, is_given: bool) -> bool:
+    """Returns the field of an option that turns it off, as `--no-bias`."""
+    return not is_given
+
+
+def read_crosses(name: str, texts: list[str]) -> tuple[tuple[int, int], ...]:
+    """Reads pairs of fields, as `0,1`.
+
+    Raises:
+        ValueError: one is no pair.
+    """
+    return tuple(_cross(name, text) for text in texts)
+
+
+def _cross(name: str, text: str) -> tuple[int, int]:
+    numbers = read_integers(name, text)
+    if len(numbers) != 2:
+        raise ValueError(f"{name} takes two fields separated by a comma, got {text!r}")
+    return numbers[0], numbers[1]
+
+
+def read_arguments(name: str, texts: list[str]) -> dict[str, Any]:
+    """Reads arguments, as `weight_decay=0.01`.
+
+    Raises:
+        ValueError: one has no `=`.
+    """
+    return dict(_argument(name, text) for text in texts)
+
+
+def _argument(name: str, text: str) -> tuple[str, Any]:
+    argument, equals, value = text.partition("=")
+    if not equals:
+        raise ValueError(f"{name} takes name=value, got {text!r}")
+    return argument.strip(), _literal(value.strip())
+
+
+def _literal(text: str) -> Any:
+    """Reads a number, a truth value or a list of them; anything else is text."""
+    try:
+        value = json.loads(text.lower() if text in ("True", "False") else text)
+    except ValueError:
+        return text
+    return tuple(value) if isinstance(value, list) else value
