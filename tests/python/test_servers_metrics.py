@@ -23,6 +23,7 @@ from recstore_ops.cli.top_figures import TableFigures, quantile, shard_figures
 from recstore_ops.servers.metrics_text import NoMetrics, Scrape, fetch, parse
 from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
 from recstore_ops.servers.server_config import ServerAddress, served_shards
+from recstore_ops.servers.workers import Combine, Consistency, Teamwork
 
 pytestmark = pytest.mark.tier("test")
 
@@ -203,6 +204,16 @@ def test_what_the_command_line_does_not_say_is_what_the_file_says(tmp_path: Path
     addresses = ServerAddress("127.0.0.1", 1, 0, 6), ServerAddress("127.0.0.1", 2, 1, 7)
     assert served_shards(file).servers == addresses
     assert serve_settings(None, {}) == ServeSettings()
+
+
+def test_how_workers_train_together_is_in_the_file_and_on_the_command_line(tmp_path: Path) -> None:
+    said = {"workers": 3, "consistency": "bounded", "staleness": 4, "worker_timeout": 2.5}
+    file = load_served_file(write(tmp_path, {**said, "servers": [{"port": 1, "shard": 0}]}))
+    bounded = Teamwork(3, Consistency.BOUNDED, Combine.SUM, 4, 2.5)
+    assert serve_settings(file, {"workers": None}) == ServeSettings(teamwork=bounded)
+    given = {"workers": 2, "combine": Combine.MEAN, "heartbeat_timeout": 7.0}
+    expected = Teamwork(2, Consistency.BOUNDED, Combine.MEAN, 4, 2.5, 7.0)
+    assert serve_settings(file, given) == ServeSettings(teamwork=expected)
 
 
 def read_whole(path: Path) -> tuple[object, object]:

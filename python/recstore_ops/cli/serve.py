@@ -7,125 +7,78 @@ import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from recstore_ops import _native
+from recstore_ops.config.command_options import takes_options_of
 from recstore_ops.config.config_file import ConfigFile
-from recstore_ops.servers.serve_settings import Durability, LogLevel, ServeSettings, load_served_file, serve_settings
+from recstore_ops.servers.serve_settings import Durability, ServeSettings, load_served_file, serve_settings
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
-from recstore_ops.servers.workers import Combine, Consistency
+
+_Config = Annotated[
+    Path | None, typer.Option(help="Serve the shards of `cache_ps.servers` in this file.", show_default=False)
+]
+_Shard = Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")]
+_Host = Annotated[str | None, typer.Option(help="Listen here instead of what the file says.", show_default="127.0.0.1")]
+_Port = Annotated[
+    int | None,
+    typer.Option(help="The bulk port of one shard; 0 for any that is free.", min=0, max=65535, show_default="15000"),
+]
+_GrpcPort = Annotated[
+    int | None,
+    typer.Option(help="Serve gRPC too, at this port (of one shard).", min=0, max=65535, show_default="off"),
+]
+_HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Serve the gRPC health check alone, without encryption and token, at this port (of one shard).",
+        min=0,
+        max=65535,
+        show_default="off",
+    ),
+]
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Tell metrics over HTTP at this port (of one shard), for Prometheus and `recstore top`.",
+        min=0,
+        max=65535,
+        show_default="off",
+    ),
+]
+_TokenFile = Annotated[Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)]
+_TlsCertificate = Annotated[
+    Path | None, typer.Option(help="Encrypt: the server's certificate and its chain, PEM.", show_default=False)
+]
+_TlsKey = Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", show_default=False)]
+_TlsClientCa = Annotated[
+    Path | None,
+    typer.Option(help="Clients must show a certificate signed by one of these, PEM.", show_default=False),
+]
+_Insecure = Annotated[
+    bool,
+    typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
+]
 
 
+# An option that is not given is None, for the file may say it.
+@takes_options_of(ServeSettings, unset=True)
 def serve_command(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Serve the shards of `cache_ps.servers` in this file.", show_default=False),
-    ] = None,
-    shard: Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")] = None,
-    host: Annotated[
-        str | None, typer.Option(help="Listen here instead of what the file says.", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[
-        int | None,
-        typer.Option(
-            help="The bulk port of one shard; 0 for any that is free.", min=0, max=65535, show_default="15000"
-        ),
-    ] = None,
-    grpc_port: Annotated[
-        int | None,
-        typer.Option(help="Serve gRPC too, at this port (of one shard).", min=0, max=65535, show_default="off"),
-    ] = None,
-    health_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Serve the gRPC health check alone, without encryption and token, at this port (of one shard).",
-            min=0,
-            max=65535,
-            show_default="off",
-        ),
-    ] = None,
-    metrics_port: Annotated[
-        int | None,
-        typer.Option(
-            help="Tell metrics over HTTP at this port (of one shard), for Prometheus and `recstore top`.",
-            min=0,
-            max=65535,
-            show_default="off",
-        ),
-    ] = None,
-    metrics_host: Annotated[
-        str | None, typer.Option(help="Tell metrics here, to whoever reaches it.", show_default="127.0.0.1")
-    ] = None,
-    max_connections: Annotated[
-        int | None, typer.Option(help="The most connections of each port.", min=1, show_default="1024")
-    ] = None,
-    token_file: Annotated[
-        Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)
-    ] = None,
-    tls_certificate: Annotated[
-        Path | None, typer.Option(help="Encrypt: the server's certificate and its chain, PEM.", show_default=False)
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", show_default=False)] = None,
-    tls_client_ca: Annotated[
-        Path | None,
-        typer.Option(help="Clients must show a certificate signed by one of these, PEM.", show_default=False),
-    ] = None,
-    insecure: Annotated[
-        bool,
-        typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
-    ] = False,
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Load the tables from here at the start, and save them here at the end.", show_default=False),
-    ] = None,
-    durability: Annotated[
-        Durability | None,
-        typer.Option(
-            help="With `wal`, no acknowledged change is lost: `--data` has a log of them beside the tables.",
-            show_default="checkpoint",
-        ),
-    ] = None,
-    checkpoint_every: Annotated[
-        float | None,
-        typer.Option(
-            help="Seconds between checkpoints to `--data`, after which a log begins anew.",
-            min=1.0,
-            show_default="600",
-        ),
-    ] = None,
-    log_level: Annotated[
-        LogLevel | None, typer.Option(help="Write what servers do to the error stream.", show_default="warn")
-    ] = None,
-    workers: Annotated[
-        int | None, typer.Option(help="How many workers train together.", min=1, show_default=False)
-    ] = None,
-    consistency: Annotated[
-        Consistency | None,
-        typer.Option(
-            help="`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another.",
-            show_default="asynchronous",
-        ),
-    ] = None,
-    combine: Annotated[
-        Combine | None,
-        typer.Option(
-            help="What becomes of synchronous gradients of one id: their sum or their mean.", show_default="sum"
-        ),
-    ] = None,
-    staleness: Annotated[
-        int | None,
-        typer.Option(help="The steps that a worker may be ahead of another, if `bounded`.", min=0, show_default="0"),
-    ] = None,
-    worker_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds that a worker waits for others before it is told.", min=0.001, show_default="60"),
-    ] = None,
-    heartbeat_timeout: Annotated[
-        float | None,
-        typer.Option(help="Seconds of silence after which a worker is taken for dead.", min=0.001, show_default="10"),
-    ] = None,
+    config: _Config = None,
+    shard: _Shard = None,
+    host: _Host = None,
+    port: _Port = None,
+    grpc_port: _GrpcPort = None,
+    health_port: _HealthPort = None,
+    metrics_port: _MetricsPort = None,
+    token_file: _TokenFile = None,
+    tls_certificate: _TlsCertificate = None,
+    tls_key: _TlsKey = None,
+    tls_client_ca: _TlsClientCa = None,
+    insecure: _Insecure = False,
+    **given: Any,
 ) -> None:
     """Serve tables to other processes until SIGTERM or SIGINT.
 
@@ -134,26 +87,10 @@ def serve_command(
     `log_level`, `tls`, `token_file`, and what is about workers.
     """
     file = None if config is None else load_served_file(config)
-    options = {
-        "data": data,
-        "durability": durability,
-        "checkpoint_every": checkpoint_every,
-        "metrics_host": metrics_host,
-        "max_connections": max_connections,
-        "log_level": log_level,
-        "workers": workers,
-        "consistency": consistency,
-        "combine": combine,
-        "staleness": staleness,
-        "worker_timeout": worker_timeout,
-        "heartbeat_timeout": heartbeat_timeout,
-    }
-    settings = serve_settings(file, options)
+    settings = serve_settings(file, given)
     served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
     shards = _shards(served, shard, host, port, metrics_port)
-    for option, given in (("--grpc-port", grpc_port), ("--health-port", health_port)):
-        if given is not None and len(shards) > 1:
-            raise ValueError(f"{option} is of one shard: choose one with --shard")
+    _check_ports(shards, {"--grpc-port": grpc_port, "--health-port": health_port})
     log = _native.log_to_stderr(settings.log_level.value)
     try:
         _serve(served, shards, (grpc_port, health_port), insecure, settings)
@@ -256,13 +193,18 @@ def _shards(
     if shard is not None and shard >= len(served.servers):
         raise ValueError(f"there is no shard {shard} of {len(served.servers)}")
     shards = [address for address in served.servers if shard in (None, address.shard)]
-    for option, given in (("--port", port), ("--metrics-port", metrics_port)):
-        if given is not None and len(shards) > 1:
-            raise ValueError(f"{option} is of one shard: choose one with --shard")
+    _check_ports(shards, {"--port": port, "--metrics-port": metrics_port})
     shards = [replace(address, host=host or address.host) for address in shards]
     if metrics_port is not None:
         shards = [replace(address, metrics_port=metrics_port) for address in shards]
     return [replace(address, port=address.port if port is None else port) for address in shards]
+
+
+def _check_ports(shards: list[ServerAddress], ports: dict[str, int | None]) -> None:
+    """Refuses a port that more shards than one would have."""
+    for option, port in ports.items():
+        if port is not None and len(shards) > 1:
+            raise ValueError(f"{option} is of one shard: choose one with --shard")
 
 
 def _start(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from recstore_ops.config.config_file import ConfigFile, load_config_file
+from recstore_ops.config.option import Option, option_fields
 from recstore_ops.servers.workers import Combine, Consistency, Teamwork
 
 
@@ -42,30 +43,27 @@ class ServeSettings:
         metrics_host: where metrics are told.
         max_connections: the most connections of each port.
         log_level: what is written to the error stream.
-        workers, consistency, combine, staleness, worker_timeout, heartbeat_timeout: as in `Teamwork`.
+        teamwork: how workers train together.
     """
 
-    data: Path | None = None
-    durability: Durability = Durability.CHECKPOINT
-    checkpoint_every: float = 600.0
-    metrics_host: str = "127.0.0.1"
-    max_connections: int = 1024
-    log_level: LogLevel = LogLevel.WARN
-    workers: int | None = None
-    consistency: Consistency = Consistency.ASYNCHRONOUS
-    combine: Combine = Combine.SUM
-    staleness: int = 0
-    worker_timeout: float = 60.0
-    heartbeat_timeout: float = 10.0
+    data: Annotated[Path | None, Option("Load the tables from here at the start, and save them here at the end.")] = (
+        None
+    )
+    durability: Annotated[
+        Durability,
+        Option("With `wal`, no acknowledged change is lost: `--data` has a log of them beside the tables."),
+    ] = Durability.CHECKPOINT
+    checkpoint_every: Annotated[
+        float, Option("Seconds between checkpoints to `--data`, after which a log begins anew.", least=1.0)
+    ] = 600.0
+    metrics_host: Annotated[str, Option("Tell metrics here, to whoever reaches it.")] = "127.0.0.1"
+    max_connections: Annotated[int, Option("The most connections of each port.", least=1)] = 1024
+    log_level: Annotated[LogLevel, Option("Write what servers do to the error stream.")] = LogLevel.WARN
+    teamwork: Teamwork = field(default_factory=Teamwork)
 
     def __post_init__(self) -> None:
         if self.durability is Durability.WAL and self.data is None:
             raise ValueError("--durability wal needs --data, a directory for tables and log")
-
-    @property
-    def teamwork(self) -> Teamwork:
-        """How workers train together."""
-        return Teamwork(**{field.name: getattr(self, field.name) for field in fields(Teamwork)})
 
 
 def load_served_file(path: Path) -> ConfigFile:
@@ -89,7 +87,8 @@ def serve_settings(config: ConfigFile | None, given: Mapping[str, Any]) -> Serve
     """
     chosen = {} if config is None else _of_file(config)
     chosen.update({key: value for key, value in given.items() if value is not None})
-    return ServeSettings(**chosen)
+    teamwork = {field.name: chosen.pop(field.name) for field in fields(Teamwork) if field.name in chosen}
+    return ServeSettings(**chosen, teamwork=Teamwork(**teamwork))
 
 
 def _of_file(config: ConfigFile) -> dict[str, Any]:
@@ -105,5 +104,5 @@ def _of_file(config: ConfigFile) -> dict[str, Any]:
         "staleness": int,
     }
     section = config.recstore.get("cache_ps", {})
-    keys = [field.name for field in fields(ServeSettings) if field.name in section]
+    keys = [field.name for field in option_fields(ServeSettings) if field.name in section]
     return {key: readings.get(key, lambda value: value)(section[key]) for key in keys}

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 from recstore_ops import _native
+from recstore_ops.config.option import Option
 
 
 class Consistency(str, Enum):
@@ -35,7 +37,7 @@ class Combine(str, Enum):
 
 @dataclass(frozen=True)
 class Teamwork:
-    """How a server lets workers train together.
+    """How a server lets workers train together; each is a key of `cache_ps` and an option of `recstore serve`.
 
     Attributes:
         workers: how many there are; needed where they wait for each other, and for barriers.
@@ -46,12 +48,20 @@ class Teamwork:
         heartbeat_timeout: seconds of silence after which a worker is taken for dead.
     """
 
-    workers: int | None = None
-    consistency: Consistency = Consistency.ASYNCHRONOUS
-    combine: Combine = Combine.SUM
-    staleness: int = 0
-    worker_timeout: float = 60.0
-    heartbeat_timeout: float = 10.0
+    workers: Annotated[int | None, Option("How many workers train together.", least=1)] = None
+    consistency: Annotated[
+        Consistency, Option("`synchronous`: a step waits for all workers; `bounded`: none is far ahead of another.")
+    ] = Consistency.ASYNCHRONOUS
+    combine: Annotated[Combine, Option("What becomes of synchronous gradients of one id: their sum or their mean.")] = (
+        Combine.SUM
+    )
+    staleness: Annotated[int, Option("The steps that a worker may be ahead of another, if `bounded`.", least=0)] = 0
+    worker_timeout: Annotated[
+        float, Option("Seconds that a worker waits for others before it is told.", least=0.001)
+    ] = 60.0
+    heartbeat_timeout: Annotated[
+        float, Option("Seconds of silence after which a worker is taken for dead.", least=0.001)
+    ] = 10.0
 
 
 @dataclass(frozen=True)
