@@ -21,6 +21,7 @@ from recstore_ops.client.request_queue import KVResponse
 from recstore_ops.config.collection_config import EmbeddingBagConfig, EmbeddingConfig
 from recstore_ops.config.config_file import active_config, load_config_file
 from recstore_ops.config.table_config import TableConfig
+from recstore_ops.config.table_options import TableOptions
 from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
 from recstore_ops.inspect.table_report import inspect_table
 from recstore_ops.nn.dist_embedding import DistEmbedding
@@ -58,6 +59,7 @@ __all__ = [
     "SparseOptimizer",
     "Table",
     "TableConfig",
+    "TableOptions",
     "__version__",
     "active_config",
     "checkpoint",

@@ -14,8 +14,9 @@ from recstore_ops.checkpoint.saving import Compression, LoadReport, SaveKind, Sa
 from recstore_ops.client.dist_tensor import DistTensor, global_names, keep
 from recstore_ops.client.update_queue import UpdateQueue
 from recstore_ops.config.config_file import configure_table
-from recstore_ops.config.row_types import ROW_TYPES, type_name
+from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.config.table_config import TableConfig, check_learning_rate
+from recstore_ops.config.table_options import DEFAULT_LR, options_of
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
@@ -31,21 +32,15 @@ class EmbeddingTableConfig:
     Attributes:
         num_embeddings: the number of ids; `None` for an open vocabulary.
         embedding_dim: elements a row.
-        optimizer: kind, or kind and hyper-parameters; SGD by default.
-        initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
+        optimizer: this and all others as in `recstore_ops.TableOptions`.
         learning_rate: the learning rate, where neither `optimizer` nor the configuration file has one.
-        dtype: the type rows are kept in; `torch.float32` by default. See `recstore_ops.row_types`.
-        admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
-        eviction: which rows leave; none by default. See `recstore_ops.TableConfig`.
-        memory_limit: the most bytes of memory that the table may take, as in `DistEmbedding`.
-        disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
     """
 
     num_embeddings: int | None
     embedding_dim: int
     optimizer: str | dict[str, Any] | None = None
     initializer: str | dict[str, Any] | None = None
-    learning_rate: float = 0.01
+    learning_rate: float = DEFAULT_LR
     dtype: torch.dtype | None = None
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
@@ -58,19 +53,7 @@ class EmbeddingTableConfig:
         Raises:
             ValueError: the configuration file is invalid or says another `embedding_dim`.
         """
-        return configure_table(
-            name,
-            self.embedding_dim,
-            self.num_embeddings,
-            lr=self.learning_rate,
-            optimizer=self.optimizer,
-            initializer=self.initializer,
-            dtype=None if self.dtype is None else type_name(self.dtype),
-            admission=self.admission,
-            eviction=self.eviction,
-            memory_limit=self.memory_limit,
-            disk=self.disk,
-        )
+        return configure_table(name, self.embedding_dim, self.num_embeddings, lr=self.learning_rate, **options_of(self))
 
 
 class RecStoreClient:

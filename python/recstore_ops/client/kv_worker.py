@@ -13,13 +13,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from recstore_ops.client.client import EmbeddingTableConfig
 from recstore_ops.client.dist_tensor import keep
 from recstore_ops.client.request_queue import Callback, Limits, Request, RequestQueue
+from recstore_ops.config.config_file import configure_table
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_options import ConfigOptions
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
+
+_DEFAULTS: ConfigOptions = {"initializer": "zeros"}
 
 
 class KVWorker:
@@ -36,38 +41,36 @@ class KVWorker:
     Args:
         app_id: names the table.
         dim: elements a row.
-        optimizer: what a push does: kind, or kind and hyper-parameters; SGD with a rate of 0.01 by default.
-        initializer: what rows start at: kind, or kind and parameters; zeros by default.
         num_embeddings: the number of keys, which are below it then; `None` for all of int64.
-        dtype: the type rows are kept in; `torch.float32` by default.
         max_pending: the most requests that are issued and not finished.
         max_pending_bytes: the most bytes of them, and of the rows that they give until they are taken.
         issue_timeout: the seconds that a request waits for room before it is refused.
+        **options: as in `recstore_ops.TableOptions`: of a table's configuration, not of ranks. The `optimizer` is what
+            a push does; rows start at zeros by default.
 
     Raises:
+        TypeError: an option of another name.
         ValueError: the configuration is invalid, the table exists with another one, or a limit is not positive.
     """
 
+    @takes(ConfigOptions, _DEFAULTS)
     def __init__(
         self,
         app_id: int | str,
         dim: int = 1,
         *,
-        optimizer: str | dict[str, Any] | None = None,
-        initializer: str | dict[str, Any] | None = "zeros",
         num_embeddings: int | None = None,
-        dtype: torch.dtype | None = None,
         max_pending: int = 1024,
         max_pending_bytes: int = 256 << 20,
         issue_timeout: float = 60.0,
+        **options: Unpack[ConfigOptions],
     ) -> None:
         limits = {"max_pending": max_pending, "max_pending_bytes": max_pending_bytes, "issue_timeout": issue_timeout}
         for limit, value in limits.items():
             if value <= 0:
                 raise ValueError(f"{limit} must be positive, got {value}")
         name = f"kv/{app_id}"
-        config = EmbeddingTableConfig(num_embeddings, dim, optimizer, initializer, dtype=dtype)
-        self._table = Table(name, dim, config.table_config(name))
+        self._table = Table(name, dim, configure_table(name, dim, num_embeddings, **{**_DEFAULTS, **options}))
         keep(self._table)
         self._requests = RequestQueue(Limits(max_pending, max_pending_bytes, issue_timeout), f"recstore-{name}")
 

@@ -16,8 +16,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from typing_extensions import Unpack
+
 from recstore_ops.config.json_schema import Problem, Schema, find_problems
-from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_config import TableConfig
+from recstore_ops.config.table_options import DEFAULT_LR, ConfigOptions, given, options_of
 
 FILE_NAME = "recstore_config.json"
 PATH_VARIABLE = "RECSTORE_CONFIG"
@@ -34,16 +38,7 @@ class TableEntry:
         num_embeddings: ids outside `[0, num_embeddings)` are refused.
         embedding_dim: elements a row; a program that opens the table with another number is refused.
         learning_rate: the learning rate, where the optimizer has none of its own.
-        optimizer: kind, or kind and hyper-parameters.
-        initializer: kind, or kind and parameters.
-        dtype: the type rows are kept in: `float32`, `bfloat16` or `float16`.
-        seed: together with the table's name it seeds the initial values.
-        block_size: rows in one block of storage.
-        nan_policy: what happens to NaN and infinity in rows and gradients.
-        admission: which ids get a row by training.
-        eviction: which rows leave.
-        memory_limit: the most bytes of memory that the table may take.
-        disk: a directory for the rows that the limit leaves no room for.
+        optimizer: this and all that follow as in `recstore_ops.TableOptions`; a type of rows by its name.
     """
 
     num_embeddings: int | None = None
@@ -152,33 +147,26 @@ def config_schema() -> Schema:
     return json.loads(resources.files("recstore_ops.config").joinpath("recstore_config.schema.json").read_text("utf-8"))
 
 
+@takes(ConfigOptions)
 def configure_table(
     name: str,
     embedding_dim: int,
     num_embeddings: int | None = None,
     *,
-    lr: float = 0.01,
-    optimizer: str | dict[str, Any] | None = None,
-    initializer: str | dict[str, Any] | None = None,
-    dtype: str | None = None,
-    seed: int | None = None,
-    block_size: int | None = None,
-    nan_policy: str | None = None,
-    admission: dict[str, Any] | None = None,
-    eviction: dict[str, Any] | None = None,
-    memory_limit: int | None = None,
-    disk: str | os.PathLike[str] | None = None,
+    lr: float = DEFAULT_LR,
+    **options: Unpack[ConfigOptions],
 ) -> TableConfig:
     """Returns what a table is opened with: the arguments given, then the configuration file, then the defaults.
 
     Args:
         name: the table's name.
         embedding_dim: elements a row, which the file may only repeat.
+        num_embeddings: the number of ids; `None` where not given.
         lr: the learning rate, where neither the optimizer nor the file has one.
-        num_embeddings, optimizer, initializer, dtype, seed, block_size, nan_policy: `None` where not given.
-        admission, eviction, memory_limit, disk: likewise.
+        **options: as in `TableOptions`; `None` where not given.
 
     Raises:
+        TypeError: an option of another name.
         ValueError: the file says another `embedding_dim`, or is invalid.
     """
     config = active_config()
@@ -188,26 +176,11 @@ def configure_table(
             f'table "{name}" has embedding_dim {entry.embedding_dim} in {config.path}, '
             f"but is opened with {embedding_dim}"
         )
-    chosen = {
-        "num_embeddings": _first(num_embeddings, entry.num_embeddings),
-        "dtype": _first(dtype, entry.dtype),
-        "seed": _first(seed, entry.seed),
-        "block_size": _first(block_size, entry.block_size),
-        "nan_policy": _first(nan_policy, entry.nan_policy),
-        "admission": _first(admission, entry.admission),
-        "eviction": _first(eviction, entry.eviction),
-        "memory_limit": _first(memory_limit, entry.memory_limit),
-        "disk": _first(None if disk is None else os.fspath(disk), entry.disk),
-    }
-    return TableConfig(
-        initializer=with_kind(_first(initializer, entry.initializer), "normal"),
-        optimizer=optimizer_with_lr(_first(optimizer, entry.optimizer), _first(entry.learning_rate, lr)),
-        **{key: value for key, value in chosen.items() if value is not None},
+    return TableConfig.of(
+        entry.num_embeddings if num_embeddings is None else num_embeddings,
+        lr if entry.learning_rate is None else entry.learning_rate,
+        {**options_of(entry), **given(options)},
     )
-
-
-def _first(given: Any, otherwise: Any) -> Any:
-    return otherwise if given is None else given
 
 
 def config_from_document(path: Path, document: dict[str, Any]) -> ConfigFile:

@@ -2,8 +2,12 @@
 
 import json
 import math
+import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from recstore_ops.config.row_types import type_name
+from recstore_ops.config.table_options import ConfigOptions, given
 
 _OPTIONAL = ("admission", "eviction", "memory_limit", "disk")
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -15,25 +19,8 @@ class TableConfig:
 
     Attributes:
         num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary.
-        dtype: the type rows are kept in: `float32`, `bfloat16` or `float16`; see `recstore_ops.row_types`.
-        seed: together with the table's name it seeds the initial values.
-        block_size: rows in one block of storage.
-        initializer: `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" | "xavier_uniform"}`
-            with the parameters of `torch.nn.init`.
-        optimizer: `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "adam" | "adamw" | "ftrl"}` with the
-            hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`. On servers also
-            `{"kind": "rule", "name": ..., "lr": ...}`: a rule of the servers' own program.
-        nan_policy: what happens to NaN and infinity in rows and gradients: `error`, `skip` or `allow`.
-        admission: which ids get a row by training; all of them without it.
-            `{"kind": "count", "threshold": n}`: those updated in n steps.
-            `{"kind": "sketch", "threshold": n, "epsilon": 1e-6, "delta": 0.01}`: the same, counted in fixed memory.
-            `{"kind": "probability", "probability": p}`: each update admits with this probability.
-        eviction: which rows leave; none without it. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
-            `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave), further `interval` (1000) steps between
-            two sweeps, `delay` (a tenth of it) steps until the rows leave, and `keep`, ids that never do.
-        memory_limit: the most bytes of memory that the table may take; `None` for no limit.
-        disk: a directory for the rows that the limit leaves no room for; without it a call that would exceed the limit
-            is refused. A checkpoint holds neither of both.
+        dtype: the name of the type rows are kept in: `float32`, `bfloat16` or `float16`.
+        seed: this and all that follow as in `recstore_ops.TableOptions`; initializer and optimizer have a `kind`.
 
     The values are checked when a table is opened; an unknown key or kind is refused by name.
     """
@@ -49,6 +36,24 @@ class TableConfig:
     eviction: dict[str, Any] | None = None
     memory_limit: int | None = None
     disk: str | None = None
+
+    @classmethod
+    def of(cls, num_embeddings: int | None, lr: float, options: ConfigOptions) -> "TableConfig":
+        """The configuration that options stand for; one that is absent or `None` has its default.
+
+        Args:
+            num_embeddings: the number of ids; `None` for an open vocabulary.
+            lr: the learning rate, if the optimizer has none of its own.
+            options: a type of rows may also be given by its name.
+        """
+        chosen: dict[str, Any] = {**given(options)}
+        chosen["initializer"] = with_kind(chosen.get("initializer"), "normal")
+        chosen["optimizer"] = optimizer_with_lr(chosen.get("optimizer"), lr)
+        if "dtype" in chosen:
+            chosen["dtype"] = type_name(chosen["dtype"])
+        if "disk" in chosen:
+            chosen["disk"] = os.fspath(chosen["disk"])
+        return cls(num_embeddings=num_embeddings, **chosen)
 
     def to_json(self) -> str:
         """The configuration as the JSON object that `make_hashtable` takes.

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -26,11 +26,10 @@ from recstore_ops.config.config_file import (
     find_config_file,
     read_document,
 )
-from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.config.table_config import TableConfig
+from recstore_ops.config.table_options import DEFAULT_LR, options_of
 from recstore_ops.ops import operators, require_torch
 from recstore_ops.table.table import Table
-
-_PLAIN_KEYS = ("dtype", "seed", "block_size", "nan_policy", "admission", "eviction", "memory_limit", "disk")
 
 STABLE_ABI_TARGET = "2.11"
 """The release of libtorch whose stable ABI the native module is built for."""
@@ -224,14 +223,9 @@ def _examine_table(name: str, entry: TableEntry) -> Finding:
 
 
 def _scratch_config(entry: TableEntry) -> TableConfig:
-    said: dict[str, Any] = {key: getattr(entry, key) for key in _PLAIN_KEYS}
-    return TableConfig(
-        # Where the file has none, the program may.
-        num_embeddings=entry.num_embeddings or 1,
-        initializer=with_kind(entry.initializer, "normal"),
-        optimizer=optimizer_with_lr(entry.optimizer, 0.01 if entry.learning_rate is None else entry.learning_rate),
-        **{key: value for key, value in said.items() if value is not None},
-    )
+    lr = DEFAULT_LR if entry.learning_rate is None else entry.learning_rate
+    # Where the file has no number of ids, the program may.
+    return TableConfig.of(entry.num_embeddings or 1, lr, options_of(entry))
 
 
 def _without_effect(config: ConfigFile) -> list[Finding]:

@@ -1,0 +1,95 @@
+"""`TableOptions`: what a table is opened with, under the same names in every constructor that opens one."""
+
+from os import PathLike
+from typing import Any, Literal, TypedDict, cast
+
+import torch
+import torch.distributed as dist
+
+GradReduce = Literal["mean", "sum"]
+
+DEFAULT_LR = 0.01
+"""The learning rate of tables that nothing else gives one."""
+
+
+class ConfigOptions(TypedDict, total=False):
+    """Those of `TableOptions` that a table's configuration holds, wherever its rows lie."""
+
+    optimizer: str | dict[str, Any] | None
+    initializer: str | dict[str, Any] | None
+    dtype: torch.dtype | None
+    seed: int | None
+    block_size: int | None
+    nan_policy: str | None
+    admission: dict[str, Any] | None
+    eviction: dict[str, Any] | None
+    memory_limit: int | None
+    disk: str | PathLike[str] | None
+
+
+class TableOptions(ConfigOptions, total=False):
+    """What a table is opened with, as keywords.
+
+    An option that is absent or `None` has the value of the configuration file's entry for the table
+    (`recstore_ops.config_file`), or else its default. The values are checked when the table is opened; an unknown
+    key or kind is refused by name.
+
+    Attributes:
+        optimizer: kind, or `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "adam" | "adamw" | "ftrl"}` with the
+            hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`. On servers also
+            `{"kind": "rule", "name": ..., "lr": ...}`: a rule of the servers' own program. SGD by default. Its own
+            `lr` takes precedence over the file's `learning_rate`, and that over the argument `lr`, 0.01 by default.
+        initializer: kind, or `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" |
+            "xavier_uniform"}` with the parameters of `torch.nn.init`; normal with a standard deviation of 0.01 by
+            default.
+        dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`. Those of
+            16 bits take half the memory. Written rows are rounded to the nearest, a step rounds stochastically, with
+            noise that the seed determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
+        seed: together with the table's name it seeds the initial values; 0 by default.
+        block_size: rows in one block of storage; 10,240 by default.
+        nan_policy: what happens to NaN and infinity in rows and gradients: `error`, the default, `skip` or `allow`.
+        admission: which ids get a row by training; all of them by default.
+            `{"kind": "count", "threshold": n}`: those updated in n steps.
+            `{"kind": "sketch", "threshold": n, "epsilon": 1e-6, "delta": 0.01}`: the same, counted in fixed memory.
+            `{"kind": "probability", "probability": p}`: each update admits with this probability.
+        eviction: which rows leave; none by default. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
+            `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave), further `interval` (1000) steps between
+            two sweeps, `delay` (a tenth of it) steps until the rows leave, and `keep`, ids that never do. The row of
+            a module's `padding_idx` never does either.
+        memory_limit: the most bytes of memory that the table may take; no limit by default. Of a table with
+            `eviction` the least rows by its policy leave at once for new ones; else, without `disk`, a call whose new
+            rows would exceed it is refused and changes nothing.
+        disk: a directory for the rows that `memory_limit` leaves no room for: those used last stay in memory, and
+            results are the same to the bit. A checkpoint holds neither limit nor directory.
+        process_group: the ranks over which the table is sharded by id, each with the rows of its own ids; see
+            `docs/sharding.md`. All of them open it and call it together.
+        grad_reduce: whether the gradients of the ranks are summed, `sum`, or divided by the number of ranks besides,
+            `mean`, the default, as `DistributedDataParallel` does.
+        wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
+            `torch.bfloat16`.
+    """
+
+    process_group: dist.ProcessGroup | None
+    grad_reduce: GradReduce
+    wire_dtype: torch.dtype | None
+
+
+DEFAULTS: TableOptions = {"grad_reduce": "mean"}
+"""The options whose default is no `None`."""
+
+
+def config_options(options: TableOptions) -> ConfigOptions:
+    """Those of the options that a table's configuration holds."""
+    kept = {name: value for name, value in options.items() if name in ConfigOptions.__optional_keys__}
+    return cast(ConfigOptions, kept)
+
+
+def options_of(described: object) -> ConfigOptions:
+    """The options of a table among the attributes of what describes it; those that are `None` are left out."""
+    attributes = {name: getattr(described, name, None) for name in ConfigOptions.__optional_keys__}
+    return given(cast(ConfigOptions, attributes))
+
+
+def given(options: ConfigOptions) -> ConfigOptions:
+    """The options that are not `None`."""
+    return cast(ConfigOptions, {name: value for name, value in options.items() if value is not None})
