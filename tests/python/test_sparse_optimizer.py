@@ -36,7 +36,8 @@ def new_module(table_name: Callable[[], str]) -> NewModule:
     """Makes modules of dim 1 whose rows start at zero; under a name of its own where none is given."""
 
     def new(name: str | None = None, **options: Any) -> Module:
-        return DistEmbedding(None, 1, name or table_name(), **{"initializer": "zeros", **options})
+        keywords: dict[str, Any] = {"initializer": "zeros", **options}
+        return DistEmbedding(None, 1, name or table_name(), **keywords)
 
     return new
 

@@ -8,12 +8,31 @@ from collections.abc import Callable
 from typing import Any, TypedDict, get_type_hints
 
 import pytest
+import torch
 from typing_extensions import Unpack
 
-from recstore_ops import EmbeddingTableConfig, KVWorker, TableConfig
+from recstore_ops import (
+    DistEmbedding,
+    DistEmbeddingBag,
+    EmbeddingTableConfig,
+    HashTable,
+    KVWorker,
+    RecStoreEmbeddingBagCollection,
+    RecStoreEmbeddingCollection,
+    TableConfig,
+    table_names,
+)
 from recstore_ops.config.config_file import TableEntry, configure_table
 from recstore_ops.config.keywords import takes
-from recstore_ops.config.table_options import ConfigOptions, TableOptions, config_options, given, options_of
+from recstore_ops.config.table_options import (
+    ConfigOptions,
+    StorageOptions,
+    TableOptions,
+    config_options,
+    given,
+    options_of,
+)
+from recstore_ops.training import StoreTables
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -86,9 +105,16 @@ def test_options_are_found_among_the_attributes_of_a_description() -> None:
     assert options_of(EmbeddingTableConfig(9, 4, "adam", learning_rate=0.5)) == {"optimizer": "adam"}
 
 
+TABLE = {"name": "t", "num_embeddings": None, "embedding_dim": 4}
 CONSTRUCTORS: list[tuple[Callable[..., Any], tuple[Any, ...], type[Any]]] = [
     (configure_table, ("t", 4), ConfigOptions),
     (KVWorker, ("t",), ConfigOptions),
+    (DistEmbedding, (None, 4, "t"), TableOptions),
+    (DistEmbeddingBag, (None, 4, "t"), TableOptions),
+    (HashTable, (4, "t"), TableOptions),
+    (RecStoreEmbeddingBagCollection, ([TABLE],), TableOptions),
+    (RecStoreEmbeddingCollection, ([TABLE],), TableOptions),
+    (StoreTables, ("t", "sgd"), StorageOptions),
 ]
 
 
@@ -98,9 +124,11 @@ def test_a_constructor_shows_its_options_and_refuses_others(
 ) -> None:
     assert set(get_type_hints(options)) <= set(inspect.signature(constructor).parameters)
     function = constructor.__init__ if isinstance(constructor, type) else constructor
+    assert inspect.signature(constructor).parameters["seed"].default in (None, 0)
     message = f"{function.__qualname__}() got an unexpected keyword argument 'optimzer'. Did you mean 'optimizer'?"
     with pytest.raises(TypeError, match=re.escape(message)):
         constructor(*arguments, optimzer="adam")
+    assert "t" not in table_names()
 
 
 def test_the_options_of_ranks_are_none_of_a_configuration() -> None:
@@ -112,6 +140,43 @@ def test_the_options_of_ranks_are_none_of_a_configuration() -> None:
 def test_an_option_that_is_none_has_its_default() -> None:
     nothing: dict[str, Any] = dict.fromkeys(get_type_hints(ConfigOptions))
     assert configure_table("t", 4, **nothing) == configure_table("t", 4)
+
+
+def test_the_learning_rate_may_stand_by_position(table_name: Callable[[], str]) -> None:
+    bound = {
+        DistEmbedding: (None, 4, table_name(), None, 0.5),
+        RecStoreEmbeddingBagCollection: ([{**TABLE, "name": table_name()}], 0.5, False, 20),
+        RecStoreEmbeddingCollection: ([{**TABLE, "name": table_name()}], 0.5),
+    }
+    for constructor, arguments in bound.items():
+        module: Any = constructor(*arguments)
+        assert [table.config.optimizer["lr"] for table in module.tables()] == [0.5]
+
+
+def test_an_option_of_a_collection_is_one_of_each_table_without_its_own(table_name: Callable[[], str]) -> None:
+    own: ConfigOptions = {
+        "optimizer": "adam",
+        "initializer": "zeros",
+        "admission": {"kind": "count", "threshold": 2},
+        "eviction": {"ttl": 9},
+        "memory_limit": 1 << 29,
+    }
+    shared: TableOptions = {
+        "optimizer": "adagrad",
+        "initializer": "uniform",
+        "admission": {"kind": "count", "threshold": 3},
+        "eviction": {"ttl": 7},
+        "memory_limit": 1 << 30,
+        "dtype": torch.bfloat16,
+        "seed": 3,
+        "block_size": 64,
+        "nan_policy": "skip",
+    }
+    tables = [{**TABLE, **own, "name": table_name()}, {**TABLE, "name": table_name(), "optimizer": {}}]
+    for constructor in (RecStoreEmbeddingBagCollection, RecStoreEmbeddingCollection):
+        of_own, of_shared = (table.config for table in constructor(tables, 0.5, **shared).tables())
+        assert of_own == TableConfig.of(None, 0.5, config_options({**shared, **own}))
+        assert of_shared == TableConfig.of(None, 0.5, config_options(shared))
 
 
 def test_a_worker_takes_all_that_configures_a_table(table_name: Callable[[], str]) -> None:

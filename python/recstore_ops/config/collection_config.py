@@ -4,9 +4,11 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
+
+from recstore_ops.config.table_options import TableOptions, options_of
 
 _Config = TypeVar("_Config", bound="EmbeddingConfig")
 
@@ -20,12 +22,7 @@ class EmbeddingConfig:
         num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
         embedding_dim: elements a row.
         feature_names: the features that look it up; the table's name where empty.
-        optimizer: kind, or kind and hyper-parameters; the collection's where absent.
-        initializer: kind, or kind and parameters; the collection's where absent.
-        admission: which ids get a row by training; the collection's where absent. See `recstore_ops.TableConfig`.
-        eviction: which rows leave; the collection's where absent.
-        memory_limit: the most bytes of memory that the table may take, as in `DistEmbedding`.
-        disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
+        optimizer: this and all that follow as in `recstore_ops.TableOptions`; the collection's where absent.
 
     Raises:
         ValueError: an empty name, or a feature twice.
@@ -49,6 +46,11 @@ class EmbeddingConfig:
         if len(set(features)) < len(features):
             raise ValueError(f'the features of table "{self.name}" must be distinct, got {features}')
         object.__setattr__(self, "feature_names", features)
+
+    def options(self, shared: TableOptions) -> TableOptions:
+        """What the table is opened with: its own options before those that it shares with the other tables."""
+        own = {name: value for name, value in options_of(self).items() if value != {}}
+        return cast(TableOptions, {**shared, **own})
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,9 @@ DEFAULT_LR = 0.01
 """The learning rate of tables that nothing else gives one."""
 
 
-class ConfigOptions(TypedDict, total=False):
-    """Those of `TableOptions` that a table's configuration holds, wherever its rows lie."""
+class StorageOptions(TypedDict, total=False):
+    """Those of `TableOptions` that say which rows are kept, and how."""
 
-    optimizer: str | dict[str, Any] | None
-    initializer: str | dict[str, Any] | None
     dtype: torch.dtype | None
     seed: int | None
     block_size: int | None
@@ -25,6 +23,13 @@ class ConfigOptions(TypedDict, total=False):
     eviction: dict[str, Any] | None
     memory_limit: int | None
     disk: str | PathLike[str] | None
+
+
+class ConfigOptions(StorageOptions, total=False):
+    """Those of `TableOptions` that a table's configuration holds, wherever its rows lie."""
+
+    optimizer: str | dict[str, Any] | None
+    initializer: str | dict[str, Any] | None
 
 
 class TableOptions(ConfigOptions, total=False):

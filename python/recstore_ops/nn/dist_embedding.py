@@ -3,27 +3,26 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from os import PathLike
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from recstore_ops import _native
 from recstore_ops.client.dist_tensor import DistTensor, fill_rows, keep
 from recstore_ops.config.config_file import configure_table
-from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype, type_name
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype
 from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
+from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions, config_options
 from recstore_ops.nn.functional import embedding
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
 from recstore_ops.state.rows import TableRows, are_tables_left_out, replace_rows, table_rows
 from recstore_ops.table.checks import check_ids
-from recstore_ops.table.shard import GradReduce, Shard
+from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error, opening
-
-DEFAULT_LR = 0.01
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
@@ -41,38 +40,21 @@ class TableModule(nn.Module):
         init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the rows that a new table starts with;
             without it rows start at their initial values, without being stored. `dtype` is that of the rows, in which
             it may return them.
-        lr: the learning rate, where neither `optimizer` nor the configuration file has one.
+        lr: the learning rate, where neither `optimizer` nor the configuration file has one; 0.01 by default.
         padding_idx: an id that gets no gradient; its row in a new table is zero, as in `torch.nn`.
-        optimizer: kind, or kind and hyper-parameters; SGD by default.
-        initializer: kind, or kind and parameters; normal with a standard deviation of 0.01 by default.
-        dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`. Those of
-            16 bits take half the memory. Written rows are rounded to the nearest, a step rounds stochastically, with
-            noise that the seed determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
-        seed: together with the name it seeds the initial values; 0 by default.
-        block_size: rows in one block of storage; 10,240 by default.
-        nan_policy: what happens to NaN and infinity in gradients: `error`, the default, `skip` or `allow`.
-        admission: which ids get a row by training; all of them by default. See `recstore_ops.TableConfig`.
-        eviction: which rows leave; none by default. That of `padding_idx` never does. See `recstore_ops.TableConfig`.
-        memory_limit: the most bytes of memory that the table may take. Of a table with `eviction` the
-            least rows by its policy leave at once for new ones; else, without `disk`, a call whose new rows would
-            exceed it is refused and changes nothing.
-        disk: a directory for the rows that `memory_limit` leaves no room for: those used last stay in memory, and
-            results are the same to the bit.
         output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
-        process_group: the ranks over which the table is sharded by id, each with the rows of its own ids; see
-            `docs/sharding.md`. All of them make the module and call it together.
-        grad_reduce: whether the gradients of the ranks are summed, `sum`, or divided by the number of ranks besides,
-            `mean`, as `DistributedDataParallel` does.
-        wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
-            `torch.bfloat16`.
+        **options: see `recstore_ops.TableOptions`, which describes each: `optimizer`, `initializer`, `dtype`, `seed`,
+            `admission`, `eviction`, `memory_limit`, `disk`, `process_group` and others.
 
     Raises:
+        TypeError: an option of another name.
         ValueError: an empty name, an invalid configuration, a table of this name with another one, another
             `output_dtype`, or ranks that make different modules.
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
             `process_group`; or another rank could not make its module.
     """
 
+    @takes(TableOptions, DEFAULTS)
     def __init__(
         self,
         num_embeddings: int | None,
@@ -82,40 +64,13 @@ class TableModule(nn.Module):
         lr: float = DEFAULT_LR,
         *,
         padding_idx: int | None = None,
-        optimizer: str | dict[str, Any] | None = None,
-        initializer: str | dict[str, Any] | None = None,
-        dtype: torch.dtype | None = None,
-        seed: int | None = None,
-        block_size: int | None = None,
-        nan_policy: str | None = None,
-        admission: dict[str, Any] | None = None,
-        eviction: dict[str, Any] | None = None,
-        memory_limit: int | None = None,
-        disk: str | PathLike[str] | None = None,
         output_dtype: torch.dtype | None = None,
-        process_group: dist.ProcessGroup | None = None,
-        grad_reduce: GradReduce = "mean",
-        wire_dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
         super().__init__()
-        shard = Shard.of(process_group, grad_reduce, wire_dtype)
+        shard = Shard.of(options)
         with disagreeing_on_error(shard):
-            config = configure_table(
-                name,
-                embedding_dim,
-                num_embeddings,
-                lr=lr,
-                optimizer=optimizer,
-                initializer=initializer,
-                dtype=None if dtype is None else type_name(dtype),
-                seed=seed,
-                block_size=block_size,
-                nan_policy=nan_policy,
-                admission=admission,
-                eviction=eviction,
-                memory_limit=memory_limit,
-                disk=disk,
-            )
+            config = configure_table(name, embedding_dim, num_embeddings, lr=lr, **config_options(options))
             self.num_embeddings = config.num_embeddings
             self.embedding_dim = embedding_dim
             self.name = name
@@ -128,6 +83,7 @@ class TableModule(nn.Module):
             if self.table.is_new:
                 self._start_rows(init_func, ROW_TYPES[config.dtype])
                 return
+        optimizer = options.get("optimizer")
         asked = with_kind(optimizer, "sgd") if lr == DEFAULT_LR else optimizer_with_lr(optimizer, lr)
         _warn_of_kept_values(self.table, asked)
 

@@ -1,10 +1,14 @@
 """`DistEmbeddingBag`: `torch.nn.EmbeddingBag` over a table that grows by id."""
 
-from typing import Any, Literal
+from typing import Literal
 
+import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
-from recstore_ops.nn.dist_embedding import TableModule
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
+from recstore_ops.nn.dist_embedding import InitFunc, TableModule
 from recstore_ops.nn.functional import embedding_bag
 
 
@@ -12,17 +16,20 @@ class DistEmbeddingBag(TableModule):
     """Pooled rows of bags of ids.
 
     Args:
-        num_embeddings: as in `TableModule`, and so are `embedding_dim`, `name` and the further keywords.
+        num_embeddings: as in `DistEmbedding`, and so are `embedding_dim` and `name`.
         mode: `sum`, `mean` or `max`.
         padding_idx: an id that no bag counts.
         include_last_offset: whether `offsets` also holds the end of the last bag.
         max_norm: not supported; raises.
         scale_grad_by_freq: not supported; raises.
+        init_func: as in `DistEmbedding`, and so are `lr` and `output_dtype`.
+        **options: see `recstore_ops.TableOptions`.
 
     Raises:
         ValueError: an unknown mode, or an argument that is not supported; further as `TableModule`.
     """
 
+    @takes(TableOptions, DEFAULTS)
     def __init__(
         self,
         num_embeddings: int | None,
@@ -34,13 +41,25 @@ class DistEmbeddingBag(TableModule):
         *,
         max_norm: float | None = None,
         scale_grad_by_freq: bool = False,
-        **kwargs: Any,
+        init_func: InitFunc | None = None,
+        lr: float = DEFAULT_LR,
+        output_dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
         if max_norm is not None or scale_grad_by_freq:
             raise ValueError("DistEmbeddingBag does not support max_norm and scale_grad_by_freq")
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
-        super().__init__(num_embeddings, embedding_dim, name, padding_idx=padding_idx, **kwargs)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            name,
+            init_func,
+            lr,
+            padding_idx=padding_idx,
+            output_dtype=output_dtype,
+            **options,
+        )
         self.mode: Literal["sum", "mean", "max"] = mode
         self.include_last_offset = include_last_offset
 

@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
 from recstore_ops.config.collection_config import EmbeddingBagConfig, read_configs
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
@@ -23,7 +25,7 @@ from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.table.checks import check_ids, check_weights
-from recstore_ops.table.shard import GradReduce, Shard
+from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error
 
 
@@ -39,29 +41,18 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
 
     Args:
         embedding_bag_configs: the tables: `EmbeddingBagConfig`, dicts of its fields, or TorchRec's type of the name.
-        lr: the learning rate of the tables whose `optimizer` has none.
+        lr: the learning rate of the tables whose `optimizer` has none; 0.01 by default.
         enable_fusion: whether a batch is one request to all tables; else one a feature.
         fusion_k: the bit above which `fused_ids` puts the index of the table.
         ps_host: the address of a parameter server, where the tables are opened, and all after them; see
             `recstore_ops.servers`.
         ps_port: its port.
-        optimizer: kind, or kind and hyper-parameters, of the tables without one of their own; SGD by default.
-        initializer: the same for initial values; normal with a standard deviation of 0.01 by default.
         keyed_output: whether `forward` gives a `KeyedTensor` where all dims agree, too.
-        dtype: the type of the rows of all tables, as in `DistEmbedding`, and so are `seed`, `block_size` and
-            `nan_policy`; what is left out is taken from the configuration file, as there.
-        seed: together with a table's name it seeds the initial values.
-        block_size: rows in one block of storage.
-        nan_policy: what happens to NaN and infinity in gradients: `error`, `skip` or `allow`.
-        admission: which ids get a row by training, of the tables without an `admission` of their own.
-        eviction: which rows leave, of the tables without an `eviction` of their own.
-        process_group: the ranks over which the tables are sharded, as in `DistEmbedding`, and so are `grad_reduce` and
-            `wire_dtype`; a batch is then one exchange for all tables.
-        grad_reduce: whether gradients of the ranks are averaged, `mean`, or summed, `sum`.
-        wire_dtype: the type in which rows and gradients travel.
+        **options: see `recstore_ops.TableOptions`, for the tables that have no such option of their own. With a
+            `process_group` a batch is one exchange for all tables.
 
     Raises:
-        TypeError: a description of a table of another type.
+        TypeError: a description of a table of another type, or an option of another name.
         ValueError: no tables, a name twice, an invalid table, a server's address, or `fusion_k` out of [1, 62].
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
             `process_group`; or another rank could not make its tables.
@@ -78,29 +69,20 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         torch.Size([2, 3, 8])
     """
 
+    @takes(TableOptions, DEFAULTS)
     def __init__(
         self,
         embedding_bag_configs: Sequence[Any],
-        lr: float = 0.01,
+        lr: float = DEFAULT_LR,
         enable_fusion: bool = True,
         fusion_k: int = 30,
         ps_host: str | None = None,
         ps_port: int | None = None,
         *,
-        optimizer: str | dict[str, Any] | None = None,
-        initializer: str | dict[str, Any] | None = None,
         keyed_output: bool = False,
-        dtype: torch.dtype | None = None,
-        seed: int | None = None,
-        block_size: int | None = None,
-        nan_policy: str | None = None,
-        admission: dict[str, Any] | None = None,
-        eviction: dict[str, Any] | None = None,
-        process_group: dist.ProcessGroup | None = None,
-        grad_reduce: GradReduce = "mean",
-        wire_dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
-        with disagreeing_on_error(Shard.of(process_group, grad_reduce, wire_dtype)):
+        with disagreeing_on_error(Shard.of(options)):
             use_constructor_address(ps_host, ps_port)
             if not 1 <= fusion_k <= 62:
                 raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
@@ -113,19 +95,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
                 "mean" if config.pooling == "mean" else "sum",
                 include_last_offset=True,
                 lr=lr,
-                optimizer=config.optimizer or optimizer,
-                initializer=config.initializer or initializer,
-                dtype=dtype,
-                seed=seed,
-                block_size=block_size,
-                nan_policy=nan_policy,
-                admission=config.admission or admission,
-                eviction=config.eviction or eviction,
-                memory_limit=config.memory_limit,
-                disk=config.disk,
-                process_group=process_group,
-                grad_reduce=grad_reduce,
-                wire_dtype=wire_dtype,
+                **config.options(options),
             )
             for config in configs
         ]

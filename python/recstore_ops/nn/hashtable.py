@@ -11,23 +11,24 @@ import math
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from os import PathLike
 from typing import Any, ClassVar, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
+from typing_extensions import Unpack
 
 from recstore_ops import _native
 from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunction
 from recstore_ops.client.client import evict
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.table.checks import check_ids
-from recstore_ops.table.shard import GradReduce, Shard
+from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error
 
 EMBEDDING_SLOT = "embedding"
@@ -109,26 +110,23 @@ class HashTable(TableModule):
         name: the table's name.
         num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary, where every
             int64 is an id.
-        block_size: as in `TableModule`, and so are `dtype`, `initializer`, `optimizer`, `lr`, `seed`, `nan_policy`,
-            `admission`, `eviction`, `memory_limit` and `disk`.
+        lr: the learning rate, where neither `optimizer` nor the configuration file has one; 0.01 by default.
         insert_on_lookup: whether ids without a row get one when they are looked up in training; otherwise with
             their first update.
         grad_reduce_by: what a row's gradients are divided by once they are summed: `worker`, the number of workers;
             `id`, the times that the row occurs in the call.
         num_workers: the workers whose gradients come to this table; those of the `torch.distributed` job by default,
             and 1 with a `process_group`, whose `grad_reduce` divides already.
-        process_group: the ranks over which the table is sharded, as in `DistEmbedding`, and so are `grad_reduce` and
-            `wire_dtype`. A forward reaches the rows of all ranks; `insert` and `delete` change those of this rank, so
-            that all are changed once every rank has called them with all ids; what lists ids, rows or gradients lists
-            those of this rank.
-        grad_reduce: whether gradients of the ranks are averaged, `mean`, or summed, `sum`.
-        wire_dtype: the type in which rows and gradients travel.
+        **options: see `recstore_ops.TableOptions`. With a `process_group` a forward reaches the rows of all ranks;
+            `insert` and `delete` change those of this rank, so that all are changed once every rank has called them
+            with all ids; what lists ids, rows or gradients lists those of this rank.
 
     Attributes:
         embedding_shape: the shape of one row.
         table: the open table, which `SparseOptimizer` steps.
 
     Raises:
+        TypeError: an option of another name.
         ValueError: the name is empty or taken, an argument is invalid, or the table exists with another
             configuration.
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
@@ -142,55 +140,26 @@ class HashTable(TableModule):
         ['embedding', 'exp_avg', 'exp_avg_sq']
     """
 
+    @takes(TableOptions, DEFAULTS)
     def __init__(
         self,
         embedding_shape: int | Sequence[int],
         name: str,
         *,
         num_embeddings: int | None = None,
-        block_size: int | None = None,
-        dtype: torch.dtype | None = None,
-        initializer: str | dict[str, Any] | None = None,
-        optimizer: str | dict[str, Any] | None = None,
-        lr: float = 0.01,
-        seed: int | None = None,
-        nan_policy: str | None = None,
-        admission: dict[str, Any] | None = None,
-        eviction: dict[str, Any] | None = None,
-        memory_limit: int | None = None,
-        disk: str | PathLike[str] | None = None,
-        process_group: dist.ProcessGroup | None = None,
-        grad_reduce: GradReduce = "mean",
-        wire_dtype: torch.dtype | None = None,
+        lr: float = DEFAULT_LR,
         insert_on_lookup: bool = False,
         grad_reduce_by: Literal["worker", "id"] = "worker",
         num_workers: int | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
-        shard = Shard.of(process_group, grad_reduce, wire_dtype)
+        shard = Shard.of(options)
         with disagreeing_on_error(shard):
             shape = _checked_shape(embedding_shape)
-            _check_arguments(grad_reduce_by, insert_on_lookup, admission, num_workers)
-            description = f"HashTable({shape}, {initializer=}, {optimizer=}, {lr=}, {block_size=}, {seed=})"
+            _check_arguments(grad_reduce_by, insert_on_lookup, options.get("admission"), num_workers)
+            description = _description(shape, lr, options)
             HashTableRegister().check_free(name, description)
-        super().__init__(
-            num_embeddings,
-            math.prod(shape),
-            name,
-            lr=lr,
-            optimizer=optimizer,
-            initializer=initializer,
-            dtype=dtype,
-            seed=seed,
-            block_size=block_size,
-            nan_policy=nan_policy,
-            admission=admission,
-            eviction=eviction,
-            memory_limit=memory_limit,
-            disk=disk,
-            process_group=process_group,
-            grad_reduce=grad_reduce,
-            wire_dtype=wire_dtype,
-        )
+        super().__init__(num_embeddings, math.prod(shape), name, lr=lr, **options)
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
         self._claim = HashTableRegister().register(name, description)
         self.embedding_shape = shape
@@ -409,6 +378,19 @@ def _checked_shape(embedding_shape: int | Sequence[int]) -> tuple[int, ...]:
     if not all(isinstance(size, int) and size > 0 for size in shape):
         raise ValueError(f"embedding_shape must be one or more positive ints, got {embedding_shape!r}")
     return shape
+
+
+def _description(shape: tuple[int, ...], lr: float, options: TableOptions) -> str:
+    """A table as the messages about taken names show it."""
+    get = options.get
+    shown = {
+        "initializer": get("initializer"),
+        "optimizer": get("optimizer"),
+        "lr": lr,
+        "block_size": get("block_size"),
+        "seed": get("seed"),
+    }
+    return f"HashTable({shape}, {', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
 
 def count_workers(process_group: "torch.distributed.ProcessGroup | None" = None) -> int:

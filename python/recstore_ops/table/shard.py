@@ -2,15 +2,14 @@
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from recstore_ops.config.table_options import DEFAULTS, GradReduce, TableOptions
 from recstore_ops.table.shard_of import shard_of
-
-GradReduce = Literal["mean", "sum"]
 
 _WIRE_TYPES = (torch.float32, torch.bfloat16)
 
@@ -37,15 +36,15 @@ class Shard:
     wire_dtype: torch.dtype
 
     @classmethod
-    def of(
-        cls, group: dist.ProcessGroup | None, grad_reduce: GradReduce, wire_dtype: torch.dtype | None
-    ) -> "Shard | None":
-        """The shard of this process in a group; `None` without one.
+    def of(cls, options: TableOptions) -> "Shard | None":
+        """The shard of this process in the `process_group` of a table's options; `None` without one.
 
         Raises:
             ValueError: another `grad_reduce` or `wire_dtype`, either of them without a group, or a group that this
                 process is no part of.
         """
+        chosen: dict[str, Any] = {**DEFAULTS, **options}
+        group, grad_reduce, wire_dtype = chosen.get("process_group"), chosen["grad_reduce"], chosen.get("wire_dtype")
         if grad_reduce not in get_args(GradReduce):
             raise ValueError(f'grad_reduce must be "mean" or "sum", got {grad_reduce!r}')
         if wire_dtype not in (None, *_WIRE_TYPES):

@@ -6,15 +6,17 @@ Models ask for their tables by name and take either. Both start with the same in
 from __future__ import annotations
 
 from collections.abc import Iterable
-from os import PathLike
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from typing_extensions import Unpack
 
-from recstore_ops import DistEmbedding, RecStoreClient
+from recstore_ops import DistEmbedding, RecStoreClient, TableOptions
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_options import StorageOptions
 from recstore_ops.training.rows.batch import Batch
 
 
@@ -29,62 +31,43 @@ class Tables(Protocol):
         ...
 
 
+_DEFAULTS: StorageOptions = {"seed": 0, "dtype": torch.float32}
+
+
 class StoreTables:
     """Tables of the store, named `<prefix>/<name>`.
 
     Args:
         prefix: initial values depend on the table's name, and so on the prefix.
-        optimizer: kind and hyper-parameters of all tables, as in `DistEmbedding`.
+        optimizer: of all tables, as in `recstore_ops.TableOptions`, and so is `process_group`.
         num_embeddings: None for an open vocabulary: any int64 is an id, and prediction gives an unknown one no row.
-        seed: of the initial values.
-        dtype: the type rows are kept in, as in `DistEmbedding`.
-        admission: which ids get a row, as in `DistEmbedding`.
-        eviction: which rows leave, as in `DistEmbedding`.
-        memory_limit: the most bytes of memory that each table may take, as in `DistEmbedding`.
-        disk: a directory for the rows that the limit leaves no room for, as in `DistEmbedding`.
-        process_group: the processes over which tables are sharded, as in `DistEmbedding`.
+        **options: those of `TableOptions` that say which rows are kept, and how. Without a seed it is 0, without a type
+            of rows float32, whatever a configuration file says.
     """
 
+    @takes(StorageOptions, _DEFAULTS)
     def __init__(
         self,
         prefix: str,
         optimizer: str | dict[str, Any],
         *,
         num_embeddings: int | None = None,
-        seed: int = 0,
-        dtype: torch.dtype = torch.float32,
-        admission: dict[str, Any] | None = None,
-        eviction: dict[str, Any] | None = None,
-        memory_limit: int | None = None,
-        disk: str | PathLike[str] | None = None,
         process_group: dist.ProcessGroup | None = None,
+        **options: Unpack[StorageOptions],
     ) -> None:
         self._prefix = prefix
-        self._optimizer = optimizer
         self._num_embeddings = num_embeddings
-        self._seed = seed
-        self._dtype = dtype
-        self._admission = admission
-        self._eviction = eviction
-        self._memory_limit = memory_limit
-        self._disk = disk
-        self._process_group = process_group
+        self._options: TableOptions = {
+            **_DEFAULTS,
+            **options,
+            "optimizer": optimizer,
+            "process_group": process_group,
+        }
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> DistEmbedding:
-        return DistEmbedding(
-            self._num_embeddings,
-            dim,
-            f"{self._prefix}/{name}",
-            optimizer=self._optimizer,
-            initializer={"kind": "normal", "std": std} if std > 0 else {"kind": "zeros"},
-            seed=self._seed,
-            dtype=self._dtype,
-            admission=self._admission,
-            eviction=self._eviction,
-            memory_limit=self._memory_limit,
-            disk=self._disk,
-            process_group=self._process_group,
-        )
+        initializer = {"kind": "normal", "std": std} if std > 0 else {"kind": "zeros"}
+        options: TableOptions = {**self._options, "initializer": initializer}
+        return DistEmbedding(self._num_embeddings, dim, f"{self._prefix}/{name}", **options)
 
 
 class NnTables:
