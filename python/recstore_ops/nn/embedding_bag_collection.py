@@ -12,14 +12,13 @@ from torch import Tensor
 from typing_extensions import Unpack
 
 from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
-from recstore_ops.config.collection_config import EmbeddingBagConfig, read_configs
+from recstore_ops.config.collection_config import EmbeddingBagConfig
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
 from recstore_ops.ops import operators
-from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sharding.pooling import pool_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
@@ -29,7 +28,7 @@ from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error
 
 
-class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
+class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmbeddingBag]):
     """Tables, and the features that are pooled from them.
 
     The gradients that `backward` collects are applied by `SparseOptimizer.step`: one step per distinct id, however
@@ -83,24 +82,10 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
         **options: Unpack[TableOptions],
     ) -> None:
         with disagreeing_on_error(Shard.of(options)):
-            use_constructor_address(ps_host, ps_port)
             if not 1 <= fusion_k <= 62:
                 raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
-            configs = read_configs(embedding_bag_configs, EmbeddingBagConfig)
-        modules = [
-            DistEmbeddingBag(
-                config.num_embeddings,
-                config.embedding_dim,
-                config.name,
-                "mean" if config.pooling == "mean" else "sum",
-                include_last_offset=True,
-                lr=lr,
-                **config.options(options),
-            )
-            for config in configs
-        ]
-        super().__init__(configs, modules)
-        self._embedding_bag_configs = configs
+        super().__init__(EmbeddingBagConfig, embedding_bag_configs, _open_bags, lr, ps_host, ps_port, options)
+        self._embedding_bag_configs = self._configs
         self.enable_fusion = enable_fusion
         self.fusion_k = fusion_k
         self.keyed_output = keyed_output
@@ -373,6 +358,18 @@ class RecStoreEmbeddingBagCollection(TableCollection[DistEmbeddingBag]):
 
     def _dims(self, outputs: list[Output]) -> list[int]:
         return [table.dim for table in self._tables_of(outputs)]
+
+
+def _open_bags(config: EmbeddingBagConfig, lr: float, options: TableOptions) -> DistEmbeddingBag:
+    return DistEmbeddingBag(
+        config.num_embeddings,
+        config.embedding_dim,
+        config.name,
+        "mean" if config.pooling == "mean" else "sum",
+        include_last_offset=True,
+        lr=lr,
+        **options,
+    )
 
 
 def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor | None:

@@ -6,21 +6,18 @@ from typing import Any
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recstore_ops.config.collection_config import EmbeddingConfig, read_configs
+from recstore_ops.config.collection_config import EmbeddingConfig
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import DistEmbedding
 from recstore_ops.nn.table_collection import TableCollection
-from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.table.checks import check_ids
-from recstore_ops.table.shard import Shard
-from recstore_ops.table.table import disagreeing_on_error
 
 
-class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
+class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding]):
     """Tables, and the features that look up rows in them, without pooling.
 
     The gradients that `backward` collects are applied by `SparseOptimizer.step`: one step per distinct id, however
@@ -52,21 +49,8 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
         ps_port: int | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
-        with disagreeing_on_error(Shard.of(options)):
-            use_constructor_address(ps_host, ps_port)
-            configs = read_configs(embedding_configs, EmbeddingConfig)
-        modules = [
-            DistEmbedding(
-                config.num_embeddings,
-                config.embedding_dim,
-                config.name,
-                lr=lr,
-                **config.options(options),
-            )
-            for config in configs
-        ]
-        super().__init__(configs, modules)
-        self._embedding_configs = configs
+        super().__init__(EmbeddingConfig, embedding_configs, _open_table, lr, ps_host, ps_port, options)
+        self._embedding_configs = self._configs
 
     def forward(self, features: Any) -> dict[str, Any]:
         """Reads the row of every id.
@@ -124,3 +108,7 @@ class RecStoreEmbeddingCollection(TableCollection[DistEmbedding]):
     def embeddings(self) -> dict[str, DistEmbedding]:
         """The module of each table by its name; `embeddings[name].weight` reads and writes rows."""
         return self._by_name()
+
+
+def _open_table(config: EmbeddingConfig, lr: float, options: TableOptions) -> DistEmbedding:
+    return DistEmbedding(config.num_embeddings, config.embedding_dim, config.name, lr=lr, **options)

@@ -1,18 +1,22 @@
 """What collections have in common: a module for each table, and which features look it up."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from recstore_ops.client.client import RecStoreClient, get_kv_client
-from recstore_ops.config.collection_config import EmbeddingConfig
+from recstore_ops.config.collection_config import EmbeddingConfig, read_configs
+from recstore_ops.config.table_options import TableOptions
 from recstore_ops.nn.dist_embedding import TableModule
+from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import own_batch
 from recstore_ops.state.rows import are_tables_left_out, check_rows
-from recstore_ops.table.table import Table
+from recstore_ops.table.shard import Shard
+from recstore_ops.table.table import Table, disagreeing_on_error
 
+_Config = TypeVar("_Config", bound=EmbeddingConfig)
 _Module = TypeVar("_Module", bound=TableModule)
 
 
@@ -30,23 +34,47 @@ class Output(NamedTuple):
     table: int
 
 
-class TableCollection(nn.Module, Generic[_Module]):
+class TableCollection(nn.Module, Generic[_Config, _Module]):
     """Tables, each a module, and the features that look them up.
 
     Args:
-        configs: what describes the tables.
-        modules: the module of each.
+        kind: the type that describes a table.
+        configs: the tables: of this type, dicts of its fields, or TorchRec's type of the name.
+        open_table: makes a table's module, of its description, the learning rate and its options.
+        lr: the learning rate of the tables whose `optimizer` has none.
+        ps_host: the address of a parameter server, where the tables are opened, and all after them.
+        ps_port: its port.
+        options: for the tables that have no such option of their own.
 
     Attributes:
         feature_keys: the features that a batch must hold, in the order of the tables.
+
+    Raises:
+        TypeError: a description of another type.
+        ValueError: no tables, a name twice, an invalid table, or a server's address.
+        RuntimeError: several processes without a `process_group`, or another rank could not make its tables.
     """
 
-    def __init__(self, configs: Sequence[EmbeddingConfig], modules: Sequence[_Module]) -> None:
+    def __init__(
+        self,
+        kind: type[_Config],
+        configs: Sequence[Any],
+        open_table: Callable[[_Config, float, TableOptions], _Module],
+        lr: float,
+        ps_host: str | None,
+        ps_port: int | None,
+        options: TableOptions,
+    ) -> None:
+        with disagreeing_on_error(Shard.of(options)):
+            use_constructor_address(ps_host, ps_port)
+            tables = read_configs(configs, kind)
+        modules = [open_table(table, lr, table.options(options)) for table in tables]
         super().__init__()
+        self._configs = tables
         self._modules_of_tables = nn.ModuleList(modules)
-        self._outputs = _outputs(configs)
+        self._outputs = _outputs(tables)
         self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
-        self._config_names = {output.name: configs[output.table].name for output in self._outputs}
+        self._config_names = {output.name: tables[output.table].name for output in self._outputs}
 
     def __getstate__(self) -> dict[str, Any]:
         # As plain tuples: a pickle must not name a type that is not public.

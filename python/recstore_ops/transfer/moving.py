@@ -152,7 +152,7 @@ def _import_of(table: Table, file: SafetensorsFile, name: str, is_pair: bool) ->
 
 
 def import_torchrec(
-    state_dict: Mapping[str, Any], collection: TableCollection[Any], *, progress: bool | None = None
+    state_dict: Mapping[str, Any], collection: TableCollection[Any, Any], *, progress: bool | None = None
 ) -> None:
     """Writes the weights of a TorchRec collection to the tables of ours.
 
