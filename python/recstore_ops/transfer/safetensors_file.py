@@ -1,7 +1,8 @@
 """Safetensors files, written piece by piece and read without loading them.
 
-A file is the length of its header (8 bytes, little-endian), the header (JSON: dtype, shape and place of each tensor),
-and the tensors. Neither direction needs the memory of the whole file, nor the `safetensors` package.
+Neither direction needs the memory of the whole file. Reading is that of the `safetensors` package. It writes only
+whole tensors, so writing is done here: the length of a header (8 bytes, little-endian), the header (JSON: dtype, shape
+and place of each tensor), and the tensors.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 TYPES: dict[str, torch.dtype] = {
@@ -32,11 +34,10 @@ TYPES: dict[str, torch.dtype] = {
     "U64": torch.uint64,
     "BOOL": torch.bool,
 }
-"""The types of tensors by their names in a header."""
+"""The types of tensors that are written, by their names in a header."""
 
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _LENGTH_BYTES = 8
-_HEADER_LIMIT = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -129,59 +130,26 @@ class SafetensorsFile:
 
     def __init__(self, path: str | PathLike[str]) -> None:
         self.path = os.fspath(path)
-        size = os.path.getsize(self.path)
-        with open(self.path, "rb") as file:
-            length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-            if size < _LENGTH_BYTES or length > min(_HEADER_LIMIT, size - _LENGTH_BYTES):
-                raise self._broken(f"its header cannot have {length} bytes, the file has {size}")
-            header = file.read(length)
-        self._start, self._size = _LENGTH_BYTES + length, size
-        self._entries = {name: self._entry(name, entry) for name, entry in self._parsed(header).items()}
-        self._bytes = torch.from_file(self.path, shared=False, size=size, dtype=torch.uint8)
+        with open(self.path, "rb"):  # What the system refuses, Python reports with the file's name.
+            pass
+        try:
+            self._file = safe_open(self.path, framework="pt")
+        except SafetensorError as error:
+            raise ValueError(f"{self.path} is not a safetensors file: {error}") from None
 
     def names(self) -> list[str]:
         """The names of the tensors, sorted."""
-        return sorted(self._entries)
+        return sorted(self._file.keys())
 
     def tensor(self, name: str) -> Tensor:
         """A tensor, read as it is looked at.
 
         Raises:
-            ValueError: there is none of this name, or its type is unknown; names those that there are.
+            ValueError: there is none of this name, and then it names those that there are; or torch has no such type.
         """
-        if name not in self._entries:
+        if name not in self.names():
             raise ValueError(f'{self.path} has no tensor "{name}", but {self.names()}')
-        type_name, shape, start, end = self._entries[name]
-        if type_name not in TYPES:
-            raise ValueError(f'the tensor "{name}" of {self.path} has the type {type_name}, known are {sorted(TYPES)}')
-        dtype = TYPES[type_name]
-        part = self._bytes[start:end]
-        if start % dtype.itemsize:
-            part = part.clone()  # A file of another writer may be without alignment.
-        return part.view(dtype).reshape(shape)
-
-    def _broken(self, message: str) -> ValueError:
-        return ValueError(f"{self.path} is not a safetensors file: {message}")
-
-    def _parsed(self, header: bytes) -> dict[str, Any]:
         try:
-            entries = json.loads(header)
-        except (ValueError, RecursionError) as error:
-            raise self._broken(f"its header is not JSON: {error}") from None
-        if not isinstance(entries, dict):
-            raise self._broken("its header is not a JSON object")
-        return {name: entry for name, entry in entries.items() if name != "__metadata__"}
-
-    def _entry(self, name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
-        try:
-            type_name, shape, (start, end) = str(entry["dtype"]), tuple(entry["shape"]), entry["data_offsets"]
-            numbers = [*shape, start, end]
-        except (KeyError, TypeError, ValueError):
-            raise self._broken(f'the tensor "{name}" needs dtype, shape and data_offsets, got {entry}') from None
-        if not all(type(number) is int and number >= 0 for number in numbers):
-            raise self._broken(f'shape and data_offsets of "{name}" must be ints from 0 on, got {entry}')
-        dtype = TYPES.get(type_name)  # A type that is not known harms no other tensor.
-        is_size = dtype is None or end - start == math.prod(shape) * dtype.itemsize
-        if not is_size or not start <= end <= self._size - self._start:
-            raise self._broken(f'the tensor "{name}" of shape {list(shape)} cannot lie at {[start, end]}')
-        return type_name, shape, self._start + start, self._start + end
+            return self._file.get_tensor(name)
+        except SafetensorError as error:
+            raise ValueError(f'the tensor "{name}" of {self.path} cannot be read: {error}') from None
