@@ -7,7 +7,9 @@ Shape suffixes: F features, B examples, N ids of all features, D dim.
 """
 
 from collections import defaultdict
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,13 +17,7 @@ from torch import Tensor
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect
 
-_NAMESPACE = "recstore_python"
-_library = torch.library.Library(_NAMESPACE, "DEF")
-_library.define("read_features(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims) -> Tensor")
-_library.define(
-    "accept_feature_grads(Tensor[] tables, Tensor[] collectors, Tensor ids, Tensor offsets, Tensor grads, int[] dims, "
-    "Tensor? per_sample_weights=None, int? padding_idx=None) -> ()"
-)
+_library = torch.library.Library("recstore_python", "DEF")
 
 
 def _slices(offsets: Tensor, features: int) -> list[slice]:
@@ -62,24 +58,32 @@ def _accept_feature_grads(
         collect(collectors[features[0]], tables[features[0]], ids_N, grad_ND, padding_idx)
 
 
-_library.impl("read_features", _read_features, "CompositeExplicitAutograd")
-_library.impl("accept_feature_grads", _accept_feature_grads, "CompositeExplicitAutograd")
-
-
-@torch.library.register_fake(f"{_NAMESPACE}::read_features", lib=_library)
-def _(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: list[int]) -> Tensor:
+def _rows_of_features(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: list[int]) -> Tensor:
     return ids.new_empty((ids.shape[0], max(dims)), dtype=torch.float32)
 
 
-@torch.library.register_fake(f"{_NAMESPACE}::accept_feature_grads", lib=_library)
-def _(*args: object, **kwargs: object) -> None:
+def _nothing(*args: object, **kwargs: object) -> None:
     return None
 
 
-EFFECTFUL = (f"{_NAMESPACE}::read_features", f"{_NAMESPACE}::accept_feature_grads")
+def _operator(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Defines an operator that touches the store, and so has an ordered effect."""
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"{_library.ns}::{name}", fake, lib=_library)
+    operators.register_ordered_effect(f"{_library.ns}::{name}")
+    return getattr(torch.ops.recstore_python, name).default
 
-for _name in EFFECTFUL:
-    operators._register_ordered_effect(_name)
 
-read_features = torch.ops.recstore_python.read_features.default
-accept_feature_grads = torch.ops.recstore_python.accept_feature_grads.default
+read_features = _operator(
+    "read_features(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims) -> Tensor",
+    _read_features,
+    _rows_of_features,
+)
+accept_feature_grads = _operator(
+    "accept_feature_grads(Tensor[] tables, Tensor[] collectors, Tensor ids, Tensor offsets, Tensor grads, int[] dims, "
+    "Tensor? per_sample_weights=None, int? padding_idx=None) -> ()",
+    _accept_feature_grads,
+    _nothing,
+)

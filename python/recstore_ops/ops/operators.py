@@ -1,14 +1,14 @@
-"""The operators of `torch.ops.recstore`: one name each, and what tracing needs to know of them.
+"""The operators of `torch.ops.recstore`: one entry each, with its Python name and what tracing needs to know of it.
 
-Schemas, checks and kernels stand in `cxx_bridge/ops.cpp`; here each operator has its Python name and its fake
-kernel, and every operator that touches the store is registered as having an ordered effect. Without that
-`torch.compile` would drop updates, whose results nobody uses, and move reads past them.
+Schemas, checks and kernels stand in `cxx_bridge/ops.cpp`. Here an operator is `_traced`, with its fake kernel, or
+`_eager`. A traced operator that touches the store has an ordered effect. Without that `torch.compile` would drop
+updates, whose results nobody uses, and move reads past them.
 
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,10 +16,19 @@ from torch._library.effects import EffectType
 
 from recstore_ops import _native  # noqa: F401  (its import registers the operators)
 
-_recstore = torch.ops.recstore
+_NAMESPACE = "recstore"
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+
+EFFECTFUL: list[str] = []
+"""The operators of this file that have an ordered effect, as `namespace::name.overload`."""
+
+SUM, MEAN, MAX = 0, 1, 2
+"""The pooling modes of `emb_bag`, numbered as in `torch.nn.functional.embedding_bag`."""
+
+_PLACES_TAG = 2
+"""The words behind the places of a lookup that tell whose they are."""
 
 
 def eager_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -27,63 +36,7 @@ def eager_only(function: Callable[_P, _R]) -> Callable[_P, _R]:
     return torch._disable_dynamo(function)  # type: ignore[return-value]
 
 
-make_hashtable = eager_only(_recstore.make_hashtable.default)
-hashtable_release = eager_only(_recstore.hashtable_release.default)
-drop_table = eager_only(_recstore.drop_table.default)
-init_embedding_table = eager_only(_recstore.init_embedding_table.default)
-set_learning_rate = eager_only(_recstore.set_learning_rate.default)
-emb_read = _recstore.emb_read.table
-emb_read_places = _recstore.emb_read.places
-emb_write = _recstore.emb_write.table
-emb_update = _recstore.emb_update.table
-emb_bag = _recstore.emb_bag.default
-emb_bag_tables = _recstore.emb_bag.tables
-emb_bag_places = _recstore.emb_bag.places
-emb_prefetch = eager_only(_recstore.emb_prefetch.table)
-emb_prefetch_default = eager_only(_recstore.emb_prefetch.default)
-emb_prefetch_tables = eager_only(_recstore.emb_prefetch.tables)
-emb_wait_result = eager_only(_recstore.emb_wait_result.default)
-emb_wait_tables = eager_only(_recstore.emb_wait_tables.default)
-hashtable_lookup = _recstore.hashtable_lookup.default
-hashtable_delete = _recstore.hashtable_delete.default
-hashtable_clear = _recstore.hashtable_clear.default
-hashtable_ids = eager_only(_recstore.hashtable_ids.default)
-hashtable_size = eager_only(_recstore.hashtable_size.default)
-hashtable_slot = eager_only(_recstore.hashtable_slot.default)
-make_collector = eager_only(_recstore.make_collector.default)
-collector_release = eager_only(_recstore.collector_release.default)
-accept_grad = _recstore.accept_grad.default
-accept_bag_grads = _recstore.accept_bag_grads.default
-apply_grads = _recstore.apply_grads.default
-clear_grads = _recstore.clear_grads.default
-collected_tables = eager_only(_recstore.collected_tables.default)
-collected_grads = eager_only(_recstore.collected_grads.default)
-unique = _recstore.unique.default
-merge_gradients = _recstore.merge_gradients.default
-
-EFFECTFUL = (
-    "recstore::emb_read",
-    "recstore::emb_read.table",
-    "recstore::emb_read.places",
-    "recstore::emb_write",
-    "recstore::emb_write.table",
-    "recstore::emb_update",
-    "recstore::emb_update.table",
-    "recstore::emb_bag",
-    "recstore::emb_bag.tables",
-    "recstore::emb_bag.places",
-    "recstore::hashtable_lookup",
-    "recstore::hashtable_delete",
-    "recstore::hashtable_clear",
-    "recstore::set_learning_rate",
-    "recstore::accept_grad",
-    "recstore::accept_bag_grads",
-    "recstore::apply_grads",
-    "recstore::clear_grads",
-)
-
-
-def _register_ordered_effect(name: str) -> None:
+def register_ordered_effect(name: str) -> None:
     """Declares that calls of an operator keep their order. The name is private in torch, and moved once."""
     register = getattr(torch.library, "_register_effectful_op", None)
     if register is None:
@@ -91,30 +44,42 @@ def _register_ordered_effect(name: str) -> None:
     register(name, EffectType.ORDERED)
 
 
-for _name in EFFECTFUL:
-    _register_ordered_effect(_name)
+def _traced(name: str, fake: Callable[..., Any], *, is_pure: bool = False) -> Any:
+    """An operator that graphs take: with its fake kernel, and an ordered effect unless it leaves the store alone."""
+    qualified = f"{_NAMESPACE}::{name}"
+    torch.library.register_fake(qualified)(fake)
+    if not is_pure:
+        register_ordered_effect(qualified)
+        EFFECTFUL.append(qualified)
+    return _overload(name)
+
+
+def _eager(name: str) -> Any:
+    """An operator that graphs leave to Python."""
+    return eager_only(_overload(name))
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.recstore, packet), overload or "default")
+
+
+# Fake kernels, with the arguments of their operators.
+
+
+def _returns_nothing(*args: object, **kwargs: object) -> None:
+    return None
 
 
 def _rows(ids: Tensor, dim: int) -> Tensor:
     return ids.new_empty((*ids.shape, dim), dtype=torch.float32)
 
 
-@torch.library.register_fake("recstore::emb_read")
-def _(ids: Tensor, dim: int) -> Tensor:
+def _rows_of_table(table: Tensor, ids: Tensor, dim: int) -> Tensor:
     return _rows(ids, dim)
 
 
-@torch.library.register_fake("recstore::emb_read.table")
-def _(table: Tensor, ids: Tensor, dim: int) -> Tensor:
-    return _rows(ids, dim)
-
-
-_PLACES_TAG = 2
-"""The words behind the places of a lookup that tell whose they are."""
-
-
-@torch.library.register_fake("recstore::emb_read.places")
-def _(table: Tensor, ids: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _rows_and_places(table: Tensor, ids: Tensor, dim: int) -> tuple[Tensor, Tensor]:
     return _rows(ids, dim), _places(ids, 1)
 
 
@@ -122,8 +87,11 @@ def _places(ids: Tensor, tables: int) -> Tensor:
     return torch.empty(ids.numel() + _PLACES_TAG * tables, dtype=torch.int32, device="cpu")
 
 
-@torch.library.register_fake("recstore::emb_bag")
-def _(
+def _indices_and_rows(table: Tensor, ids: Tensor, dim: int, insert: bool) -> tuple[Tensor, Tensor]:
+    return ids.new_empty(ids.shape, dtype=torch.int64), _rows(ids, dim)
+
+
+def _bags(
     table: Tensor,
     ids: Tensor,
     offsets: Tensor,
@@ -135,8 +103,7 @@ def _(
     return _pooled(ids, offsets.numel() - 1, dim, mode)
 
 
-@torch.library.register_fake("recstore::emb_bag.tables")
-def _(
+def _bags_of_tables(
     tables: list[Tensor],
     ids: Tensor,
     offsets: Tensor,
@@ -147,8 +114,7 @@ def _(
     return _pooled(ids, (offsets.numel() - 1) // len(tables), sum(dims), mode)
 
 
-@torch.library.register_fake("recstore::emb_bag.places")
-def _(
+def _bags_and_places(
     tables: list[Tensor],
     ids: Tensor,
     offsets: Tensor,
@@ -157,8 +123,7 @@ def _(
     per_sample_weights: Tensor | None = None,
     padding_idx: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    pooled_BD, positions_BD = _pooled(ids, (offsets.numel() - 1) // len(tables), sum(dims), mode)
-    return pooled_BD, positions_BD, _places(ids, len(tables))
+    return *_bags_of_tables(tables, ids, offsets, dims, mode), _places(ids, len(tables))
 
 
 def _pooled(ids: Tensor, bags: int, dim: int, mode: int) -> tuple[Tensor, Tensor]:
@@ -167,23 +132,12 @@ def _pooled(ids: Tensor, bags: int, dim: int, mode: int) -> tuple[Tensor, Tensor
     return pooled_BD, positions_BD
 
 
-SUM, MEAN, MAX = 0, 1, 2
-"""The pooling modes of `emb_bag`, numbered as in `torch.nn.functional.embedding_bag`."""
-
-
-@torch.library.register_fake("recstore::hashtable_lookup")
-def _(table: Tensor, ids: Tensor, dim: int, insert: bool) -> tuple[Tensor, Tensor]:
-    return ids.new_empty(ids.shape, dtype=torch.int64), _rows(ids, dim)
-
-
-@torch.library.register_fake("recstore::unique")
-def _(ids: Tensor) -> tuple[Tensor, Tensor]:
+def _unique(ids: Tensor) -> tuple[Tensor, Tensor]:
     unique_U = ids.new_empty((_distinct(ids),))
     return unique_U, ids.new_empty(ids.shape, dtype=torch.int64)
 
 
-@torch.library.register_fake("recstore::merge_gradients")
-def _(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+def _merged(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     distinct = _distinct(ids)
     return ids.new_empty((distinct,)), grads.new_empty((distinct, grads.shape[-1]))
 
@@ -193,21 +147,39 @@ def _distinct(ids: Tensor) -> torch.SymInt:
     return torch.library.get_ctx().new_dynamic_size()
 
 
-def _returns_nothing(*args: object, **kwargs: object) -> None:
-    return None
-
-
-for _name in (
-    "emb_write",
-    "emb_write.table",
-    "emb_update",
-    "emb_update.table",
-    "hashtable_delete",
-    "hashtable_clear",
-    "set_learning_rate",
-    "accept_grad",
-    "accept_bag_grads",
-    "apply_grads",
-    "clear_grads",
-):
-    torch.library.register_fake(f"recstore::{_name}")(_returns_nothing)
+make_hashtable = _eager("make_hashtable")
+hashtable_release = _eager("hashtable_release")
+drop_table = _eager("drop_table")
+init_embedding_table = _eager("init_embedding_table")
+set_learning_rate = eager_only(_traced("set_learning_rate", _returns_nothing))
+emb_read = _traced("emb_read.table", _rows_of_table)
+emb_read_default = _traced("emb_read", _rows)
+emb_read_places = _traced("emb_read.places", _rows_and_places)
+emb_write = _traced("emb_write.table", _returns_nothing)
+emb_write_default = _traced("emb_write", _returns_nothing)
+emb_update = _traced("emb_update.table", _returns_nothing)
+emb_update_default = _traced("emb_update", _returns_nothing)
+emb_bag = _traced("emb_bag", _bags)
+emb_bag_tables = _traced("emb_bag.tables", _bags_of_tables)
+emb_bag_places = _traced("emb_bag.places", _bags_and_places)
+emb_prefetch = _eager("emb_prefetch.table")
+emb_prefetch_default = _eager("emb_prefetch")
+emb_prefetch_tables = _eager("emb_prefetch.tables")
+emb_wait_result = _eager("emb_wait_result")
+emb_wait_tables = _eager("emb_wait_tables")
+hashtable_lookup = _traced("hashtable_lookup", _indices_and_rows)
+hashtable_delete = _traced("hashtable_delete", _returns_nothing)
+hashtable_clear = _traced("hashtable_clear", _returns_nothing)
+hashtable_ids = _eager("hashtable_ids")
+hashtable_size = _eager("hashtable_size")
+hashtable_slot = _eager("hashtable_slot")
+make_collector = _eager("make_collector")
+collector_release = _eager("collector_release")
+accept_grad = _traced("accept_grad", _returns_nothing)
+accept_bag_grads = _traced("accept_bag_grads", _returns_nothing)
+apply_grads = _traced("apply_grads", _returns_nothing)
+clear_grads = _traced("clear_grads", _returns_nothing)
+collected_tables = _eager("collected_tables")
+collected_grads = _eager("collected_grads")
+unique = _traced("unique", _unique, is_pure=True)
+merge_gradients = _traced("merge_gradients", _merged, is_pure=True)
