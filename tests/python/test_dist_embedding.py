@@ -122,8 +122,9 @@ def test_modules_of_one_name_share_rows_but_not_traces(name: str) -> None:
 
 def test_another_learning_rate_of_an_existing_table_is_warned_of_and_not_taken(name: str) -> None:
     DistEmbedding(NUM, DIM, name, lr=0.5)
-    with pytest.warns(UserWarning, match=r"exists and keeps lr=0\.5, not 0\.25"):
+    with pytest.warns(UserWarning, match=r"exists and keeps lr=0\.5, not 0\.25") as warned:
         module = DistEmbedding(NUM, DIM, name, lr=0.25)
+    assert [warning.filename for warning in warned] == [__file__]
     assert module.table.statistics()["learning_rate"] == 0.5
 
 

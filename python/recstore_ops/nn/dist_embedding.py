@@ -199,7 +199,7 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
             warnings.warn(
                 f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; '
                 "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
-                stacklevel=3,
+                stacklevel=4,  # The call of the constructor, behind what checks its keywords.
             )
 
 
