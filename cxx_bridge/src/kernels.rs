@@ -3,12 +3,11 @@
 //! Every function here runs behind [`guard`]: an error or a panic becomes an exception.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use cxx::SharedPtr;
 use recstore::{
-    BagInput, GradientChunk, GradientCollector, KeptGradients, MergedGradients, PoolingMode, PrefetchId,
-    Step, TableConfig, TableId, TableUpdate,
+    BagInput, CollectedStep, EmbeddingTable, GradientChunk, GradientCollector, KeptGradients,
+    MergedGradients, PoolingMode, PrefetchId, Step, TableConfig, TableUpdate,
 };
 
 use crate::executor::TorchThreads;
@@ -46,10 +45,7 @@ pub(crate) fn drop_table(name: &str) -> Outcome {
 }
 
 pub(crate) fn set_learning_rate(table: i64, lr: f64) -> Outcome {
-    guard(|| {
-        registry()?
-            .with_table("set_learning_rate", table, |store, table| store.set_learning_rate(table, lr, true))
-    })
+    guard(|| registry()?.with_table("set_learning_rate", table, |table| table.set_learning_rate(lr, true)))
 }
 
 /// How messages speak of a table: for the shape checks in C++.
@@ -63,50 +59,49 @@ pub(crate) fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> 
 }
 
 pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {
-    guard(|| registry()?.with_table("emb_read", table, |store, table| store.read(table, ids, rows)))
+    guard(|| registry()?.with_table("emb_read", table, |table| table.read(ids, rows)))
 }
 
 /// `places` has room for one place an id and a tag.
 pub(crate) fn emb_read_places(table: i64, ids: &[i64], rows: &mut [f32], places: &mut [u32]) -> Outcome {
-    guard(|| {
-        registry()?
-            .with_table("emb_read", table, |store, table| store.read_with_places(table, ids, rows, places))
-    })
+    guard(|| registry()?.with_table("emb_read", table, |table| table.read_with_places(ids, rows, places)))
 }
 
 pub(crate) fn emb_read_default(dim: usize, ids: &[i64], rows: &mut [f32]) -> Outcome {
-    guard(|| {
-        let registry = registry()?;
-        match registry.default_table(dim)? {
-            Some(table) => Ok(registry.store().read(table, ids, rows)?),
-            None => {
-                rows.fill(0.0);
-                Ok(())
-            }
+    guard(|| match registry()?.default_table(dim)? {
+        Some(placed) => Ok(placed.table.read(ids, rows)?),
+        None => {
+            rows.fill(0.0);
+            Ok(())
         }
     })
 }
 
 pub(crate) fn emb_write(table: i64, ids: &[i64], rows: &[f32]) -> Outcome {
-    guard(|| registry()?.with_table("emb_write", table, |store, table| store.write(table, ids, rows)))
+    guard(|| registry()?.change_table("emb_write", table, Some(ids), |table| table.write(ids, rows)))
 }
 
 pub(crate) fn emb_write_default(dim: usize, ids: &[i64], rows: &[f32]) -> Outcome {
-    guard(|| registry()?.with_default_table(dim, |store, table| store.write(table, ids, rows)))
+    guard(|| registry()?.change_default_table(dim, ids, |_, table| table.write(ids, rows)))
 }
 
 pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32], dim: usize) -> Outcome {
-    let step = |table| one_step(table, ids, gradients, dim);
-    guard(|| registry()?.with_table("emb_update", table, |store, table| store.update(&[step(table)])))
+    const OPERATION: &str = "emb_update";
+    guard(|| {
+        let registry = registry()?;
+        let table = registry.table(OPERATION, table)?.place;
+        let chunks = vec![GradientChunk::new(ids, gradients, dim)];
+        registry.take_steps(OPERATION, vec![CollectedStep { table, chunks }])
+    })
 }
 
 pub(crate) fn emb_update_default(dim: usize, ids: &[i64], gradients: &[f32]) -> Outcome {
-    let step = |table| one_step(table, ids, gradients, dim);
-    guard(|| registry()?.with_default_table(dim, |store, table| store.update(&[step(table)])))
-}
-
-fn one_step<'a>(table: TableId, ids: &'a [i64], gradients: &'a [f32], dim: usize) -> TableUpdate<'a> {
-    TableUpdate { table, chunks: vec![GradientChunk::new(ids, gradients, dim)], step: Step::Next }
+    guard(|| {
+        registry()?.change_default_table(dim, ids, |store, table| {
+            let chunks = vec![GradientChunk::new(ids, gradients, dim)];
+            store.update(&[TableUpdate { table: table.id(), chunks, step: Step::Next }]).map(drop)
+        })
+    })
 }
 
 /// `per_sample_weights` is empty for none, `padding_idx` holds one id or none, `places` is empty or has room for all
@@ -149,7 +144,7 @@ fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
 pub(crate) fn emb_prefetch(table: i64, ids: &[i64]) -> Outcome<i64> {
     guard(|| {
         let registry = registry()?;
-        Ok(registry.prefetching().issue(vec![registry.request(table, ids)?])?.0)
+        Ok(registry.prefetches().issue(vec![registry.request(table, ids)?])?.0)
     })
 }
 
@@ -164,7 +159,7 @@ pub(crate) fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -
         let registry = registry()?;
         let parts = splits.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]);
         let requests = tables.iter().zip(parts).map(|(&table, ids)| registry.request(table, ids));
-        Ok(registry.prefetching().issue(requests.collect::<Outcome<_>>()?)?.0)
+        Ok(registry.prefetches().issue(requests.collect::<Outcome<_>>()?)?.0)
     })
 }
 
@@ -181,7 +176,7 @@ pub(crate) fn emb_wait(prefetch: i64, dims: &[i64]) -> Outcome<Box<Fetched>> {
             )));
         }
         let deferred = registry.take_deferred(id);
-        let matrices = registry.prefetching().wait(id)?;
+        let matrices = registry.prefetches().wait(id)?;
         let Some((ids, dim)) = deferred else {
             return Ok(Box::new(Fetched { dims: issued, matrices }));
         };
@@ -193,7 +188,7 @@ pub(crate) fn emb_wait(prefetch: i64, dims: &[i64]) -> Outcome<Box<Fetched>> {
 
 /// How many prefetches were dropped because nobody consumed them.
 pub(crate) fn num_prefetches_dropped() -> Outcome<u64> {
-    guard(|| Ok(registry()?.prefetching().num_dropped()))
+    guard(|| Ok(registry()?.prefetches().num_dropped()))
 }
 
 /// The rows of a prefetch, one matrix a table.
@@ -224,40 +219,39 @@ pub(crate) fn hashtable_lookup(
     rows: &mut [f32],
 ) -> Outcome {
     guard(|| {
-        registry()?.with_table("hashtable_lookup", table, |store, table| {
-            store.lookup(table, ids, insert, indices, rows)
-        })
+        registry()?.with_table("hashtable_lookup", table, |table| table.lookup(ids, insert, indices, rows))
     })
 }
 
 pub(crate) fn hashtable_delete(table: i64, ids: &[i64]) -> Outcome {
     guard(|| {
-        registry()?.with_table("hashtable_delete", table, |store, table| store.delete(table, ids).map(drop))
+        let delete = |table: &dyn EmbeddingTable| table.delete(ids).map(drop);
+        registry()?.change_table("hashtable_delete", table, Some(ids), delete)
     })
 }
 
 pub(crate) fn hashtable_clear(table: i64) -> Outcome {
-    guard(|| registry()?.with_table("hashtable_clear", table, |store, table| store.clear(table)))
+    guard(|| registry()?.change_table("hashtable_clear", table, None, |table| table.clear()))
 }
 
 pub(crate) fn hashtable_ids(table: i64) -> Outcome<Box<Ids>> {
     guard(|| {
-        let ids = registry()?.with_table("hashtable_ids", table, |store, table| store.ids(table))?;
+        let ids = registry()?.with_table("hashtable_ids", table, |table| table.ids())?;
         Ok(Box::new(Ids(ids)))
     })
 }
 
 pub(crate) fn hashtable_size(table: i64) -> Outcome<i64> {
     guard(|| {
-        let rows = registry()?.with_table("hashtable_size", table, |store, table| store.num_rows(table))?;
+        let rows = registry()?.with_table("hashtable_size", table, |table| table.num_rows())?;
         Ok(rows as i64)
     })
 }
 
 pub(crate) fn hashtable_slot(table: i64, ids: &[i64], slot: &str) -> Outcome<Box<SlotValues>> {
     guard(|| {
-        let (description, values) = registry()?.with_table("hashtable_slot", table, |store, table| {
-            Ok((store.describe(table)?, store.read_slot(table, slot, ids)?))
+        let (description, values) = registry()?.with_table("hashtable_slot", table, |table| {
+            Ok((table.describe()?, table.read_slot(slot, ids)?))
         })?;
         let width = description.slots.iter().find(|(name, _)| *name == slot).map(|&(_, width)| width);
         let found = values.zip(width).map(|(values, width)| Box::new(SlotValues { values, width }));
@@ -321,7 +315,7 @@ pub(crate) fn accept_bag_grads(
         }
         for &(collector, table) in chunks.keys() {
             registry()?.collector("accept_grad", collector)?;
-            registry()?.check_open("accept_grad", table)?;
+            registry()?.with_table("accept_grad", table, |table| table.check_open("accept_grad"))?;
         }
         chunks.into_iter().try_for_each(|((collector, table), parts)| accept(collector, table, parts))
     })
@@ -330,17 +324,17 @@ pub(crate) fn accept_bag_grads(
 fn accept(collector: i64, table: i64, parts: Vec<Box<dyn KeptGradients>>) -> Outcome {
     let registry = registry()?;
     let collector = registry.collector("accept_grad", collector)?;
-    registry.with_table("accept_grad", table, |store, table| collector.accept(store, table, parts))
+    let place = registry.table("accept_grad", table)?.place;
+    registry.with_table("accept_grad", table, |table| collector.accept(place, table, parts))
 }
 
 pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {
     guard(|| {
         let registry = registry()?;
         let found = collectors.iter().map(|&handle| registry.collector("apply_grads", handle));
-        let found = found.collect::<Outcome<Vec<Arc<GradientCollector>>>>()?;
+        let found = found.collect::<Outcome<Vec<_>>>()?;
         let found: Vec<_> = found.iter().map(AsRef::as_ref).collect();
-        let applied = GradientCollector::apply(registry.store(), &found);
-        applied.map_err(|error| registry.name_dropped("apply_grads", error))
+        GradientCollector::apply(&found, |steps| registry.take_steps("apply_grads", steps))
     })
 }
 
@@ -364,9 +358,10 @@ pub(crate) fn collected_grads(collector: i64, table: i64) -> Outcome<Box<Merged>
     guard(|| {
         let registry = registry()?;
         let collector = registry.collector("collected_grads", collector)?;
-        registry.with_table("collected_grads", table, |store, table| {
-            let dim = store.dim(table)?;
-            Ok(Box::new(Merged { gradients: collector.merged(&TorchThreads, store, table)?, dim }))
+        let place = registry.table("collected_grads", table)?.place;
+        registry.with_table("collected_grads", table, |table| {
+            table.check_open("collected_grads")?;
+            Ok(Box::new(Merged { gradients: collector.merged(&TorchThreads, &place)?, dim: table.dim() }))
         })
     })
 }

@@ -2,11 +2,13 @@
 
 mod executor;
 mod guard;
+mod handles;
 mod kept;
 mod kernels;
 mod large_result;
 mod registry;
-mod switching;
+mod steps;
+mod stores;
 
 use executor::{Task, run_piece};
 use kernels::{

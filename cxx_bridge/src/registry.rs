@@ -1,19 +1,19 @@
-//! The process's tables and collectors, by the handles that operators take. A handle is never given out twice.
+//! The process's stores, tables and collectors, by the handles that operators take.
 
-use std::collections::BTreeMap;
 use std::env;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, Error, GradientCollector, InitializerConfig, LocalStore, PrefetchId, PrefetchRequest,
-    PrefetchingStore, Serial, TableConfig, TableId, fork,
+    EmbeddingStore, EmbeddingTable, Error, GradientCollector, InitializerConfig, LoadReport, LocalStore,
+    OptimizerState, PrefetchId, PrefetchRequest, Prefetches, Serial, TableConfig, TableId, fork,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
 use crate::executor::TorchThreads;
 use crate::guard::Failure;
-use crate::switching::SwitchingStore;
+use crate::handles::Handles;
+use crate::stores::{Place, Placed, Stores};
 
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
 const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
@@ -26,30 +26,15 @@ const MOST_PREFETCHES: usize = 1024;
 
 static REGISTRY: OnceCell<Registry> = OnceCell::new();
 
-/// The store of the process and the handles into it.
+/// The stores of the process and the handles into them.
 pub struct Registry {
-    store: PrefetchingStore,
-    /// The same, without reads ahead.
-    stores: Arc<SwitchingStore>,
-    handles: RwLock<Handles>,
+    state: RwLock<State>,
+    prefetches: Prefetches<Place>,
 }
 
-/// Ordered maps: among so few numbers a search takes less time than a hash.
-#[derive(Default)]
-struct Handles {
-    last: i64,
-    tables: BTreeMap<i64, OpenTable>,
-    of_table: BTreeMap<TableId, i64>,
-    collectors: BTreeMap<i64, Arc<GradientCollector>>,
-    /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
-    deferred: BTreeMap<PrefetchId, (Vec<i64>, usize)>,
-}
-
-struct OpenTable {
-    id: TableId,
-    name: Arc<str>,
-    dim: usize,
-    references: usize,
+struct State {
+    stores: Stores,
+    handles: Handles,
 }
 
 /// Returns the process's registry, made at the first call.
@@ -67,16 +52,16 @@ pub fn registry() -> Result<&'static Registry, Failure> {
             }
             Err(_) => store,
         };
-        let stores = Arc::new(SwitchingStore::new(Arc::new(store)));
-        let store = PrefetchingStore::new(stores.clone(), PREFETCH_THREADS, MOST_PREFETCHES);
-        Ok(Registry { store, stores, handles: RwLock::default() })
+        Ok(Registry::new(Arc::new(store)))
     })
 }
 
+/// What whoever speaks of tables by name or number asks for.
 impl Registry {
-    /// Returns the store.
-    pub fn store(&self) -> &dyn EmbeddingStore {
-        &self.store
+    pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>) -> Self {
+        let state = State { stores: Stores::new(embedded), handles: Handles::default() };
+        let prefetches = Prefetches::new(PREFETCH_THREADS, MOST_PREFETCHES);
+        Self { state: RwLock::new(state), prefetches }
     }
 
     /// Connects to servers, where tables are opened from then on; those that are open stay where they are. Returns a
@@ -85,7 +70,8 @@ impl Registry {
     /// # Errors
     /// As [`RemoteStore::connect`]; then nothing has changed.
     pub fn use_servers(&self, config: RemoteConfig) -> recstore::Result<usize> {
-        Ok(self.stores.choose_servers(Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?)))
+        let servers = Arc::new(RemoteStore::connect(config, Box::new(TorchThreads))?);
+        Ok(self.change_state(|state| state.stores.choose_servers(servers)))
     }
 
     /// Calls servers at other addresses from now on: those that [`Registry::use_servers`] gave this number.
@@ -94,86 +80,191 @@ impl Registry {
     /// As [`RemoteStore::move_servers`]; [`recstore::Error::InvalidConfig`] for a number that it did not give.
     pub fn move_servers(&self, number: usize, addresses: &[String]) -> recstore::Result<()> {
         let unknown = || format!("no servers were chosen under the number {number}");
-        let found = self.stores.servers_numbered(number);
-        found.ok_or_else(|| recstore::Error::InvalidConfig { message: unknown() })?.move_servers(addresses)
+        let found = self.read_state(|state| state.stores.servers_numbered(number));
+        found.ok_or_else(|| Error::InvalidConfig { message: unknown() })?.move_servers(addresses)
     }
 
     /// Returns the servers on which tables are opened, if they are.
     pub fn servers(&self) -> Option<Arc<RemoteStore>> {
-        self.stores.servers()
+        self.read_state(|state| state.stores.servers())
     }
 
     /// Opens tables in this process from now on; those that are open stay where they are.
     pub fn use_embedded(&self) {
-        self.stores.choose_embedded();
+        self.change_state(|state| state.stores.choose_embedded());
     }
 
+    #[cfg(test)]
+    pub(crate) fn choose(&self, store: Arc<dyn EmbeddingStore>) {
+        self.change_state(|state| state.stores.choose(store));
+    }
+
+    /// Returns the store in which tables are opened now.
+    pub fn store(&self) -> Arc<dyn EmbeddingStore> {
+        self.read_state(|state| state.stores.current().1)
+    }
+
+    /// Returns the store of this process.
+    pub fn embedded(&self) -> Arc<dyn EmbeddingStore> {
+        self.read_state(|state| state.stores.embedded())
+    }
+
+    /// Returns the table `name` of the store in which tables are opened now, and its number, which no other table has.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::find_table`].
+    pub fn find_table(&self, name: &str) -> recstore::Result<Option<(i64, Arc<dyn EmbeddingTable>)>> {
+        let found = self.find(name)?;
+        Ok(found
+            .map(|Placed { place, table }| (self.change_state(|state| state.stores.number(place)), table)))
+    }
+
+    /// Returns the table that has a number, for a call of the name `operation`.
+    ///
+    /// # Errors
+    /// [`recstore::Error::UnknownHandle`] for one that was dropped, or that no table has.
+    pub fn numbered_table(
+        &self,
+        operation: &'static str,
+        number: i64,
+    ) -> recstore::Result<Arc<dyn EmbeddingTable>> {
+        let (store, place) = self.place_of(operation, number)?;
+        store.table(operation, place.table)
+    }
+
+    /// Takes away the rows that the eviction of the table `name` chooses; a `dry_run` only tells their ids.
+    ///
+    /// # Errors
+    /// As [`EmbeddingTable::evict`]; [`recstore::Error::UnknownTable`].
+    pub fn evict(&self, name: &str, dry_run: bool) -> recstore::Result<Vec<i64>> {
+        let unknown = || Error::UnknownTable { operation: "evict", table: name.to_owned() };
+        let Placed { place, table } = self.find(name)?.ok_or_else(unknown)?;
+        let evicted = table.evict(dry_run)?;
+        if !dry_run {
+            self.note(place, Some(&evicted));
+        }
+        Ok(evicted)
+    }
+
+    /// Has `load` load a checkpoint into the store in which tables are opened now.
+    ///
+    /// # Errors
+    /// Those of `load`; [`recstore::Error::Unavailable`], of a store on servers.
+    pub fn load<E: From<Error>>(
+        &self,
+        load: impl FnOnce(&dyn EmbeddingStore) -> Result<LoadReport, E>,
+    ) -> Result<LoadReport, E> {
+        let report = load(&*self.store())?;
+        for (name, _) in &report.tables {
+            if let Some(table) = self.find(name)? {
+                self.note(table.place, None);
+            }
+        }
+        Ok(report)
+    }
+
+    /// Puts what optimizers keep into tables, whose numbers the states have; of each store at one moment. Of several
+    /// stores those on servers come first, for they may refuse.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::put_optimizer_states`].
+    pub fn put_optimizer_states(&self, states: Vec<OptimizerState<'_>>) -> recstore::Result<()> {
+        let placed = states.into_iter().map(|state| {
+            let (_, place) = self.place_of("put_optimizer_states", state.table.0)?;
+            Ok((place, OptimizerState { table: place.table, ..state }))
+        });
+        let groups = by_store(placed.collect::<recstore::Result<Vec<_>>>()?);
+        groups.iter().try_for_each(|(store, states)| self.store_numbered(*store).put_optimizer_states(states))
+    }
+
+    fn place_of(
+        &self,
+        operation: &'static str,
+        number: i64,
+    ) -> recstore::Result<(Arc<dyn EmbeddingStore>, Place)> {
+        self.read_state(|state| {
+            let place =
+                state.stores.place(number).ok_or(Error::UnknownHandle { operation, handle: number })?;
+            Ok((state.stores.store(place.store), place))
+        })
+    }
+
+    fn find(&self, name: &str) -> recstore::Result<Option<Placed>> {
+        let (number, store) = self.read_state(|state| state.stores.current());
+        Ok(store.find_table(name)?.map(|table| Placed::new(number, table)))
+    }
+
+    fn open_placed(&self, name: &str, config: &TableConfig) -> recstore::Result<Placed> {
+        let (number, store) = self.read_state(|state| state.stores.current());
+        Ok(Placed::new(number, store.open_table(name, config)?))
+    }
+
+    pub(crate) fn store_numbered(&self, number: usize) -> Arc<dyn EmbeddingStore> {
+        self.read_state(|state| state.stores.store(number))
+    }
+}
+
+/// What operators ask for.
+impl Registry {
     /// Creates or opens a table, adds a reference and returns its handle.
     pub(crate) fn open(&self, name: &str, config: &TableConfig) -> Result<i64, Failure> {
-        let id = self.store.open_table(name, config)?;
-        Ok(self.with_handles(|handles| {
-            let handle = handles.of_table.get(&id).copied().unwrap_or_else(|| {
-                let handle = handles.next();
-                handles.of_table.insert(id, handle);
-                handles
-                    .tables
-                    .insert(handle, OpenTable { id, name: name.into(), dim: config.dim, references: 0 });
-                handle
-            });
-            if let Some(table) = handles.tables.get_mut(&handle) {
-                table.references += 1;
-            }
-            handle
-        }))
+        let placed = self.open_placed(name, config)?;
+        Ok(self.change_state(|state| state.handles.open(placed)))
     }
 
     /// Takes a reference away; without any the handle is unknown from then on, and the rows stay.
     pub(crate) fn release(&self, handle: i64) -> Result<(), Failure> {
-        self.with_handles(|handles| {
-            let table =
-                handles.tables.get_mut(&handle).ok_or_else(|| unknown("hashtable_release", handle))?;
-            table.references -= 1;
-            if table.references == 0 {
-                let id = table.id;
-                handles.tables.remove(&handle);
-                handles.of_table.remove(&id);
-            }
-            Ok(())
-        })
+        self.change_state(|state| state.handles.release(handle))
     }
 
-    /// Calls `work` with the store and the table behind a handle.
+    /// Returns the table behind a handle.
+    pub(crate) fn table(&self, operation: &'static str, handle: i64) -> Result<Placed, Failure> {
+        self.read_state(|state| state.handles.table(operation, handle).cloned())
+    }
+
+    /// Calls `work` with the table behind a handle.
     pub(crate) fn with_table<R>(
         &self,
         operation: &'static str,
         handle: i64,
-        work: impl FnOnce(&dyn EmbeddingStore, TableId) -> recstore::Result<R>,
+        work: impl FnOnce(&dyn EmbeddingTable) -> recstore::Result<R>,
     ) -> Result<R, Failure> {
-        let found = self.read_handles(|handles| handles.tables.get(&handle).map(|table| table.id));
-        let id = found.ok_or_else(|| unknown(operation, handle))?;
-        work(self.store(), id).map_err(|error| self.name_dropped(operation, error))
+        let Placed { place, table } = self.table(operation, handle)?;
+        work(&*table).map_err(|error| self.name_dropped(operation, place.store, error))
     }
 
-    /// Calls `work` with the store and the tables behind handles.
+    /// Calls `work`, which changes the rows of `ids`, or of all ids, with the table behind a handle.
+    pub(crate) fn change_table(
+        &self,
+        operation: &'static str,
+        handle: i64,
+        ids: Option<&[i64]>,
+        work: impl FnOnce(&dyn EmbeddingTable) -> recstore::Result<()>,
+    ) -> Result<(), Failure> {
+        let Placed { place, table } = self.table(operation, handle)?;
+        work(&*table).map_err(|error| self.name_dropped(operation, place.store, error))?;
+        self.note(place, ids);
+        Ok(())
+    }
+
+    /// Calls `work` with the tables behind handles and the one store that they lie in.
     pub(crate) fn with_tables<R>(
         &self,
         operation: &'static str,
         handles: &[i64],
         work: impl FnOnce(&dyn EmbeddingStore, &[TableId]) -> recstore::Result<R>,
     ) -> Result<R, Failure> {
-        let ids: Result<Vec<TableId>, Failure> = self.read_handles(|open| {
-            let of_handle = |handle| open.tables.get(handle).map(|table| table.id);
-            handles
-                .iter()
-                .map(|handle| of_handle(handle).ok_or_else(|| unknown(operation, *handle)))
-                .collect()
-        });
-        work(self.store(), &ids?).map_err(|error| self.name_dropped(operation, error))
-    }
-
-    /// Checks that there is a table behind a handle.
-    pub(crate) fn check_open(&self, operation: &'static str, handle: i64) -> Result<(), Failure> {
-        self.with_table(operation, handle, |store, table| store.dim(table).map(drop))
+        let (number, store, tables) = self.read_state(|state| {
+            let places = handles.iter().map(|&handle| Ok(state.handles.table(operation, handle)?.place));
+            let places = places.collect::<Result<Vec<Place>, Failure>>()?;
+            let number = places.first().map_or(0, |place| place.store);
+            if places.iter().any(|place| place.store != number) {
+                return Err(lie_apart(operation));
+            }
+            let tables: Vec<TableId> = places.iter().map(|place| place.table).collect();
+            Ok((number, state.stores.store(number), tables))
+        })?;
+        work(&*store, &tables).map_err(|error| self.name_dropped(operation, number, error))
     }
 
     /// Checks that rows of a table have `dim` elements, before anything of that size is made.
@@ -184,155 +275,171 @@ impl Registry {
         handle: i64,
         dim: usize,
     ) -> Result<(), Failure> {
-        self.read_handles(|handles| match handles.tables.get(&handle) {
-            None => Err(unknown(operation, handle)),
-            Some(table) if table.dim == dim => Ok(()),
-            Some(table) => Err(Failure::Runtime(format!(
-                "{operation}: table \"{}\" has dim {}, got {what} of {dim}",
-                table.name, table.dim
-            ))),
+        self.read_state(|state| {
+            let table = &state.handles.table(operation, handle)?.table;
+            if table.dim() == dim {
+                return Ok(());
+            }
+            let (name, expected) = (table.name(), table.dim());
+            Err(Failure::Runtime(format!(
+                "{operation}: table \"{name}\" has dim {expected}, got {what} of {dim}"
+            )))
         })
     }
 
-    /// Turns an error about a table that the store does not know into one that names it.
-    pub(crate) fn name_dropped(&self, operation: &'static str, error: Error) -> Failure {
+    /// Turns an error about a table that a store does not know into one that names it.
+    pub(crate) fn name_dropped(&self, operation: &'static str, store: usize, error: Error) -> Failure {
         let Error::UnknownHandle { handle: id, .. } = error else {
             return error.into();
         };
-        self.read_handles(|handles| {
-            let table = handles.of_table.get(&TableId(id)).and_then(|handle| handles.tables.get(handle));
-            table.map_or_else(|| error.into(), |table| dropped(operation, &table.name))
+        self.read_state(|state| match state.handles.table_at(Place { store, table: TableId(id) }) {
+            Some(placed) => dropped(operation, placed.table.name()),
+            None => error.into(),
         })
     }
 
     /// Returns how messages speak of the table behind a handle.
     pub(crate) fn table_text(&self, handle: i64) -> String {
-        self.read_handles(|handles| match handles.tables.get(&handle) {
-            Some(table) => format!("table \"{}\"", table.name),
-            None => format!("unknown table handle {handle}"),
+        self.read_state(|state| match state.handles.table("", handle) {
+            Ok(placed) => format!("table \"{}\"", placed.table.name()),
+            Err(_) => format!("unknown table handle {handle}"),
         })
     }
 
     /// Returns the table `default/<dim>`, which its first write or update creates.
-    pub(crate) fn default_table(&self, dim: usize) -> Result<Option<TableId>, Failure> {
-        Ok(self.store.find_table(&default_name(dim))?)
+    pub(crate) fn default_table(&self, dim: usize) -> Result<Option<Placed>, Failure> {
+        Ok(self.find(&default_name(dim))?)
     }
 
-    /// Calls `work` with the store and the table `default/<dim>`, whose rows start at zero. Where the table is missing
-    /// `work` is tried on a scratch store first: a call that fails leaves no table behind.
-    pub(crate) fn with_default_table(
+    /// Calls `work`, which changes the rows of `ids`, with the table `default/<dim>`, whose rows start at zero, and its
+    /// store. Where the table is missing `work` is tried on a scratch store first: a call that fails leaves no table
+    /// behind.
+    pub(crate) fn change_default_table(
         &self,
         dim: usize,
-        work: impl Fn(&dyn EmbeddingStore, TableId) -> recstore::Result<()>,
+        ids: &[i64],
+        work: impl Fn(&dyn EmbeddingStore, &dyn EmbeddingTable) -> recstore::Result<()>,
     ) -> Result<(), Failure> {
-        if let Some(table) = self.default_table(dim)? {
-            return Ok(work(self.store(), table)?);
-        }
-        let config = TableConfig { initializer: InitializerConfig::Zeros {}, ..TableConfig::new(dim) };
-        let scratch = LocalStore::new(Box::new(Serial));
-        work(&scratch, scratch.open_table(&default_name(dim), &config)?)?;
-        Ok(work(self.store(), self.store.open_table(&default_name(dim), &config)?)?)
+        let placed = match self.default_table(dim)? {
+            Some(placed) => placed,
+            None => {
+                let config =
+                    TableConfig { initializer: InitializerConfig::Zeros {}, ..TableConfig::new(dim) };
+                let scratch = LocalStore::new(Box::new(Serial));
+                work(&scratch, &*scratch.open_table(&default_name(dim), &config)?)?;
+                self.open_placed(&default_name(dim), &config)?
+            }
+        };
+        work(&*self.store_numbered(placed.place.store), &*placed.table)?;
+        self.note(placed.place, Some(ids));
+        Ok(())
     }
 
     /// Returns a handle to a new collector.
     pub(crate) fn add_collector(&self) -> i64 {
-        self.with_handles(|handles| {
-            let handle = handles.next();
-            handles.collectors.insert(handle, Arc::default());
-            handle
-        })
+        self.change_state(|state| state.handles.add_collector())
     }
 
     pub(crate) fn remove_collector(&self, handle: i64) -> Result<(), Failure> {
-        let removed = self.with_handles(|handles| handles.collectors.remove(&handle));
-        removed.map(|_| ()).ok_or_else(|| unknown_collector("collector_release", handle))
+        // Outside the lock: what it keeps may have a destructor of its own.
+        self.change_state(|state| state.handles.remove_collector(handle)).map(drop)
     }
 
     pub(crate) fn collector(
         &self,
         operation: &'static str,
         handle: i64,
-    ) -> Result<Arc<GradientCollector>, Failure> {
-        let found = self.read_handles(|handles| handles.collectors.get(&handle).cloned());
-        found.ok_or_else(|| unknown_collector(operation, handle))
+    ) -> Result<Arc<GradientCollector<Place>>, Failure> {
+        self.read_state(|state| state.handles.collector(operation, handle))
     }
 
-    /// Returns the store as one whose reads can be issued ahead.
-    pub(crate) fn prefetching(&self) -> &PrefetchingStore {
-        &self.store
+    /// Returns the handle of an open table, and 0 for one whose handle was released.
+    pub(crate) fn handle_of(&self, place: Place) -> i64 {
+        self.read_state(|state| state.handles.handle_of(place))
     }
 
-    /// Issues a read of the table behind a handle.
-    pub(crate) fn request(&self, handle: i64, ids: &[i64]) -> Result<PrefetchRequest, Failure> {
-        let found =
-            self.read_handles(|handles| handles.tables.get(&handle).map(|table| (table.id, table.dim)));
-        let (table, dim) = found.ok_or_else(|| unknown("emb_prefetch", handle))?;
-        Ok(PrefetchRequest { table, ids: ids.to_vec(), dim })
+    fn read_state<R>(&self, work: impl FnOnce(&State) -> R) -> R {
+        // The gate: no process forks while one of its threads holds the lock, for the child's would stay locked.
+        let _gate = fork::enter();
+        work(&self.state.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn change_state<R>(&self, work: impl FnOnce(&mut State) -> R) -> R {
+        let _gate = fork::enter();
+        work(&mut self.state.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Reads issued ahead.
+impl Registry {
+    /// Returns the prefetches of all tables.
+    pub(crate) fn prefetches(&self) -> &Prefetches<Place> {
+        &self.prefetches
+    }
+
+    /// Notes that the rows of `ids`, or all rows of a table, have changed.
+    pub(crate) fn note(&self, place: Place, ids: Option<&[i64]>) {
+        match ids {
+            Some(ids) => self.prefetches.note(&place, Some(&mut ids.iter().copied())),
+            None => self.prefetches.note(&place, None),
+        }
+    }
+
+    /// Returns a read of the table behind a handle.
+    pub(crate) fn request(&self, handle: i64, ids: &[i64]) -> Result<PrefetchRequest<Place>, Failure> {
+        Ok(request(self.table("emb_prefetch", handle)?, ids))
     }
 
     /// Issues a read of the table `default/<dim>`; where it is missing the ids are kept until they are asked for.
     pub(crate) fn prefetch_default(&self, dim: usize, ids: &[i64]) -> Result<PrefetchId, Failure> {
-        if let Some(table) = self.default_table(dim)? {
-            return Ok(self.store.issue(vec![PrefetchRequest { table, ids: ids.to_vec(), dim }])?);
+        if let Some(placed) = self.default_table(dim)? {
+            return Ok(self.prefetches.issue(vec![request(placed, ids)])?);
         }
-        let id = self.store.issue(vec![])?;
-        self.with_handles(|handles| {
-            handles.deferred.insert(id, (ids.to_vec(), dim));
-            if handles.deferred.len() > MOST_PREFETCHES {
-                // The store keeps no more than that, the newest: it has dropped this one.
-                handles.deferred.pop_first();
-            }
-        });
+        let id = self.prefetches.issue(vec![])?;
+        // As many are kept as of those that read: the older have been dropped.
+        self.change_state(|state| state.handles.defer(id, ids, dim, MOST_PREFETCHES));
         Ok(id)
     }
 
     /// Returns the dims of the tables of a prefetch.
     pub(crate) fn issued_dims(&self, id: PrefetchId) -> Result<Vec<usize>, Failure> {
-        let deferred = self.read_handles(|handles| handles.deferred.get(&id).map(|(_, dim)| vec![*dim]));
-        let issued = self.store.dims(id)?;
-        Ok(deferred.unwrap_or(issued))
+        let issued = self.prefetches.dims(id)?;
+        let deferred = self.read_state(|state| state.handles.deferred_dim(id));
+        Ok(deferred.map_or(issued, |dim| vec![dim]))
     }
 
     /// Takes the ids of a prefetch whose table did not exist when it was issued.
     pub(crate) fn take_deferred(&self, id: PrefetchId) -> Option<(Vec<i64>, usize)> {
-        self.with_handles(|handles| handles.deferred.remove(&id))
-    }
-
-    /// Returns the handle of an open table, and 0 for one whose handle was released.
-    pub(crate) fn handle_of(&self, id: TableId) -> i64 {
-        self.read_handles(|handles| handles.of_table.get(&id).copied().unwrap_or_default())
-    }
-
-    fn read_handles<R>(&self, work: impl FnOnce(&Handles) -> R) -> R {
-        let _gate = fork::enter();
-        work(&self.handles.read().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    fn with_handles<R>(&self, work: impl FnOnce(&mut Handles) -> R) -> R {
-        let _gate = fork::enter();
-        work(&mut self.handles.write().unwrap_or_else(PoisonError::into_inner))
+        self.change_state(|state| state.handles.take_deferred(id))
     }
 }
 
-impl Handles {
-    fn next(&mut self) -> i64 {
-        self.last += 1;
-        self.last
+fn request(placed: Placed, ids: &[i64]) -> PrefetchRequest<Place> {
+    PrefetchRequest { key: placed.place, table: placed.table, ids: ids.to_vec() }
+}
+
+/// Sorts what is about tables by their stores, those chosen last first.
+pub(crate) fn by_store<T>(items: Vec<(Place, T)>) -> Vec<(usize, Vec<T>)> {
+    let mut groups: Vec<(usize, Vec<T>)> = Vec::new();
+    for (place, item) in items {
+        match groups.iter_mut().find(|(store, _)| *store == place.store) {
+            Some((_, group)) => group.push(item),
+            None => groups.push((place.store, vec![item])),
+        }
     }
+    groups.sort_by_key(|(store, _)| std::cmp::Reverse(*store));
+    groups
 }
 
 fn default_name(dim: usize) -> String {
     format!("default/{dim}")
 }
 
-fn unknown(operation: &str, handle: i64) -> Failure {
-    Failure::Runtime(format!("{operation}: table handle {handle} is unknown, released or dropped"))
-}
-
 fn dropped(operation: &str, name: &str) -> Failure {
     Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
 }
 
-fn unknown_collector(operation: &str, handle: i64) -> Failure {
-    Failure::Runtime(format!("{operation}: collector handle {handle} is unknown or released"))
+fn lie_apart(operation: &'static str) -> Failure {
+    let message = "the tables of one lookup must lie together, in this process or on the same servers";
+    Error::Unsupported { operation, message: message.to_owned() }.into()
 }

@@ -272,7 +272,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Brings a table and its group together at their first meeting."""
         was_scheduled = group["table"] is None and group["lr"] != self._initial_lr
         lr = group["lr"] if was_scheduled else self._lr
-        _, was_set = table.learning_rate()
+        _, was_set = table.learning_rate(asks=True)
         if lr is not None and not was_set:
             _native.set_optimizer_learning_rate(table.table_id, float(lr))
         if group["table"] is not None:
@@ -283,13 +283,19 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Hands on a learning rate that changed since the last step: one set by hand wins over the group's."""
         if table.table_id not in self._rates:
             return self._adopt(table, group)
-        is_shared = group["table"] is None
-        last, (current, was_set) = self._rates[table.table_id], table.learning_rate()
-        if was_set and (is_shared or current != last):
-            group["lr"] = group["lr"] if is_shared else current
-        elif group["lr"] != (last if is_shared else current):
+        # Others may have set it by hand on servers meanwhile: they are asked before it changes.
+        if self._is_changed(table, group, asks=False) and self._is_changed(table, group, asks=True):
             _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
         self._rates[table.table_id] = group["lr"]
+
+    def _is_changed(self, table: Table, group: dict[str, Any], asks: bool) -> bool:
+        """Whether the group has another rate than its table; it takes over one that was set by hand."""
+        is_shared = group["table"] is None
+        last, (current, was_set) = self._rates[table.table_id], table.learning_rate(asks)
+        if was_set and (is_shared or current != last):
+            group["lr"] = group["lr"] if is_shared else current
+            return False
+        return bool(group["lr"] != (last if is_shared else current))
 
 
 def _group_of(table: Table, groups: dict[str | None, dict[str, Any]]) -> dict[str, Any]:

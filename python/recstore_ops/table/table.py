@@ -175,13 +175,16 @@ class Table:
         """
         return self._if_there(_native.statistics_of(self.table_id))
 
-    def learning_rate(self) -> tuple[float, bool]:
+    def learning_rate(self, asks: bool = False) -> tuple[float, bool]:
         """The learning rate, and whether it was set by hand.
+
+        Args:
+            asks: whether servers are asked for it; else it is as this process last set it, loaded it or asked for it.
 
         Raises:
             RuntimeError: the table was dropped.
         """
-        return self._if_there(_native.learning_rate_of(self.table_id))
+        return self._if_there(_native.learning_rate_of(self.table_id, asks))
 
     def _if_there(self, found: _Found | None) -> _Found:
         if found is None:

@@ -69,11 +69,11 @@ fn main() -> Result<(), Box<dyn Error>> {
     let worker = AsyncStore::new(Arc::new(remote), AsyncConfig::default())?;
 
     println!("  step   slope   intercept");
-    let mut weights = worker.wait_rows(worker.pull(line, [0], 0, None)?, None)?;
+    let mut weights = worker.wait_rows(worker.pull(line.id(), [0], 0, None)?, None)?;
     for step in 1..=STEPS {
         let (x, y) = point(step);
         let error = weights[0] * x + weights[1] - y;
-        let pulled = worker.push_pull(line, [0], [error * x, error], 0, None)?;
+        let pulled = worker.push_pull(line.id(), [0], [error * x, error], 0, None)?;
         weights = worker.wait_rows(pulled, None)?;
         if step % 400 == 0 {
             println!("{step:6} {:7.3} {:11.3}", weights[0], weights[1]);

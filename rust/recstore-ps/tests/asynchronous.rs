@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex};
@@ -12,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use cluster::Cluster;
+use numbered::Numbered;
 use recstore::{EmbeddingStore, Error, LocalStore, Serial, TableConfig, TableId};
 use recstore_ps::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
 
@@ -21,7 +24,7 @@ const SHORT: Duration = Duration::from_millis(50);
 /// A store with a table of one column whose rows are the negative sums of their gradients.
 fn sums(store: Arc<dyn EmbeddingStore>) -> (Arc<dyn EmbeddingStore>, TableId) {
     let text = r#"{"initializer": {"kind": "zeros"}, "optimizer": {"kind": "sgd", "lr": 1.0}}"#;
-    let table = store.open_table("t", &TableConfig::from_json(1, text).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(1, text).unwrap()).unwrap();
     (store, table)
 }
 
@@ -92,7 +95,7 @@ fn a_pull_sees_the_pushes_before_it_here_and_on_servers() {
 #[test]
 fn higher_priorities_come_first_and_pushes_of_a_table_keep_their_order() {
     let (store, table) = embedded();
-    let other = store.open_table("other", &TableConfig::new(1)).unwrap();
+    let other = store.open_numbered("other", &TableConfig::new(1)).unwrap();
     let (named, order) = notes();
     let requests = requests(&store, |_| {});
     let release = hold(&requests, table);

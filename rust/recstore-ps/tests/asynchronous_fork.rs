@@ -5,10 +5,14 @@
 #![cfg(unix)]
 #![expect(unsafe_code, reason = "fork, alarm and _exit are foreign functions")]
 
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use recstore::{EmbeddingStore, LocalStore, Serial, TableConfig};
+use numbered::Numbered;
+use recstore::{LocalStore, Serial, TableConfig};
 use recstore_ps::{AsyncConfig, AsyncError, AsyncStore, Timestamp};
 
 const CHILD_SECONDS: u32 = 30;
@@ -36,7 +40,7 @@ fn ends_well_in_a_child(work: impl FnOnce()) -> bool {
 #[test]
 fn a_forked_child_is_refused_and_does_not_hang() {
     let store = Arc::new(LocalStore::new(Box::new(Serial)));
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     let mut config = AsyncConfig::default();
     config.max_pending = 4;
     let requests = AsyncStore::new(store, config).unwrap();

@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,6 +15,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
 use cluster::{Cluster, connect};
+use numbered::Numbered;
 use recstore::{EmbeddingStore, GradientChunk, Serial, Step, TableConfig, TableUpdate, unique};
 use recstore_ps::router::{HashMethod, Router};
 
@@ -171,7 +174,7 @@ fn a_hot_id_is_one_row_of_a_request_and_one_of_a_step() {
     let cluster = Cluster::start(2);
     let (proxies, bytes): (Vec<_>, Vec<_>) = cluster.addresses().into_iter().map(counted).unzip();
     let store = connect(proxies, std::time::Duration::from_secs(20));
-    let table = store.open_table("t", &TableConfig::new(DIM)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(DIM)).unwrap();
     let passed = |ids: &[i64]| {
         let before: u64 = bytes.iter().map(|bytes| bytes.load(Ordering::SeqCst)).sum();
         store.read(table, ids, &mut vec![0.0; ids.len() * DIM]).unwrap();

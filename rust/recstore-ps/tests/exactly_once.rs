@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 mod proxy;
 
 use std::sync::atomic::Ordering;
@@ -18,6 +20,7 @@ use recstore::{
 };
 use recstore_ps::RemoteStore;
 
+use numbered::Numbered;
 use proxy::{Fault, Proxy, Random, some_fault};
 
 const DIM: usize = 4;
@@ -31,7 +34,7 @@ fn step(store: &dyn EmbeddingStore, table: TableId, number: i64) -> recstore::Re
     let gradients: Vec<f32> =
         (0..20 * DIM).map(|value| (value as f32 - 30.0) * 0.1 + number as f32).collect();
     let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 /// Steps, writes, deletes and drops of a test, by number.
@@ -57,7 +60,7 @@ fn contents(store: &dyn EmbeddingStore, table: TableId) -> String {
 
 fn undisturbed(acts: std::ops::Range<i64>) -> (String, Vec<recstore::Result<usize>>) {
     let local = LocalStore::new(Box::new(Serial));
-    let table = local.open_table("t", &config()).unwrap();
+    let table = local.open_numbered("t", &config()).unwrap();
     let made = acts.map(|number| act(&local, table, number)).collect();
     (contents(&local, table), made)
 }
@@ -93,7 +96,7 @@ fn changes_are_made_once_over_connections_that_break() {
                 false => [some_fault(&mut random, 1_200), some_fault(&mut random, 1_200)],
             })
         });
-        let table = store.open_table("t", &config()).unwrap();
+        let table = store.open_numbered("t", &config()).unwrap();
         let made: Vec<_> = (0..ACTS).map(|number| act(&store, table, number)).collect();
         assert_eq!((contents(&store, table), made), undisturbed(0..ACTS), "seed {seed}");
         let connections: u64 = proxies.iter().map(|proxy| proxy.connections.load(Ordering::Relaxed)).sum();
@@ -105,7 +108,7 @@ fn changes_are_made_once_over_connections_that_break() {
 fn a_step_that_some_servers_have_is_repeated_on_the_others_alone() {
     let (_cluster, proxies, store) =
         behind_proxies(3, Duration::from_millis(300), |_| Box::new(|| [Fault::None, Fault::None]));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     step(&store, table, 1).unwrap();
     for (number, down) in [(2, 1), (3, 0), (4, 2)] {
         proxies[down].set_down(true);
@@ -119,7 +122,7 @@ fn a_step_that_some_servers_have_is_repeated_on_the_others_alone() {
         step(&store, table, number).unwrap();
     }
     let local = LocalStore::new(Box::new(Serial));
-    let twin = local.open_table("t", &config()).unwrap();
+    let twin = local.open_numbered("t", &config()).unwrap();
     (1..5).for_each(|number| step(&local, twin, number).unwrap());
     assert_eq!(contents(&store, table), contents(&local, twin));
 }
@@ -129,7 +132,7 @@ fn an_answer_that_was_lost_does_not_make_a_failed_call_happen_twice() {
     // While a proxy is deaf the server does all it is asked, and nobody hears of it.
     let (_cluster, proxies, store) =
         behind_proxies(2, Duration::from_millis(150), |_| Box::new(|| [Fault::None, Fault::None]));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     let mut made = Vec::new();
     for number in 0..15 {
         let deaf = &proxies[number as usize % 2].is_deaf;
@@ -157,7 +160,7 @@ fn several_clients_change_tables_side_by_side() {
         for _ in 0..4 {
             scope.spawn(|| {
                 let store = cluster.connect();
-                let table = store.open_table("t", &config).unwrap();
+                let table = store.open_numbered("t", &config).unwrap();
                 for _ in 0..STEPS {
                     let chunks = vec![GradientChunk::new(&[0, 1, 2], &[-1.0; 3], 1)];
                     store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
@@ -166,7 +169,7 @@ fn several_clients_change_tables_side_by_side() {
         }
     });
     let store = cluster.connect();
-    let table = store.find_table("t").unwrap().unwrap();
+    let table = store.find_numbered("t").unwrap().unwrap();
     let mut rows = [0.0; 3];
     store.read(table, &[0, 1, 2], &mut rows).unwrap();
     assert_eq!(rows, [4.0 * STEPS as f32; 3]);
@@ -178,7 +181,7 @@ fn an_eviction_whose_answer_was_lost_takes_place_once_and_tells_what_left() {
     let (_cluster, proxies, store) =
         behind_proxies(2, Duration::from_millis(150), |_| Box::new(|| [Fault::None, Fault::None]));
     let config = TableConfig::from_json(1, r#"{"eviction": {"capacity": 3, "interval": 1000000}}"#).unwrap();
-    let table = store.open_table("t", &config).unwrap();
+    let table = store.open_numbered("t", &config).unwrap();
     store.write(table, &(0..20).collect::<Vec<_>>(), &[1.0; 20]).unwrap();
     let leaving = store.evict(table, true).unwrap();
     proxies[1].is_deaf.store(true, Ordering::Relaxed);

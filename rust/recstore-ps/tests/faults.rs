@@ -8,6 +8,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 mod processes;
 mod proxy;
 
@@ -18,6 +20,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::config;
+use numbered::Numbered;
 use processes::{Process, free_port, run_test};
 use proxy::{Fault, Proxy, Random, some_fault};
 use recstore::{
@@ -106,7 +109,7 @@ fn opened(store: &dyn EmbeddingStore, optimizer: &str) -> TableId {
     let json =
         format!(r#"{{"optimizer": {optimizer}, "initializer": {{"kind": "constant", "value": 0.5}}}}"#);
     let config = TableConfig::from_json(DIM, &json).unwrap();
-    repeated(|| store.open_table("t", &config))
+    repeated(|| store.open_numbered("t", &config))
 }
 
 fn step(store: &dyn EmbeddingStore, table: TableId, ids: &[i64], gradients: &[f32]) {

@@ -5,9 +5,12 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use cluster::Cluster;
-use recstore::{EmbeddingStore, Step, TableConfig, TableId};
+use numbered::Numbered;
+use recstore::{Step, TableConfig, TableId};
 use recstore_ps::codec::{MergedUpdate, Received, Reply, Request, TableIds, decode};
 use recstore_ps::grpc::proto;
 use recstore_ps::grpc::proto::rec_store_client::RecStoreClient;
@@ -93,7 +96,7 @@ fn a_table_is_trained_and_managed() {
         assert_eq!(names, ["t"]);
         // The bulk port has the same table.
         let bulk = cluster.connect();
-        assert_eq!(bulk.find_table("t").unwrap().map(|table| bulk.num_rows(table)), Some(Ok(0)));
+        assert_eq!(bulk.find_numbered("t").unwrap().map(|table| bulk.num_rows(table)), Some(Ok(0)));
         let change = Some(proto::Change { client: vec![5; 16].into(), sequence: 4 });
         let drop = proto::DropTableRequest { name: "t".into(), change };
         client.drop_table(drop.clone()).await.unwrap();
@@ -107,7 +110,7 @@ fn a_table_is_trained_and_managed() {
 fn snapshots_are_saved_and_loaded() {
     let (cluster, directory) = (cluster(None), tempfile::tempdir().unwrap());
     let store = cluster.connect();
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     store.write(table, &[1, 2], &[1.0, 2.0]).unwrap();
     Runtime::new().unwrap().block_on(async {
         let mut client = RecStoreClient::new(channel(&cluster).await);

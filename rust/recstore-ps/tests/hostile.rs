@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -13,6 +15,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, config, connect, hello};
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, SaveOptions, Serial, Shard, Step, TableConfig,
     TableUpdate,
@@ -23,7 +26,7 @@ const SHORT: Duration = Duration::from_millis(400);
 
 fn assert_serves(cluster: &Cluster) {
     let store = cluster.connect();
-    let table = store.open_table("t", &TableConfig::new(2)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(2)).unwrap();
     store.write(table, &[1], &[1.0, 2.0]).unwrap();
     let mut row = [0.0; 2];
     store.read(table, &[1], &mut row).unwrap();
@@ -94,7 +97,7 @@ fn slow_peers_are_cut_off_and_cost_nothing() {
     assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
     // Whoever was idle too long connects again and notices nothing.
     let store = cluster.connect();
-    let table = store.open_table("u", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("u", &TableConfig::new(1)).unwrap();
     thread::sleep(Duration::from_millis(500));
     store.write(table, &[1], &[1.0]).unwrap();
     assert_eq!(store.num_rows(table), Ok(1));
@@ -150,7 +153,7 @@ fn a_server_that_is_gone_is_named_within_the_deadline() {
     let stays = Server::start(cluster.stores[0].clone(), of_two).unwrap();
     let addresses = vec![stays.address().to_string(), gone.address().to_string()];
     let store = connect(addresses.clone(), SHORT);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     gone.stop(Duration::from_secs(1));
     let started = Instant::now();
     let error = store.read(table, &[0, 1], &mut [0.0; 2]).unwrap_err();
@@ -158,7 +161,7 @@ fn a_server_that_is_gone_is_named_within_the_deadline() {
     let Error::Unavailable { operation, shard, address, .. } = &error else { panic!("{error}") };
     assert_eq!((*operation, *shard, address), ("emb_read", 1, &addresses[1]));
     assert_eq!(store.read(table, &[0, 2], &mut [0.0; 2]), Ok(()));
-    assert!(store.table_names().is_err() && store.find_table("t").is_err());
+    assert!(store.table_names().is_err() && store.find_numbered("t").is_err());
     stays.stop(Duration::from_secs(1));
 }
 
@@ -182,7 +185,7 @@ fn a_restarted_server_is_not_taken_for_the_one_before_until_it_is_loaded() {
     let first = Cluster::start(1);
     let address = first.servers[0].address();
     let store = connect(first.addresses(), SHORT);
-    let [table, other] = ["t", "u"].map(|name| store.open_table(name, &TableConfig::new(1)).unwrap());
+    let [table, other] = ["t", "u"].map(|name| store.open_numbered(name, &TableConfig::new(1)).unwrap());
     store.write(table, &[5], &[2.5]).unwrap();
     store.save(directory.path(), &SaveOptions::default()).unwrap();
     drop(first);
@@ -193,12 +196,12 @@ fn a_restarted_server_is_not_taken_for_the_one_before_until_it_is_loaded() {
     let chunks = vec![GradientChunk::new(&[5], &[1.0], 1)];
     assert!(store.update(&[TableUpdate { table, chunks, step: Step::Next }]).is_err());
     // Another table opened there first: numbers of the run before must not reach it.
-    assert_eq!(store.open_table("u", &TableConfig::new(1)), Ok(other));
+    assert_eq!(store.open_numbered("u", &TableConfig::new(1)), Ok(other));
     assert!(store.read(table, &[5], &mut [0.0]).is_err());
     store.load(directory.path(), &recstore::LoadOptions::default()).unwrap();
     let mut row = [0.0];
     store.read(table, &[5], &mut row).unwrap();
-    assert_eq!((row, store.find_table("t")), ([2.5], Ok(Some(table))));
+    assert_eq!((row, store.find_numbered("t")), ([2.5], Ok(Some(table))));
     drop(second);
 }
 
@@ -212,7 +215,7 @@ fn any_number_of_servers_loads_what_others_saved() {
         let cluster = Cluster::start(shards);
         let store = cluster.connect();
         if expected.is_none() {
-            let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+            let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
             store.write(table, &ids, &rows).unwrap();
             store.write(table, &[1_000, 1_001], &[1.0, 2.0]).unwrap();
             store.delete(table, &[1_000, 1_001]).unwrap();
@@ -222,7 +225,7 @@ fn any_number_of_servers_loads_what_others_saved() {
             assert_eq!(report.tables, [("t".to_owned(), ids.len())]);
             assert!(report.bytes > 0);
         }
-        let table = store.find_table("t").unwrap().unwrap();
+        let table = store.find_numbered("t").unwrap().unwrap();
         let mut read = vec![0.0; ids.len()];
         store.read(table, &ids, &mut read).unwrap();
         let statistics = store.statistics(table).unwrap();

@@ -8,6 +8,8 @@
 
 #[path = "fixtures/log_v1/make.rs"]
 mod make;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 #[path = "../../recstore/tests/fixtures/checkpoint_v1/recorded.rs"]
 mod recorded;
 #[path = "fixtures/log_v1/runs.rs"]
@@ -26,6 +28,7 @@ use make::{
     FIRST, FOURTH, LARGE_DIM, LARGE_ROWS, SECOND, THIRD, WORKERS, bounded, make_bounded, make_changes,
     make_large, make_workers, started, step_together, tidy, together, update,
 };
+use numbered::Numbered;
 use recorded::{Recorded, lines, recorded};
 use recstore::{EmbeddingStore, LocalStore, Result, Serial, Step, TableId};
 use recstore_ps::codec::{Answer, Managed, Management, Request};
@@ -101,7 +104,7 @@ fn last_change(handler: &Handler, client: ClientId) -> (u64, Value) {
 }
 
 fn found(directory: &Path, handler: &Handler, store: &LocalStore, clients: &[ClientId]) -> Expected {
-    let number = |name: &String| (name.clone(), store.find_table(name).unwrap().unwrap().0);
+    let number = |name: &String| (name.clone(), store.find_numbered(name).unwrap().unwrap().0);
     let mut files: Vec<_> =
         fs::read_dir(directory.join("log")).unwrap().map(|file| file.unwrap().file_name()).collect();
     files.sort();
@@ -193,7 +196,7 @@ fn frames_that_went_to_the_log_while_they_came_are_made_again() {
     let (handler, store) = started(directory.path(), Teamwork::default());
     let ids: Vec<i64> = (0..LARGE_ROWS).collect();
     let mut rows = vec![0.0; ids.len() * LARGE_DIM];
-    store.read(store.find_table("large").unwrap().unwrap(), &ids, &mut rows).unwrap();
+    store.read(store.find_numbered("large").unwrap().unwrap(), &ids, &mut rows).unwrap();
     for (id, row) in ids.iter().zip(rows.chunks(LARGE_DIM)) {
         assert!(row.iter().all(|value| value.to_bits() == (*id as f32 / 2.0).to_bits()), "{id}");
     }

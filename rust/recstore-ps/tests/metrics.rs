@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -12,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, config, connect};
+use numbered::Numbered;
 use recstore::{EmbeddingStore, GradientChunk, Serial, Step, TableConfig, TableUpdate};
 use recstore_ps::codec::{Management, Request};
 use recstore_ps::grpc::proto;
@@ -68,7 +71,7 @@ fn until(cluster: &Cluster, name: &str, labels: &[&str], expected: f64) {
 fn requests_rows_bytes_and_tables_are_counted() {
     let cluster = cluster(|_| {});
     let store = cluster.connect();
-    let table = store.open_table("a \"b\"\n", &TableConfig::new(2)).unwrap();
+    let table = store.open_numbered("a \"b\"\n", &TableConfig::new(2)).unwrap();
     store.write(table, &[1, 2, 3], &[1.0; 6]).unwrap();
     store.read(table, &[1, 2], &mut [0.0; 4]).unwrap();
     let chunks = vec![GradientChunk::new(&[3, 4, 5, 3], &[1.0; 8], 2)];
@@ -92,7 +95,7 @@ fn requests_rows_bytes_and_tables_are_counted() {
     assert_eq!(value(&text, "recstore_table_rows", &of_table), Some(5.0));
     let bytes = value(&text, "recstore_table_bytes", &of_table).unwrap();
     let local = &cluster.stores[0];
-    let statistics = local.statistics(local.find_table("a \"b\"\n").unwrap().unwrap()).unwrap();
+    let statistics = local.statistics(local.find_numbered("a \"b\"\n").unwrap().unwrap()).unwrap();
     assert_eq!(bytes, statistics.bytes as f64);
     assert_eq!(value(&text, "recstore_build_info", &[env!("CARGO_PKG_VERSION")]), Some(1.0));
     assert_eq!(value(&text, "recstore_log_bytes", &[]), None);
@@ -102,7 +105,7 @@ fn requests_rows_bytes_and_tables_are_counted() {
 fn times_lie_in_classes_up_to_their_number() {
     let cluster = cluster(|_| {});
     let store = cluster.connect();
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     (0..20).for_each(|id| store.read(table, &[id], &mut [0.0]).unwrap());
     let text = scrape(&cluster);
     let class = |bound| value(&text, "recstore_request_seconds_bucket", &["verb=\"read\"", bound]).unwrap();
@@ -117,7 +120,7 @@ fn log_and_checkpoints_are_told() {
     let directory = tempfile::tempdir().unwrap();
     let cluster = cluster(|config| config.wal = Some(directory.path().to_owned()));
     let store = cluster.connect();
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     store.write(table, &[1], &[1.0]).unwrap();
     let before = scrape(&cluster);
     assert!(value(&before, "recstore_log_bytes", &[]).unwrap() > 100.0);
@@ -278,7 +281,7 @@ fn a_port_of_metrics_that_is_taken_is_named_and_one_not_asked_for_is_not_there()
 fn each_shard_has_metrics_of_its_own() {
     let cluster = Cluster::configured(2, |config| config.metrics_port = Some(0));
     let store = connect(cluster.addresses(), SOON);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     store.write(table, &[0, 1, 2, 4], &[0.0; 4]).unwrap();
     let rows = cluster.servers.iter().enumerate().map(|(shard, server)| {
         let text = http_or_nothing(server.metrics_address().unwrap());

@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use cluster::connect;
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableId, TableUpdate,
 };
@@ -35,7 +38,7 @@ fn config() -> TableConfig {
 
 fn step(store: &dyn EmbeddingStore, table: TableId) -> recstore::Result<()> {
     let chunks = vec![GradientChunk::new(&IDS, &[1.0, -2.0, 3.0, -4.0], 1)];
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 fn rows(store: &dyn EmbeddingStore, table: TableId) -> [f32; 4] {
@@ -47,7 +50,7 @@ fn rows(store: &dyn EmbeddingStore, table: TableId) -> [f32; 4] {
 /// The rows after some steps in one process.
 fn expected(steps: usize) -> [f32; 4] {
     let store = LocalStore::new(Box::new(Serial));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     (0..steps).for_each(|_| step(&store, table).unwrap());
     rows(&store, table)
 }
@@ -59,7 +62,7 @@ fn a_call_under_way_goes_on_where_its_server_is_started_again() {
     let mut servers: Vec<Server> =
         shards.iter().map(|&shard| start(Some(directories[shard.number].path()), shard)).collect();
     let store: RemoteStore = connect(addresses(&servers), Duration::from_secs(30));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     for round in 0..4 {
         step(&store, table).unwrap();
         let shard = shards[round % 2];
@@ -82,7 +85,7 @@ fn a_server_that_has_lost_its_rows_is_not_trained_on() {
     let shard = Shard { number: 0, of: 1 };
     let server = start(None, shard);
     let store = connect(addresses(&[server]), Duration::from_secs(2));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     step(&store, table).unwrap();
     let other = [start(None, shard)];
     store.move_servers(&addresses(&other)).unwrap();

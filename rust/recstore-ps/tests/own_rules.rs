@@ -5,12 +5,15 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Cluster, connect};
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
     UpdateRule,
@@ -52,7 +55,7 @@ fn config() -> TableConfig {
 
 fn step(store: &dyn EmbeddingStore, table: TableId, gradients: &[f32]) -> recstore::Result<()> {
     let chunks = vec![GradientChunk::new(&IDS, gradients, DIM)];
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 /// Takes three steps and returns all that can be seen of the table.
@@ -77,13 +80,13 @@ fn a_table_of_a_servers_own_rule_is_as_one_in_this_process() {
     for store in &cluster.stores {
         store.register_rule("momentum", Arc::new(Momentum)).unwrap();
     }
-    let table = local.open_table("t", &config()).unwrap();
+    let table = local.open_numbered("t", &config()).unwrap();
     let expected = trained(&*local, table);
     let remote = cluster.connect();
-    let table = remote.open_table("t", &config()).unwrap();
+    let table = remote.open_numbered("t", &config()).unwrap();
     assert_eq!(trained(&remote, table), expected);
     let other = cluster.connect();
-    let found = other.find_table("t").unwrap().unwrap();
+    let found = other.find_numbered("t").unwrap().unwrap();
     assert_eq!(seen(&other, found), expected);
 
     let failed = step(&remote, table, &[FATAL; IDS.len() * DIM]).unwrap_err();
@@ -97,7 +100,7 @@ fn a_table_of_a_servers_own_rule_is_as_one_in_this_process() {
 fn a_rule_that_the_servers_do_not_have_is_named() {
     let cluster = Cluster::start(2);
     let unknown = Error::UnknownRule { table: "t".into(), rule: "momentum".into(), registered: vec![] };
-    assert_eq!(cluster.connect().open_table("t", &config()), Err(unknown));
+    assert_eq!(cluster.connect().open_numbered("t", &config()), Err(unknown));
     assert_eq!(cluster.connect().table_names(), Ok(vec![]));
 }
 
@@ -114,7 +117,7 @@ fn a_servers_log_is_replayed_with_its_rule_and_not_without() {
     for has_checkpoint in [false, true] {
         let server = start(with_rule(), directory.path()).unwrap();
         let client = connect(vec![server.address().to_string()], Duration::from_secs(20));
-        let table = client.open_table("t", &config()).unwrap();
+        let table = client.open_numbered("t", &config()).unwrap();
         let before = expected.take().unwrap_or_else(|| trained(&client, table));
         assert_eq!(seen(&client, table), before);
         expected = Some(before);

@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -14,6 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use cluster::{Cluster, connect};
+use numbered::Numbered;
 use recstore::{
     BagInput, EmbeddingStore, GradientChunk, LocalStore, PLACES_TAG, PoolingMode, Serial, Step, TableConfig,
     TableId, TableUpdate,
@@ -29,7 +32,7 @@ fn filled(store: &dyn EmbeddingStore) -> Vec<TableId> {
     let fill = |&dim: &usize| {
         let mut config = TableConfig::new(dim);
         config.block_size = 64;
-        let table = store.open_table(&format!("t{dim}"), &config).unwrap();
+        let table = store.open_numbered(&format!("t{dim}"), &config).unwrap();
         let ids: Vec<i64> = (0..rows_of(dim)).collect();
         let rows: Vec<f32> =
             ids.iter().flat_map(|&id| (0..dim).map(move |at| (id * 7) as f32 + at as f32)).collect();

@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::fs;
 use std::io::{Read, Write};
@@ -14,8 +16,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, config};
+use numbered::Numbered;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
-use recstore::{EmbeddingStore, Error, Serial, TableConfig};
+use recstore::{Error, Serial, TableConfig};
 use recstore_ps::{ClientTls, IdentityFiles, RemoteStore, ServerConfig, ServerTls};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -99,7 +102,7 @@ fn rows_come_and_go_encrypted() {
     let authority = Authority::new();
     let cluster = encrypted(2, &authority.server(false));
     let store = connect(&cluster, Some(authority.client(None))).unwrap();
-    let table = store.open_table("t", &TableConfig::new(64)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(64)).unwrap();
     let ids: Vec<i64> = (0..20_000).collect();
     let rows: Vec<f32> = (0..ids.len() * 64).map(|value| value as f32).collect();
     store.write(table, &ids, &rows).unwrap();

@@ -5,8 +5,11 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use cluster::Cluster;
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
     BagInput, EmbeddingStore, GradientChunk, GradientPart, LocalStore, MemoryUse, PLACES_TAG, PoolingMode,
@@ -98,8 +101,8 @@ fn config(number: usize) -> TableConfig {
 /// Does what `act` says and returns all that can be seen of it. `is_sharded` leaves out where rows lie.
 fn perform(store: &dyn EmbeddingStore, act: &Act, is_sharded: bool) -> String {
     match act {
-        Act::Open(name, number) => format!("{:?}", store.open_table(NAMES[*name], &config(*number))),
-        Act::Find(name) => format!("{:?}", store.find_table(NAMES[*name])),
+        Act::Open(name, number) => format!("{:?}", store.open_numbered(NAMES[*name], &config(*number))),
+        Act::Find(name) => format!("{:?}", store.find_numbered(NAMES[*name])),
         Act::Drop(name) => format!("{:?}", store.drop_table(NAMES[*name])),
         Act::Read(table, ids, with_places) => {
             let mut rows = vec![0.5; ids.len() * DIM];
@@ -192,7 +195,7 @@ fn update(store: &dyn EmbeddingStore, updates: &[(i64, Vec<Rows>, Step)]) -> Str
 fn contents(store: &dyn EmbeddingStore) -> String {
     let mut text = format!("{:?}", store.table_names());
     for name in store.table_names().unwrap() {
-        let table = store.find_table(&name).unwrap().unwrap();
+        let table = store.find_numbered(&name).unwrap().unwrap();
         let mut ids = store.ids(table).unwrap();
         ids.sort_unstable();
         let mut rows = vec![0.0; ids.len() * DIM];
@@ -216,8 +219,8 @@ fn agree(shards: usize, acts: &[Act]) -> Result<(), TestCaseError> {
     let cluster = Cluster::start(shards);
     let (remote, local) = (cluster.connect(), LocalStore::new(Box::new(Serial)));
     for (number, name) in NAMES.iter().enumerate() {
-        remote.open_table(name, &config(number)).unwrap();
-        local.open_table(name, &config(number)).unwrap();
+        remote.open_numbered(name, &config(number)).unwrap();
+        local.open_numbered(name, &config(number)).unwrap();
     }
     for act in acts {
         prop_assert_eq!(perform(&remote, act, shards > 1), perform(&local, act, shards > 1), "{:?}", act);
@@ -244,7 +247,7 @@ proptest! {
 fn an_index_tells_the_shard() {
     let cluster = Cluster::start(3);
     let store = cluster.connect();
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     let (mut indices, mut rows) = ([0; 4], [0.0; 4]);
     store.lookup(table, &[4, 2, 9, 7], true, &mut indices, &mut rows).unwrap();
     assert_eq!(indices, [1 << 48, 2 << 48, 0, (1 << 48) + 1]);
@@ -259,7 +262,7 @@ fn what_is_too_much_for_a_frame_goes_in_several_or_is_refused_whole() {
     let rows: Vec<f32> = (0..20_000 * DIM).map(|value| value as f32).collect();
     let stores: [&dyn EmbeddingStore; 2] = [&remote, &local];
     let [of_remote, of_local] = stores.map(|store| {
-        let table = store.open_table("t", &TableConfig::new(DIM)).unwrap();
+        let table = store.open_numbered("t", &TableConfig::new(DIM)).unwrap();
         store.write(table, &ids, &rows).unwrap();
         let (mut read, mut found, mut indices) =
             (vec![0.0; rows.len()], vec![0.0; rows.len()], vec![0; ids.len()]);
@@ -270,7 +273,7 @@ fn what_is_too_much_for_a_frame_goes_in_several_or_is_refused_whole() {
     assert_eq!(of_remote, of_local);
     assert_eq!(of_remote.0, of_remote.1);
 
-    let table = remote.find_table("t").unwrap().unwrap();
+    let table = remote.find_numbered("t").unwrap().unwrap();
     let before = contents(&cluster.connect());
     let chunks = vec![GradientChunk::new(&ids, &rows, DIM)];
     let refused = remote.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap_err().to_string();
@@ -286,7 +289,7 @@ fn what_is_too_much_for_a_frame_goes_in_several_or_is_refused_whole() {
 fn a_rowless_table_refuses_what_the_table_would() {
     let config = config(1);
     let (rowless, store) = (RowlessTable::new("t", &config).unwrap(), LocalStore::new(Box::new(Serial)));
-    let table = store.open_table("t", &config).unwrap();
+    let table = store.open_numbered("t", &config).unwrap();
     for (ids, values) in
         [(vec![1, 50], vec![0.0; 6]), (vec![1], vec![0.0; 4]), (vec![2], vec![f32::INFINITY; 3])]
     {

@@ -7,6 +7,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 mod processes;
 mod proxy;
 
@@ -21,6 +23,7 @@ use std::thread;
 use std::time::Duration;
 
 use cluster::{connect, hello};
+use numbered::Numbered;
 use processes::{Process, free_port, start};
 use proxy::Random;
 use recstore::{
@@ -37,7 +40,7 @@ fn config() -> TableConfig {
 
 /// Makes a change of the number `number` and returns what came of it.
 fn act(store: &dyn EmbeddingStore, number: u64) -> String {
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     let mut random = Random(number * 7 + 1);
     let ids: Vec<i64> = (0..1 + random.below(30)).map(|_| random.below(60) as i64 - 30).collect();
     let values: Vec<f32> = (0..ids.len() * DIM).map(|_| random.below(9) as f32 - 4.0).collect();
@@ -60,7 +63,7 @@ fn act(store: &dyn EmbeddingStore, number: u64) -> String {
 
 /// All that a table has: rows and slots by id, and its counts.
 fn contents(store: &dyn EmbeddingStore) -> String {
-    let table = store.find_table("t").unwrap().unwrap();
+    let table = store.find_numbered("t").unwrap().unwrap();
     let mut ids = store.ids(table).unwrap();
     ids.sort_unstable();
     let mut rows = vec![0.0; ids.len() * DIM];
@@ -129,13 +132,13 @@ fn large_changes_survive_kill_9() {
         // There is room in the log for a change that never comes, and others behind it.
         let silent = half_a_write(port, &ids, &values);
         for store in [&store as &dyn EmbeddingStore, &local] {
-            let table = store.open_table("large", &TableConfig::new(DIM)).unwrap();
+            let table = store.open_numbered("large", &TableConfig::new(DIM)).unwrap();
             let chunks = vec![GradientChunk::new(&ids, &values, DIM)];
             store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
             store.write(table, &ids[round..ids.len() / 2], &values[round * DIM..values.len() / 2]).unwrap();
         }
         // Appended before the server finds out that it is to be refused.
-        let (table, mut refused) = (store.find_table("large").unwrap().unwrap(), values);
+        let (table, mut refused) = (store.find_numbered("large").unwrap().unwrap(), values);
         refused[ids.len() * DIM - 1] = f32::NAN;
         let chunks = vec![GradientChunk::new(&ids, &refused, DIM)];
         let outcome = store.update(&[TableUpdate { table, chunks, step: Step::Next }]);
@@ -147,7 +150,7 @@ fn large_changes_survive_kill_9() {
     }
     let read = |store: &dyn EmbeddingStore| {
         let mut rows = vec![0.0; ids.len() * DIM];
-        store.read(store.find_table("large").unwrap().unwrap(), &ids, &mut rows).unwrap();
+        store.read(store.find_numbered("large").unwrap().unwrap(), &ids, &mut rows).unwrap();
         rows
     };
     assert!(read(&store) == read(&local));

@@ -5,6 +5,8 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,6 +14,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, config as remote};
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
 };
@@ -57,7 +60,7 @@ fn update(
     parts: &[(Vec<i64>, Vec<f32>)],
 ) -> recstore::Result<()> {
     let chunks = parts.iter().map(|(ids, values)| GradientChunk::new(ids, values, DIM)).collect();
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 fn rows(store: &dyn EmbeddingStore, table: TableId) -> Vec<f32> {
@@ -87,7 +90,7 @@ fn synchronous_workers_are_one_worker_with_the_joined_batch() {
         let cluster = cluster(2, teamwork(Consistency::Synchronous { combine }));
         let finals = on_threads(|number| {
             let store = worker(cluster.addresses(), number);
-            let table = store.open_table("t", &table_config(optimizer)).unwrap();
+            let table = store.open_numbered("t", &table_config(optimizer)).unwrap();
             for step in 0..20 {
                 // Now and then one has nothing to say, and its step counts all the same.
                 let part = (step % 7 != u64::from(number)).then(|| gradients(number, step));
@@ -98,7 +101,7 @@ fn synchronous_workers_are_one_worker_with_the_joined_batch() {
             rows(&store, table)
         });
         let one = LocalStore::new(Box::new(Serial));
-        let table = one.open_table("t", &table_config(optimizer)).unwrap();
+        let table = one.open_numbered("t", &table_config(optimizer)).unwrap();
         for step in 0..20 {
             let parts = (0..WORKERS).filter(|&number| step % 7 != u64::from(number)).map(|number| {
                 let (ids, mut values) = gradients(number, step);
@@ -124,7 +127,7 @@ fn a_step_that_lacks_a_worker_is_refused_with_its_number_and_can_be_repeated() {
     let cluster = cluster(2, impatient);
     let stores: Vec<RemoteStore> = (0..WORKERS).map(|number| worker(cluster.addresses(), number)).collect();
     let tables: Vec<TableId> =
-        stores.iter().map(|store| store.open_table("t", &table_config("sgd")).unwrap()).collect();
+        stores.iter().map(|store| store.open_numbered("t", &table_config("sgd")).unwrap()).collect();
     let before = rows(&stores[0], tables[0]);
     let step =
         |number: u32| update(&stores[number as usize], tables[number as usize], &[gradients(number, 1)]);
@@ -152,7 +155,7 @@ fn a_dead_worker_is_reported_and_its_successor_takes_its_place() {
     let cluster = cluster(1, watchful);
     let mut stores: Vec<RemoteStore> =
         (0..WORKERS).map(|number| worker(cluster.addresses(), number)).collect();
-    let table = stores[0].open_table("t", &table_config("sgd")).unwrap();
+    let table = stores[0].open_numbered("t", &table_config("sgd")).unwrap();
     drop(stores.pop());
     let began = Instant::now();
     let error = update(&stores[0], table, &[gradients(0, 1)]).unwrap_err().to_string();
@@ -185,7 +188,7 @@ fn steps_of_several_tables_go_together_in_any_order() {
     let cluster = cluster(1, teamwork(SUM));
     let ends = on_threads(|number| {
         let store = worker(cluster.addresses(), number);
-        let tables = ["a", "b"].map(|name| store.open_table(name, &table_config("sgd")).unwrap());
+        let tables = ["a", "b"].map(|name| store.open_numbered(name, &table_config("sgd")).unwrap());
         let (ids, values) = gradients(number, 1);
         let step = |table| {
             let chunks = vec![GradientChunk::new(&ids, &values, DIM)];
@@ -213,7 +216,7 @@ fn when_all_have_left_the_next_ones_wait_for_each_other_again() {
 }
 
 fn table_of(store: &RemoteStore) -> TableId {
-    store.open_table("t", &table_config("sgd")).unwrap()
+    store.open_numbered("t", &table_config("sgd")).unwrap()
 }
 
 #[test]
@@ -346,7 +349,7 @@ fn a_step_of_all_survives_a_restart_and_is_made_once_however_often_it_comes() {
     .unwrap();
     // Those who had no answer ask again, and are answered without the others.
     send(&server, 1, 2, TableId(1)).unwrap();
-    let table = store.find_table("t").unwrap().unwrap();
+    let table = store.find_numbered("t").unwrap().unwrap();
     assert_eq!(rows(&store, table), before);
     assert_eq!(store.statistics(table).unwrap().step, 2);
     on_threads(|number| send(&server, number, 3, TableId(1)).unwrap());

@@ -12,7 +12,7 @@ use recstore::{
 };
 use recstore_object_store::ObjectCheckpoint;
 
-use crate::{raise, store};
+use crate::{raise, registry};
 
 /// How far a save or a load is, which another thread may ask while it runs.
 #[pyclass(frozen)]
@@ -89,10 +89,10 @@ pub(crate) fn save_tables<'py>(
     arguments: SaveArguments,
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (store, options) = (store()?, arguments.options(Some(progress.get()))?);
+    let (store, options) = (registry()?.store(), arguments.options(Some(progress.get()))?);
     let objects = place.objects()?;
     let saved = py.detach(|| match &objects {
-        Some(objects) => objects.save(store, &options).map_err(raise_object),
+        Some(objects) => objects.save(&*store, &options).map_err(raise_object),
         None => store.save(&place.path, &options).map_err(raise),
     });
     save_report(py, saved?)
@@ -108,7 +108,7 @@ pub(crate) fn save_part_of_tables<'py>(
     arguments: SaveArguments,
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let (store, options) = (store()?, arguments.options(Some(progress.get()))?);
+    let (store, options) = (registry()?.store(), arguments.options(Some(progress.get()))?);
     let shard = Shard { number: shard.0, of: shard.1 };
     let saved = py.detach(|| store.save_part(&directory, snapshot, shard, &options));
     save_report(py, saved.map_err(raise)?)
@@ -153,7 +153,7 @@ pub(crate) fn load_tables<'py>(
     shard: Option<(usize, usize)>,
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
-    let store = store()?;
+    let registry = registry()?;
     let keeps = shard.map(|(number, of)| move |id| Shard { number, of }.holds(id));
     let mut options = LoadOptions::default();
     options.keeps = keeps.as_ref().map(|keeps| keeps as &(dyn Fn(i64) -> bool + Sync));
@@ -161,8 +161,8 @@ pub(crate) fn load_tables<'py>(
     options.progress = Some(&progress.get().0);
     let objects = place.objects()?;
     let loaded = py.detach(|| match &objects {
-        Some(objects) => objects.load(store, &options).map_err(raise_object),
-        None => store.load(&place.path, &options).map_err(raise),
+        Some(objects) => registry.load(|store| objects.load(store, &options)).map_err(raise_object),
+        None => registry.load(|store| store.load(&place.path, &options)).map_err(raise),
     });
     load_report(py, loaded?)
 }

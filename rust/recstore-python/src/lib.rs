@@ -7,11 +7,13 @@ mod log_lines;
 mod optimizer_state;
 mod servers;
 
+use std::sync::Arc;
+
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::{EmbeddingStore, Error, SimdLevel, TableId, TableStatistics};
-use recstore_bridge::Failure;
+use recstore::{EmbeddingTable, Error, SimdLevel};
+use recstore_bridge::{Failure, Registry};
 
 /// The native part of recstore_ops. Importing it registers `torch.ops.recstore`.
 #[pymodule]
@@ -49,26 +51,25 @@ mod _native {
 /// The number of the table `name`, which no other table ever has, or `None`.
 #[pyfunction]
 fn find_table(py: Python<'_>, name: &str) -> PyResult<Option<i64>> {
-    let store = store()?;
-    Ok(find(py, store, name)?.map(|table| table.0))
+    Ok(find(py, name)?.map(|(number, _)| number))
 }
 
 /// The names of all tables, sorted.
 #[pyfunction]
 fn table_names(py: Python<'_>) -> PyResult<Vec<String>> {
-    let store = store()?;
+    let store = registry()?.store();
     py.detach(|| store.table_names()).map_err(raise)
 }
 
 /// The dim of the table `name` and its configuration as JSON, or `None`.
 #[pyfunction]
 fn describe_table(py: Python<'_>, name: &str) -> PyResult<Option<(usize, String)>> {
-    let store = store()?;
+    let registry = registry()?;
     let description = py.detach(|| {
-        let Some(table) = store.find_table(name)? else {
+        let Some((_, table)) = registry.find_table(name)? else {
             return Ok(None);
         };
-        let config = store.describe(table)?.config;
+        let config = table.describe()?.config;
         Ok(Some((config.dim, config.to_json()?)))
     });
     match description {
@@ -80,17 +81,21 @@ fn describe_table(py: Python<'_>, name: &str) -> PyResult<Option<(usize, String)
 /// What the table `name` holds and what was done to it, or `None`.
 #[pyfunction]
 fn table_statistics<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyDict>>> {
-    let store = store()?;
-    match find(py, store, name)? {
-        Some(table) => statistics_of(py, table.0),
+    match find(py, name)? {
+        Some((number, _)) => statistics_of(py, number),
         None => Ok(None),
     }
 }
 
-fn statistics_if_there(py: Python<'_>, table: i64) -> PyResult<Option<TableStatistics>> {
-    let store = store()?;
-    match py.detach(|| store.statistics(TableId(table))) {
-        Err(Error::UnknownHandle { .. }) => Ok(None), // Dropped since it was found.
+/// Calls `work` with the table of a number, and returns nothing if it was dropped.
+fn if_there<R: Send>(
+    py: Python<'_>,
+    table: i64,
+    work: impl FnOnce(&dyn EmbeddingTable) -> recstore::Result<R> + Send,
+) -> PyResult<Option<R>> {
+    let registry = registry()?;
+    match py.detach(|| work(&*registry.numbered_table("statistics", table)?)) {
+        Err(Error::UnknownHandle { .. }) => Ok(None),
         found => found.map(Some).map_err(raise),
     }
 }
@@ -98,7 +103,7 @@ fn statistics_if_there(py: Python<'_>, table: i64) -> PyResult<Option<TableStati
 /// What the table of a number holds and what was done to it, or `None` if it was dropped.
 #[pyfunction]
 fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict>>> {
-    let Some(found) = statistics_if_there(py, table)? else { return Ok(None) };
+    let Some(found) = if_there(py, table, |table| table.statistics())? else { return Ok(None) };
     let statistics = PyDict::new(py);
     statistics.set_item("rows", found.rows)?;
     statistics.set_item("bytes", found.bytes)?;
@@ -132,49 +137,53 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
 /// Takes away the rows that the eviction of the table `name` chooses, unless it is a `dry_run`, and returns their ids.
 #[pyfunction]
 fn evict_rows(py: Python<'_>, name: &str, dry_run: bool) -> PyResult<Vec<i64>> {
-    let store = store()?;
-    let unknown = || raise(Error::UnknownTable { operation: "evict", table: name.to_owned() });
-    let table = py.detach(|| store.find_table(name)).map_err(raise)?.ok_or_else(unknown)?;
-    py.detach(|| store.evict(table, dry_run)).map_err(raise)
+    let registry = registry()?;
+    py.detach(|| registry.evict(name, dry_run)).map_err(raise)
 }
 
 /// Limits the memory of all tables together, in bytes; `None` takes the limit away.
 #[pyfunction]
 fn set_memory_limit(py: Python<'_>, limit: Option<u64>) -> PyResult<()> {
-    let store = store()?;
+    let store = registry()?.embedded();
     py.detach(|| store.set_memory_limit(limit)).map_err(raise)
 }
 
 /// The memory limit of all tables together, and the bytes in use.
 #[pyfunction]
 fn store_memory(py: Python<'_>) -> PyResult<(Option<u64>, u64)> {
-    let store = store()?;
+    let store = registry()?.embedded();
     let memory = py.detach(|| store.memory());
     Ok((memory.limit, memory.in_use))
 }
 
-/// The learning rate of the table of a number, and whether it was set by hand; `None` if it was dropped.
+/// The learning rate of the table of a number, and whether it was set by hand; `None` if it was dropped. On servers, as
+/// this process last set or asked for it, unless it `asks` them.
 #[pyfunction]
-fn learning_rate_of(py: Python<'_>, table: i64) -> PyResult<Option<(f64, bool)>> {
-    let found = statistics_if_there(py, table)?;
-    Ok(found.map(|found| (found.learning_rate, found.learning_rate_was_set)))
+fn learning_rate_of(py: Python<'_>, table: i64, asks: bool) -> PyResult<Option<(f64, bool)>> {
+    if_there(py, table, |table| {
+        if asks {
+            let found = table.statistics()?;
+            return Ok((found.learning_rate, found.learning_rate_was_set));
+        }
+        table.learning_rate()
+    })
 }
 
 /// Sets a table's learning rate without marking it as set by hand.
 #[pyfunction]
 fn set_optimizer_learning_rate(py: Python<'_>, table: i64, lr: f64) -> PyResult<()> {
-    let store = store()?;
-    py.detach(|| store.set_learning_rate(TableId(table), lr, false)).map_err(raise)
+    let registry = registry()?;
+    let set = || registry.numbered_table("set_learning_rate", table)?.set_learning_rate(lr, false);
+    py.detach(set).map_err(raise)
 }
 
 /// The names of the optimizer's slots of the table `name` and their elements a row, or `None`.
 #[pyfunction]
 fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(String, usize)>>> {
-    let store = store()?;
-    let Some(table) = find(py, store, name)? else {
+    let Some((_, table)) = find(py, name)? else {
         return Ok(None);
     };
-    py.detach(|| store.describe(table)).map(|found| Some(found.slots)).map_err(raise)
+    py.detach(|| table.describe()).map(|found| Some(found.slots)).map_err(raise)
 }
 
 /// The SIMD levels that this machine can run, lowest first.
@@ -183,15 +192,13 @@ fn simd_levels() -> Vec<String> {
     SimdLevel::available().iter().map(ToString::to_string).collect()
 }
 
-fn find(py: Python<'_>, store: &dyn EmbeddingStore, name: &str) -> PyResult<Option<TableId>> {
-    py.detach(|| store.find_table(name)).map_err(raise)
+fn find(py: Python<'_>, name: &str) -> PyResult<Option<(i64, Arc<dyn EmbeddingTable>)>> {
+    let registry = registry()?;
+    py.detach(|| registry.find_table(name)).map_err(raise)
 }
 
-fn store() -> PyResult<&'static dyn EmbeddingStore> {
-    match recstore_bridge::registry() {
-        Ok(registry) => Ok(registry.store()),
-        Err(failure) => Err(PyRuntimeError::new_err(Failure::to_string(&failure))),
-    }
+fn registry() -> PyResult<&'static Registry> {
+    recstore_bridge::registry().map_err(|failure| PyRuntimeError::new_err(Failure::to_string(&failure)))
 }
 
 fn raise(error: Error) -> PyErr {

@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use recstore::{OptimizerState, TableId};
 
-use crate::{raise, store};
+use crate::{raise, registry};
 
 /// The keys of a dict that holds the state of a table's optimizer.
 #[derive(FromPyObject)]
@@ -45,7 +45,7 @@ fn numbers<T: Pod>(bytes: &[u8]) -> PyResult<&[T]> {
 /// Puts what optimizers keep into several tables, all at one moment.
 #[pyfunction]
 pub(crate) fn put_optimizer_states(py: Python<'_>, states: Vec<StateOfTable>) -> PyResult<()> {
-    let store = store()?;
+    let registry = registry()?;
     let states = states.iter().map(StateOfTable::as_state).collect::<PyResult<Vec<_>>>()?;
-    py.detach(|| store.put_optimizer_states(&states)).map_err(raise)
+    py.detach(|| registry.put_optimizer_states(states)).map_err(raise)
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, Shard};
-use recstore_bridge::{Failure, Registry};
 use recstore_ps::{
     ClientTls, Combine, Consistency, Handler, IdentityFiles, RemoteConfig, RemoteStore, ServerConfig,
     ServerError, ServerTls, Teamwork, TlsError, WorkerState,
 };
+
+use crate::registry;
 
 /// How long requests under way may take when a server is stopped.
 const GRACE: Duration = Duration::from_secs(10);
@@ -269,10 +270,6 @@ fn seconds(value: f64) -> PyResult<Duration> {
     found.ok_or_else(|| {
         PyValueError::new_err(format!("a time must be from 0 to {longest} seconds, got {value}"))
     })
-}
-
-fn registry() -> PyResult<&'static Registry> {
-    recstore_bridge::registry().map_err(|failure| PyRuntimeError::new_err(Failure::to_string(&failure)))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]

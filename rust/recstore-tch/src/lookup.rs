@@ -1,6 +1,6 @@
 //! Rows that take part in a loss.
 
-use recstore::{EmbeddingStore, GradientChunk, GradientCollector, Step, TableHandle, TableUpdate};
+use recstore::{EmbeddingStore, GradientChunk, GradientCollector, Step, TableHandle, TableId, TableUpdate};
 use tch::Tensor;
 
 use crate::Result;
@@ -38,7 +38,8 @@ impl<S: EmbeddingStore + ?Sized> Lookup<S> {
         };
         let chunks = vec![GradientChunk::new(&self.ids, &gradients, self.handle.dim())];
         let update = TableUpdate { table: self.handle.id(), chunks, step: Step::Next };
-        Ok(self.handle.store().update(&[update])?)
+        self.handle.store().update(&[update])?;
+        Ok(())
     }
 
     /// Returns the gradients of the rows, row-major; `None` if no loss reached them.
@@ -49,16 +50,16 @@ impl<S: EmbeddingStore + ?Sized> Lookup<S> {
 }
 
 impl<S: EmbeddingStore> Lookup<S> {
-    /// Keeps the gradients of the rows in `collector`, for [`GradientCollector::apply`] on the same store; none if no
+    /// Keeps the gradients of the rows in `collector`, for [`GradientCollector::apply_to`] on the same store; none if no
     /// loss reached the rows.
     ///
     /// # Errors
     /// As [`GradientCollector::accept`].
-    pub fn collect(self, collector: &GradientCollector) -> Result<()> {
+    pub fn collect(self, collector: &GradientCollector<TableId>) -> Result<()> {
         let Some(gradients) = self.gradients()? else {
             return Ok(());
         };
-        let (store, table) = (&**self.handle.store(), self.handle.id());
-        Ok(collector.accept_copy(store, table, &self.ids, &gradients, self.handle.dim())?)
+        let table = &**self.handle.table();
+        Ok(collector.accept_copy(table.id(), table, &self.ids, &gradients, table.dim())?)
     }
 }

@@ -43,7 +43,7 @@ impl<S: EmbeddingStore + ?Sized> TchTable<S> {
     /// Returns the rows of `ids`, `[..]`, as `[.., dim]` on the device of `ids`.
     ///
     /// # Errors
-    /// [`crate::Error::Kind`]; as [`EmbeddingStore::read`].
+    /// [`crate::Error::Kind`]; as [`recstore::EmbeddingTable::read`].
     pub fn read(&self, ids: &Tensor) -> Result<Tensor> {
         self.read_flat(ids, &self.context("emb_read").ids(ids)?)
     }
@@ -51,12 +51,12 @@ impl<S: EmbeddingStore + ?Sized> TchTable<S> {
     /// Overwrites the rows of `ids`, `[..]`, with `rows`, `[.., dim]`; of duplicates the last one wins.
     ///
     /// # Errors
-    /// [`crate::Error::Kind`], [`crate::Error::Shape`]; as [`EmbeddingStore::write`].
+    /// [`crate::Error::Kind`], [`crate::Error::Shape`]; as [`recstore::EmbeddingTable::write`].
     pub fn write(&self, ids: &Tensor, rows: &Tensor) -> Result<()> {
         let context = self.context("emb_write");
         let flat = context.ids(ids)?;
         let rows = context.rows("rows", rows, ids, self.handle.dim())?;
-        Ok(self.handle.store().write(self.handle.id(), &flat, &rows)?)
+        Ok(self.handle.table().write(&flat, &rows)?)
     }
 
     /// Takes one optimizer step with the gradients `[.., dim]` of `ids`, `[..]`, duplicates summed first.
@@ -69,7 +69,8 @@ impl<S: EmbeddingStore + ?Sized> TchTable<S> {
         let gradients = context.rows("gradient rows", gradients, ids, self.handle.dim())?;
         let chunks = vec![GradientChunk::new(&flat, &gradients, self.handle.dim())];
         let update = TableUpdate { table: self.handle.id(), chunks, step: Step::Next };
-        Ok(self.handle.store().update(&[update])?)
+        self.handle.store().update(&[update])?;
+        Ok(())
     }
 
     /// Reads the rows of `ids`, `[..]`, as a leaf tensor `[.., dim]` that takes gradients.
@@ -85,16 +86,16 @@ impl<S: EmbeddingStore + ?Sized> TchTable<S> {
     /// Deletes the rows of `ids` and returns how many there were; an id without a row is no error.
     ///
     /// # Errors
-    /// [`crate::Error::Kind`]; as [`EmbeddingStore::delete`].
+    /// [`crate::Error::Kind`]; as [`recstore::EmbeddingTable::delete`].
     pub fn delete(&self, ids: &Tensor) -> Result<usize> {
         let flat = self.context("hashtable_delete").ids(ids)?;
-        Ok(self.handle.store().delete(self.handle.id(), &flat)?)
+        Ok(self.handle.table().delete(&flat)?)
     }
 
     /// Returns the rows of the ids `flat`, shaped and placed as `ids`.
     fn read_flat(&self, ids: &Tensor, flat: &[i64]) -> Result<Tensor> {
         let mut rows = vec![0.0f32; flat.len() * self.handle.dim()];
-        self.handle.store().read(self.handle.id(), flat, &mut rows)?;
+        self.handle.table().read(flat, &mut rows)?;
         let shape = shape_of_rows(ids, self.handle.dim());
         Ok(Tensor::f_from_slice(&rows)?.f_view(shape.as_slice())?.f_to_device(ids.device())?)
     }

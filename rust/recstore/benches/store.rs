@@ -4,11 +4,12 @@
 //! Figures beside a yardstick and other libraries are those of `benches/run.py`.
 
 use std::hint::black_box;
+use std::sync::Arc;
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use recstore::{
-    BagInput, EmbeddingStore, GradientChunk, LocalStore, PoolingMode, Serial, Step, TableConfig, TableId,
-    TableUpdate, merge_gradients, unique,
+    BagInput, EmbeddingStore, EmbeddingTable, GradientChunk, LocalStore, PoolingMode, Serial, Step,
+    TableConfig, TableUpdate, merge_gradients, unique,
 };
 
 /// The ids of a batch.
@@ -31,12 +32,12 @@ fn id(row: usize) -> i64 {
 }
 
 /// A store on the calling thread with a table of that dim and optimizer, all its rows written.
-fn store(dim: usize, optimizer: &str) -> (LocalStore, TableId) {
+fn store(dim: usize, optimizer: &str) -> (LocalStore, Arc<dyn EmbeddingTable>) {
     let store = LocalStore::new(Box::new(Serial));
     let config = TableConfig::from_json(dim, &format!(r#"{{"optimizer": {{"kind": "{optimizer}"}}}}"#));
     let table = config.and_then(|config| store.open_table("t", &config)).expect("the configuration is valid");
     let all: Vec<i64> = (0..ROWS).map(id).collect();
-    store.write(table, &all, &vec![0.01; ROWS * dim]).expect("the rows are finite");
+    table.write(&all, &vec![0.01; ROWS * dim]).expect("the rows are finite");
     (store, table)
 }
 
@@ -44,10 +45,10 @@ fn lookups(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("read");
     group.throughput(Throughput::Elements(BATCH as u64));
     for dim in DIMS {
-        let ((store, table), mut rows) = (store(dim, "sgd"), vec![0.0; BATCH * dim]);
+        let ((_store, table), mut rows) = (store(dim, "sgd"), vec![0.0; BATCH * dim]);
         for (what, ids) in [("rows", ids(BATCH, ROWS)), ("initial values", (1..=BATCH as i64).collect())] {
             group.bench_function(BenchmarkId::new(what, dim), |bencher| {
-                bencher.iter(|| store.read(table, black_box(&ids), &mut rows));
+                bencher.iter(|| table.read(black_box(&ids), &mut rows));
             });
         }
     }
@@ -66,7 +67,7 @@ fn bags(criterion: &mut Criterion) {
             let input =
                 BagInput { ids: &ids, offsets: &offsets, mode, per_sample_weights: None, padding_idx: None };
             group.bench_function(BenchmarkId::new(what, dim), |bencher| {
-                bencher.iter(|| store.bag(&[table], black_box(input), &mut pooled, &mut [], &mut []));
+                bencher.iter(|| store.bag(&[table.id()], black_box(input), &mut pooled, &mut [], &mut []));
             });
         }
     }
@@ -83,7 +84,7 @@ fn steps(criterion: &mut Criterion) {
             group.bench_function(BenchmarkId::new(optimizer, dim), |bencher| {
                 bencher.iter(|| {
                     let chunks = vec![GradientChunk::new(&ids, &gradients, dim)];
-                    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+                    store.update(&[TableUpdate { table: table.id(), chunks, step: Step::Next }])
                 });
             });
         }
@@ -114,15 +115,15 @@ fn rows_that_come_and_go(criterion: &mut Criterion) {
     const DIM: usize = 16;
     let mut group = criterion.benchmark_group("rows");
     group.throughput(Throughput::Elements(BATCH as u64));
-    let ((store, table), rows) = (store(DIM, "adagrad"), vec![0.01; BATCH * DIM]);
+    let ((_store, table), rows) = (store(DIM, "adagrad"), vec![0.01; BATCH * DIM]);
     let fresh: Vec<i64> = (ROWS..ROWS + BATCH).map(id).collect();
     group.bench_function("insert", |bencher| {
-        let delete = || store.delete(table, &fresh);
-        bencher.iter_batched(delete, |_| store.write(table, &fresh, &rows), BatchSize::PerIteration);
+        let delete = || table.delete(&fresh);
+        bencher.iter_batched(delete, |_| table.write(&fresh, &rows), BatchSize::PerIteration);
     });
     group.bench_function("delete", |bencher| {
-        let insert = || store.write(table, &fresh, &rows);
-        bencher.iter_batched(insert, |_| store.delete(table, &fresh), BatchSize::PerIteration);
+        let insert = || table.write(&fresh, &rows);
+        bencher.iter_batched(insert, |_| table.delete(&fresh), BatchSize::PerIteration);
     });
     group.finish();
 }

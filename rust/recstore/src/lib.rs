@@ -61,9 +61,10 @@ pub use rows::gradient::{
     unique,
 };
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
-pub use store::collector::{GradientCollector, KeptGradients, OwnedGradients};
+pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients};
 pub use store::embedding_store::EmbeddingStore;
+pub use store::embedding_table::EmbeddingTable;
 pub use store::handle::TableHandle;
 pub use store::local_store::LocalStore;
-pub use store::prefetch::{PrefetchId, PrefetchRequest, PrefetchingStore};
+pub use store::prefetch::{PrefetchId, PrefetchRequest, Prefetches};
 pub use table::{RowlessTable, TAG_WORDS as PLACES_TAG};

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,6 +13,7 @@ use std::path::{Path, PathBuf};
 use checkpoints::{
     load, loaded, manifest, manifest_path, open, refusal, save, state, store, update, write_manifest,
 };
+use numbered::Numbered;
 use recstore::{Compression, EmbeddingStore, LocalStore, Result, SaveKind, SaveOptions, SaveReport, compact};
 use safetensors::SafeTensors;
 use serde_json::{Value, json};

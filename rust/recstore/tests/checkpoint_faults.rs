@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use checkpoints::{
     State, insert, load, loaded, manifest, manifest_path, open, refusal, save, save_keeping, signed,
     snapshots, state, store, table_files, update, write_manifest,
 };
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{EmbeddingStore, Error, LocalStore, SaveKind};
 use serde_json::{Value, json};

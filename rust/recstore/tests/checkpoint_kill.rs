@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::env;
 use std::fs;

@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::env;
 use std::fs;
@@ -13,6 +14,7 @@ use std::path::Path;
 use std::process::Command;
 
 use checkpoints::{insert, open, store};
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, LoadOptions, LocalStore, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
 };
@@ -51,7 +53,7 @@ fn load_and_tell(directory: &Path) -> String {
     }
     let store: LocalStore = store();
     store.load(directory, &options).unwrap();
-    let statistics = store.statistics(store.find_table("t").unwrap().unwrap()).unwrap();
+    let statistics = store.statistics(store.find_numbered("t").unwrap().unwrap()).unwrap();
     format!("told {} {} {}", statistics.rows, statistics.bytes, peak())
 }
 

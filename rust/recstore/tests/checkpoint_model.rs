@@ -5,11 +5,13 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use checkpoints::{State, insert, load, loaded, open, read, refusal, save_keeping, state, store, update};
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{EmbeddingStore, LocalStore, SaveKind, TableId};
 use tempfile::TempDir;
@@ -111,7 +113,7 @@ impl Subject {
     /// Changes a table and its model, if there is such a table.
     fn change(&mut self, table: usize, change: impl FnOnce(&LocalStore, TableId, &mut BTreeMap<i64, Row>)) {
         if let Some(rows) = self.rows.get_mut(&table) {
-            change(&self.store, self.store.find_table(NAMES[table]).unwrap().unwrap(), rows);
+            change(&self.store, self.store.find_numbered(NAMES[table]).unwrap().unwrap(), rows);
         }
     }
 
@@ -200,7 +202,7 @@ impl Subject {
         let names: Vec<_> = self.rows.keys().map(|table| NAMES[*table].to_owned()).collect();
         assert_eq!(self.store.table_names().unwrap(), names);
         for (table, model) in &self.rows {
-            let id = self.store.find_table(NAMES[*table]).unwrap().unwrap();
+            let id = self.store.find_numbered(NAMES[*table]).unwrap().unwrap();
             assert_eq!(BTreeSet::from_iter(self.store.ids(id).unwrap()), model.keys().copied().collect());
             let (ids, values) = split(model);
             assert_eq!(read(&self.store, id, &ids), values);

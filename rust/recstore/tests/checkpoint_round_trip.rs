@@ -6,8 +6,10 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use checkpoints::{insert, load, loaded, open, read, save, state, store, table_files, update};
+use numbered::Numbered;
 use recstore::{EmbeddingStore, LoadOptions, LocalStore, Progress, SaveKind, SaveOptions, TableId};
 use serde_json::json;
 
@@ -74,7 +76,7 @@ fn a_loaded_table_equals_the_saved_one_and_trains_on_as_if_nobody_had_saved() {
         assert_eq!(state(&other), saved, "dim {dim} {config}");
         train(&saving, table, 3..6);
         assert_eq!(state(&saving), state(&undisturbed), "dim {dim} {config}");
-        train(&other, other.find_table("t").unwrap().unwrap(), 3..6);
+        train(&other, other.find_numbered("t").unwrap().unwrap(), 3..6);
         assert_eq!(state(&other), state(&undisturbed), "dim {dim} {config}");
         load(&saving, directory.path()).unwrap();
         assert_eq!(state(&saving), saved, "dim {dim} {config}");
@@ -106,7 +108,7 @@ fn values_that_are_no_numbers_come_back_with_all_their_bits() {
     saving.write(table, &[7], &odd).unwrap();
     save(&saving, directory.path(), SaveKind::Full).unwrap();
     let other = loaded(directory.path());
-    let row = read(&other, other.find_table("t").unwrap().unwrap(), &[7]);
+    let row = read(&other, other.find_numbered("t").unwrap().unwrap(), &[7]);
     assert_eq!(row.iter().map(|value| value.to_bits()).collect::<Vec<_>>(), odd.map(f32::to_bits));
 }
 
@@ -161,7 +163,7 @@ fn a_load_keeps_other_tables_and_the_numbers_of_tables() {
     let before = state(&saving)["other"].clone();
     let report = load(&saving, directory.path()).unwrap();
     assert_eq!(report.tables, [("kept".to_owned(), 1)]);
-    assert_eq!((saving.num_rows(kept), saving.find_table("kept")), (Ok(1), Ok(Some(kept))));
+    assert_eq!((saving.num_rows(kept), saving.find_numbered("kept")), (Ok(1), Ok(Some(kept))));
     assert_eq!(state(&saving)["other"], before);
 }
 

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

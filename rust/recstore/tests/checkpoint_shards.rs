@@ -4,8 +4,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use std::path::Path;
 
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, GradientChunk, LoadOptions, LocalStore, SaveKind, SaveOptions, Serial, Shard, Step,
     TableConfig, TableId, TableUpdate, commit_snapshot, compact, new_snapshot_name,
@@ -31,7 +34,7 @@ fn shard_of(id: i64, of: usize) -> usize {
 fn stores(of: usize) -> Vec<(LocalStore, TableId)> {
     let open = |_| {
         let store = LocalStore::new(Box::new(Serial));
-        let table = store.open_table("t", &config()).unwrap();
+        let table = store.open_numbered("t", &config()).unwrap();
         (store, table)
     };
     (0..of).map(open).collect()
@@ -194,7 +197,7 @@ fn shards_that_do_not_fit_together_are_refused() {
     train(&sharded[1..], 0, 7);
     part(1, &snapshot, Shard { number: 1, of: 2 }).unwrap();
     assert!(refused(&snapshot, 2).contains("shard 1 saved another table \"t\" than shard 0"));
-    sharded[1].0.open_table("u", &config()).unwrap();
+    sharded[1].0.open_numbered("u", &config()).unwrap();
     let other = new_snapshot_name();
     part(0, &other, Shard { number: 0, of: 2 }).unwrap();
     part(1, &other, Shard { number: 1, of: 2 }).unwrap();

@@ -11,6 +11,7 @@
 mod by_document;
 #[path = "fixtures/checkpoint_v1/make.rs"]
 mod make;
+mod numbered;
 #[path = "fixtures/checkpoint_v1/recorded.rs"]
 mod recorded;
 
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 
 use by_document::{TableFiles, Tensor, tables_of, tensors_of};
 use make::{Gradients, make_chain, make_own, make_shards, step_of, store, take_step};
+use numbered::Numbered;
 use recorded::{Recorded, lines, recorded};
 use recstore::{
     Compression, EmbeddingStore, LoadOptions, LocalStore, SaveKind, SaveOptions, Serial, Shard, TableConfig,
@@ -76,7 +78,7 @@ fn loaded(directory: &Path) -> (LocalStore, Value) {
 
 fn take_recorded_step(store: &LocalStore, step: &BTreeMap<String, Gradients>) {
     for (name, (ids, gradients)) in step {
-        take_step(store, store.find_table(name).unwrap().unwrap(), ids, gradients);
+        take_step(store, store.find_numbered(name).unwrap().unwrap(), ids, gradients);
     }
 }
 
@@ -216,7 +218,7 @@ fn a_table_that_is_open_already_takes_what_is_loaded() {
     for recorded in expected.tables.values().take(5) {
         let config = TableConfig::from_json(recorded.dim, &recorded.config.to_string()).unwrap();
         let name = expected.tables.iter().find(|(_, other)| *other == recorded).unwrap().0;
-        let table = store.open_table(name, &config).unwrap();
+        let table = store.open_numbered(name, &config).unwrap();
         store.write(table, &[7], &vec![1.0; recorded.dim]).unwrap();
     }
     store.load(&fixture("chain"), &LoadOptions::default()).unwrap();
@@ -307,7 +309,7 @@ fn written_down(directory: &Path) -> Expected {
     let (store, metadata) = loaded(directory);
     let tables = recorded(&store);
     let step = |name: &String| {
-        let table = store.find_table(name).unwrap().unwrap();
+        let table = store.find_numbered(name).unwrap().unwrap();
         (name.clone(), step_of(&store, table, 10))
     };
     let step = tables.keys().map(step).collect();
@@ -345,6 +347,6 @@ fn fixtures_are_made_where_a_variable_says() {
     write_down(&to, "shards_committed", committed.path());
     let (plain, compressed) = (loaded(&to.join("chain")).0, loaded(&to.join("zstd")).0);
     let mut tables = recorded(&plain);
-    tables.retain(|name, _| compressed.find_table(name).unwrap().is_some());
+    tables.retain(|name, _| compressed.find_numbered(name).unwrap().is_some());
     assert_same(&recorded(&compressed), &tables, "zstd");
 }

@@ -6,8 +6,11 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use std::time::{Duration, Instant};
 
+use numbered::Numbered;
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableUpdate};
 
 const DIM: usize = 8;
@@ -36,7 +39,7 @@ fn a_table_with_a_capacity_stays_as_it_is_for_ever() {
     let config = format!(
         r#"{{"optimizer": {{"kind": "adagrad"}}, "eviction": {{"capacity": {CAPACITY}, "interval": 10, "delay": 5}}}}"#
     );
-    let table = store.open_table("t", &TableConfig::from_json(DIM, &config).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(DIM, &config).unwrap()).unwrap();
     let gradients = vec![0.5; IDS_A_STEP * DIM];
     let steps = inserts / IDS_A_STEP;
     // From here on as many rows leave as come.

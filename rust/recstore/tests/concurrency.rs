@@ -4,11 +4,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use std::collections::HashSet;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use numbered::Numbered;
 use rayon::prelude::*;
 use recstore::{
     EmbeddingStore, Error, Executor, GradientChunk, GradientCollector, LocalStore, Serial, Step, TableConfig,
@@ -42,13 +45,13 @@ fn store() -> LocalStore {
 }
 
 fn open(store: &LocalStore, name: &str) -> TableId {
-    store.open_table(name, &TableConfig::from_json(DIM, COUNTER).unwrap()).unwrap()
+    store.open_numbered(name, &TableConfig::from_json(DIM, COUNTER).unwrap()).unwrap()
 }
 
 fn count_up(store: &LocalStore, table: TableId, ids: &[i64]) -> Result<(), Error> {
     let gradients = vec![-1.0; ids.len() * DIM];
     let chunks = vec![GradientChunk::new(ids, &gradients, DIM)];
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 fn read(store: &LocalStore, table: TableId, ids: &[i64]) -> Vec<f32> {
@@ -190,11 +193,12 @@ fn gradients_accepted_while_others_are_applied_are_applied_later() {
     let collector = GradientCollector::default();
     let work = |_| {
         for table in [first, second].into_iter().cycle().take(2 * STEPS) {
-            collector.accept_copy(&store, table, &[7], &[-1.0; DIM], DIM).unwrap();
+            let opened = store.table("accept_grad", table).unwrap();
+            collector.accept_copy(table, &*opened, &[7], &[-1.0; DIM], DIM).unwrap();
         }
     };
-    race(work, || GradientCollector::apply(&store, &[&collector]).unwrap());
-    GradientCollector::apply(&store, &[&collector]).unwrap();
+    race(work, || drop(GradientCollector::apply_to(&store, &[&collector]).unwrap()));
+    GradientCollector::apply_to(&store, &[&collector]).unwrap();
     for table in [first, second] {
         assert_eq!(read(&store, table, &[7]), [(WRITERS * STEPS) as f32; DIM]);
     }

@@ -2,10 +2,13 @@
 
 // tier: test
 
+mod numbered;
+
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
-    AdmissionConfig, BiasCorrection, Convention, Dtype, EmbeddingStore, EvictionConfig, EvictionPolicy,
-    InitializerConfig, LocalStore, NanPolicy, OptimizerConfig, Serial, TableConfig,
+    AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
+    LocalStore, NanPolicy, OptimizerConfig, Serial, TableConfig,
 };
 
 /// Positive values of every magnitude that single precision has.
@@ -110,10 +113,10 @@ proptest! {
     #[test]
     fn a_table_opens_again_with_what_it_was_described_as(config in config()) {
         let store = LocalStore::new(Box::new(Serial));
-        let table = store.open_table("t", &config).unwrap();
+        let table = store.open_numbered("t", &config).unwrap();
         let described = store.describe(table).unwrap().config.to_json().unwrap();
         let read_back = TableConfig::from_json(config.dim, &described).unwrap();
         prop_assert_eq!(&read_back, &config);
-        prop_assert_eq!(store.open_table("t", &read_back), Ok(table));
+        prop_assert_eq!(store.open_numbered("t", &read_back), Ok(table));
     }
 }

@@ -5,6 +5,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
+use numbered::Numbered;
 use rayon::prelude::*;
 use recstore::{
     BagInput, EmbeddingStore, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
@@ -72,7 +75,7 @@ fn gradients(step: usize) -> Vec<f32> {
 
 fn open(store: &LocalStore, optimizer: &str) -> TableId {
     let text = format!(r#"{{"block_size": 7, "optimizer": {optimizer}}}"#);
-    store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap()).unwrap()
+    store.open_numbered("t", &TableConfig::from_json(DIM, &text).unwrap()).unwrap()
 }
 
 fn train(store: &LocalStore, table: TableId) {
@@ -140,7 +143,7 @@ fn train_bags(text: &str, leave_out: Option<i64>, weights: &[f32], are_shared: b
     const STRIDE: usize = DIM + 4;
     const FIRST: usize = 3;
     let store = LocalStore::new(Pool::new(2));
-    let table = store.open_table("t", &TableConfig::from_json(DIM, text).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(DIM, text).unwrap()).unwrap();
     let (ids, mut places) = (ids(), vec![0; COUNT + PLACES_TAG]);
     let row_of: Vec<u32> = (0..COUNT as u32).map(|position| position / 3).collect();
     for step in 0..3 {

@@ -5,6 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::path::Path;
 use std::process::Command;
@@ -13,10 +14,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use checkpoints::{insert, load, open, read, save, state, store, update};
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
     BagInput, EmbeddingStore, Error, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
-    PrefetchRequest, PrefetchingStore, Rayon, SaveKind, Step, TableConfig, TableId, TableUpdate,
+    PrefetchRequest, Prefetches, Rayon, SaveKind, Step, TableConfig, TableId, TableUpdate,
 };
 use tempfile::TempDir;
 
@@ -160,7 +162,7 @@ impl Twins {
                 Call::Bag(ids) => return bag(store, table, ids),
                 Call::Ahead(ids) => {
                     let mut rows = vec![0.0; ids.len() * DIM];
-                    store.read_ahead(table, ids, &mut rows).unwrap();
+                    store.table("emb_read", table).unwrap().read_ahead(ids, &mut rows).unwrap();
                     return rows;
                 }
                 Call::Save(kind) => {
@@ -236,7 +238,7 @@ fn a_limit_without_a_disk_is_an_error_that_changes_nothing() {
     let (mut rows, mut indices) = (vec![1.0; many.len() * 4], vec![0; many.len()]);
     let chunks = vec![GradientChunk::new(&many, &rows, 4)];
     let refusals = [
-        store.update(&[TableUpdate { table, chunks, step: Step::Next }]),
+        store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop),
         store.write(table, &many, &rows),
         store.lookup(table, &many, true, &mut indices, &mut rows.clone()),
     ];
@@ -296,7 +298,7 @@ fn a_limit_that_has_no_room_for_the_index_is_an_error_with_a_disk_too() {
 #[test]
 fn a_directory_that_is_not_there_is_named() {
     let config = TableConfig::from_json(DIM, r#"{"memory_limit": 9999, "disk": "/no/such/place"}"#).unwrap();
-    let refused = store().open_table("user", &config).unwrap_err().to_string();
+    let refused = store().open_numbered("user", &config).unwrap_err().to_string();
     assert!(refused.contains("\"user\"") && refused.contains("/no/such/place"), "{refused}");
 }
 
@@ -315,9 +317,10 @@ fn a_lookup_that_keeps_places_and_a_prefetch_bring_rows_into_memory() {
     update(&local, table, &ids, &values(&ids, 2));
     assert_eq!(disk_of(&local, table).rows_fetched, before);
     let ids: Vec<i64> = (3_000..3_500).collect();
-    let prefetching = PrefetchingStore::new(local.clone(), 1, 4);
-    let request = PrefetchRequest { table, ids: ids.clone(), dim: DIM };
-    let rows = prefetching.wait(prefetching.issue(vec![request]).unwrap()).unwrap();
+    let prefetches = Prefetches::new(1, 4);
+    let opened = local.table("emb_prefetch", table).unwrap();
+    let request = PrefetchRequest { key: table, table: opened, ids: ids.clone() };
+    let rows = prefetches.wait(prefetches.issue(vec![request]).unwrap()).unwrap();
     assert!(rows[0] == read(&local, table, &ids));
     let before = disk_of(&local, table).rows_fetched;
     update(&local, table, &ids, &values(&ids, 2));
@@ -455,7 +458,7 @@ fn rows_that_cannot_be_read_are_an_error_and_a_step_cut_short_is_never_forgotten
     assert!(resident.len() > 100 && resident.len() < 400);
     let step = || {
         let chunks = vec![GradientChunk::new(&ids, &gradients, DIM)];
-        store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+        store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
     };
     is_disk_error(step(), "fill whole buffer");
     is_disk_error(step(), "a step was cut short");

@@ -5,10 +5,12 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use std::collections::BTreeMap;
 
 use checkpoints::{open, save, store, update};
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{EmbeddingStore, Error, LocalStore, SaveKind, TableId};
 

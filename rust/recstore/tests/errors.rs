@@ -4,9 +4,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test, unless it is the one that should be")]
 
+mod numbered;
+
 use std::sync::Arc;
 
 use ndarray::{Array1, Array2, array};
+use numbered::Numbered;
 use recstore::{
     BagInput, EmbeddingStore, Error, GradientChunk, GradientCollector, GradientPart, LocalStore, PoolingMode,
     Result, Serial, SimdLevel, Step, TableConfig, TableHandle, TableId, TableStatistics, TableUpdate,
@@ -23,17 +26,19 @@ fn store() -> LocalStore {
 /// Opens a table of ten ids and gives the first two a row with some state.
 fn open(store: &LocalStore, name: &str, more: &str) -> TableId {
     let text = format!(r#"{{"num_embeddings": 10, "optimizer": {{"kind": "adagrad"}}{more}}}"#);
-    let table = store.open_table(name, &TableConfig::from_json(DIM, &text).unwrap()).unwrap();
+    let table = store.open_numbered(name, &TableConfig::from_json(DIM, &text).unwrap()).unwrap();
     update(store, table, &[0, 1], &[1.0; 4]).unwrap();
     table
 }
 
 fn update(store: &LocalStore, table: TableId, ids: &[i64], gradients: &[f32]) -> Result<()> {
-    store.update(&[TableUpdate {
-        table,
-        chunks: vec![GradientChunk::new(ids, gradients, DIM)],
-        step: Step::Next,
-    }])
+    store
+        .update(&[TableUpdate {
+            table,
+            chunks: vec![GradientChunk::new(ids, gradients, DIM)],
+            step: Step::Next,
+        }])
+        .map(drop)
 }
 
 /// All that can be seen of a table.
@@ -83,7 +88,7 @@ fn a_position_counts_through_all_chunks_of_an_update() {
                 GradientChunk::new(&[5, 6, 5], &[f32::MAX; 6], DIM),
                 GradientChunk::new(&second, &gradients, DIM),
             ];
-            store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+            store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
         }
     };
     refuses(apply([3, 77], [0.0; 4]), &["id 77 at position 4"]);
@@ -230,7 +235,7 @@ fn a_table_that_was_dropped_is_unknown_to_every_call() {
 #[test]
 fn opening_a_table_with_another_configuration_shows_both() {
     refuses(
-        |store, _| store.open_table("t", &TableConfig::new(3)).map(|_| ()),
+        |store, _| store.open_numbered("t", &TableConfig::new(3)).map(|_| ()),
         &["\"t\"", "dim 2", "dim 3", "\"kind\":\"adagrad\"", "\"kind\":\"sgd\"", "\"num_embeddings\":10"],
     );
 }
@@ -240,10 +245,10 @@ fn a_table_opens_again_with_another_learning_rate_and_keeps_its_own() {
     let store = store();
     let open = |lr| {
         let text = format!(r#"{{"optimizer": {{"kind": "sgd", "lr": {lr}}}}}"#);
-        store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap())
+        store.open_numbered("t", &TableConfig::from_json(DIM, &text).unwrap())
     };
     assert_eq!(open(0.5), open(0.25));
-    let table = store.find_table("t").unwrap().unwrap();
+    let table = store.find_numbered("t").unwrap().unwrap();
     assert_eq!(store.statistics(table).unwrap().learning_rate, 0.5);
 }
 
@@ -251,7 +256,7 @@ fn a_table_opens_again_with_another_learning_rate_and_keeps_its_own() {
 fn an_invalid_configuration_opens_no_table() {
     let refused = |name: &str, config: TableConfig, part: &str| {
         let store = store();
-        let message = store.open_table(name, &config).unwrap_err().to_string();
+        let message = store.open_numbered(name, &config).unwrap_err().to_string();
         assert!(message.contains(part), "{message}");
         assert!(store.table_names().unwrap().is_empty());
     };
@@ -271,7 +276,7 @@ fn a_learning_rate_or_step_out_of_range_is_refused_with_its_value() {
         refuses(|store, table| store.set_learning_rate(table, lr, true), &["\"t\"", "learning rate", shown]);
     }
     refuses(
-        |store, table| store.update(&[TableUpdate { table, chunks: vec![], step: Step::At(0) }]),
+        |store, table| store.update(&[TableUpdate { table, chunks: vec![], step: Step::At(0) }]).map(drop),
         &["emb_update", "\"t\"", "from 1, got 0"],
     );
 }
@@ -280,7 +285,7 @@ fn a_learning_rate_or_step_out_of_range_is_refused_with_its_value() {
 fn ftrl_refuses_a_learning_rate_that_is_zero_in_single_precision() {
     let store = store();
     let config = TableConfig::from_json(DIM, r#"{"optimizer": {"kind": "ftrl"}}"#).unwrap();
-    let table = store.open_table("t", &config).unwrap();
+    let table = store.open_numbered("t", &config).unwrap();
     for lr in [0.0, 1e-60] {
         let message = store.set_learning_rate(table, lr, true).unwrap_err().to_string();
         assert!(message.contains("for ftrl positive"), "{message}");
@@ -350,19 +355,20 @@ fn collectors_keep_their_gradients_when_applying_them_fails() {
     let (first, second) = (open(&store, "first", ""), open(&store, "second", ""));
     let before = (seen(&store, first), seen(&store, second));
     let collectors = [GradientCollector::default(), GradientCollector::default()];
-    let accept = |collector: &GradientCollector, table, ids: &[i64]| {
+    let accept = |collector: &GradientCollector<TableId>, table, ids: &[i64]| {
         let gradients = vec![1.0; ids.len() * DIM];
-        collector.accept_copy(&store, table, ids, &gradients, DIM).unwrap();
+        let opened = store.table("accept_grad", table).unwrap();
+        collector.accept_copy(table, &*opened, ids, &gradients, DIM).unwrap();
     };
     accept(&collectors[0], first, &[3, 3]);
     accept(&collectors[1], second, &[-5]);
-    let applied = GradientCollector::apply(&store, &[&collectors[0], &collectors[1]]);
+    let applied = GradientCollector::apply_to(&store, &[&collectors[0], &collectors[1]]);
     assert!(applied.unwrap_err().to_string().contains("id -5 at position 0"));
-    assert_eq!(collectors[0].merged(&Serial, &store, first).unwrap().sums, [2.0, 2.0]);
-    assert_eq!(collectors[1].merged(&Serial, &store, second).unwrap().ids, [-5]);
+    assert_eq!(collectors[0].merged(&Serial, &first).unwrap().sums, [2.0, 2.0]);
+    assert_eq!(collectors[1].merged(&Serial, &second).unwrap().ids, [-5]);
     assert_eq!((seen(&store, first), seen(&store, second)), before);
     collectors[1].clear();
-    GradientCollector::apply(&store, &[&collectors[0], &collectors[1]]).unwrap();
+    GradientCollector::apply_to(&store, &[&collectors[0], &collectors[1]]).unwrap();
     assert_eq!(store.ids(first), Ok(vec![0, 1, 3]));
 }
 
@@ -371,8 +377,9 @@ fn a_collector_refuses_gradients_that_do_not_fit_and_keeps_none() {
     let store = store();
     let table = open(&store, "t", "");
     let collector = GradientCollector::default();
+    let opened = store.table("accept_grad", table).unwrap();
     let message = |table, ids: &[i64], gradients: &[f32], dim| {
-        collector.accept_copy(&store, table, ids, gradients, dim).unwrap_err().to_string()
+        collector.accept_copy(table, &*opened, ids, gradients, dim).unwrap_err().to_string()
     };
     assert_eq!(
         message(table, &[1], &[0.0; 3], 3),
@@ -383,7 +390,9 @@ fn a_collector_refuses_gradients_that_do_not_fit_and_keeps_none() {
         short.contains("expected 4 gradient values") && short.contains("table \"t\" of dim 2, got 3"),
         "{short}"
     );
-    assert!(message(TableId(99), &[], &[], DIM).contains("table handle 99 is unknown"));
+    store.drop_table("t").unwrap();
+    let dropped = format!("accept_grad: table handle {} is unknown", table.0);
+    assert!(message(table, &[], &[], DIM).contains(&dropped));
     assert!(collector.tables().is_empty());
 }
 

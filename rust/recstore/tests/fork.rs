@@ -6,12 +6,15 @@
 #![expect(unsafe_code, reason = "fork, pthread_atfork, alarm and _exit are foreign functions")]
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use std::io::{PipeWriter, Read, Write, pipe};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, Executor, GradientChunk, GradientCollector, LoadOptions, LocalStore, Result,
     SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate, fork,
@@ -107,7 +110,7 @@ fn fork_under_load(
     child: impl Fn(&LocalStore, TableId, &[i64]) -> std::result::Result<(), String>,
 ) {
     let store = LocalStore::new(executor);
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     let ids: Vec<i64> = (0..IDS).collect();
     count_up(&store, table, &ids).unwrap();
     let done = AtomicBool::new(false);
@@ -155,7 +158,7 @@ fn child_is_refused(store: &LocalStore, table: TableId, ids: &[i64]) -> std::res
 
 fn child_trains_its_own(store: &LocalStore, _: TableId, ids: &[i64]) -> std::result::Result<(), String> {
     let train = || {
-        let own = store.open_table("own", &config())?;
+        let own = store.open_numbered("own", &config())?;
         count_up(store, own, ids)?;
         count_up(store, own, ids)?;
         read(store, own, ids)
@@ -192,14 +195,15 @@ fn a_child_does_not_wait_for_the_threads_of_the_parents_pool() {
 #[test]
 fn a_collector_of_a_child_keeps_the_gradients_that_it_cannot_apply() {
     let store = LocalStore::new(Box::new(Serial));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     let collector = GradientCollector::default();
     let outcome = in_forked_child(|| {
-        let accepted = collector.accept_copy(&store, table, &[7], &[1.0; DIM], DIM);
+        let opened = store.table("accept_grad", table).unwrap();
+        let accepted = collector.accept_copy(table, &*opened, &[7], &[1.0; DIM], DIM);
         ensure(accepted.is_ok(), "accept_grad")?;
-        let refused = GradientCollector::apply(&store, &[&collector]);
+        let refused = GradientCollector::apply_to(&store, &[&collector]);
         ensure(matches!(refused, Err(Error::ForkedChild { .. })), "apply_grads was not refused")?;
-        ensure(collector.merged(&Serial, &store, table).unwrap().ids == [7], "the gradients are gone")
+        ensure(collector.merged(&Serial, &table).unwrap().ids == [7], "the gradients are gone")
     });
     assert_eq!(outcome, Ok(()));
     assert!(collector.tables().is_empty());
@@ -209,7 +213,7 @@ fn a_collector_of_a_child_keeps_the_gradients_that_it_cannot_apply() {
 fn a_grandchild_may_not_change_its_parents_tables_either() {
     let store = LocalStore::new(Box::new(Serial));
     let outcome = in_forked_child(|| {
-        let own = store.open_table("own", &config()).map_err(|error| error.to_string())?;
+        let own = store.open_numbered("own", &config()).map_err(|error| error.to_string())?;
         in_forked_child(|| {
             let refused = count_up(&store, own, &[1]);
             ensure(
@@ -225,7 +229,7 @@ fn a_grandchild_may_not_change_its_parents_tables_either() {
 fn a_child_may_save_its_own_store_and_not_its_parents() {
     let directory = tempfile::tempdir().unwrap();
     let store = LocalStore::new(Box::new(Serial));
-    store.open_table("t", &config()).unwrap();
+    store.open_numbered("t", &config()).unwrap();
     let options = SaveOptions::default();
     let save = |store: &LocalStore| store.save(directory.path(), &options).map_err(|error| error.to_string());
     let outcome = in_forked_child(|| {
@@ -234,7 +238,7 @@ fn a_child_may_save_its_own_store_and_not_its_parents() {
             "the save was not refused",
         )?;
         let own = LocalStore::new(Box::new(Serial));
-        own.open_table("own", &config()).map_err(|error| error.to_string())?;
+        own.open_numbered("own", &config()).map_err(|error| error.to_string())?;
         save(&own).map(drop)
     });
     assert_eq!(outcome, Ok(()));
@@ -247,7 +251,7 @@ fn a_child_may_save_its_own_store_and_not_its_parents() {
 fn a_child_does_not_wait_for_its_parents_save() {
     let directory = tempfile::tempdir().unwrap();
     let store = LocalStore::new(Box::new(Serial));
-    let table = store.open_table("t", &config()).unwrap();
+    let table = store.open_numbered("t", &config()).unwrap();
     let ids: Vec<i64> = (0..50_000).collect();
     store.write(table, &ids, &vec![1.0; ids.len() * DIM]).unwrap();
     let (options, has_ended) = (SaveOptions::default(), AtomicBool::new(false));

@@ -4,13 +4,16 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
+use numbered::Numbered;
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate};
 
 const DIM: usize = 2;
 
 fn open(text: &str) -> (LocalStore, TableId) {
     let store = LocalStore::new(Box::new(Serial));
-    let table = store.open_table("t", &TableConfig::from_json(DIM, text).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(DIM, text).unwrap()).unwrap();
     (store, table)
 }
 

@@ -5,8 +5,10 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod checkpoints;
+mod numbered;
 
 use checkpoints::{State, load, open, save, state, store, update};
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, GradientChunk, LocalStore, Rayon, SaveKind, Serial, Step, TableId, TableUpdate,
 };
@@ -65,7 +67,7 @@ fn a_save_between_a_sweep_and_the_leaving_changes_nothing() {
             let before = state(&stopped);
             stopped = store();
             load(&stopped, directory.path()).unwrap();
-            table = stopped.find_table("t").unwrap().unwrap();
+            table = stopped.find_numbered("t").unwrap().unwrap();
             assert_eq!(state(&stopped), before);
         }
     }
@@ -83,7 +85,8 @@ fn a_dry_run_tells_what_would_leave_and_changes_nothing() {
     assert_eq!(store.evict(table, true), Ok(vec![1]));
     assert_eq!(state(&store), before);
     assert_eq!(store.evict(table, false), Ok(vec![1]));
-    assert_eq!((store.ids(table).unwrap(), store.num_evicted(table)), (vec![2, 3, 4, 5], Ok(1)));
+    let evictions = store.statistics(table).unwrap().evictions;
+    assert_eq!((store.ids(table).unwrap(), evictions), (vec![2, 3, 4, 5], 1));
     let plain = open(&store, "plain", 1, "");
     let message = store.evict(plain, true).unwrap_err().to_string();
     assert_eq!(message, "evict: table \"plain\" has no eviction");

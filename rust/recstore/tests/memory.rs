@@ -7,10 +7,13 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 #![cfg(target_os = "linux")]
 
+mod numbered;
+
 use std::env;
 use std::fs;
 use std::process::Command;
 
+use numbered::Numbered;
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate};
 
 /// Tells a child what to measure.
@@ -50,7 +53,7 @@ fn step(store: &LocalStore, table: TableId, ids: std::ops::Range<i64>, gradients
 fn warm(dim: usize, config: &str) -> (LocalStore, Vec<f32>) {
     let store = LocalStore::new(Box::new(Serial));
     let gradients = vec![0.25; BATCH * dim];
-    let table = store.open_table("warm", &TableConfig::from_json(dim, config).unwrap()).unwrap();
+    let table = store.open_numbered("warm", &TableConfig::from_json(dim, config).unwrap()).unwrap();
     step(&store, table, 0..BATCH as i64, &gradients);
     store.drop_table("warm").unwrap();
     (store, gradients)
@@ -85,7 +88,7 @@ fn statistics_agree_with_the_growth_of_the_process() {
     let (dim, rows, config) = parsed(&shape);
     let (store, gradients) = warm(dim, &config);
     let baseline = account("VmRSS");
-    let table = store.open_table("t", &TableConfig::from_json(dim, &config).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(dim, &config).unwrap()).unwrap();
     step(&store, table, 0..rows, &gradients);
     check_growth("filled", &store, table, baseline);
     let half: Vec<i64> = (0..rows).step_by(2).map(|id| id * 1_000_003).collect();
@@ -113,7 +116,7 @@ fn a_limit_is_kept_as_seen_from_outside() {
     let directory = tempfile::tempdir().unwrap();
     let baseline = account("VmRSS");
     let text = format!(r#"{config}, "memory_limit": {LIMIT}, "disk": {:?}}}"#, directory.path());
-    let table = store.open_table("t", &TableConfig::from_json(dim, &text).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(dim, &text).unwrap()).unwrap();
     for _ in 0..2 {
         step(&store, table, 0..rows, &gradients);
     }

@@ -4,9 +4,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
     EmbeddingStore, GradientChunk, GradientCollector, LocalStore, Serial, Step, TableConfig, TableId,
@@ -113,7 +116,7 @@ impl Subject {
         );
         let config = TableConfig::from_json(DIM, &text).unwrap();
         let store = Arc::new(LocalStore::new(Box::new(Serial)));
-        let table = store.open_table("t", &config).unwrap();
+        let table = store.open_numbered("t", &config).unwrap();
         Self { store, config, table }
     }
 
@@ -134,9 +137,10 @@ impl Subject {
         for (collector, (ids, gradients)) in
             collectors.iter().zip(models).flat_map(|(c, passes)| passes.iter().map(move |b| (c, split(b))))
         {
-            collector.accept_copy(&*self.store, self.table, &ids, &gradients, DIM).unwrap();
+            let opened = self.store.table("accept_grad", self.table).unwrap();
+            collector.accept_copy(self.table, &*opened, &ids, &gradients, DIM).unwrap();
         }
-        GradientCollector::apply(&*self.store, &collectors.iter().collect::<Vec<_>>()).unwrap();
+        GradientCollector::apply_to(&*self.store, &collectors.iter().collect::<Vec<_>>()).unwrap();
         assert!(collectors.iter().all(|collector| collector.tables().is_empty()));
     }
 
@@ -152,7 +156,7 @@ impl Subject {
         if drop_first {
             self.store.drop_table("t").unwrap();
         }
-        self.table = self.store.open_table("t", &self.config).unwrap();
+        self.table = self.store.open_numbered("t", &self.config).unwrap();
         assert_eq!(self.table != before, drop_first);
     }
 }

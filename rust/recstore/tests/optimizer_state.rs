@@ -4,6 +4,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
+use numbered::Numbered;
 use recstore::{
     EmbeddingStore, GradientChunk, LoadOptions, LocalStore, OptimizerState, SaveKind, SaveOptions, Serial,
     Step, TableConfig, TableId, TableUpdate,
@@ -15,7 +18,7 @@ fn open(optimizer: &str) -> (LocalStore, TableId) {
     let text =
         format!(r#"{{"initializer": {{"kind": "constant", "value": 0.5}}, "optimizer": {optimizer}}}"#);
     let store = LocalStore::new(Box::new(Serial));
-    let table = store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap()).unwrap();
+    let table = store.open_numbered("t", &TableConfig::from_json(DIM, &text).unwrap()).unwrap();
     (store, table)
 }
 
@@ -158,7 +161,7 @@ fn a_state_put_goes_into_the_next_delta_and_not_into_the_save_before() {
 #[test]
 fn a_state_that_does_not_fit_changes_no_table() {
     let (store, table) = open(r#"{"kind": "adagrad"}"#);
-    let plain = store.open_table("plain", &TableConfig::new(DIM)).unwrap();
+    let plain = store.open_numbered("plain", &TableConfig::new(DIM)).unwrap();
     update(&store, table, &[1, 2], Step::Next);
     let before = (store.statistics(table).unwrap(), slot(&store, table, "state_sum", 1));
     let (good, values) = (state(plain, &[], vec![]), [8.0; 4]);

@@ -4,9 +4,12 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use std::path::Path;
 use std::sync::Arc;
 
+use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LoadOptions, LocalStore, Rayon, SaveKind, SaveOptions, Serial,
@@ -127,7 +130,7 @@ fn trained(
     config: &TableConfig,
     batches: &[Vec<(i64, [f32; DIM])>],
 ) -> TableId {
-    let table = store.open_table(name, config).unwrap();
+    let table = store.open_numbered(name, config).unwrap();
     let first: Vec<f32> = (0..IDS.len() * DIM).map(|number| number as f32 * 0.125 - 3.0).collect();
     store.write(table, &IDS, &first).unwrap();
     for batch in batches {
@@ -172,7 +175,7 @@ proptest! {
 #[test]
 fn a_rule_gets_the_step_and_adopts_rows_that_are_made_or_written() {
     let store = store(false);
-    let table = store.open_table("t", &rule(DIM, "own_adagrad")).unwrap();
+    let table = store.open_numbered("t", &rule(DIM, "own_adagrad")).unwrap();
     let slots = [("sum".to_owned(), DIM), ("last_step".to_owned(), 1), ("adopted".to_owned(), 1)];
     assert_eq!(store.describe(table).unwrap().slots, slots);
     let initial = rows(&store, table, &[5])[0];
@@ -192,12 +195,12 @@ fn a_rule_gets_the_step_and_adopts_rows_that_are_made_or_written() {
 #[test]
 fn a_rule_comes_back_with_a_checkpoint_where_it_is_registered_and_is_named_where_not() {
     let (directory, saving) = (tempfile::tempdir().unwrap(), store(false));
-    let table = saving.open_table("t", &rule(DIM, "own_adagrad")).unwrap();
+    let table = saving.open_numbered("t", &rule(DIM, "own_adagrad")).unwrap();
     step(&saving, table, &[1, 2], &[1.0; 2 * DIM]).unwrap();
     saving.save(directory.path(), &SaveOptions::default()).unwrap();
     let loaded = store(false);
     load(&loaded, directory.path()).unwrap();
-    let again = loaded.find_table("t").unwrap().unwrap();
+    let again = loaded.find_numbered("t").unwrap().unwrap();
     assert_eq!(loaded.describe(again).unwrap(), saving.describe(table).unwrap());
     for (store, table) in [(&saving, table), (&loaded, again)] {
         step(store, table, &[1, 3], &[0.5; 2 * DIM]).unwrap();
@@ -215,7 +218,7 @@ fn a_rule_comes_back_with_a_checkpoint_where_it_is_registered_and_is_named_where
         registered: vec!["other".into()],
     };
     assert_eq!(load(&without, directory.path()), Err(unknown.clone()));
-    assert_eq!(without.open_table("t", &rule(DIM, "own_adagrad")), Err(unknown.clone()));
+    assert_eq!(without.open_numbered("t", &rule(DIM, "own_adagrad")), Err(unknown.clone()));
     assert_eq!(
         unknown.to_string(),
         r#"table "t": the update rule "own_adagrad" is not registered with this store, which has ["other"]"#
@@ -226,14 +229,14 @@ fn a_rule_comes_back_with_a_checkpoint_where_it_is_registered_and_is_named_where
 #[test]
 fn other_slots_than_those_saved_are_refused() {
     let (directory, saving) = (tempfile::tempdir().unwrap(), store(false));
-    let table = saving.open_table("t", &rule(DIM, "own_adagrad")).unwrap();
+    let table = saving.open_numbered("t", &rule(DIM, "own_adagrad")).unwrap();
     step(&saving, table, &[1], &[1.0; DIM]).unwrap();
     saving.save(directory.path(), &SaveOptions::default()).unwrap();
     let changed = LocalStore::new(Box::new(Serial));
     changed.register_rule("own_adagrad", Arc::new(WithSlots(vec![("sum".into(), DIM + 1)]))).unwrap();
     let refused = load(&changed, directory.path()).unwrap_err().to_string();
     assert!(refused.starts_with("checkpoint: ") && refused.contains("slot."), "{refused}");
-    assert_eq!(changed.find_table("t"), Ok(None));
+    assert_eq!(changed.find_numbered("t"), Ok(None));
 }
 
 #[test]
@@ -241,7 +244,7 @@ fn after_a_panic_of_its_rule_a_table_is_refused_until_it_is_cleared() {
     for text in ["", r#", "memory_limit": 400000, "disk": "/tmp""#] {
         let store = store(true);
         let optimizer = r#"{"optimizer": {"kind": "rule", "name": "panicking"}"#;
-        let table = store.open_table("t", &config(DIM, &format!("{optimizer}{text}}}"))).unwrap();
+        let table = store.open_numbered("t", &config(DIM, &format!("{optimizer}{text}}}"))).unwrap();
         step(&store, table, &[1], &[2.0; DIM]).unwrap();
         let failed = Error::RuleFailed {
             table: "t".into(),
@@ -290,20 +293,20 @@ fn names_and_slots_that_cannot_be_are_refused() {
     {
         let name = number.to_string();
         store.register_rule(&name, Arc::new(WithSlots(slots))).unwrap();
-        let refused = message(store.open_table("t", &rule(DIM, &name)).map(drop));
+        let refused = message(store.open_numbered("t", &rule(DIM, &name)).map(drop));
         assert!(
             refused.contains(&format!("\"{number}\" of table \"t\"")) && refused.ends_with(expected),
             "{refused}"
         );
     }
-    let refused = message(store.open_table("t", &rule(7, "panicking")).map(drop));
+    let refused = message(store.open_numbered("t", &rule(7, "panicking")).map(drop));
     assert!(refused.contains("no rows of seven"), "{refused}");
 }
 
 #[test]
 fn deltas_are_compacted_by_who_does_not_know_the_rule() {
     let (directory, saving) = (tempfile::tempdir().unwrap(), store(false));
-    let table = saving.open_table("t", &rule(DIM, "own_adagrad")).unwrap();
+    let table = saving.open_numbered("t", &rule(DIM, "own_adagrad")).unwrap();
     step(&saving, table, &[1, 2], &[1.0; 2 * DIM]).unwrap();
     saving.save(directory.path(), &SaveOptions::default()).unwrap();
     step(&saving, table, &[2, 3], &[0.5; 2 * DIM]).unwrap();
@@ -313,7 +316,7 @@ fn deltas_are_compacted_by_who_does_not_know_the_rule() {
     assert!(compact(directory.path(), None).unwrap().is_some());
     let loaded = store(false);
     load(&loaded, directory.path()).unwrap();
-    let again = loaded.find_table("t").unwrap().unwrap();
+    let again = loaded.find_numbered("t").unwrap().unwrap();
     let state = |store: &LocalStore, table| {
         let slots =
             ["sum", "last_step", "adopted"].map(|slot| store.read_slot(table, slot, &[1, 2, 3]).unwrap());

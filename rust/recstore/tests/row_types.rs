@@ -5,7 +5,10 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod numbered;
+
 use half::{bf16, f16};
+use numbered::Numbered;
 use rayon::prelude::*;
 use recstore::{
     BagInput, EmbeddingStore, Executor, GradientChunk, LocalStore, PoolingMode, Result, Serial, SimdLevel,
@@ -57,7 +60,7 @@ impl Subject {
 
     fn within(store: LocalStore, dtype: &str, dim: usize, more: &str) -> Self {
         let text = format!(r#"{{"dtype": "{dtype}", {more}}}"#);
-        let table = store.open_table("t", &TableConfig::from_json(dim, &text).unwrap()).unwrap();
+        let table = store.open_numbered("t", &TableConfig::from_json(dim, &text).unwrap()).unwrap();
         Self { store, table, dim }
     }
 
@@ -73,7 +76,7 @@ impl Subject {
 
     fn try_update(&self, ids: &[i64], gradients: &[f32], step: Step) -> Result<()> {
         let chunks = vec![GradientChunk::new(ids, gradients, self.dim)];
-        self.store.update(&[TableUpdate { table: self.table, chunks, step }])
+        self.store.update(&[TableUpdate { table: self.table, chunks, step }]).map(drop)
     }
 
     fn update(&self, ids: &[i64], gradients: &[f32]) {
@@ -541,7 +544,7 @@ fn a_table_opens_again_with_the_same_row_type_only() {
     let subject = Subject::new("bfloat16", DIM, "\"seed\": 1");
     let open = |dtype: &str| {
         let text = format!(r#"{{"dtype": "{dtype}", "seed": 1}}"#);
-        subject.store.open_table("t", &TableConfig::from_json(DIM, &text).unwrap())
+        subject.store.open_numbered("t", &TableConfig::from_json(DIM, &text).unwrap())
     };
     assert_eq!(open("bfloat16"), Ok(subject.table));
     assert!(open("float16").unwrap_err().to_string().contains("float16"));

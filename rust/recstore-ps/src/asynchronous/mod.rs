@@ -204,7 +204,7 @@ impl AsyncStore {
         gives_rows: bool,
     ) -> Result<Request, AsyncError> {
         self.check_process(operation)?;
-        let dim = self.shared.store.dim(table)?;
+        let dim = self.shared.store.table("dim", table)?.dim();
         Ok(Request { table, dim, ids, gradients, gives_rows })
     }
 

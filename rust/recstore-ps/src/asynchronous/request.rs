@@ -56,7 +56,7 @@ impl Request {
         let mut rows = Vec::new();
         if self.gives_rows {
             rows.resize(self.ids.len() * self.dim, 0.0);
-            store.read(self.table, &self.ids, &mut rows)?;
+            store.table("emb_read", self.table)?.read(&self.ids, &mut rows)?;
         }
         Ok(rows)
     }

@@ -1,6 +1,7 @@
 //! Tables as a whole, on all servers.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use recstore::{
     Error, LoadOptions, LoadReport, OptimizerConfig, Result, SaveOptions, SaveReport, Shard, TableConfig,
@@ -60,7 +61,12 @@ impl RemoteStore {
         managed.map(|(shard, answer)| answer.managed().map_err(misfit(session, operation, shard))).collect()
     }
 
-    pub(super) fn open(&self, session: &Session, name: &str, config: &TableConfig) -> Result<TableId> {
+    pub(super) fn open(
+        &self,
+        session: &Session,
+        name: &str,
+        config: &TableConfig,
+    ) -> Result<Arc<RemoteTable>> {
         // What all servers would refuse need not be sent.
         recstore::RowlessTable::new(name, config)?;
         let request =
@@ -98,7 +104,7 @@ impl RemoteStore {
     }
 
     /// Looks for a table. One that only some servers have, since its opening was cut off, is opened on the others.
-    pub(super) fn find(&self, session: &Session, name: &str) -> Result<Option<TableId>> {
+    pub(super) fn find(&self, session: &Session, name: &str) -> Result<Option<Arc<RemoteTable>>> {
         const OPERATION: &str = "find_table";
         let request = Management::FindTable { name: name.to_owned() };
         let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
@@ -120,7 +126,7 @@ impl RemoteStore {
         };
         let known = session.lock_tables().find(name).cloned();
         if let Some(table) = known.filter(|table| table.places.iter().copied().map(Some).eq(places.clone())) {
-            return Ok(Some(table.id));
+            return Ok(Some(table));
         }
         let request = Management::Describe { table: place.number.0 };
         let mut call = Call::manage(shard, request);
@@ -152,7 +158,6 @@ impl RemoteStore {
         const OPERATION: &str = "drop_table";
         let unknown = || Error::UnknownTable { operation: OPERATION, table: name.to_owned() };
         let table = self.find(session, name)?.ok_or_else(unknown)?;
-        let table = session.lock_tables().get(OPERATION, table)?;
         let request = |_| Management::DropTable { name: name.to_owned() };
         let calls = self.shards().map(|shard| table_management(&table, shard, request)).collect();
         change(session, OPERATION, calls, self.patience())?;
@@ -184,7 +189,9 @@ impl RemoteStore {
     ) -> Result<()> {
         table.checks.check_learning_rate(learning_rate)?;
         let request = |number| Management::SetLearningRate { table: number, learning_rate, explicit };
-        self.ask_about(session, "set_learning_rate", table, request).map(drop)
+        self.ask_about(session, "set_learning_rate", table, request)?;
+        table.note_set_rate(learning_rate, explicit);
+        Ok(())
     }
 
     /// Takes away the rows that eviction chooses on each server, and returns their ids in ascending order.
@@ -241,6 +248,7 @@ impl RemoteStore {
                 sum.learning_rate = of_shard.learning_rate;
             }
         }
+        table.note_rate(sum.learning_rate, sum.learning_rate_was_set);
         Ok(sum)
     }
 
@@ -320,7 +328,9 @@ impl RemoteStore {
         }
         // After a restart the servers call the tables otherwise.
         for (name, _) in &sum.tables {
-            self.find(session, name)?;
+            if let Some(table) = self.find(session, name)? {
+                table.forget_rate();
+            }
         }
         Ok(sum)
     }

@@ -10,6 +10,7 @@ mod management;
 mod moving;
 mod session;
 mod store;
+mod table;
 mod tables;
 mod worker;
 
@@ -17,7 +18,7 @@ use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use recstore::{Executor, Result, TableId, fork};
+use recstore::{Executor, Result, fork};
 
 use crate::router::Router;
 use crate::wire::codec::{Management, Request};
@@ -34,12 +35,14 @@ use tables::{RemoteTable, Tables};
 /// with equal content: it goes only to the servers that have not made it. Another change in between, or a load, gives it
 /// up as it is. Changes of one store come one by one; reads go on beside them.
 ///
-/// Several clients may share servers. Each sees its own changes; between tables or shards there is no common moment.
+/// Several clients may share servers. Each sees its own changes; between tables or shards there is no common moment. A
+/// clone is the same client.
+#[derive(Clone)]
 pub struct RemoteStore {
-    config: RemoteConfig,
+    config: Arc<RemoteConfig>,
     router: Router,
-    executor: Box<dyn Executor>,
-    session: RwLock<Arc<Session>>,
+    executor: Arc<dyn Executor>,
+    session: Arc<RwLock<Arc<Session>>>,
     /// How long servers may let this worker wait for others; zero for one that is none.
     borne: Duration,
 }
@@ -64,7 +67,8 @@ impl RemoteStore {
         let router = Router::new(config.hash_method, config.servers.len());
         let session = Arc::new(Session::new(&config, Tables::default()));
         session.limits("connect")?;
-        let current = RwLock::new(Arc::clone(&session));
+        let current = Arc::new(RwLock::new(Arc::clone(&session)));
+        let (config, executor) = (Arc::new(config), Arc::from(executor));
         let mut store = Self { config, router, executor, session: current, borne: Duration::ZERO };
         if let Some(worker) = store.config.worker {
             store.borne = store.join(&session, worker)?;
@@ -87,7 +91,7 @@ impl RemoteStore {
         let mut current = self.session.write().unwrap_or_else(PoisonError::into_inner);
         if current.process != std::process::id() {
             let tables = current.lock_tables().for_child()?;
-            let config = RemoteConfig { servers: current.addresses(), ..self.config.clone() };
+            let config = RemoteConfig { servers: current.addresses(), ..(*self.config).clone() };
             *current = Arc::new(Session::new(&config, tables));
         }
         Ok(Arc::clone(&current))
@@ -97,19 +101,6 @@ impl RemoteStore {
     fn with_session<R>(&self, work: impl FnOnce(&Session) -> Result<R>) -> Result<R> {
         let _gate = fork::enter();
         work(&*self.session()?)
-    }
-
-    /// Calls `work` with the session and a table.
-    fn with_table<R>(
-        &self,
-        operation: &'static str,
-        id: TableId,
-        work: impl FnOnce(&Session, &Arc<RemoteTable>) -> Result<R>,
-    ) -> Result<R> {
-        self.with_session(|session| {
-            let table = session.lock_tables().get(operation, id)?;
-            work(session, &table)
-        })
     }
 
     fn shards(&self) -> std::ops::Range<usize> {

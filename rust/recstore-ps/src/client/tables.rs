@@ -1,7 +1,7 @@
 //! The tables that a client has opened, and what the servers call them.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use recstore::{Error, Result, RowlessTable, TableConfig, TableId};
 
@@ -13,6 +13,8 @@ pub(super) struct RemoteTable {
     config: TableConfig,
     /// Its number on each server, and the run of that server.
     pub(super) places: Vec<Place>,
+    /// The learning rate and whether it was set by hand, as this client last set or asked for it.
+    rate: Mutex<Option<(f64, bool)>>,
 }
 
 /// A table's number on a server, and the run of the server that gave it.
@@ -31,6 +33,30 @@ pub(super) struct Tables {
 }
 
 impl RemoteTable {
+    fn new(id: TableId, checks: RowlessTable, config: TableConfig, places: Vec<Place>) -> Arc<Self> {
+        Arc::new(Self { id, checks, config, places, rate: Mutex::default() })
+    }
+
+    /// Returns the learning rate and whether it was set by hand, if this client knows both.
+    pub(super) fn known_rate(&self) -> Option<(f64, bool)> {
+        *self.rate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn note_rate(&self, rate: f64, was_set: bool) {
+        *self.rate.lock().unwrap_or_else(PoisonError::into_inner) = Some((rate, was_set));
+    }
+
+    /// Notes a rate that the servers took. Whether one was set by hand before is known only if it was asked for.
+    pub(super) fn note_set_rate(&self, rate: f64, by_hand: bool) {
+        let mut known = self.rate.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_set = known.map(|(_, was_set)| was_set || by_hand).or(by_hand.then_some(true));
+        *known = was_set.map(|was_set| (rate, was_set));
+    }
+
+    pub(super) fn forget_rate(&self) {
+        *self.rate.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
     /// Describes the table to the servers.
     pub(super) fn config(&self) -> &TableConfig {
         &self.config
@@ -59,24 +85,24 @@ impl Tables {
         config: &TableConfig,
         slots: Vec<(String, usize)>,
         places: Vec<Place>,
-    ) -> Result<TableId> {
+    ) -> Result<Arc<RemoteTable>> {
         let known = self.by_name.get(name).cloned();
         let is_same = |table: &Arc<RemoteTable>| {
             let mut pairs = table.places.iter().zip(&places);
             pairs.all(|(old, new)| old.incarnation != new.incarnation || old.number == new.number)
         };
-        let same = known.as_ref().filter(|table| is_same(table));
-        if let Some(table) = same.filter(|table| table.places == places) {
-            return Ok(table.id);
+        let same = known.filter(is_same);
+        if let Some(table) = same.as_ref().filter(|table| table.places == places) {
+            return Ok(Arc::clone(table));
         }
         let id = same.map_or(TableId(self.last + 1), |table| table.id);
         self.forget(name);
         let checks = RowlessTable::with_slots(name, config, slots)?;
-        let table = Arc::new(RemoteTable { id, checks, config: config.clone(), places });
+        let table = RemoteTable::new(id, checks, config.clone(), places);
         self.last = self.last.max(id.0);
         self.by_name.insert(name.to_owned(), Arc::clone(&table));
-        self.by_id.insert(id, table);
-        Ok(id)
+        self.by_id.insert(id, Arc::clone(&table));
+        Ok(table)
     }
 
     pub(super) fn forget(&mut self, name: &str) {
@@ -99,7 +125,7 @@ impl Tables {
             let slots = table.checks.description().slots;
             let checks = RowlessTable::with_slots(name, &table.config, slots)?;
             let (config, places) = (table.config.clone(), table.places.clone());
-            let copy = Arc::new(RemoteTable { id: table.id, checks, config, places });
+            let copy = RemoteTable::new(table.id, checks, config, places);
             tables.by_name.insert(name.to_owned(), Arc::clone(&copy));
             tables.by_id.insert(table.id, copy);
         }

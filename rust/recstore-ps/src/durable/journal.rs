@@ -308,7 +308,7 @@ fn state(store: &dyn EmbeddingStore, order: &Order, last: u64) -> Result<ServerS
     let mut tables = BTreeMap::new();
     for name in store.table_names()? {
         if let Some(table) = store.find_table(&name)? {
-            tables.insert(name, table.0);
+            tables.insert(name, table.id().0);
         }
     }
     let saved = |(client, made): (&ClientId, &Made)| SavedClient {

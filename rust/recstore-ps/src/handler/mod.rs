@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use recstore::{
-    EmbeddingStore, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport, Shard, TableId,
-    TableUpdate, commit_snapshot,
+    EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport,
+    Shard, TableId, TableUpdate, commit_snapshot,
 };
 
 use crate::durable::directory_lock::DirectoryLock;
@@ -213,22 +213,24 @@ impl Handler {
         match *request {
             Request::Manage(ref management) => self.manage(client, management).map(Answer::Managed),
             Request::Read(ref reads) => self.read(reads).map(Answer::Rows),
-            Request::Write { table, ids, rows } => store.write(table, ids, rows).map(|()| Answer::Done),
+            Request::Write { table, ids, rows } => {
+                store.table("emb_write", table)?.write(ids, rows).map(|()| Answer::Done)
+            }
             Request::Update(ref updates) => {
-                self.update(updates, 1)?;
+                let answer = self.update(updates, 1)?;
                 self.workers.count_step(client);
-                Ok(Answer::Done)
+                Ok(answer)
             }
-            Request::Round { ref members, ref updates } => {
-                self.update(updates, members.len()).map(|()| Answer::Done)
-            }
+            Request::Round { ref members, ref updates } => self.update(updates, members.len()),
             Request::Lookup { table, ids, insert } => self.lookup(table, ids, insert),
             Request::Delete { table, ids } => {
-                store.delete(table, ids).map(|count| Answer::Count(count as u64))
+                let deleted = store.table("hashtable_delete", table)?.delete(ids)?;
+                Ok(Answer::Count(deleted as u64))
             }
             Request::Ids { table } => {
-                self.check_answer("hashtable_ids", store.num_rows(table)?, size_of::<i64>())?;
-                store.ids(table).map(Answer::Ids)
+                let rows = store.table("hashtable_size", table)?.num_rows()?;
+                self.check_answer("hashtable_ids", rows, size_of::<i64>())?;
+                store.table("hashtable_ids", table)?.ids().map(Answer::Ids)
             }
             Request::Slot { table, ref slot, ids } => self.slot(table, slot, ids),
         }
@@ -244,44 +246,52 @@ impl Handler {
     }
 
     fn read(&self, reads: &[TableIds<'_>]) -> Result<Vec<Rows>> {
-        let dims = reads.iter().map(|read| self.store.dim(read.table)).collect::<Result<Vec<usize>>>()?;
-        let floats = reads.iter().zip(&dims).map(|(read, &dim)| read.ids.len().saturating_mul(dim));
+        let tables = reads.iter().map(|read| self.store.table("dim", read.table));
+        let tables = tables.collect::<Result<Vec<_>>>()?;
+        let floats =
+            reads.iter().zip(&tables).map(|(read, table)| read.ids.len().saturating_mul(table.dim()));
         let total = floats.fold(0, |sum: usize, count| sum.saturating_add(count));
         self.check_answer("emb_read", total, size_of::<f32>())?;
-        let read = |(read, dim): (&TableIds<'_>, usize)| {
+        let read = |(read, table): (&TableIds<'_>, Arc<dyn EmbeddingTable>)| {
+            let dim = table.dim();
             let mut values = Floats::new(read.ids.len() * dim);
-            self.store.read(read.table, read.ids, &mut values).map(|()| Rows { dim, values })
+            table.read(read.ids, &mut values).map(|()| Rows { dim, values })
         };
-        reads.iter().zip(dims).map(read).collect()
+        reads.iter().zip(tables).map(read).collect()
     }
 
-    /// Makes steps, each of which has the parts of so many workers.
-    fn update(&self, updates: &[MergedUpdate<'_>], workers: usize) -> Result<()> {
+    /// Makes steps, each of which has the parts of so many workers, and says how many rows left with them.
+    fn update(&self, updates: &[MergedUpdate<'_>], workers: usize) -> Result<Answer> {
         let steps = updates.chunks(workers.max(1)).map(|parts| self.step(parts));
-        self.store.update(&steps.collect::<Result<Vec<_>>>()?)
+        match self.store.update(&steps.collect::<Result<Vec<_>>>()?)? {
+            0 => Ok(Answer::Done),
+            left => Ok(Answer::Count(left)),
+        }
     }
 
     fn step<'a>(&self, parts: &[MergedUpdate<'a>]) -> Result<TableUpdate<'a>> {
         let MergedUpdate { table, step, .. } = parts[0];
-        let dim = self.store.dim(table)?;
+        let dim = self.store.table("dim", table)?.dim();
         let chunk = |part: &MergedUpdate<'a>| GradientChunk::new(part.ids, part.sums, dim);
         Ok(TableUpdate { table, chunks: parts.iter().map(chunk).collect(), step })
     }
 
     fn lookup(&self, table: TableId, ids: &[i64], insert: bool) -> Result<Answer> {
-        let dim = self.store.dim(table)?;
+        let opened = self.store.table("dim", table)?;
+        let dim = opened.dim();
         let row_bytes = dim.saturating_mul(size_of::<f32>()).saturating_add(size_of::<i64>());
         self.check_answer("hashtable_lookup", ids.len(), row_bytes)?;
         let (mut indices, mut rows) = (vec![0; ids.len()], vec![0.0; ids.len() * dim]);
-        self.store.lookup(table, ids, insert, &mut indices, &mut rows)?;
+        opened.lookup(ids, insert, &mut indices, &mut rows)?;
         Ok(Answer::Found { indices, rows })
     }
 
     fn slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Answer> {
-        let slots = self.store.describe(table)?.slots;
+        let table = self.store.table("describe", table)?;
+        let slots = table.describe()?.slots;
         let width = slots.iter().find(|(name, _)| *name == slot).map_or(0, |&(_, width)| width);
         self.check_answer("hashtable_slot", ids.len(), width.saturating_mul(size_of::<f32>()))?;
-        Ok(self.store.read_slot(table, slot, ids)?.map_or(Answer::NoSlot, Answer::Slot))
+        Ok(table.read_slot(slot, ids)?.map_or(Answer::NoSlot, Answer::Slot))
     }
 
     fn manage(&self, client: ClientId, request: &Management) -> Result<Managed> {
@@ -290,29 +300,35 @@ impl Handler {
             Management::OpenTable { name, dim, config } => {
                 let mut config = config.clone();
                 config.dim = *dim;
-                Managed::Table { table: Some(store.open_table(name, &config)?.0) }
+                Managed::Table { table: Some(store.open_table(name, &config)?.id().0) }
             }
             Management::FindTable { name } => {
-                Managed::Table { table: store.find_table(name)?.map(|table| table.0) }
+                Managed::Table { table: store.find_table(name)?.map(|table| table.id().0) }
             }
             Management::DropTable { name } => store.drop_table(name).map(|()| Managed::Done {})?,
             Management::TableNames {} => Managed::Names { names: store.table_names()? },
             Management::Describe { table } => {
-                let found = store.describe(TableId(*table))?;
+                let found = store.table("describe", TableId(*table))?.describe()?;
                 let (name, slots) = (found.name, found.slots);
                 Managed::Description { name, dim: found.config.dim, config: found.config, slots }
             }
-            Management::Clear { table } => store.clear(TableId(*table)).map(|()| Managed::Done {})?,
-            Management::Evict { table, dry_run } => {
-                Managed::Ids { ids: store.evict(TableId(*table), *dry_run)? }
+            Management::Clear { table } => {
+                store.table("hashtable_clear", TableId(*table))?.clear()?;
+                Managed::Done {}
             }
-            Management::NumRows { table } => Managed::Count { count: store.num_rows(TableId(*table))? },
+            Management::Evict { table, dry_run } => {
+                Managed::Ids { ids: store.table("evict", TableId(*table))?.evict(*dry_run)? }
+            }
+            Management::NumRows { table } => {
+                Managed::Count { count: store.table("hashtable_size", TableId(*table))?.num_rows()? }
+            }
             Management::SetLearningRate { table, learning_rate, explicit } => {
-                store.set_learning_rate(TableId(*table), *learning_rate, *explicit)?;
+                let table = store.table("set_learning_rate", TableId(*table))?;
+                table.set_learning_rate(*learning_rate, *explicit)?;
                 Managed::Done {}
             }
             Management::Statistics { table } => {
-                Managed::Statistics { statistics: store.statistics(TableId(*table))? }
+                Managed::Statistics { statistics: store.table("statistics", TableId(*table))?.statistics()? }
             }
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
             Management::Commit(part) => {

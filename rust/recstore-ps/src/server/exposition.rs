@@ -42,7 +42,7 @@ fn add_tables(store: &dyn EmbeddingStore, to: &Registry) -> Result<()> {
 }
 
 fn statistics(store: &dyn EmbeddingStore, name: &str) -> Option<TableStatistics> {
-    store.statistics(store.find_table(name).ok()??).ok()
+    store.find_table(name).ok()??.statistics().ok()
 }
 
 fn add_log(lag: Lag, to: &Registry) -> Result<()> {

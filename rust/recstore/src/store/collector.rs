@@ -1,10 +1,10 @@
 //! Gradients collected between a backward pass and the optimizer's step.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::{Mutex, PoisonError};
 
 use super::embedding_store::EmbeddingStore;
+use super::embedding_table::EmbeddingTable;
 use crate::calls::{Step, TableId, TableUpdate};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
@@ -12,9 +12,26 @@ use crate::rows::gradient::{GradientChunk, GradientPart, Gradients, MergedGradie
 use crate::{Error, Result, fork};
 
 /// The gradients that one model collected, by table, in the order in which they came.
-#[derive(Debug, Default)]
-pub struct GradientCollector {
-    chunks: Mutex<Vec<CollectedGradients>>,
+///
+/// `K` is how its owner tells tables apart: a [`TableId`](crate::TableId), if all are of one store.
+#[derive(Debug)]
+pub struct GradientCollector<K> {
+    chunks: Mutex<Vec<CollectedGradients<K>>>,
+}
+
+impl<K> Default for GradientCollector<K> {
+    fn default() -> Self {
+        Self { chunks: Mutex::default() }
+    }
+}
+
+/// All that collectors have for one table, for one optimizer step.
+#[derive(Debug)]
+pub struct CollectedStep<'a, K> {
+    /// The table.
+    pub table: K,
+    /// What each backward pass gave.
+    pub chunks: Vec<GradientChunk<'a>>,
 }
 
 /// Gradients that stay where they are until they are applied.
@@ -48,35 +65,35 @@ impl KeptGradients for OwnedGradients {
 }
 
 /// The gradients of one backward pass through one table, as they came.
-struct CollectedGradients {
-    table: TableId,
+struct CollectedGradients<K> {
+    table: K,
+    name: String,
     dim: usize,
     parts: Vec<Box<dyn KeptGradients>>,
 }
 
-impl fmt::Debug for CollectedGradients {
+impl<K> fmt::Debug for CollectedGradients<K> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CollectedGradients").field("table", &self.table).finish_non_exhaustive()
+        f.debug_struct("CollectedGradients").field("table", &self.name).finish_non_exhaustive()
     }
 }
 
-impl GradientCollector {
-    /// Keeps what the lookups of one backward pass gave for `table`. Duplicates are summed when they are applied.
+impl<K: Clone + PartialEq> GradientCollector<K> {
+    /// Keeps what the lookups of one backward pass gave for `table`, which is called `key` here. Duplicates are summed when
+    /// they are applied.
     ///
     /// # Errors
     /// [`Error::DimMismatch`] or [`Error::LengthMismatch`] if they do not fit; [`Error::UnknownHandle`].
     pub fn accept(
         &self,
-        store: &dyn EmbeddingStore,
-        table: TableId,
+        key: K,
+        table: &dyn EmbeddingTable,
         parts: Vec<Box<dyn KeptGradients>>,
     ) -> Result<()> {
-        let dim = store.dim(table)?;
-        let collected = CollectedGradients { table, dim, parts };
-        // The name is for the message only.
-        if collected.validate("").is_err() {
-            collected.validate(&store.describe(table)?.name)?;
-        }
+        table.check_open("accept_grad")?;
+        let (name, dim) = (table.name().to_owned(), table.dim());
+        let collected = CollectedGradients { table: key, name, dim, parts };
+        collected.validate()?;
         self.with_chunks(|chunks| chunks.push(collected));
         Ok(())
     }
@@ -87,45 +104,45 @@ impl GradientCollector {
     /// As [`GradientCollector::accept`].
     pub fn accept_copy(
         &self,
-        store: &dyn EmbeddingStore,
-        table: TableId,
+        key: K,
+        table: &dyn EmbeddingTable,
         ids: &[i64],
         gradients: &[f32],
         dim: usize,
     ) -> Result<()> {
-        if store.dim(table)? != dim {
+        if table.dim() != dim {
             return Err(Error::DimMismatch {
                 operation: "accept_grad",
-                table: store.describe(table)?.name,
-                expected: store.dim(table)?,
+                table: table.name().to_owned(),
+                expected: table.dim(),
                 actual: format!("gradient rows of {dim}"),
             });
         }
         let owned = OwnedGradients { ids: ids.to_vec(), gradients: gradients.to_vec(), dim };
-        self.accept(store, table, vec![Box::new(owned)])
+        self.accept(key, table, vec![Box::new(owned)])
     }
 
     /// Returns the tables that gradients were collected for, in the order in which they first came.
-    pub fn tables(&self) -> Vec<TableId> {
-        let mut tables: Vec<_> = self.with_chunks(|chunks| chunks.iter().map(|chunk| chunk.table).collect());
-        let mut seen = HashSet::new();
-        tables.retain(|table| seen.insert(*table));
-        tables
+    pub fn tables(&self) -> Vec<K> {
+        self.with_chunks(|chunks| {
+            let mut tables: Vec<K> = Vec::new();
+            for chunk in chunks.iter() {
+                if !tables.contains(&chunk.table) {
+                    tables.push(chunk.table.clone());
+                }
+            }
+            tables
+        })
     }
 
     /// Returns the gradients collected for `table`, merged.
     ///
     /// # Errors
     /// [`Error::GradientsChanged`].
-    pub fn merged(
-        &self,
-        executor: &dyn Executor,
-        store: &dyn EmbeddingStore,
-        table: TableId,
-    ) -> Result<MergedGradients> {
+    pub fn merged(&self, executor: &dyn Executor, table: &K) -> Result<MergedGradients> {
         self.with_chunks(|chunks| {
-            let of_table: Vec<_> = chunks.iter().filter(|chunk| chunk.table == table).collect();
-            check_unchanged(store, of_table.iter().copied())?;
+            let of_table: Vec<_> = chunks.iter().filter(|chunk| chunk.table == *table).collect();
+            check_unchanged(of_table.iter().copied())?;
             let dim = of_table.first().map_or(1, |chunk| chunk.dim);
             let chunks: Vec<_> = of_table.into_iter().map(CollectedGradients::as_chunk).collect();
             Ok(Gradients::new(dim, &chunks).merged(executor, Simd::detect()))
@@ -139,16 +156,18 @@ impl GradientCollector {
         drop(dropped);
     }
 
-    /// Takes one optimizer step in every table that any of `collectors` has gradients for, and empties them.
+    /// Has `take` one optimizer step in every table that any of `collectors` has gradients for, and empties them.
     ///
     /// # Errors
-    /// [`Error::GradientsChanged`]; as [`EmbeddingStore::update`]; then no table has changed and the collectors keep
-    /// their gradients.
-    pub fn apply(store: &dyn EmbeddingStore, collectors: &[&Self]) -> Result<()> {
+    /// [`Error::GradientsChanged`]; those of `take`; then the collectors keep their gradients.
+    pub fn apply<R, E: From<Error>>(
+        collectors: &[&Self],
+        take: impl FnOnce(Vec<CollectedStep<'_, K>>) -> std::result::Result<R, E>,
+    ) -> std::result::Result<R, E> {
         let taken: Vec<_> =
             collectors.iter().map(|collector| collector.with_chunks(std::mem::take)).collect();
         let result =
-            check_unchanged(store, taken.iter().flatten()).and_then(|()| store.update(&updates(&taken)));
+            check_unchanged(taken.iter().flatten()).map_err(E::from).and_then(|()| take(steps(&taken)));
         if result.is_err() {
             for (collector, chunks) in collectors.iter().zip(taken) {
                 collector.put_back(chunks);
@@ -158,54 +177,65 @@ impl GradientCollector {
     }
 
     /// Puts chunks back before those that came since they were taken.
-    fn put_back(&self, chunks: Vec<CollectedGradients>) {
+    fn put_back(&self, chunks: Vec<CollectedGradients<K>>) {
         self.with_chunks(|kept| {
             let newer = std::mem::replace(kept, chunks);
             kept.extend(newer);
         });
     }
 
-    fn with_chunks<R>(&self, work: impl FnOnce(&mut Vec<CollectedGradients>) -> R) -> R {
+    fn with_chunks<R>(&self, work: impl FnOnce(&mut Vec<CollectedGradients<K>>) -> R) -> R {
         let _gate = fork::enter();
         work(&mut self.chunks.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl CollectedGradients {
+impl GradientCollector<TableId> {
+    /// Takes one optimizer step in every table of `store` that any of `collectors` has gradients for, and empties them.
+    /// Returns how many rows left the tables by eviction.
+    ///
+    /// # Errors
+    /// As [`GradientCollector::apply`] and [`EmbeddingStore::update`].
+    pub fn apply_to(store: &dyn EmbeddingStore, collectors: &[&Self]) -> Result<u64> {
+        Self::apply(collectors, |steps| {
+            let updates = steps.into_iter().map(|CollectedStep { table, chunks }| TableUpdate {
+                table,
+                chunks,
+                step: Step::Next,
+            });
+            store.update(&updates.collect::<Vec<_>>())
+        })
+    }
+}
+
+impl<K> CollectedGradients<K> {
     fn as_chunk(&self) -> GradientChunk<'_> {
         GradientChunk { parts: self.parts.iter().map(|part| part.part()).collect() }
     }
-}
 
-impl CollectedGradients {
     /// Checks that ids and gradients fit together and are of the table's dim.
-    fn validate(&self, table: &str) -> Result<()> {
+    fn validate(&self) -> Result<()> {
         let gradients = Gradients::new(self.dim, &[self.as_chunk()]);
-        gradients.validate("accept_grad", || format!("table \"{table}\""))
+        gradients.validate("accept_grad", || format!("table \"{}\"", self.name))
     }
 }
 
-fn check_unchanged<'a>(
-    store: &dyn EmbeddingStore,
-    mut chunks: impl Iterator<Item = &'a CollectedGradients>,
-) -> Result<()> {
+fn check_unchanged<'a, K: 'a>(mut chunks: impl Iterator<Item = &'a CollectedGradients<K>>) -> Result<()> {
     match chunks.find(|chunk| chunk.parts.iter().any(|part| part.were_changed())) {
         None => Ok(()),
-        Some(chunk) => Err(Error::GradientsChanged { table: store.describe(chunk.table)?.name }),
+        Some(chunk) => Err(Error::GradientsChanged { table: chunk.name.clone() }),
     }
 }
 
-/// Returns one update a table, its chunks in the order of the collectors.
-fn updates(collected: &[Vec<CollectedGradients>]) -> Vec<TableUpdate<'_>> {
-    let mut updates: Vec<TableUpdate<'_>> = Vec::new();
+/// Returns one step a table, its chunks in the order of the collectors.
+fn steps<K: Clone + PartialEq>(collected: &[Vec<CollectedGradients<K>>]) -> Vec<CollectedStep<'_, K>> {
+    let mut steps: Vec<CollectedStep<'_, K>> = Vec::new();
     for collected in collected.iter().flatten() {
         let chunk = collected.as_chunk();
-        match updates.iter_mut().find(|update| update.table == collected.table) {
-            Some(update) => update.chunks.push(chunk),
-            None => {
-                updates.push(TableUpdate { table: collected.table, chunks: vec![chunk], step: Step::Next })
-            }
+        match steps.iter_mut().find(|step| step.table == collected.table) {
+            Some(step) => step.chunks.push(chunk),
+            None => steps.push(CollectedStep { table: collected.table.clone(), chunks: vec![chunk] }),
         }
     }
-    updates
+    steps
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use ndarray::{Array2, ArrayView1, ArrayView2};
 
 use super::embedding_store::EmbeddingStore;
+use super::embedding_table::EmbeddingTable;
 use crate::calls::{Step, TableId, TableStatistics, TableUpdate};
 use crate::config::TableConfig;
 use crate::rows::gradient::GradientChunk;
@@ -14,14 +15,12 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub struct TableHandle<S: ?Sized> {
     store: Arc<S>,
-    table: TableId,
-    name: String,
-    dim: usize,
+    table: Arc<dyn EmbeddingTable>,
 }
 
 impl<S: ?Sized> Clone for TableHandle<S> {
     fn clone(&self) -> Self {
-        Self { store: Arc::clone(&self.store), table: self.table, name: self.name.clone(), dim: self.dim }
+        Self { store: Arc::clone(&self.store), table: Arc::clone(&self.table) }
     }
 }
 
@@ -32,7 +31,7 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
     /// As [`EmbeddingStore::open_table`].
     pub fn open(store: Arc<S>, name: &str, config: &TableConfig) -> Result<Self> {
         let table = store.open_table(name, config)?;
-        Ok(Self { store, table, name: name.to_owned(), dim: config.dim })
+        Ok(Self { store, table })
     }
 
     /// Returns the store.
@@ -40,40 +39,45 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
         &self.store
     }
 
+    /// Returns the table.
+    pub fn table(&self) -> &Arc<dyn EmbeddingTable> {
+        &self.table
+    }
+
     /// Returns the number of the table in its store.
     pub fn id(&self) -> TableId {
-        self.table
+        self.table.id()
     }
 
     /// Returns the name of the table.
     pub fn name(&self) -> &str {
-        &self.name
+        self.table.name()
     }
 
     /// Returns the elements of a row.
     pub fn dim(&self) -> usize {
-        self.dim
+        self.table.dim()
     }
 
     /// Returns the rows of `ids`, `[n]`, as `[n, dim]`.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::read`].
+    /// As [`EmbeddingTable::read`].
     pub fn read(&self, ids: ArrayView1<'_, i64>) -> Result<Array2<f32>> {
-        let mut rows = vec![0.0; ids.len() * self.dim];
-        self.store.read(self.table, &contiguous(ids), &mut rows)?;
-        let shape = (ids.len(), self.dim);
+        let mut rows = vec![0.0; ids.len() * self.dim()];
+        self.table.read(&contiguous(ids), &mut rows)?;
+        let shape = (ids.len(), self.dim());
         Array2::from_shape_vec(shape, rows).map_err(|_| self.mismatch("emb_read", "rows", shape))
     }
 
     /// Overwrites the rows of `ids`, `[n]`, with `rows`, `[n, dim]`; of duplicates the last one wins.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::write`].
+    /// As [`EmbeddingTable::write`].
     pub fn write(&self, ids: ArrayView1<'_, i64>, rows: ArrayView2<'_, f32>) -> Result<()> {
         self.check_shape("emb_write", "rows", ids.len(), rows)?;
         let rows = rows.as_standard_layout();
-        self.store.write(self.table, &contiguous(ids), rows.as_slice().unwrap_or_default())
+        self.table.write(&contiguous(ids), rows.as_slice().unwrap_or_default())
     }
 
     /// Takes one optimizer step with the gradients `[n, dim]` of `ids`, `[n]`, duplicates summed first.
@@ -84,32 +88,33 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
         self.check_shape("emb_update", "gradient rows", ids.len(), gradients)?;
         let gradients = gradients.as_standard_layout();
         let ids = contiguous(ids);
-        let chunk = GradientChunk::new(&ids, gradients.as_slice().unwrap_or_default(), self.dim);
-        self.store.update(&[TableUpdate { table: self.table, chunks: vec![chunk], step: Step::Next }])
+        let chunk = GradientChunk::new(&ids, gradients.as_slice().unwrap_or_default(), self.dim());
+        self.store.update(&[TableUpdate { table: self.id(), chunks: vec![chunk], step: Step::Next }])?;
+        Ok(())
     }
 
     /// Deletes the rows of `ids` and returns how many there were.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::delete`].
+    /// As [`EmbeddingTable::delete`].
     pub fn delete(&self, ids: ArrayView1<'_, i64>) -> Result<usize> {
-        self.store.delete(self.table, &contiguous(ids))
+        self.table.delete(&contiguous(ids))
     }
 
     /// Sets the learning rate from the next step on.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::set_learning_rate`].
+    /// As [`EmbeddingTable::set_learning_rate`].
     pub fn set_learning_rate(&self, lr: f64) -> Result<()> {
-        self.store.set_learning_rate(self.table, lr, true)
+        self.table.set_learning_rate(lr, true)
     }
 
     /// Returns what the table holds and what was done to it.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::statistics`].
+    /// As [`EmbeddingTable::statistics`].
     pub fn statistics(&self) -> Result<TableStatistics> {
-        self.store.statistics(self.table)
+        self.table.statistics()
     }
 
     fn check_shape(
@@ -123,12 +128,12 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
         if shape.0 != count {
             return Err(Error::LengthMismatch {
                 operation,
-                what: format!("{what} for the ids of table \"{}\"", self.name),
+                what: format!("{what} for the ids of table \"{}\"", self.name()),
                 expected: count,
                 actual: shape.0,
             });
         }
-        if shape.1 != self.dim {
+        if shape.1 != self.dim() {
             return Err(self.mismatch(operation, what, shape));
         }
         Ok(())
@@ -137,8 +142,8 @@ impl<S: EmbeddingStore + ?Sized> TableHandle<S> {
     fn mismatch(&self, operation: &'static str, what: &str, shape: (usize, usize)) -> Error {
         Error::DimMismatch {
             operation,
-            table: self.name.clone(),
-            expected: self.dim,
+            table: self.name().to_owned(),
+            expected: self.dim(),
             actual: format!("{what} of {}", shape.1),
         }
     }

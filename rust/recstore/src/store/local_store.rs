@@ -8,8 +8,10 @@ use std::sync::{
 };
 
 use super::embedding_store::EmbeddingStore;
+use super::embedding_table::EmbeddingTable;
+use super::local_table::LocalTable;
 use super::tables::Tables;
-use crate::calls::{OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate};
+use crate::calls::{OptimizerState, StoreMemory, TableId, TableUpdate};
 use crate::checkpoint::{
     self, LastSave, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Shard,
 };
@@ -23,7 +25,7 @@ use crate::{Error, Result, fork};
 
 /// The store that keeps its tables in the memory of this process.
 pub struct LocalStore {
-    executor: Sparing,
+    executor: Arc<Sparing>,
     simd: Simd,
     tables: RwLock<Tables>,
     budget: Arc<MemoryBudget>,
@@ -52,7 +54,7 @@ impl LocalStore {
     /// Returns an empty store whose loops run on `executor`, with the widest instructions of this machine.
     pub fn new(executor: Box<dyn Executor>) -> Self {
         Self {
-            executor: Sparing::new(executor),
+            executor: Arc::new(Sparing::new(executor)),
             simd: Simd::detect(),
             tables: RwLock::default(),
             budget: Arc::default(),
@@ -81,7 +83,7 @@ impl LocalStore {
     }
 
     fn engine(&self) -> Engine<'_> {
-        Engine { executor: &self.executor, simd: self.simd }
+        Engine { executor: &*self.executor, simd: self.simd }
     }
 
     /// Cuts all tables, none of which is opened, dropped or replaced meanwhile.
@@ -113,11 +115,10 @@ impl LocalStore {
         self.tables.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn table(&self, operation: &'static str, id: TableId) -> Result<Arc<Table>> {
-        self.shared().get(operation, id)
+    fn opened(&self, id: TableId, table: &Arc<Table>) -> Arc<dyn EmbeddingTable> {
+        Arc::new(LocalTable::new(id, table, Arc::clone(&self.executor), self.simd))
     }
 
-    /// Returns several tables: all from before a load or all from after it.
     fn tables_of(
         &self,
         operation: &'static str,
@@ -129,18 +130,24 @@ impl LocalStore {
 }
 
 impl EmbeddingStore for LocalStore {
-    fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId> {
+    fn open_table(&self, name: &str, config: &TableConfig) -> Result<Arc<dyn EmbeddingTable>> {
         let _gate = fork::enter();
         if name.is_empty() {
             return Err(Error::InvalidConfig { message: "the table's name must not be empty".to_owned() });
         }
         config.validate()?;
-        self.exclusive().open(name, config, &self.rules, &self.budget)
+        let (id, table) = self.exclusive().open(name, config, &self.rules, &self.budget)?;
+        Ok(self.opened(id, &table))
     }
 
-    fn find_table(&self, name: &str) -> Result<Option<TableId>> {
+    fn find_table(&self, name: &str) -> Result<Option<Arc<dyn EmbeddingTable>>> {
         let _gate = fork::enter();
-        Ok(self.shared().find(name))
+        Ok(self.shared().find(name).map(|(id, table)| self.opened(id, &table)))
+    }
+
+    fn table(&self, operation: &'static str, id: TableId) -> Result<Arc<dyn EmbeddingTable>> {
+        let _gate = fork::enter();
+        Ok(self.opened(id, &self.shared().get(operation, id)?))
     }
 
     fn drop_table(&self, name: &str) -> Result<()> {
@@ -151,39 +158,6 @@ impl EmbeddingStore for LocalStore {
     fn table_names(&self) -> Result<Vec<String>> {
         let _gate = fork::enter();
         Ok(self.shared().names())
-    }
-
-    fn describe(&self, table: TableId) -> Result<TableDescription> {
-        let _gate = fork::enter();
-        Ok(self.table("describe", table)?.description())
-    }
-
-    fn dim(&self, table: TableId) -> Result<usize> {
-        let _gate = fork::enter();
-        Ok(self.table("dim", table)?.config().dim)
-    }
-
-    fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
-        let _gate = fork::enter();
-        self.table("emb_read", table)?.read(self.engine(), ids, rows, &mut [])
-    }
-
-    fn read_with_places(
-        &self,
-        table: TableId,
-        ids: &[i64],
-        rows: &mut [f32],
-        places: &mut [u32],
-    ) -> Result<()> {
-        let _gate = fork::enter();
-        self.table("emb_read", table)?.read(self.engine(), ids, rows, places)
-    }
-
-    fn read_ahead(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
-        let _gate = fork::enter();
-        let table = self.table("emb_read", table)?;
-        table.bring_in(self.engine(), ids);
-        table.read(self.engine(), ids, rows, &mut [])
     }
 
     fn bag(
@@ -199,85 +173,24 @@ impl EmbeddingStore for LocalStore {
         table::pool(self.engine(), &tables, input, pooled, max_positions, places)
     }
 
-    fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()> {
-        let _gate = fork::enter();
-        self.table("emb_write", table)?.write(self.engine(), ids, rows)
-    }
-
-    fn update<'a>(&self, updates: &[TableUpdate<'a>]) -> Result<()> {
+    fn update<'a>(&self, updates: &[TableUpdate<'a>]) -> Result<u64> {
         let _gate = fork::enter();
         let tables = self.tables_of("emb_update", updates.iter().map(|update| update.table))?;
         let request =
             |(update, table): (&TableUpdate<'a>, _)| StepRequest::new(table, &update.chunks, update.step);
         let requests = updates.iter().zip(tables).map(request).collect::<Result<Vec<_>>>()?;
         let checked = table::check(self.engine(), &requests)?;
+        let mut left = 0;
         for steps in one_a_table(updates, checked) {
-            table::apply(self.engine(), steps)?;
+            left += table::apply(self.engine(), steps)?;
         }
-        Ok(())
-    }
-
-    fn lookup(
-        &self,
-        table: TableId,
-        ids: &[i64],
-        insert: bool,
-        indices: &mut [i64],
-        rows: &mut [f32],
-    ) -> Result<()> {
-        let _gate = fork::enter();
-        self.table("hashtable_lookup", table)?.lookup(self.engine(), ids, insert, indices, rows)
-    }
-
-    fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize> {
-        let _gate = fork::enter();
-        self.table("hashtable_delete", table)?.delete(ids)
-    }
-
-    fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>> {
-        let _gate = fork::enter();
-        self.table("evict", table)?.evict(dry_run)
-    }
-
-    fn num_evicted(&self, table: TableId) -> Result<u64> {
-        let _gate = fork::enter();
-        Ok(self.table("num_evicted", table)?.num_evicted())
-    }
-
-    fn clear(&self, table: TableId) -> Result<()> {
-        let _gate = fork::enter();
-        self.table("hashtable_clear", table)?.clear()
-    }
-
-    fn ids(&self, table: TableId) -> Result<Vec<i64>> {
-        let _gate = fork::enter();
-        Ok(self.table("hashtable_ids", table)?.ids())
-    }
-
-    fn num_rows(&self, table: TableId) -> Result<usize> {
-        let _gate = fork::enter();
-        Ok(self.table("hashtable_size", table)?.len())
-    }
-
-    fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
-        let _gate = fork::enter();
-        self.table("read_slot", table)?.read_slot(slot, ids)
-    }
-
-    fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()> {
-        let _gate = fork::enter();
-        self.table("set_learning_rate", table)?.set_learning_rate(lr, explicit)
+        Ok(left)
     }
 
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
         let _gate = fork::enter();
         let tables = self.tables_of("put_optimizer_states", states.iter().map(|state| state.table))?;
         table::put_states(&tables, states)
-    }
-
-    fn statistics(&self, table: TableId) -> Result<TableStatistics> {
-        let _gate = fork::enter();
-        Ok(self.table("statistics", table)?.statistics())
     }
 
     fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {

@@ -2,7 +2,9 @@
 
 pub(crate) mod collector;
 pub(crate) mod embedding_store;
+pub(crate) mod embedding_table;
 pub(crate) mod handle;
 pub(crate) mod local_store;
+mod local_table;
 pub(crate) mod prefetch;
 mod tables;

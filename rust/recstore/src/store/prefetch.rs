@@ -1,22 +1,17 @@
-//! Reads rows ahead of their use, on threads of its own, over any store.
+//! Reads rows ahead of their use, on threads of its own.
 //!
-//! A prefetch is issued for the ids of one or several tables and consumed once. What this process changed in the
-//! meantime comes back changed: while prefetches are pending, the ids of every change are kept, and those rows are
-//! read again when the prefetch is consumed. Prefetches that nobody consumes are dropped beyond a bound, oldest first.
+//! A prefetch is issued for the ids of one or several tables and consumed once. What was changed in the meantime comes
+//! back changed: whoever changes rows says so, while prefetches are pending the ids of every change are kept, and those
+//! rows are read again when the prefetch is consumed. Prefetches that nobody consumes are dropped beyond a bound, oldest first.
 
 use std::collections::{BTreeMap, HashSet, VecDeque};
-use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
 
-use super::embedding_store::EmbeddingStore;
-use crate::calls::{OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate};
-use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
-use crate::config::TableConfig;
-use crate::rows::gradient::GradientChunk;
-use crate::rows::pooling::BagInput;
+use super::embedding_table::EmbeddingTable;
 use crate::{Error, Result, fork};
 
 /// The number of a prefetch. It is never given to another one.
@@ -25,55 +20,56 @@ pub struct PrefetchId(pub i64);
 
 /// The ids whose rows a prefetch reads, of one table.
 #[derive(Debug, Clone)]
-pub struct PrefetchRequest {
+pub struct PrefetchRequest<K> {
+    /// How changes name the table.
+    pub key: K,
     /// The table.
-    pub table: TableId,
+    pub table: Arc<dyn EmbeddingTable>,
     /// The ids, duplicates allowed.
     pub ids: Vec<i64>,
-    /// The table's dim.
-    pub dim: usize,
 }
 
-/// A store whose reads can be issued ahead; every other call goes through to the store within.
+/// Reads issued ahead, of tables that their owner tells apart by `K`: a [`TableId`](crate::TableId), if all are of one
+/// store.
 ///
-/// Changes made through this store are seen by prefetches issued before them. Changes that other processes make to a
-/// shared store are seen only if they came before the read.
-pub struct PrefetchingStore {
-    store: Arc<dyn EmbeddingStore>,
+/// Changes that are [noted](Prefetches::note) are seen by prefetches issued before them. Changes that other processes make
+/// to a shared store are seen only if they came before the read.
+pub struct Prefetches<K> {
     most_pending: usize,
-    state: Mutex<State>,
-    jobs: Mutex<Option<Sender<Job>>>,
+    state: Mutex<State<K>>,
+    /// How many prefetches are pending or being consumed: without any a change takes no lock.
+    open: AtomicUsize,
+    jobs: Mutex<Option<Sender<Job<K>>>>,
     num_threads: usize,
 }
 
-#[derive(Default)]
-struct State {
+struct State<K> {
     last: i64,
     dropped: u64,
-    pending: BTreeMap<PrefetchId, Pending>,
+    pending: BTreeMap<PrefetchId, Pending<K>>,
     /// For each prefetch that is being consumed, the number of the first change that its read may have missed.
     waiting: BTreeMap<PrefetchId, u64>,
     /// What changed since the oldest of both was issued, in order.
-    changes: VecDeque<Change>,
+    changes: VecDeque<Change<K>>,
     /// The number of the first of `changes`.
     first_change: u64,
 }
 
-struct Pending {
-    requests: Arc<Vec<PrefetchRequest>>,
+struct Pending<K> {
+    requests: Arc<Vec<PrefetchRequest<K>>>,
     rows: Arc<Delivery>,
     /// The number of the first change that the read may have missed.
     issued_at: u64,
 }
 
 #[derive(Clone)]
-struct Change {
-    table: TableId,
+struct Change<K> {
+    table: K,
     /// The ids that changed; `None` for all.
     ids: Option<Arc<[i64]>>,
 }
 
-type Job = (Arc<Vec<PrefetchRequest>>, Arc<Delivery>);
+type Job<K> = (Arc<Vec<PrefetchRequest<K>>>, Arc<Delivery>);
 
 /// The rows of a prefetch, on their way from the thread that reads them.
 #[derive(Default)]
@@ -82,15 +78,15 @@ struct Delivery {
     arrived: Condvar,
 }
 
-impl PrefetchingStore {
-    /// Wraps `store`; its reads ahead run on `num_threads` threads, started with the first prefetch.
+impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
+    /// Reads on `num_threads` threads, started with the first prefetch.
     ///
     /// At most `most_pending` prefetches wait to be consumed.
-    pub fn new(store: Arc<dyn EmbeddingStore>, num_threads: usize, most_pending: usize) -> Self {
+    pub fn new(num_threads: usize, most_pending: usize) -> Self {
         Self {
-            store,
             most_pending: most_pending.max(1),
             state: Mutex::default(),
+            open: AtomicUsize::new(0),
             jobs: Mutex::default(),
             num_threads: num_threads.max(1),
         }
@@ -100,10 +96,8 @@ impl PrefetchingStore {
     ///
     /// # Errors
     /// [`Error::UnknownHandle`] for a table that does not exist.
-    pub fn issue(&self, requests: Vec<PrefetchRequest>) -> Result<PrefetchId> {
-        for request in &requests {
-            self.store.describe(request.table)?;
-        }
+    pub fn issue(&self, requests: Vec<PrefetchRequest<K>>) -> Result<PrefetchId> {
+        requests.iter().try_for_each(|request| request.table.check_open("emb_prefetch"))?;
         let _gate = fork::enter();
         let requests = Arc::new(requests);
         let rows = Arc::new(Delivery::default());
@@ -112,7 +106,7 @@ impl PrefetchingStore {
         Ok(id)
     }
 
-    fn register(&self, requests: Arc<Vec<PrefetchRequest>>, rows: Arc<Delivery>) -> PrefetchId {
+    fn register(&self, requests: Arc<Vec<PrefetchRequest<K>>>, rows: Arc<Delivery>) -> PrefetchId {
         let mut state = self.lock();
         while state.pending.len() >= self.most_pending {
             state.pending.pop_first();
@@ -122,12 +116,12 @@ impl PrefetchingStore {
         let id = PrefetchId(state.last);
         let issued_at = state.first_change + state.changes.len() as u64;
         state.pending.insert(id, Pending { requests, rows, issued_at });
-        state.forget_old_changes();
+        self.forget_old_changes(&mut state);
         id
     }
 
     /// Hands a job to the threads. A forked child has none, and reads when the prefetch is consumed.
-    fn send(&self, job: Job) {
+    fn send(&self, job: Job<K>) {
         if fork::is_child() {
             return;
         }
@@ -136,18 +130,18 @@ impl PrefetchingStore {
         // Sending fails only once all threads are gone; then the rows are read when they are asked for.
         if let Err(unsent) = sender.send(job) {
             let (requests, rows) = unsent.into_inner();
-            rows.deliver(read_all(&*self.store, &requests));
+            rows.deliver(read_all(&requests));
         }
     }
 
-    fn start_threads(&self) -> Sender<Job> {
-        let (sender, receiver) = unbounded::<Job>();
+    fn start_threads(&self) -> Sender<Job<K>> {
+        let (sender, receiver) = unbounded::<Job<K>>();
         for number in 0..self.num_threads {
-            let (receiver, store) = (receiver.clone(), Arc::clone(&self.store));
+            let receiver = receiver.clone();
             let name = format!("recstore-prefetch-{number}");
             let work = move || {
                 for (requests, rows) in receiver {
-                    rows.deliver(read_all(&*store, &requests));
+                    rows.deliver(read_all(&requests));
                 }
             };
             if thread::Builder::new().name(name).spawn(work).is_err() {
@@ -165,30 +159,30 @@ impl PrefetchingStore {
         let _gate = fork::enter();
         let state = self.lock();
         let pending = state.pending.get(&id).ok_or(Error::UnknownPrefetch { prefetch: id.0 })?;
-        Ok(pending.requests.iter().map(|request| request.dim).collect())
+        Ok(pending.requests.iter().map(|request| request.table.dim()).collect())
     }
 
     /// Waits for the rows of a prefetch and consumes it: one `[ids, dim]` matrix for each of its requests.
     ///
     /// # Errors
     /// [`Error::UnknownPrefetch`] for a number that was never issued, was consumed, or was dropped; the errors of
-    /// [`EmbeddingStore::read`].
+    /// [`EmbeddingTable::read`].
     pub fn wait(&self, id: PrefetchId) -> Result<Vec<Vec<f32>>> {
         let pending = self.begin_waiting(id)?;
         if fork::is_child() {
             self.finish_waiting(id);
-            return read_all(&*self.store, &pending.requests);
+            return read_all(&pending.requests);
         }
         let rows = pending.rows.take();
         let changes = self.finish_waiting(id);
         let mut rows = rows?;
         for (request, rows) in pending.requests.iter().zip(&mut rows) {
-            self.read_changed(request, &changes, rows)?;
+            read_changed(request, &changes, rows)?;
         }
         Ok(rows)
     }
 
-    fn begin_waiting(&self, id: PrefetchId) -> Result<Pending> {
+    fn begin_waiting(&self, id: PrefetchId) -> Result<Pending<K>> {
         let _gate = fork::enter();
         let mut state = self.lock();
         let pending = state.pending.remove(&id).ok_or(Error::UnknownPrefetch { prefetch: id.0 })?;
@@ -197,13 +191,13 @@ impl PrefetchingStore {
     }
 
     /// Returns what changed since the prefetch was issued.
-    fn finish_waiting(&self, id: PrefetchId) -> Vec<Change> {
+    fn finish_waiting(&self, id: PrefetchId) -> Vec<Change<K>> {
         let _gate = fork::enter();
         let mut state = self.lock();
         let issued_at = state.waiting.remove(&id).unwrap_or(u64::MAX);
         let skipped = issued_at.saturating_sub(state.first_change) as usize;
         let changes = state.changes.iter().skip(skipped).cloned().collect();
-        state.forget_old_changes();
+        self.forget_old_changes(&mut state);
         changes
     }
 
@@ -219,50 +213,79 @@ impl PrefetchingStore {
         self.lock().pending.len()
     }
 
-    /// Reads those rows of a request again that changed since it was issued.
-    fn read_changed(&self, request: &PrefetchRequest, changes: &[Change], rows: &mut [f32]) -> Result<()> {
-        let of_table =
-            || changes.iter().filter(|change| change.table == request.table).map(|change| &change.ids);
-        if of_table().any(Option::is_none) {
-            return self.store.read(request.table, &request.ids, rows);
+    /// Notes a change that was just made to the rows of `ids`, or to all rows, if a pending prefetch may have missed it.
+    pub fn note(&self, table: &K, ids: Option<&mut dyn Iterator<Item = i64>>) {
+        // A prefetch that is issued after this look reads what was changed before it: the fence keeps the look behind the
+        // change.
+        fence(Ordering::SeqCst);
+        if self.open.load(Ordering::SeqCst) == 0 {
+            return;
         }
-        let changed: HashSet<i64> = of_table().flatten().flat_map(|ids| ids.iter().copied()).collect();
-        let positions: Vec<usize> =
-            (0..request.ids.len()).filter(|&position| changed.contains(&request.ids[position])).collect();
-        let ids: Vec<i64> = positions.iter().map(|&position| request.ids[position]).collect();
-        let mut fresh = vec![0.0; ids.len() * request.dim];
-        self.store.read(request.table, &ids, &mut fresh)?;
-        for (position, row) in positions.into_iter().zip(fresh.chunks_exact(request.dim)) {
-            rows[position * request.dim..][..request.dim].copy_from_slice(row);
-        }
-        Ok(())
-    }
-
-    /// Notes a change that just happened, if a pending prefetch may have missed it.
-    fn note(&self, table: TableId, ids: Option<impl Iterator<Item = i64>>) {
         let _gate = fork::enter();
         let mut state = self.lock();
-        if !(state.pending.is_empty() && state.waiting.is_empty()) {
+        if state.num_open() > 0 {
             let ids = ids.map(Iterator::collect);
-            state.changes.push_back(Change { table, ids });
+            state.changes.push_back(Change { table: table.clone(), ids });
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// Forgets what changed before the oldest prefetch was issued that is not consumed.
+    fn forget_old_changes(&self, state: &mut State<K>) {
+        self.open.store(state.num_open(), Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        let end = state.first_change + state.changes.len() as u64;
+        let pending = state.pending.values().map(|pending| pending.issued_at);
+        let oldest = pending.chain(state.waiting.values().copied()).min().unwrap_or(end);
+        while state.first_change < oldest && state.changes.pop_front().is_some() {
+            state.first_change += 1;
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<K>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Forgets what changed before the oldest prefetch was issued that is not consumed.
-    fn forget_old_changes(&mut self) {
-        let end = self.first_change + self.changes.len() as u64;
-        let pending = self.pending.values().map(|pending| pending.issued_at);
-        let oldest = pending.chain(self.waiting.values().copied()).min().unwrap_or(end);
-        while self.first_change < oldest && self.changes.pop_front().is_some() {
-            self.first_change += 1;
+impl<K> Default for State<K> {
+    fn default() -> Self {
+        Self {
+            last: 0,
+            dropped: 0,
+            pending: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            changes: VecDeque::new(),
+            first_change: 0,
         }
     }
+}
+
+impl<K> State<K> {
+    fn num_open(&self) -> usize {
+        self.pending.len() + self.waiting.len()
+    }
+}
+
+/// Reads those rows of a request again that changed since it was issued.
+fn read_changed<K: PartialEq>(
+    request: &PrefetchRequest<K>,
+    changes: &[Change<K>],
+    rows: &mut [f32],
+) -> Result<()> {
+    let of_table = || changes.iter().filter(|change| change.table == request.key).map(|change| &change.ids);
+    if of_table().any(Option::is_none) {
+        return request.table.read(&request.ids, rows);
+    }
+    let changed: HashSet<i64> = of_table().flatten().flat_map(|ids| ids.iter().copied()).collect();
+    let positions: Vec<usize> =
+        (0..request.ids.len()).filter(|&position| changed.contains(&request.ids[position])).collect();
+    let ids: Vec<i64> = positions.iter().map(|&position| request.ids[position]).collect();
+    let dim = request.table.dim();
+    let mut fresh = vec![0.0; ids.len() * dim];
+    request.table.read(&ids, &mut fresh)?;
+    for (position, row) in positions.into_iter().zip(fresh.chunks_exact(dim)) {
+        rows[position * dim..][..dim].copy_from_slice(row);
+    }
+    Ok(())
 }
 
 impl Delivery {
@@ -279,175 +302,10 @@ impl Delivery {
     }
 }
 
-impl EmbeddingStore for PrefetchingStore {
-    fn open_table(&self, name: &str, config: &TableConfig) -> Result<TableId> {
-        self.store.open_table(name, config)
-    }
-
-    fn find_table(&self, name: &str) -> Result<Option<TableId>> {
-        self.store.find_table(name)
-    }
-
-    fn drop_table(&self, name: &str) -> Result<()> {
-        self.store.drop_table(name)
-    }
-
-    fn table_names(&self) -> Result<Vec<String>> {
-        self.store.table_names()
-    }
-
-    fn describe(&self, table: TableId) -> Result<TableDescription> {
-        self.store.describe(table)
-    }
-
-    fn dim(&self, table: TableId) -> Result<usize> {
-        self.store.dim(table)
-    }
-
-    fn read(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
-        self.store.read(table, ids, rows)
-    }
-
-    fn read_ahead(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
-        self.store.read_ahead(table, ids, rows)
-    }
-
-    fn read_with_places(
-        &self,
-        table: TableId,
-        ids: &[i64],
-        rows: &mut [f32],
-        places: &mut [u32],
-    ) -> Result<()> {
-        self.store.read_with_places(table, ids, rows, places)
-    }
-
-    fn bag(
-        &self,
-        tables: &[TableId],
-        input: BagInput<'_>,
-        pooled: &mut [f32],
-        max_positions: &mut [i64],
-        places: &mut [u32],
-    ) -> Result<()> {
-        self.store.bag(tables, input, pooled, max_positions, places)
-    }
-
-    fn write(&self, table: TableId, ids: &[i64], rows: &[f32]) -> Result<()> {
-        self.store.write(table, ids, rows)?;
-        self.note(table, Some(ids.iter().copied()));
-        Ok(())
-    }
-
-    fn update(&self, updates: &[TableUpdate<'_>]) -> Result<()> {
-        // The update itself says what is wrong with a table; one that is dropped meanwhile has changed.
-        let evicted = || updates.iter().map(|update| self.store.num_evicted(update.table).ok());
-        let before: Vec<_> = evicted().collect();
-        self.store.update(updates)?;
-        for ((update, before), after) in updates.iter().zip(before).zip(evicted()) {
-            self.note(update.table, Some(update.chunks.iter().flat_map(GradientChunk::ids)));
-            if after != before {
-                self.note(update.table, None::<std::iter::Empty<i64>>);
-            }
-        }
-        Ok(())
-    }
-
-    fn lookup(
-        &self,
-        table: TableId,
-        ids: &[i64],
-        insert: bool,
-        indices: &mut [i64],
-        rows: &mut [f32],
-    ) -> Result<()> {
-        // A row that is inserted holds what was read before it was.
-        self.store.lookup(table, ids, insert, indices, rows)
-    }
-
-    fn delete(&self, table: TableId, ids: &[i64]) -> Result<usize> {
-        let deleted = self.store.delete(table, ids)?;
-        self.note(table, Some(ids.iter().copied()));
-        Ok(deleted)
-    }
-
-    fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>> {
-        let evicted = self.store.evict(table, dry_run)?;
-        self.note(table, Some(evicted.iter().copied()));
-        Ok(evicted)
-    }
-
-    fn num_evicted(&self, table: TableId) -> Result<u64> {
-        self.store.num_evicted(table)
-    }
-
-    fn clear(&self, table: TableId) -> Result<()> {
-        self.store.clear(table)?;
-        self.note(table, None::<std::iter::Empty<i64>>);
-        Ok(())
-    }
-
-    fn ids(&self, table: TableId) -> Result<Vec<i64>> {
-        self.store.ids(table)
-    }
-
-    fn num_rows(&self, table: TableId) -> Result<usize> {
-        self.store.num_rows(table)
-    }
-
-    fn read_slot(&self, table: TableId, slot: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
-        self.store.read_slot(table, slot, ids)
-    }
-
-    fn set_learning_rate(&self, table: TableId, lr: f64, explicit: bool) -> Result<()> {
-        self.store.set_learning_rate(table, lr, explicit)
-    }
-
-    fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
-        self.store.put_optimizer_states(states)
-    }
-
-    fn statistics(&self, table: TableId) -> Result<TableStatistics> {
-        self.store.statistics(table)
-    }
-
-    fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {
-        self.store.set_memory_limit(limit)
-    }
-
-    fn memory(&self) -> StoreMemory {
-        self.store.memory()
-    }
-
-    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
-        self.store.save(directory, options)
-    }
-
-    fn save_part(
-        &self,
-        directory: &Path,
-        snapshot: &str,
-        shard: Shard,
-        options: &SaveOptions<'_>,
-    ) -> Result<SaveReport> {
-        self.store.save_part(directory, snapshot, shard, options)
-    }
-
-    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
-        let report = self.store.load(directory, options)?;
-        for (name, _) in &report.tables {
-            if let Some(table) = self.store.find_table(name)? {
-                self.note(table, None::<std::iter::Empty<i64>>);
-            }
-        }
-        Ok(report)
-    }
-}
-
-fn read_all(store: &dyn EmbeddingStore, requests: &[PrefetchRequest]) -> Result<Vec<Vec<f32>>> {
-    let read = |request: &PrefetchRequest| {
-        let mut rows = vec![0.0; request.ids.len() * request.dim];
-        store.read_ahead(request.table, &request.ids, &mut rows).map(|()| rows)
+fn read_all<K>(requests: &[PrefetchRequest<K>]) -> Result<Vec<Vec<f32>>> {
+    let read = |request: &PrefetchRequest<K>| {
+        let mut rows = vec![0.0; request.ids.len() * request.table.dim()];
+        request.table.read_ahead(&request.ids, &mut rows).map(|()| rows)
     };
     requests.iter().map(read).collect()
 }
@@ -455,68 +313,115 @@ fn read_all(store: &dyn EmbeddingStore, requests: &[PrefetchRequest]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::calls::{TableId, TableUpdate};
+    use crate::config::TableConfig;
     use crate::rows::gradient::GradientChunk;
-    use crate::{LocalStore, Serial, Step};
+    use crate::{EmbeddingStore, LocalStore, Serial, Step};
     use proptest::prelude::*;
 
-    fn store(most_pending: usize) -> (PrefetchingStore, TableId) {
-        let store = PrefetchingStore::new(Arc::new(LocalStore::new(Box::new(Serial))), 2, most_pending);
-        let table = store.open_table("t", &TableConfig::new(2)).unwrap();
-        (store, table)
+    /// A table whose changes are noted.
+    struct Noted {
+        store: LocalStore,
+        table: Arc<dyn EmbeddingTable>,
+        prefetches: Prefetches<TableId>,
     }
 
-    fn request(table: TableId, ids: &[i64]) -> PrefetchRequest {
-        PrefetchRequest { table, ids: ids.to_vec(), dim: 2 }
-    }
+    impl Noted {
+        fn new(most_pending: usize) -> Self {
+            let store = LocalStore::new(Box::new(Serial));
+            let table = store.open_table("t", &TableConfig::new(2)).unwrap();
+            Self { store, table, prefetches: Prefetches::new(2, most_pending) }
+        }
 
-    fn update(store: &PrefetchingStore, table: TableId, ids: &[i64]) {
-        let gradients = vec![1.0; ids.len() * 2];
-        let chunk = GradientChunk::new(ids, &gradients, 2);
-        store.update(&[TableUpdate { table, chunks: vec![chunk], step: Step::Next }]).unwrap();
-    }
+        fn request(&self, ids: &[i64]) -> PrefetchRequest<TableId> {
+            let table = Arc::clone(&self.table);
+            PrefetchRequest { key: table.id(), table, ids: ids.to_vec() }
+        }
 
-    fn read(store: &PrefetchingStore, table: TableId, ids: &[i64]) -> Vec<f32> {
-        let mut rows = vec![0.0; ids.len() * 2];
-        store.read(table, ids, &mut rows).unwrap();
-        rows
+        fn issue(&self, ids: &[i64]) -> PrefetchId {
+            self.prefetches.issue(vec![self.request(ids)]).unwrap()
+        }
+
+        fn note(&self, ids: &[i64]) {
+            self.prefetches.note(&self.table.id(), Some(&mut ids.iter().copied()));
+        }
+
+        fn update(&self, ids: &[i64]) {
+            let gradients = vec![1.0; ids.len() * 2];
+            let chunk = GradientChunk::new(ids, &gradients, 2);
+            let update = TableUpdate { table: self.table.id(), chunks: vec![chunk], step: Step::Next };
+            self.store.update(&[update]).unwrap();
+            self.note(ids);
+        }
+
+        fn write(&self, id: i64) {
+            self.table.write(&[id], &[id as f32, 1.0]).unwrap();
+            self.note(&[id]);
+        }
+
+        fn delete(&self, id: i64) {
+            self.table.delete(&[id]).unwrap();
+            self.note(&[id]);
+        }
+
+        fn clear(&self) {
+            self.table.clear().unwrap();
+            self.prefetches.note(&self.table.id(), None);
+        }
+
+        fn read(&self, ids: &[i64]) -> Vec<f32> {
+            let mut rows = vec![0.0; ids.len() * 2];
+            self.table.read(ids, &mut rows).unwrap();
+            rows
+        }
+
+        fn num_changes(&self) -> usize {
+            self.prefetches.lock().changes.len()
+        }
     }
 
     #[test]
     fn a_prefetch_is_consumed_once() {
-        let (store, table) = store(8);
-        let id = store.issue(vec![request(table, &[1, 2]), request(table, &[])]).unwrap();
-        assert_eq!(store.wait(id).unwrap(), [read(&store, table, &[1, 2]), vec![]]);
-        assert_eq!(store.wait(id), Err(Error::UnknownPrefetch { prefetch: id.0 }));
-        assert_eq!(store.wait(PrefetchId(99)), Err(Error::UnknownPrefetch { prefetch: 99 }));
+        let noted = Noted::new(8);
+        let prefetches = &noted.prefetches;
+        let id = prefetches.issue(vec![noted.request(&[1, 2]), noted.request(&[])]).unwrap();
+        assert_eq!(prefetches.wait(id).unwrap(), [noted.read(&[1, 2]), vec![]]);
+        assert_eq!(prefetches.wait(id), Err(Error::UnknownPrefetch { prefetch: id.0 }));
+        assert_eq!(prefetches.wait(PrefetchId(99)), Err(Error::UnknownPrefetch { prefetch: 99 }));
     }
 
     #[test]
     fn abandoned_prefetches_are_dropped_oldest_first() {
-        let (store, table) = store(2);
-        let ids: Vec<_> = (0..3).map(|id| store.issue(vec![request(table, &[id])]).unwrap()).collect();
-        assert_eq!((store.num_dropped(), store.num_pending()), (1, 2));
-        assert!(store.wait(ids[0]).is_err());
-        assert!(store.wait(ids[1]).is_ok() && store.wait(ids[2]).is_ok());
+        let noted = Noted::new(2);
+        let ids: Vec<_> = (0..3).map(|id| noted.issue(&[id])).collect();
+        let prefetches = &noted.prefetches;
+        assert_eq!((prefetches.num_dropped(), prefetches.num_pending()), (1, 2));
+        assert!(prefetches.wait(ids[0]).is_err());
+        assert!(prefetches.wait(ids[1]).is_ok() && prefetches.wait(ids[2]).is_ok());
     }
 
     #[test]
-    fn changes_are_forgotten_with_the_prefetches_that_need_them() {
-        let (store, table) = store(2);
-        update(&store, table, &[1]);
-        assert_eq!(store.lock().changes.len(), 0);
-        let id = store.issue(vec![request(table, &[1])]).unwrap();
-        update(&store, table, &[1]);
-        assert_eq!(store.lock().changes.len(), 1);
-        store.wait(id).unwrap();
-        assert_eq!(store.lock().changes.len(), 0);
+    fn changes_are_kept_only_for_the_prefetches_that_need_them() {
+        let noted = Noted::new(2);
+        noted.update(&[1]);
+        assert_eq!(noted.num_changes(), 0);
+        let id = noted.issue(&[1]);
+        noted.update(&[1]);
+        assert_eq!(noted.num_changes(), 1);
+        noted.prefetches.wait(id).unwrap();
+        assert_eq!(noted.num_changes(), 0);
+        noted.update(&[1]);
+        assert_eq!(noted.num_changes(), 0);
     }
 
     #[test]
-    fn a_dropped_table_and_a_wrong_dim_are_errors() {
-        let (store, table) = store(2);
-        assert!(store.issue(vec![request(TableId(99), &[1])]).is_err());
-        let wrong = store.issue(vec![PrefetchRequest { table, ids: vec![1], dim: 3 }]).unwrap();
-        assert!(matches!(store.wait(wrong), Err(Error::DimMismatch { .. })));
+    fn a_dropped_table_is_an_error() {
+        let noted = Noted::new(2);
+        let pending = noted.issue(&[1]);
+        noted.prefetches.wait(pending).unwrap();
+        noted.store.drop_table("t").unwrap();
+        let dropped = Error::UnknownHandle { operation: "emb_prefetch", handle: noted.table.id().0 };
+        assert_eq!(noted.prefetches.issue(vec![noted.request(&[1])]), Err(dropped));
     }
 
     #[derive(Debug, Clone)]
@@ -545,23 +450,23 @@ mod tests {
     proptest! {
         #[test]
         fn a_prefetch_gives_what_a_read_would(acts in acts()) {
-            let (store, table) = store(4);
+            let noted = Noted::new(4);
             let mut pending: Vec<(PrefetchId, Vec<i64>)> = Vec::new();
             for act in acts {
                 match act {
                     Act::Issue(ids) => {
-                        pending.push((store.issue(vec![request(table, &ids)]).unwrap(), ids));
+                        pending.push((noted.issue(&ids), ids));
                         if pending.len() > 4 {
-                            prop_assert!(store.wait(pending.remove(0).0).is_err());
+                            prop_assert!(noted.prefetches.wait(pending.remove(0).0).is_err());
                         }
                     }
-                    Act::Update(ids) => update(&store, table, &ids),
-                    Act::Write(id) => store.write(table, &[id], &[id as f32, 1.0]).unwrap(),
-                    Act::Delete(id) => drop(store.delete(table, &[id]).unwrap()),
-                    Act::Clear => store.clear(table).unwrap(),
+                    Act::Update(ids) => noted.update(&ids),
+                    Act::Write(id) => noted.write(id),
+                    Act::Delete(id) => noted.delete(id),
+                    Act::Clear => noted.clear(),
                     Act::Wait(place) if place < pending.len() => {
                         let (id, ids) = pending.remove(place);
-                        prop_assert_eq!(store.wait(id).unwrap(), [read(&store, table, &ids)]);
+                        prop_assert_eq!(noted.prefetches.wait(id).unwrap(), [noted.read(&ids)]);
                     }
                     Act::Wait(_) => {}
                 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use crate::calls::TableId;
 use crate::config::TableConfig;
 use crate::optimizer::UpdateRules;
-use crate::table::{MemoryBudget, Table};
+use crate::table::{MemoryBudget, Table, replace_rows};
 use crate::{Error, Result};
 
 /// The tables that a store keeps.
@@ -26,19 +26,20 @@ impl Tables {
         config: &TableConfig,
         rules: &UpdateRules,
         budget: &Arc<MemoryBudget>,
-    ) -> Result<TableId> {
+    ) -> Result<(TableId, Arc<Table>)> {
         if let Some(id) = self.by_name.get(name) {
-            return self.check_same(*id, config).map(|_| *id);
+            return self.check_same(*id, config).map(|table| (*id, Arc::clone(table)));
         }
-        let table = Table::new(name, config, rules, budget)?;
+        let table = Arc::new(Table::new(name, config, rules, budget)?);
         let id = self.add_name(name);
-        self.by_id.insert(id, Arc::new(table));
-        Ok(id)
+        self.by_id.insert(id, Arc::clone(&table));
+        Ok((id, table))
     }
 
-    /// Returns the number of a table, if there is one of the name.
-    pub(super) fn find(&self, name: &str) -> Option<TableId> {
-        self.by_name.get(name).copied()
+    /// Returns a table and its number, if there is one of the name.
+    pub(super) fn find(&self, name: &str) -> Option<(TableId, Arc<Table>)> {
+        let id = *self.by_name.get(name)?;
+        self.by_id.get(&id).map(|table| (id, Arc::clone(table)))
     }
 
     /// Returns the names of all tables, sorted.
@@ -76,7 +77,8 @@ impl Tables {
         config.map_or((None, None), |config| (config.memory_limit, config.disk.clone()))
     }
 
-    /// Puts tables in the place of those of their names; new ones get the numbers asked for, where those are free.
+    /// Puts the rows of tables in the place of those of their names, at one moment; new ones get the numbers asked for,
+    /// where those are free.
     pub(super) fn replace(
         &mut self,
         tables: Vec<Table>,
@@ -84,20 +86,22 @@ impl Tables {
     ) -> Result<()> {
         for table in &tables {
             self.config_for(table.name(), table.config())?;
-            if let Some(existing) = self.by_name.get(table.name()).and_then(|id| self.by_id.get(id)) {
+            if let Some((_, existing)) = self.find(table.name()) {
                 existing.check_droppable("load")?;
             }
         }
+        let mut replaced = Vec::new();
         for table in tables {
-            let id = match self.by_name.get(table.name()) {
-                Some(id) => *id,
+            match self.find(table.name()) {
+                Some((_, existing)) => replaced.push((existing, table)),
                 None => {
                     let asked_for = numbers.and_then(|numbers| numbers.get(table.name()));
-                    self.add_name_as(table.name(), asked_for.copied())
+                    let id = self.add_name_as(table.name(), asked_for.copied());
+                    self.by_id.insert(id, Arc::new(table));
                 }
-            };
-            self.by_id.insert(id, Arc::new(table));
+            }
         }
+        replace_rows(replaced);
         Ok(())
     }
 
@@ -116,7 +120,7 @@ impl Tables {
     }
 
     /// Returns a table if it may be opened again as `requested`.
-    fn check_same(&self, id: TableId, requested: &TableConfig) -> Result<&Table> {
+    fn check_same(&self, id: TableId, requested: &TableConfig) -> Result<&Arc<Table>> {
         let table =
             self.by_id.get(&id).ok_or(Error::UnknownHandle { operation: "open_table", handle: id.0 })?;
         if table.config().is_same_table(requested) {

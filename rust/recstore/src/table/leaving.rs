@@ -16,15 +16,18 @@ impl Rows {
         step.max(self.sweep.as_ref().map_or(0, |sweep| sweep.steps.began + 1))
     }
 
-    /// Takes away the rows that are to leave by now.
-    pub(super) fn let_leave(&mut self, table: &Table) {
+    /// Takes away the rows that are to leave by now, and returns how many.
+    pub(super) fn let_leave(&mut self, table: &Table) -> usize {
         let due = self.sweep.as_ref().filter(|sweep| sweep.steps.leaves <= self.step);
-        if let Some(sweep) = due.cloned() {
-            let chosen = sweep.finish(table, self);
-            self.sweep = None;
-            if self.evict(&sweep, chosen).is_err() {
+        let Some(sweep) = due.cloned() else { return 0 };
+        let chosen = sweep.finish(table, self);
+        self.sweep = None;
+        match self.evict(&sweep, chosen) {
+            Ok(left) => left.len(),
+            Err(_) => {
                 // The disk keeps a save under way from getting its copies: with the next step, then.
                 self.sweep = Some(sweep);
+                0
             }
         }
     }
@@ -70,11 +73,6 @@ impl Table {
         let sweep = sweep_of_now(config, rows);
         let chosen = sweep.finish(self, rows);
         rows.evict(&sweep, chosen)
-    }
-
-    /// Returns how many rows ever left.
-    pub(crate) fn num_evicted(&self) -> u64 {
-        self.shared().evictions
     }
 }
 

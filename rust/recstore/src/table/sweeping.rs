@@ -70,7 +70,7 @@ impl Sweep {
     }
 }
 
-/// Goes through a table on a thread of its own, as long as there is the table. If no thread can be had, the step at which
+/// Goes through a table on a thread of its own, as long as the sweep is that of its rows. If no thread can be had, the step at which
 /// rows leave does it.
 pub(super) fn run_aside(table: &Arc<Table>, sweep: &Arc<Sweep>) {
     let (table, sweep): (Weak<Table>, _) = (Arc::downgrade(table), Arc::clone(sweep));
@@ -78,7 +78,8 @@ pub(super) fn run_aside(table: &Arc<Table>, sweep: &Arc<Sweep>) {
         while let Some(table) = table.upgrade() {
             let _gate = fork::enter();
             let rows = table.shared();
-            if sweep.advance(&table, &rows, ROWS_AT_A_TIME) {
+            let is_current = rows.sweep.as_ref().is_some_and(|current| Arc::ptr_eq(current, &sweep));
+            if !is_current || sweep.advance(&table, &rows, ROWS_AT_A_TIME) {
                 return;
             }
         }

@@ -130,6 +130,12 @@ impl Table {
         }
     }
 
+    /// Returns the learning rate of the next step and whether it was set by hand.
+    pub(crate) fn learning_rate(&self) -> (f64, bool) {
+        let rows = self.shared();
+        (rows.learning_rate, rows.learning_rate_was_set)
+    }
+
     /// Sets the learning rate from the next step on. `explicit` marks it as set by hand, which
     /// [`TableStatistics::learning_rate_was_set`] reports.
     pub(crate) fn set_learning_rate(&self, lr: f64, explicit: bool) -> Result<()> {

@@ -7,6 +7,7 @@
 use recstore::{EmbeddingStore, GradientChunk, LocalStore, Step, TableId, TableUpdate};
 
 use super::{open, read};
+use crate::numbered::Numbered;
 
 pub(crate) const DIM: usize = 4;
 const GROUP: i64 = 5;

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LoadOptions, LoadReport, LocalStore, Result, SaveKind, SaveOptions,
     SaveReport, Serial, Step, TableConfig, TableId, TableStatistics, TableUpdate,
@@ -19,7 +20,7 @@ pub(crate) fn store() -> LocalStore {
 }
 
 pub(crate) fn open(store: &LocalStore, name: &str, dim: usize, config: &str) -> TableId {
-    store.open_table(name, &TableConfig::from_json(dim, config).unwrap()).unwrap()
+    store.open_numbered(name, &TableConfig::from_json(dim, config).unwrap()).unwrap()
 }
 
 pub(crate) fn save(store: &LocalStore, directory: &Path, kind: SaveKind) -> Result<SaveReport> {
@@ -80,7 +81,7 @@ pub(crate) type State = BTreeMap<String, TableState>;
 
 pub(crate) fn state(store: &LocalStore) -> State {
     let table = |name: String| {
-        let table = store.find_table(&name).unwrap().unwrap();
+        let table = store.find_numbered(&name).unwrap().unwrap();
         (name, table_state(store, table))
     };
     store.table_names().unwrap().into_iter().map(table).collect()

@@ -255,6 +255,17 @@ impl Reply {
         }
     }
 
+    /// Returns how many rows left the tables of a step: a count, or nothing for none.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn left(&self) -> Result<u64, FrameError> {
+        match &self.0.sections()?[..] {
+            [] => Ok(0),
+            _ => self.count(),
+        }
+    }
+
     /// Returns `count` values of a slot, or `None` where there is no such slot.
     ///
     /// # Errors

@@ -9,12 +9,12 @@ use crate::kernel::parallel::for_each_mut;
 use crate::table::engine::Engine;
 use crate::table::locks::lock_order;
 
-/// Takes the steps, of different tables.
+/// Takes the steps, of different tables, and returns how many rows left these.
 ///
 /// # Errors
 /// [`crate::Error::MemoryLimit`], [`crate::Error::Disk`]; no row of any table has changed, unless a step of more rows than
 /// memory holds met an error of the disk: then no call uses that table's rows any more.
-pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<()> {
+pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<u64> {
     steps.sort_by_key(|step| lock_order(step.table));
     let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
     let merged: Vec<_> = merged
@@ -34,5 +34,7 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Resu
     }
     for_each_mut(engine.executor, locked.iter_mut().filter(|locked| locked.misses()), Locked::insert_missing);
     step_rows(engine, &mut locked);
-    locked.into_iter().map(Locked::finish).fold(Ok(()), Result::and)
+    // All come to their end, whichever fails.
+    let finished: Vec<_> = locked.into_iter().map(Locked::finish).collect();
+    finished.into_iter().sum()
 }

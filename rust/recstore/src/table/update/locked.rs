@@ -135,15 +135,17 @@ impl<'a> Locked<'a> {
         }
     }
 
-    pub(super) fn finish(self) -> Result<()> {
+    /// Ends the step and returns how many rows left the table with it.
+    pub(super) fn finish(self) -> Result<u64> {
         self.table.refusals.fetch_add(self.skipped as u64, Ordering::Relaxed);
         self.rows.updates += self.stepped.into_inner();
-        self.rows.let_leave(self.table);
+        let left = self.rows.let_leave(self.table);
         self.rows.begin_sweep(self.table, self.step_before);
         self.rows.keep(self.indices);
         self.rows.settle();
         self.table.check_rule(self.rows, &self.rule)?;
-        self.rows.tier.as_ref().map_or(Ok(()), |tier| tier.cut_short())
+        self.rows.tier.as_ref().map_or(Ok(()), |tier| tier.cut_short())?;
+        Ok(left as u64)
     }
 
     /// Leaves the table as it was.

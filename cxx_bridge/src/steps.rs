@@ -1,0 +1,126 @@
+//! Optimizer steps of tables, of whatever stores.
+
+use recstore::{
+    CollectedStep, EmbeddingStore, Result, RowlessTable, Serial, Step, TableDescription, TableUpdate,
+};
+
+use crate::guard::Failure;
+use crate::registry::{Registry, by_store};
+use crate::stores::Place;
+
+impl Registry {
+    /// Takes one optimizer step in each table. Of several stores those on servers come first, for they may fail; all are
+    /// checked before any changes.
+    pub(crate) fn take_steps(
+        &self,
+        operation: &'static str,
+        steps: Vec<CollectedStep<'_, Place>>,
+    ) -> std::result::Result<(), Failure> {
+        let updates = steps.into_iter().map(|CollectedStep { table, chunks }| {
+            (table, TableUpdate { table: table.table, chunks, step: Step::Next })
+        });
+        let groups = by_store(updates.collect());
+        let named = |store: usize| move |error| self.name_dropped(operation, store, error);
+        if groups.len() > 1 {
+            for (store, updates) in &groups {
+                check(&*self.store_numbered(*store), updates).map_err(named(*store))?;
+            }
+        }
+        for (store, updates) in &groups {
+            let left = self.store_numbered(*store).update(updates).map_err(named(*store))?;
+            self.note_updates(*store, updates, left > 0);
+        }
+        Ok(())
+    }
+
+    /// Notes the rows that steps changed; all, if some left.
+    fn note_updates(&self, store: usize, updates: &[TableUpdate<'_>], some_left: bool) {
+        for update in updates {
+            let place = Place { store, table: update.table };
+            if some_left {
+                self.prefetches().note(&place, None);
+            } else {
+                let mut ids = update.chunks.iter().flat_map(|chunk| chunk.ids());
+                self.prefetches().note(&place, Some(&mut ids));
+            }
+        }
+    }
+}
+
+/// Checks updates as their store would, so that one store is not changed before another refuses.
+fn check(store: &dyn EmbeddingStore, updates: &[TableUpdate<'_>]) -> Result<()> {
+    let table = |update: &TableUpdate<'_>| {
+        let TableDescription { name, config, .. } = store.table("emb_update", update.table)?.describe()?;
+        RowlessTable::new(&name, &config)
+    };
+    let tables = updates.iter().map(table).collect::<Result<Vec<_>>>()?;
+    RowlessTable::merge(&Serial, &tables.iter().zip(updates).collect::<Vec<_>>()).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use recstore::{BagInput, GradientChunk, LocalStore, PoolingMode, TableConfig};
+
+    use super::*;
+
+    /// A table in each of two stores, under one name, and their handles.
+    fn two_tables() -> (Registry, [i64; 2]) {
+        let registry = Registry::new(Arc::new(LocalStore::new(Box::new(Serial))));
+        let zeros = TableConfig::from_json(1, r#"{"initializer": {"kind": "zeros"}}"#).unwrap();
+        let first = registry.open("t", &zeros).unwrap();
+        registry.choose(Arc::new(LocalStore::new(Box::new(Serial))));
+        assert!(registry.find_table("t").unwrap().is_none());
+        let second = registry.open("t", &zeros).unwrap();
+        (registry, [first, second])
+    }
+
+    fn step(registry: &Registry, gradients: &[(i64, [f32; 1])]) -> std::result::Result<(), Failure> {
+        let mut steps = Vec::new();
+        for (handle, gradient) in gradients {
+            let table = registry.table("emb_update", *handle)?.place;
+            steps.push(CollectedStep { table, chunks: vec![GradientChunk::new(&[5], gradient, 1)] });
+        }
+        registry.take_steps("emb_update", steps)
+    }
+
+    #[test]
+    fn tables_of_one_name_lie_apart_and_are_stepped_together_or_not_at_all() {
+        let (registry, [first, second]) = two_tables();
+        let rows = || {
+            [first, second].map(|table| {
+                let mut row = [9.0];
+                registry.with_table("emb_read", table, |table| table.read(&[5], &mut row)).unwrap();
+                row[0]
+            })
+        };
+        registry.with_table("emb_write", second, |table| table.write(&[5], &[1.0])).unwrap();
+        assert_eq!(rows(), [0.0, 1.0]);
+        let refused = step(&registry, &[(second, [1.0]), (first, [f32::NAN])]).unwrap_err();
+        assert!(refused.to_string().contains("gradient of id 5 at position 0 of table \"t\" holds NaN"));
+        assert_eq!(rows(), [0.0, 1.0]);
+        step(&registry, &[(first, [-100.0]), (second, [100.0])]).unwrap();
+        assert_eq!(rows(), [1.0, 0.0]);
+    }
+
+    #[test]
+    fn a_lookup_over_several_stores_and_a_dropped_table_are_refused() {
+        let (registry, tables) = two_tables();
+        let (ids, offsets) = (&[5, 6], &[0, 1, 2]);
+        let input =
+            BagInput { ids, offsets, mode: PoolingMode::Sum, per_sample_weights: None, padding_idx: None };
+        let bag = |store: &dyn EmbeddingStore, tables: &[_]| {
+            store.bag(tables, input, &mut [0.0; 2], &mut [], &mut [])
+        };
+        let refused = registry.with_tables("emb_bag", &tables, bag).unwrap_err().to_string();
+        assert!(refused.starts_with("emb_bag: the tables of one lookup must lie together"), "{refused}");
+        registry.store().drop_table("t").unwrap();
+        let dropped = registry.with_table("emb_read", tables[1], |table| table.read(&[5], &mut [0.0]));
+        assert_eq!(dropped.unwrap_err().to_string(), "emb_read: table \"t\" was dropped");
+        let applied = step(&registry, &[(tables[1], [1.0])]).unwrap_err().to_string();
+        assert_eq!(applied, "emb_update: table \"t\" was dropped");
+        registry.use_embedded();
+        assert!(registry.find_table("t").unwrap().is_some());
+    }
+}
