@@ -136,10 +136,14 @@ test-rust: $(DEVELOPED) ## the Rust tests, but for those that hold the store aga
 test-core: ## the store's tests: needs Rust only
 	cargo test --quiet
 
+# What the profile `dev` leaves out of the store.
+CHECKED := --config profile.dev.package.recstore.debug-assertions=true \
+  --config profile.dev.package.recstore.overflow-checks=true
+
 # The switch is for nightly compilers; the stable one has it too, but wants to be told that this is meant.
 .PHONY: test-sanitized
-test-sanitized: ## the store's tests with every access to memory checked by AddressSanitizer
-	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address PROPTEST_CASES=16 cargo test --quiet --package recstore \
+test-sanitized: ## the store's tests with every addition checked, and every access to memory by AddressSanitizer
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address PROPTEST_CASES=16 cargo test --quiet --package recstore $(CHECKED) \
 	  --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/sanitized \
 	  --lib --test determinism --test growth --test concurrency --test errors
 
