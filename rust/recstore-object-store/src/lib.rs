@@ -14,7 +14,7 @@
 //! # let url = format!("file://{}/model", directory.path().display());
 //! let store = LocalStore::new(Box::new(recstore::Serial));
 //! let user = store.open_table("user", &TableConfig::new(2))?;
-//! store.write(user, &[7], &[0.5, 1.5])?;
+//! user.write(&[7], &[0.5, 1.5])?;
 //! let checkpoint = ObjectCheckpoint::from_url(&url, [])?; // or "s3://bucket/prefix", [("region", "eu-west-1")]
 //! checkpoint.save(&store, &SaveOptions::default())?;
 //! checkpoint.load(&store, &LoadOptions::default())?;

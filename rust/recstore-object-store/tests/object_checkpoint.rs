@@ -4,6 +4,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+#[path = "../../recstore/tests/numbered/mod.rs"]
+mod numbered;
 mod objects;
 
 use std::fs;
@@ -11,15 +13,13 @@ use std::path::Path as FilePath;
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
+use numbered::Numbered;
 use object_store::local::LocalFileSystem;
 use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use objects::{Effect, Failing};
-use recstore::{
-    Compression, EmbeddingStore, LoadOptions, LocalStore, Progress, SaveKind, SaveOptions, Serial,
-    TableConfig,
-};
+use recstore::{Compression, LoadOptions, LocalStore, Progress, SaveKind, SaveOptions, Serial, TableConfig};
 use recstore_object_store::{Error, ObjectCheckpoint};
 
 const DIM: usize = 3;
@@ -32,7 +32,7 @@ fn store() -> LocalStore {
 /// Gives rows the value of `value`, in two tables.
 fn write(store: &LocalStore, ids: std::ops::Range<i64>, value: f32) {
     for name in ["user", "item"] {
-        let table = store.open_table(name, &TableConfig::new(DIM)).unwrap();
+        let table = store.open_numbered(name, &TableConfig::new(DIM)).unwrap();
         let ids: Vec<i64> = ids.clone().collect();
         store.write(table, &ids, &vec![value; ids.len() * DIM]).unwrap();
     }
@@ -42,7 +42,7 @@ fn write(store: &LocalStore, ids: std::ops::Range<i64>, value: f32) {
 fn rows(store: &LocalStore) -> Vec<(i64, Vec<f32>)> {
     let mut all = Vec::new();
     for name in ["user", "item"] {
-        let Some(table) = store.find_table(name).unwrap() else { continue };
+        let Some(table) = store.find_numbered(name).unwrap() else { continue };
         let mut ids = store.ids(table).unwrap();
         ids.sort_unstable();
         for id in ids {
@@ -135,7 +135,7 @@ fn snapshots_in_a_file_system_load_as_they_were_saved() {
 fn large_files_are_uploaded_in_pieces_or_not_at_all() {
     let objects = Arc::new(InMemory::new());
     let saved = store();
-    let table = saved.open_table("user", &TableConfig::new(64)).unwrap();
+    let table = saved.open_numbered("user", &TableConfig::new(64)).unwrap();
     let ids: Vec<i64> = (0..40_000).collect();
     saved.write(table, &ids, &vec![1.0; ids.len() * 64]).unwrap();
     // The list, and what begins the upload.

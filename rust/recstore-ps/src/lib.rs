@@ -14,9 +14,9 @@
 //! let servers = RemoteConfig::new(vec![server.address().to_string()]);
 //! let store = RemoteStore::connect(servers, Box::new(Serial))?;
 //! let table = store.open_table("user", &TableConfig::new(2))?;
-//! store.write(table, &[7], &[1.0, 2.0])?;
+//! table.write(&[7], &[1.0, 2.0])?;
 //! let mut row = [0.0; 2];
-//! store.read(table, &[7], &mut row)?;
+//! table.read(&[7], &mut row)?;
 //! assert_eq!(row, [1.0, 2.0]);
 //! server.stop(Duration::from_secs(1));
 //! # Ok(())

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use ndarray::{Array1, Array2, Axis};
-use recstore::{EmbeddingStore, GradientCollector, LocalStore, Result, TableConfig, TableHandle};
+use recstore::{EmbeddingStore, GradientCollector, LocalStore, Result, TableConfig, TableHandle, TableId};
 
 const DIM: usize = 8;
 const BATCH: usize = 256;
@@ -32,18 +32,18 @@ fn step(user: &TableHandle<LocalStore>, item: &TableHandle<LocalStore>, number: 
     let collector = GradientCollector::default();
     collect(&collector, user, &users, &scaled * &item_rows)?;
     collect(&collector, item, &items, &scaled * &user_rows)?;
-    GradientCollector::apply(&**user.store(), &[&collector])?;
+    GradientCollector::apply_to(&**user.store(), &[&collector])?;
     Ok(error.mapv(|e| e * e).mean().unwrap_or(0.0))
 }
 
 fn collect(
-    collector: &GradientCollector,
+    collector: &GradientCollector<TableId>,
     table: &TableHandle<LocalStore>,
     ids: &Array1<i64>,
     gradients: Array2<f32>,
 ) -> Result<()> {
     let (ids, gradients) = (ids.to_vec(), gradients.into_iter().collect::<Vec<_>>());
-    collector.accept_copy(&**table.store(), table.id(), &ids, &gradients, table.dim())
+    collector.accept_copy(table.id(), &**table.table(), &ids, &gradients, table.dim())
 }
 
 fn main() -> Result<()> {

@@ -16,7 +16,7 @@ use checkpoints::{
 };
 use numbered::Numbered;
 use proptest::prelude::*;
-use recstore::{EmbeddingStore, Error, LocalStore, SaveKind};
+use recstore::{Error, LocalStore, SaveKind};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

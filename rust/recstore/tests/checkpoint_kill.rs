@@ -28,8 +28,8 @@ const ROUNDS: &str = "RECSTORE_KILL_ROUNDS";
 const USUAL_ROUNDS: u64 = 20;
 const SHARED_ROWS: i64 = 3_000;
 const TRAINER: usize = 0;
-/// Longer than a process takes to start and save some times.
-const LONGEST_LIFE: Duration = Duration::from_millis(300);
+/// A process lives at most for as long as it took to start and save so many times.
+const SAVES_OF_THE_LONGEST_LIFE: i64 = 6;
 
 /// Trains and saves until it is killed; goes on from what the directory holds.
 fn train_and_save(directory: &Path) {
@@ -73,6 +73,21 @@ fn life(round: u64) -> f64 {
     (round as f64 * 0.618_034).fract()
 }
 
+/// Returns how long a process takes here, and now, to start and to save some times.
+fn longest_life(test: &str) -> Duration {
+    let directory = tempfile::tempdir().unwrap();
+    let begun = Instant::now();
+    let mut child = start(test, directory.path());
+    while last_completed(directory.path()) < SAVES_OF_THE_LONGEST_LIFE {
+        assert_eq!(child.try_wait().unwrap(), None, "the process ended by itself");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let life = begun.elapsed();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    life
+}
+
 /// Returns the number of the last save that was reported whole.
 fn last_completed(directory: &Path) -> i64 {
     let text = fs::read_to_string(directory.join("completed")).unwrap_or_default();
@@ -96,12 +111,13 @@ fn a_killed_process_loses_no_completed_save() {
         return train_and_save(Path::new(&directory));
     }
     let rounds = rounds();
+    let longest_life = longest_life("a_killed_process_loses_no_completed_save");
     let directory = tempfile::tempdir().unwrap();
     let mut newest = 0;
     for round in 0..rounds {
         fs::write(directory.path().join("completed"), "").unwrap();
         let mut child = start("a_killed_process_loses_no_completed_save", directory.path());
-        thread::sleep(LONGEST_LIFE.mul_f64(life(round)));
+        thread::sleep(longest_life.mul_f64(life(round)));
         assert_eq!(child.try_wait().unwrap(), None, "the process ended by itself");
         child.kill().unwrap();
         child.wait().unwrap();

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use checkpoints::{open, save, store, update};
 use numbered::Numbered;
 use proptest::prelude::*;
-use recstore::{EmbeddingStore, Error, LocalStore, SaveKind, TableId};
+use recstore::{Error, LocalStore, SaveKind, TableId};
 
 const DIM: usize = 16;
 /// Room for some thousands of rows.

@@ -92,7 +92,7 @@ fn config() -> TableConfig {
 fn count_up(store: &LocalStore, table: TableId, ids: &[i64]) -> Result<()> {
     let gradients = vec![-1.0; ids.len() * DIM];
     let chunks = vec![GradientChunk::new(ids, &gradients, DIM)];
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 fn read(store: &LocalStore, table: TableId, ids: &[i64]) -> Result<Vec<f32>> {

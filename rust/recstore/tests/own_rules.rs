@@ -101,7 +101,7 @@ fn rule(dim: usize, name: &str) -> TableConfig {
 fn step(store: &LocalStore, table: TableId, ids: &[i64], gradients: &[f32]) -> recstore::Result<()> {
     let dim = store.dim(table)?;
     let chunks = vec![GradientChunk::new(ids, gradients, dim)];
-    store.update(&[TableUpdate { table, chunks, step: Step::Next }])
+    store.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
 }
 
 fn rows(store: &LocalStore, table: TableId, ids: &[i64]) -> Vec<f32> {

@@ -296,6 +296,7 @@ impl Handler {
 
     fn manage(&self, client: ClientId, request: &Management) -> Result<Managed> {
         let (store, workers) = (&*self.store, &self.workers);
+        let opened = |operation, table: &i64| store.table(operation, TableId(*table));
         Ok(match request {
             Management::OpenTable { name, dim, config } => {
                 let mut config = config.clone();
@@ -308,27 +309,25 @@ impl Handler {
             Management::DropTable { name } => store.drop_table(name).map(|()| Managed::Done {})?,
             Management::TableNames {} => Managed::Names { names: store.table_names()? },
             Management::Describe { table } => {
-                let found = store.table("describe", TableId(*table))?.describe()?;
+                let found = opened("describe", table)?.describe()?;
                 let (name, slots) = (found.name, found.slots);
                 Managed::Description { name, dim: found.config.dim, config: found.config, slots }
             }
             Management::Clear { table } => {
-                store.table("hashtable_clear", TableId(*table))?.clear()?;
-                Managed::Done {}
+                opened("hashtable_clear", table)?.clear().map(|()| Managed::Done {})?
             }
             Management::Evict { table, dry_run } => {
-                Managed::Ids { ids: store.table("evict", TableId(*table))?.evict(*dry_run)? }
+                Managed::Ids { ids: opened("evict", table)?.evict(*dry_run)? }
             }
             Management::NumRows { table } => {
-                Managed::Count { count: store.table("hashtable_size", TableId(*table))?.num_rows()? }
+                Managed::Count { count: opened("hashtable_size", table)?.num_rows()? }
             }
             Management::SetLearningRate { table, learning_rate, explicit } => {
-                let table = store.table("set_learning_rate", TableId(*table))?;
-                table.set_learning_rate(*learning_rate, *explicit)?;
-                Managed::Done {}
+                let table = opened("set_learning_rate", table)?;
+                table.set_learning_rate(*learning_rate, *explicit).map(|()| Managed::Done {})?
             }
             Management::Statistics { table } => {
-                Managed::Statistics { statistics: store.table("statistics", TableId(*table))?.statistics()? }
+                Managed::Statistics { statistics: opened("statistics", table)?.statistics()? }
             }
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
             Management::Commit(part) => {
