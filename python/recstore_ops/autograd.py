@@ -123,7 +123,7 @@ class _DistEmbBagFunction(Function):
 
 def _bag_of_each(ids: Tensor, offsets: Tensor) -> Tensor:
     """The bag of each id, `[N]`."""
-    bags = torch.arange(offsets.shape[0] - 1, device=ids.device)
+    bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids.device)
     return torch.repeat_interleave(bags, offsets.diff(), output_size=ids.shape[0])
 
 
@@ -282,7 +282,7 @@ def _pool_features(rows: list[Tensor], offsets: Tensor, weights_N: Tensor | None
         stop = start + part.shape[0]
         own_offsets = offsets[feature * batch : (feature + 1) * batch + 1] - start
         own_weights = None if weights_N is None else weights_N[start:stop]
-        positions = torch.arange(part.shape[0], device=part.device)
+        positions = torch.arange(part.shape[0], dtype=torch.int64, device=part.device)
         pooled.append(
             functional.embedding_bag(
                 positions, part, own_offsets, mode="sum", per_sample_weights=own_weights, include_last_offset=True

@@ -315,7 +315,7 @@ def get_kv_client() -> RecStoreClient:
 def evict(name: str, dry_run: bool) -> Tensor:
     """Takes away the rows that a table's `eviction` chooses; see `RecStoreClient.evict`."""
     try:
-        return torch.tensor(_native.evict_rows(name, dry_run), dtype=torch.int64)
+        return torch.tensor(_native.evict_rows(name, dry_run), dtype=torch.int64, device="cpu")
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 

@@ -5,6 +5,8 @@ import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -111,7 +113,7 @@ class DistTensor:
 
     def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
         """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
-        ids, rows = _as_ids(ids), torch.as_tensor(rows)
+        ids, rows = _as_ids(ids), _as_rows(rows)
         shape = (*ids.shape, self.table.dim)
         try:
             rows = rows.expand(shape)
@@ -127,9 +129,14 @@ class DistTensor:
 
 
 def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:
-    tensor = torch.as_tensor(ids)
-    is_empty_list = tensor.numel() == 0 and not isinstance(ids, Tensor)
-    return check_ids(tensor.to(torch.int64) if is_empty_list else tensor)
+    if isinstance(ids, Tensor):
+        return check_ids(ids)
+    tensor = torch.as_tensor(ids, dtype=None, device="cpu")  # Of the type of its values, so that floats are refused.
+    return check_ids(tensor.to(torch.int64) if tensor.numel() == 0 else tensor)
+
+
+def _as_rows(rows: Any) -> Tensor:
+    return rows if isinstance(rows, Tensor) else torch.as_tensor(rows, dtype=torch.float32, device="cpu")
 
 
 def _open_or_create(shape: tuple[int, int], dtype: torch.dtype, name: str) -> Table:
@@ -178,22 +185,32 @@ def fill_rows(
 ) -> None:
     """Writes the rows that `init_func((num_embeddings, dim), dtype)` returns.
 
+    A default device `meta` is for dense parameters: `init_func` runs with the CPU instead, since its rows have values.
+
     Raises:
-        ValueError: an open vocabulary, or rows of another shape; the new table is dropped again.
+        ValueError: an open vocabulary, or rows of another shape or on the meta device; the new table is dropped again.
     """
     try:
         if num_embeddings is None:
             raise ValueError(f'init_func of table "{table.name}" needs num_embeddings')
         shape = (num_embeddings, table.dim)
-        rows = init_func(shape, dtype)
+        with _device_of_values():
+            rows = init_func(shape, dtype)
         if tuple(rows.shape) != shape:
             raise ValueError(
                 f'init_func of table "{table.name}" must return rows of shape {shape}, got {tuple(rows.shape)}'
             )
+        if rows.is_meta:
+            raise ValueError(f'the rows of table "{table.name}" are on the meta device, where they have no values')
         for number in range(math.ceil(num_embeddings / _ROWS_PER_WRITE)):
             part = slice(number * _ROWS_PER_WRITE, min((number + 1) * _ROWS_PER_WRITE, num_embeddings))
-            ids = torch.arange(part.start, part.stop)
+            ids = torch.arange(part.start, part.stop, dtype=torch.int64, device="cpu")
             write_own(table, ids, rows[part].to(torch.float32))
     except Exception:
         operators.drop_table(table.name)
         raise
+
+
+def _device_of_values() -> AbstractContextManager[object]:
+    """Makes the CPU the default device where that is `meta`."""
+    return torch.device("cpu") if torch.get_default_device().type == "meta" else nullcontext()

@@ -231,13 +231,16 @@ class KVWorker:
 
     def _keys(self, operation: str, keys: Tensor | Sequence[int]) -> Tensor:
         if not isinstance(keys, Tensor):
-            return torch.tensor(keys, dtype=torch.int64).reshape(len(keys))
+            return torch.tensor(keys, dtype=torch.int64, device="cpu").reshape(len(keys))
         if keys.dim() != 1:
             raise ValueError(f'{operation}: keys of table "{self.name}" must be [n], got {list(keys.shape)}')
         return check_ids(keys).clone()
 
     def _vals(self, operation: str, count: int, vals: Tensor | Sequence[Any]) -> Tensor:
-        given = vals.detach().clone() if isinstance(vals, Tensor) else torch.tensor(vals, dtype=torch.float32)
+        if isinstance(vals, Tensor):
+            given = vals.detach().clone()
+        else:
+            given = torch.tensor(vals, dtype=torch.float32, device="cpu")
         if given.dtype != torch.float32:
             raise TypeError(f'{operation}: vals of table "{self.name}" must be float32, got {given.dtype}')
         if self.dim == 1 and given.shape == (count,):

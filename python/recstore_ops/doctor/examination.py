@@ -90,9 +90,9 @@ def check_native_module() -> Finding:
 
 def _row_after_one_step() -> float:
     config = TableConfig(initializer={"kind": "zeros"}, optimizer={"kind": "sgd", "lr": 1.0})
-    table, id_one = Table(_SCRATCH_TABLE, 1, config), torch.tensor([1])
+    table, id_one = Table(_SCRATCH_TABLE, 1, config), torch.tensor([1], dtype=torch.int64, device="cpu")
     try:
-        operators.emb_update(table.handle, id_one, torch.ones(1, 1))
+        operators.emb_update(table.handle, id_one, torch.ones(1, 1, dtype=torch.float32, device="cpu"))
         return operators.emb_read(table.handle, id_one, 1).item()
     finally:
         operators.drop_table(_SCRATCH_TABLE)

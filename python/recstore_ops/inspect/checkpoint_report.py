@@ -185,7 +185,7 @@ def _norms(table: Table) -> tuple[RowNorms | None, int]:
         non_finite += int((~finite).sum())
         # In float64, where no square of a float32 overflows.
         parts.append(torch.linalg.vector_norm(rows[finite].double(), dim=1))
-    norms = torch.cat(parts) if parts else torch.empty(0)
+    norms = torch.cat(parts) if parts else torch.empty(0, dtype=torch.float32, device="cpu")
     if norms.numel() == 0:
         return None, non_finite
     return RowNorms(norms.numel(), norms.min().item(), norms.mean().item(), norms.max().item()), non_finite

@@ -150,7 +150,7 @@ def inspect_table(name: str, ids: Tensor | Iterable[int] | None = None, sample: 
 
 
 def _as_tensor(ids: Tensor | Iterable[int]) -> Tensor:
-    ids = ids if isinstance(ids, Tensor) else torch.tensor(list(ids), dtype=torch.int64)
+    ids = ids if isinstance(ids, Tensor) else torch.tensor(list(ids), dtype=torch.int64, device="cpu")
     return check_ids(ids).reshape(-1)
 
 

@@ -26,7 +26,7 @@ class CollectedGradients(Tensor):
 
     @staticmethod
     def of(find_tables: Callable[[], list[Table]]) -> CollectedGradients:
-        parameter = torch.zeros(()).as_subclass(CollectedGradients)
+        parameter = torch.zeros((), dtype=torch.float32, device="cpu").as_subclass(CollectedGradients)
         parameter.requires_grad_()
         parameter._find_tables = find_tables
         return parameter

@@ -91,7 +91,9 @@ class TableModule(nn.Module):
         if init_func is not None:
             fill_rows(self.table, self.num_embeddings, init_func, dtype)
         if self.padding_idx is not None:
-            write_own(self.table, torch.tensor([self.padding_idx]), torch.zeros(1, self.embedding_dim))
+            write_own(
+                self.table, _id(self.padding_idx), torch.zeros(1, self.embedding_dim, dtype=torch.float32, device="cpu")
+            )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -170,7 +172,7 @@ class DistEmbedding(TableModule):
             raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
         if module.padding_idx is not None:
             padding_row = rows[module.padding_idx].to(torch.float32)
-            write_own(module.table, torch.tensor([module.padding_idx]), padding_row.unsqueeze(0))
+            write_own(module.table, _id(module.padding_idx), padding_row.unsqueeze(0))
         module.frozen = freeze
         return module
 
@@ -201,6 +203,10 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
                 "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
                 stacklevel=4,  # The call of the constructor, behind what checks its keywords.
             )
+
+
+def _id(number: int) -> Tensor:
+    return torch.tensor([number], dtype=torch.int64, device="cpu")
 
 
 def _keeping(config: TableConfig, padding_idx: int | None) -> TableConfig:

@@ -153,7 +153,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         batch = self._by_output(self._checked(features))
         outputs, ids_N = self._in_order_of(batch), check_ids(batch.values())
         fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
-        splits = torch.tensor([0, *batch.length_per_key()]).cumsum(0)
+        splits = torch.tensor([0, *batch.length_per_key()], dtype=torch.int64, device="cpu").cumsum(0)
         handle = operators.emb_prefetch_tables([table.handle for table in self._tables_of(outputs)], ids_N, splits)
         issued = Issued(handle, tuple(batch.keys()), ids_N, time.time())
         self._prefetches.add(issued)
@@ -268,8 +268,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         if bool(outside_N.any()):
             raise ValueError(f"fused ids must be within [0, 2^{self.fusion_k}), got {int(ids_N[outside_N][0])}")
         first_keys = [output.table << self.fusion_k for output in self._in_order_of(batch)]
-        lengths = torch.tensor(batch.length_per_key(), device=ids_N.device)
-        return ids_N + torch.tensor(first_keys, device=ids_N.device).repeat_interleave(lengths)
+        lengths = torch.tensor(batch.length_per_key(), dtype=torch.int64, device=ids_N.device)
+        first_key_F = torch.tensor(first_keys, dtype=torch.int64, device=ids_N.device)
+        return ids_N + first_key_F.repeat_interleave(lengths)
 
     def __getstate__(self) -> dict[str, Any]:
         # Prefetches belong to this process and this module.
@@ -296,16 +297,17 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         with failing_together(self.tables() if self.enable_fusion else self._tables_of(self._outputs[:1])):
             batch = self._by_output(self._checked(features))
             outputs, size = self._in_order_of(batch), batch.stride()
-            weights_N = _weights(batch, self._modules_of(outputs))
+            bags = self._modules_of(outputs)
+            weights_N = _weights(batch, bags)
             requests, offsets = self._requests(batch), batch.offsets().to(torch.int64)
         if not self.enable_fusion:
             return self._pooled_one_by_one(batch)
-        columns = {}
+        sums = []
         weights = [None] * len(outputs) if weights_N is None else weights_N.split(batch.length_per_key())
-        for place, (output, rows) in enumerate(zip(outputs, sharded_rows(requests), strict=True)):
+        for place, rows in enumerate(sharded_rows(requests)):
             own_offsets = offsets[place * size : (place + 1) * size + 1]
-            columns[output] = pool_rows(rows, own_offsets - own_offsets[0], "sum", weights[place])
-        return torch.cat([columns[output] for output in self._outputs], dim=1)
+            sums.append(pool_rows(rows, own_offsets - own_offsets[0], "sum", weights[place]))
+        return self._in_own_order(outputs, _with_means(torch.cat(sums, dim=1), batch, bags))
 
     def _pooled_here(self, features: Any) -> Tensor:
         """Pools from tables of this process, `[B, D]` in the order of the outputs."""
@@ -315,15 +317,18 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""
         outputs = self._in_order_of(batch)
-        pooled_BD = self._pooled_as_they_come(batch, outputs)
+        bags = self._modules_of(outputs)
+        return self._in_own_order(outputs, _with_means(self._sums(batch, outputs, bags), batch, bags))
+
+    def _in_own_order(self, outputs: list[Output], pooled_BD: Tensor) -> Tensor:
+        """Puts the columns of `outputs` into the order of this collection."""
         if outputs == self._outputs:
             return pooled_BD
         columns = dict(zip(outputs, pooled_BD.split(self._dims(outputs), dim=1), strict=True))
         return torch.cat([columns[output] for output in self._outputs], dim=1)
 
-    def _pooled_as_they_come(self, batch: KeyedJaggedTensor, outputs: list[Output]) -> Any:
-        """The same in the order of the batch, whose outputs are given."""
-        bags = self._modules_of(outputs)
+    def _sums(self, batch: KeyedJaggedTensor, outputs: list[Output], bags: list[DistEmbeddingBag]) -> Any:
+        """The sums of all features, `[B, D]` in the order of the batch, whose outputs and tables are given."""
         dims, ids_N, weights_N = [bag.table.dim for bag in bags], check_ids(batch.values()), _weights(batch, bags)
         offsets = batch.offsets().to(torch.int64)
         rows = self._prefetched(batch, outputs, ids_N)
@@ -373,18 +378,20 @@ def _open_bags(config: EmbeddingBagConfig, lr: float, options: TableOptions) -> 
 
 
 def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor | None:
-    """The factor of each id, `[N]`: a mean is a sum with one over the size of the bag as factor."""
+    """The factor of each id, `[N]`, where the batch has them, which go into sums only."""
     weights_N = batch.weights_or_none()
-    means = [bag.mode == "mean" for bag in bags]
     if weights_N is not None:
-        check_weights(batch.values(), weights_N, "mean" if any(means) else "sum")
-        return weights_N
-    return _one_over_sizes(batch, means) if any(means) else None
+        check_weights(batch.values(), weights_N, "mean" if any(bag.mode == "mean" for bag in bags) else "sum")
+    return weights_N
 
 
-def _one_over_sizes(batch: KeyedJaggedTensor, means: list[bool]) -> Tensor:
-    """One over the size of an id's bag for the features of `means`, else one: `[N]`."""
-    sizes_FB = batch.lengths().view(len(means), batch.stride()).clamp(min=1)
-    is_mean_F1 = torch.tensor(means, device=sizes_FB.device).unsqueeze(1)
-    factors_FB = torch.where(is_mean_F1, 1 / sizes_FB, 1.0)
-    return factors_FB.flatten().repeat_interleave(batch.lengths(), output_size=batch.values().shape[0])
+def _with_means(sums_BD: Tensor, batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor:
+    """Divides the sums of the `mean` tables by the sizes of their bags, as one bag does."""
+    if all(bag.mode == "sum" for bag in bags):
+        return sums_BD
+    lengths_FB = batch.lengths().view(len(bags), batch.stride())
+    is_mean_F1 = torch.tensor([[bag.mode == "mean"] for bag in bags], dtype=torch.bool, device=lengths_FB.device)
+    dims = [bag.table.dim for bag in bags]
+    dim_F = torch.tensor(dims, dtype=torch.int64, device=lengths_FB.device)
+    divisors_FB = lengths_FB.clamp(min=1).where(is_mean_F1, 1).to(torch.float32)
+    return sums_BD / divisors_FB.repeat_interleave(dim_F, dim=0, output_size=sum(dims)).T

@@ -136,7 +136,7 @@ def flatten_bags(ids: Tensor, offsets: Tensor | None, include_last_offset: bool)
         if offsets is not None:
             raise ValueError("offsets must be None for 2-D ids, whose rows are the bags")
         bags, length = ids.shape
-        return ids.reshape(-1), torch.arange(bags + 1, device=ids.device) * length
+        return ids.reshape(-1), torch.arange(bags + 1, dtype=torch.int64, device=ids.device) * length
     if ids.dim() != 1:
         raise ValueError(f"ids of bags must be 1-D or 2-D, got {ids.dim()}-D")
     if offsets is None:

@@ -313,7 +313,8 @@ class HashTable(TableModule):
         """The gradients collected since the last step: distinct ids, rising, `[U]`; sums `[U, *embedding_shape]`."""
         for _, ids_U, sums_UD in self.table.collected():
             return ids_U, self._shaped(sums_UD)
-        return torch.empty(0, dtype=torch.int64), torch.empty((0, *self.embedding_shape))
+        no_ids = torch.empty(0, dtype=torch.int64, device="cpu")
+        return no_ids, torch.empty((0, *self.embedding_shape), dtype=torch.float32, device="cpu")
 
     def clear_grad(self) -> None:
         """Forgets the gradients collected and not yet applied."""

@@ -23,12 +23,12 @@ _library = torch.library.Library("recstore_python", "DEF")
 def _slices(offsets: Tensor, features: int) -> list[slice]:
     """Where the ids of each feature stand."""
     batch = (offsets.shape[0] - 1) // features
-    bounds = offsets[torch.arange(features + 1, device=offsets.device) * batch].tolist()
+    bounds = offsets[torch.arange(features + 1, dtype=torch.int64, device=offsets.device) * batch].tolist()
     return [slice(start, end) for start, end in pairwise(bounds)]
 
 
 def _read_features(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: list[int]) -> Tensor:
-    rows_ND = torch.zeros((ids.shape[0], max(dims)), device=ids.device)
+    rows_ND = torch.zeros((ids.shape[0], max(dims)), dtype=torch.float32, device=ids.device)
     for table, part, dim in zip(tables, _slices(offsets, len(tables)), dims, strict=True):
         rows_ND[part, :dim] = operators.emb_read(table, ids[part], dim)
     return rows_ND
@@ -71,7 +71,7 @@ def _operator(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any])
     name = schema.partition("(")[0]
     _library.define(schema)
     _library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{_library.ns}::{name}", fake, lib=_library)
+    torch.library.register_fake(f"{_library.ns}::{name}", operators.refusing_meta(name, fake), lib=_library)
     operators.register_ordered_effect(f"{_library.ns}::{name}")
     return getattr(torch.ops.recstore_python, name).default
 

@@ -7,12 +7,15 @@ updates, whose results nobody uses, and move reads past them.
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._library.effects import EffectType
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._pytree import tree_leaves
 
 from recstore_ops import _native  # noqa: F401  (its import registers the operators)
 
@@ -26,6 +29,9 @@ EFFECTFUL: list[str] = []
 
 SUM, MEAN, MAX = 0, 1, 2
 """The pooling modes of `emb_bag`, numbered as in `torch.nn.functional.embedding_bag`."""
+
+_OF_DEFAULT_TABLES = ("emb_read", "emb_write", "emb_update")
+"""The traced operators that take no handle."""
 
 _PLACES_TAG = 2
 """The words behind the places of a lookup that tell whose they are."""
@@ -44,10 +50,30 @@ def register_ordered_effect(name: str) -> None:
     register(name, EffectType.ORDERED)
 
 
+def refusing_meta(name: str, fake: Callable[_P, _R]) -> Callable[_P, _R]:
+    """A fake kernel that takes what tracing gives it, and meta tensors only with a handle that is one too.
+
+    A handle is an operator's first tensor.
+    """
+
+    @functools.wraps(fake)
+    def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
+        tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
+        is_traced = any(isinstance(tensor, FakeTensor) for tensor in tensors)
+        is_real = name in _OF_DEFAULT_TABLES or not tensors[0].is_meta
+        if is_real and not is_traced and any(tensor.is_meta for tensor in tensors):
+            raise RuntimeError(
+                f"{name.partition('.')[0]}: got a meta tensor, which has no values, for a table that has"
+            )
+        return fake(*args, **kwargs)
+
+    return checked
+
+
 def _traced(name: str, fake: Callable[..., Any], *, is_pure: bool = False) -> Any:
     """An operator that graphs take: with its fake kernel, and an ordered effect unless it leaves the store alone."""
     qualified = f"{_NAMESPACE}::{name}"
-    torch.library.register_fake(qualified)(fake)
+    torch.library.register_fake(qualified)(fake if is_pure else refusing_meta(name, fake))
     if not is_pure:
         register_ordered_effect(qualified)
         EFFECTFUL.append(qualified)

@@ -47,7 +47,9 @@ class Asked:
         unique_U, inverse_N = operators.unique(ids_N)
         owner_U = shard_of(unique_U, world)
         order_U = owner_U.argsort(stable=True)
-        place_U = torch.empty_like(order_U).scatter_(0, order_U, torch.arange(order_U.numel()))
+        place_U = torch.empty_like(order_U).scatter_(
+            0, order_U, torch.arange(order_U.numel(), dtype=torch.int64, device="cpu")
+        )
         return cls(unique_U[order_U], torch.bincount(owner_U, minlength=world).tolist(), place_U[inverse_N])
 
 
@@ -108,7 +110,9 @@ class Exchange:
         try:
             rows = read()
         except Exception:
-            empty = [torch.zeros(ids.numel(), dim) for ids, dim in zip(self.ids, dims, strict=True)]
+            empty = [
+                ids.new_zeros((ids.numel(), dim), dtype=torch.float32) for ids, dim in zip(self.ids, dims, strict=True)
+            ]
             self._move_values(empty, self._received_WT, self._sent_WT, "row_bytes", failed=True)
             raise
         return self._move_values(rows, self._received_WT, self._sent_WT, "row_bytes")
@@ -127,7 +131,7 @@ class Exchange:
     ) -> list[Tensor]:
         """Moves values in the type of the wire, with a flag behind those for each rank that tells of a failure."""
         shard = self._shard
-        flags = torch.full((shard.world, 1), float(failed))
+        flags = torch.full((shard.world, 1), float(failed), dtype=torch.float32, device="cpu")
         sent = [value.to(shard.wire_dtype) for value in (*values, flags)]
         sent_with_flag, received_with_flag = ([[*counts, 1] for counts in each] for each in (sent_WT, received_WT))
         *moved, flags = move(shard, sent, sent_with_flag, received_with_flag, counted_as)
@@ -142,7 +146,7 @@ def exchange_counts(shard: Shard, counts_WT: list[list[int]], status: Status) ->
     Returns:
         How many rows of each table come from each rank, and how each rank fares.
     """
-    sent = torch.tensor([[*counts, status] for counts in counts_WT])
+    sent = torch.tensor([[*counts, status] for counts in counts_WT], dtype=torch.int64, device="cpu")
     size = sent.shape[1] * _INT64_BYTES
     received = shard.all_to_all(sent.flatten().view(torch.uint8), [size] * shard.world, [size] * shard.world)
     count(count_bytes=size * (shard.world - 1))

@@ -45,7 +45,11 @@ def clip_sharded_norm(
 def _norm(parameter: Tensor, table: Table, norm_type: float) -> Tensor:
     """The norm of one table's gradients, over all ranks where it is sharded."""
     grads = parameter.grad
-    norm = torch.zeros(()) if grads is None or grads.numel() == 0 else torch.linalg.vector_norm(grads, norm_type)
+    norm = (
+        torch.zeros((), dtype=torch.float32, device="cpu")
+        if grads is None or grads.numel() == 0
+        else torch.linalg.vector_norm(grads, norm_type)
+    )
     return norm if table.shard is None else _over_ranks(norm, table.shard, norm_type)
 
 

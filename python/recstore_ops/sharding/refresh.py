@@ -75,7 +75,7 @@ def _bytes(values: Tensor) -> Tensor:
 def _overwrite(rows_UD: Tensor, packed: Tensor, received_W: list[int], asked_W: list[int], shard: Shard) -> None:
     """Puts the rows received from each rank in their places among those asked of it."""
     places, rows_CD = packed.split([_PLACE.itemsize, packed.shape[1] - _PLACE.itemsize], dim=1)
-    starts_W = torch.tensor([0, *asked_W[:-1]]).cumsum(0)
-    starts_C = starts_W.repeat_interleave(torch.tensor(received_W))
+    starts_W = torch.tensor([0, *asked_W[:-1]], dtype=torch.int64, device="cpu").cumsum(0)
+    starts_C = starts_W.repeat_interleave(torch.tensor(received_W, dtype=torch.int64, device="cpu"))
     places_C = places.contiguous().view(_PLACE).flatten() + starts_C
     rows_UD[places_C] = rows_CD.contiguous().view(shard.wire_dtype).to(torch.float32)

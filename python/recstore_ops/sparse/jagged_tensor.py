@@ -99,7 +99,7 @@ class JaggedTensor:
         if length is None:
             length = int(self._lengths.max()) if bags else 0
         bag_N = torch.repeat_interleave(self._lengths, output_size=self._values.shape[0])
-        place_N = torch.arange(bag_N.shape[0], device=bag_N.device) - self._offsets[bag_N]
+        place_N = torch.arange(bag_N.shape[0], dtype=torch.int64, device=bag_N.device) - self._offsets[bag_N]
         kept_N = place_N < length
         dense_BL = self._values.new_full((bags, length, *self._values.shape[1:]), padding_value)
         return dense_BL.index_put((bag_N[kept_N], place_N[kept_N]), self._values[kept_N])

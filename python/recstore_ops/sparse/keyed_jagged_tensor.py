@@ -154,7 +154,7 @@ class KeyedJaggedTensor:
 
     def offset_per_key(self) -> list[int]:
         """Where the ids of each feature start, and the end of the last one: F + 1 numbers."""
-        first_bags = torch.arange(len(self._keys) + 1, device=self._offsets.device) * self.stride()
+        first_bags = torch.arange(len(self._keys) + 1, dtype=torch.int64, device=self._offsets.device) * self.stride()
         return self._offsets[first_bags].tolist()
 
     def length_per_key(self) -> list[int]:

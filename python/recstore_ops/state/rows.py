@@ -126,7 +126,11 @@ def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
         group_lr: the learning rate of the table's parameter group at its last step.
     """
     names = list(_slot_widths(table))
-    ids_N = operators.hashtable_ids(table.handle).sort().values if names else torch.empty(0, dtype=torch.int64)
+    ids_N = (
+        operators.hashtable_ids(table.handle).sort().values
+        if names
+        else torch.empty(0, dtype=torch.int64, device="cpu")
+    )
     slots = {name: operators.hashtable_slot(table.handle, ids_N, name) for name in names}
     statistics = table.statistics()
     progress = {key: statistics[key] for key in ("step", "learning_rate", "learning_rate_was_set")}

@@ -89,7 +89,7 @@ class Shard:
 
     def gathered(self, number: int) -> list[int]:
         """The number that each rank gives."""
-        own = torch.tensor([number], device=self.device)
+        own = torch.tensor([number], dtype=torch.int64, device=self.device)
         numbers = [torch.empty_like(own) for _ in range(self.world)]
         dist.all_gather(numbers, own, group=self.group)
         return [int(each) for each in numbers]

@@ -92,7 +92,7 @@ class Table:
             raise ValueError(str(error)) from None
         self.table_id: int = _native.find_table(self.name) or 0
         self.collector: Tensor = operators.make_collector()
-        self.anchor = torch.zeros((), requires_grad=True)
+        self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 
     @classmethod
     def open(cls, name: str) -> "Table":
@@ -141,7 +141,11 @@ class Table:
                 self._compare_with_others(grads)
         if self._lent is None:
             return None
-        return self._lent[1] if self._others_are_finite else torch.full((1, self.dim), torch.nan)
+        return (
+            self._lent[1]
+            if self._others_are_finite
+            else torch.full((1, self.dim), torch.nan, dtype=torch.float32, device="cpu")
+        )
 
     def _compare_with_others(self, grads: Tensor) -> None:
         if self.shard is not None and self.is_sharded:

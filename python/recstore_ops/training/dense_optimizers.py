@@ -29,7 +29,8 @@ def check_dense_optimizer(name: str, options: dict[str, Any]) -> None:
     Raises:
         ValueError: an unknown name or option, or a value that the optimizer refuses.
     """
-    make_dense_optimizer(name, [nn.Parameter(torch.zeros(1))], lr=1.0, options=options)
+    parameter = nn.Parameter(torch.zeros(1, dtype=torch.float32, device="cpu"))
+    make_dense_optimizer(name, [parameter], lr=1.0, options=options)
 
 
 def make_dense_optimizer(

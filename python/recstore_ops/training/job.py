@@ -57,7 +57,7 @@ class Job:
         if self.group is None:
             return values
         start, stop = self._bounds(rows)
-        all_values = torch.zeros(rows)
+        all_values = torch.zeros(rows, dtype=torch.float32, device="cpu")
         all_values[start:stop] = values
         dist.all_reduce(all_values, group=self.group)
         return all_values
@@ -66,7 +66,7 @@ class Job:
         """Numbers summed over the processes."""
         if self.group is None:
             return list(numbers)
-        sums = torch.tensor(numbers, dtype=torch.float64)
+        sums = torch.tensor(numbers, dtype=torch.float64, device="cpu")
         dist.all_reduce(sums, group=self.group)
         return sums.tolist()
 

@@ -260,7 +260,8 @@ class _Import:
     @classmethod
     def of_matrix(cls, table: Table, rows_ND: Tensor) -> "_Import":
         """Row i is that of the id i."""
-        return cls(table, torch.arange(rows_ND.shape[0] if rows_ND.dim() else 0), rows_ND)
+        ids_N = torch.arange(rows_ND.shape[0] if rows_ND.dim() else 0, dtype=torch.int64, device="cpu")
+        return cls(table, ids_N, rows_ND)
 
     def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and rows, some at a time."""

@@ -21,8 +21,8 @@ class LogisticRegression(nn.Module):
     def __init__(self, tables: Tables, *, num_dense: int = 0, bias: bool = True) -> None:
         super().__init__()
         self.w = tables("w", 1)
-        self.dense = nn.Parameter(torch.zeros(num_dense)) if num_dense else None
-        self.bias = nn.Parameter(torch.zeros(())) if bias else None
+        self.dense = _parameter(num_dense) if num_dense else None
+        self.bias = _parameter() if bias else None
 
     def forward(self, batch: Batch) -> Tensor:
         """Returns logits, float32 [B]."""
@@ -31,3 +31,8 @@ class LogisticRegression(nn.Module):
             assert batch.dense is not None, "a model with dense features needs a batch with them"
             logits_B = logits_B + batch.dense @ self.dense
         return logits_B if self.bias is None else logits_B + self.bias
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    """Zeros of the default type on the default device, as the parameters of `torch.nn` are."""
+    return nn.Parameter(torch.zeros(shape, dtype=torch.get_default_dtype(), device=torch.get_default_device()))

@@ -126,7 +126,7 @@ def _segments(batch: Batch, field: int) -> tuple[Tensor, Tensor]:
     if bool((lengths > 1).any()):
         raise ValueError(f"a row has {int(lengths.max())} ids in field {field}; segments take a field of one id a row")
     present = lengths == 1
-    ids = torch.zeros(len(batch), dtype=torch.int64)
+    ids = torch.zeros(len(batch), dtype=torch.int64, device="cpu")
     ids[present] = batch.ids[starts[present]]
     return ids, present
 
@@ -134,7 +134,7 @@ def _segments(batch: Batch, field: int) -> tuple[Tensor, Tensor]:
 def _concatenated(parts: Sequence[Scores]) -> Scores:
     segments = [part.segments for part in parts if part.segments is not None]
     in_segment = [part.in_segment for part in parts if part.in_segment is not None]
-    empty = torch.empty(0)
+    empty = torch.empty(0, dtype=torch.float32, device="cpu")
     return Scores(
         torch.cat([empty, *(part.labels for part in parts)]),
         torch.cat([empty, *(part.logits for part in parts)]),

@@ -48,11 +48,19 @@ class Batch:
 
     def offsets_or_ones(self) -> Tensor:
         """Returns `offsets`, made where every field has one id."""
-        return torch.arange(self.ids.numel() + 1) if self.offsets is None else self.offsets
+        return (
+            torch.arange(self.ids.numel() + 1, dtype=torch.int64, device=self.ids.device)
+            if self.offsets is None
+            else self.offsets
+        )
 
     def values_or_ones(self) -> Tensor:
         """Returns `values`, made where every one is 1."""
-        return torch.ones(self.ids.numel()) if self.values is None else self.values
+        return (
+            torch.ones(self.ids.numel(), dtype=torch.float32, device=self.ids.device)
+            if self.values is None
+            else self.values
+        )
 
     def rows(self, start: int, stop: int) -> Batch:
         """Returns the rows from `start` to before `stop`; features are views, not copies."""
@@ -98,7 +106,8 @@ class Batch:
         lengths = starts.diff()[order]
         ends = lengths.cumsum(0)
         shift = starts[:-1][order] - (ends - lengths)
-        return torch.arange(int(lengths.sum())) + torch.repeat_interleave(shift, lengths)
+        place_N = torch.arange(int(lengths.sum()), dtype=torch.int64, device=lengths.device)
+        return place_N + torch.repeat_interleave(shift, lengths)
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:

@@ -35,7 +35,7 @@ class RowDataset(IterableDataset[Batch]):
         self._shuffle_window = shuffle_window
         self._seed = seed
         # Shared memory, for workers that persist over epochs have a copy of everything else.
-        self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
+        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu").share_memory_()
 
     def set_epoch(self, epoch: int) -> None:
         """Makes the next pass shuffle otherwise than those with other numbers."""

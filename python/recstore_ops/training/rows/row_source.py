@@ -109,7 +109,7 @@ class MemoryRows(RowSource):
 
     def shard(self, index: int, count: int) -> MemoryRows:
         check_shard(index, count)
-        own = torch.arange(len(self._batch))[index::count]
+        own = torch.arange(len(self._batch), dtype=torch.int64, device="cpu")[index::count]
         return MemoryRows(self._batch.take(own), field_names=self._field_names, dense_names=self._dense_names)
 
 
