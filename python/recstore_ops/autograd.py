@@ -2,20 +2,21 @@
 
 A table is no tensor, so the functions take a scalar `anchor` that requires a gradient and never gets one: it only
 puts them on the tape. `backward` sums the gradients of duplicate ids and hands them to the collector; the
-optimizer's step is `SparseOptimizer.step`.
+optimizer's step is `SparseOptimizer.step`. It does so in passes that reach the anchor: one that asks for the gradient
+of weights only collects nothing.
 
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from recstore_ops.ops import feature_operators, operators
+from recstore_ops.ops import asked_gradients, feature_operators, operators
 from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge
 
 
@@ -50,6 +51,22 @@ def collect_bags(
     operators.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
 
 
+def _collect(
+    anchor: Tensor,
+    collector: Tensor,
+    table: Tensor,
+    ids: Tensor,
+    grads: Tensor,
+    padding_idx: int | None,
+    places: Tensor | None = None,
+) -> None:
+    """Collects gradients in the backward of a function that has the anchor only, so that the pass is about it."""
+    if torch.compiler.is_compiling():
+        asked_gradients.accept_asked_grad(anchor, collector, table, ids, grads, padding_idx, places)
+    else:
+        collect(collector, table, ids, grads, padding_idx, places)
+
+
 class _DistEmbFunction(Function):
     """Rows of a table: `ids [...] -> [..., D]`."""
 
@@ -64,14 +81,14 @@ class _DistEmbFunction(Function):
         padding_idx: int | None,
     ) -> Tensor:
         rows, places = operators.emb_read_places(table, ids, dim)
-        ctx.save_for_backward(ids, table, collector, places)
+        ctx.save_for_backward(anchor, ids, table, collector, places)
         ctx.padding_idx = padding_idx
         return rows
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
-        ids, table, collector, places = ctx.saved_tensors
-        collect(collector, table, ids, grad_outputs[0], ctx.padding_idx, places)
+        anchor, ids, table, collector, places = ctx.saved_tensors
+        _collect(anchor, collector, table, ids, grad_outputs[0], ctx.padding_idx, places)
         return (None,) * 6
 
 
@@ -97,28 +114,77 @@ class _DistEmbBagFunction(Function):
         )
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = operators.emb_read(table, ids, dim) if needs_rows else None
-        ctx.save_for_backward(ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places)
+        ctx.save_for_backward(anchor, ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places)
         ctx.dim, ctx.mode, ctx.padding_idx = dim, mode, padding_idx
         return pooled_BD
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places = ctx.saved_tensors
+        anchor, ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places = ctx.saved_tensors
         grad_BD = grad_outputs[0].to(torch.float32)
         if ctx.mode == operators.MAX:
             grad_ND = _max_gradients(grad_BD, max_positions_BD, ids.shape[0])
-            collect(collector, table, ids, grad_ND, ctx.padding_idx, places)
+            _collect(anchor, collector, table, ids, grad_ND, ctx.padding_idx, places)
             return (None,) * 9
         counted_N = None if ctx.padding_idx is None else ids != ctx.padding_idx
         if ctx.mode == operators.MEAN:
             grad_BD = grad_BD / _bag_sizes(offsets, counted_N)
-        collect_bags([collector], [table], ids, offsets, grad_BD, [ctx.dim], weights_N, ctx.padding_idx, places)
+        bags = _Bags(anchor, [collector], [table], ids, offsets, [ctx.dim], ctx.padding_idx)
+        bags.collect(ctx, grad_BD, weights_N, places)
         grad_weights_N = None
         if rows_ND is not None:
-            grad_weights_N = (grad_BD[_bag_of_each(ids, offsets)] * rows_ND).sum(-1)
+            grad_weights_N = (grad_BD[_bag_of_each(ids, offsets)] * bags.on_tape(rows_ND)).sum(-1)
             if counted_N is not None:
                 grad_weights_N = grad_weights_N * counted_N
         return None, grad_weights_N, *((None,) * 7)
+
+
+class _Bags(NamedTuple):
+    """The bags of F features in the backward of their sums."""
+
+    anchor: Tensor
+    collectors: list[Tensor]
+    tables: list[Tensor]
+    ids: Tensor
+    offsets: Tensor
+    dims: list[int]
+    padding_idx: int | None = None
+
+    def collect(self, ctx: Any, grad_BD: Tensor, weights_N: Tensor | None, places: Tensor | None) -> None:
+        """Hands the gradients of the sums to the collectors, in a pass that is about rows."""
+        anchor, collectors, tables, ids, offsets, dims, padding_idx = self
+        if torch.compiler.is_compiling():
+            asked_gradients.accept_asked_bag_grads(
+                anchor, collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places
+            )
+        elif not ctx.needs_input_grad[1] or asked_gradients.reaches_anchor(ctx):
+            collect_bags(collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places)
+
+    def on_tape(self, rows_ND: Tensor) -> Tensor:
+        """The rows that the gradient of the weights is made of, on the tape where that is differentiated again.
+
+        Compiled graphs refuse that.
+        """
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return rows_ND
+        return _RowsOfWeights.apply(self.anchor, rows_ND, self)  # type: ignore[return-value]
+
+
+class _RowsOfWeights(Function):
+    """Rows that were read, as they are: `[N, D]`, those of each feature filled up to the largest dim."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, rows_ND: Tensor, bags: _Bags) -> Tensor:  # type: ignore[override]
+        ctx.bags = bags
+        return rows_ND.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
+        bags = ctx.bags
+        parts = feature_operators.slices_of_features(bags.offsets, len(bags.tables))
+        for collector, table, part, dim in zip(bags.collectors, bags.tables, parts, bags.dims, strict=True):
+            collect(collector, table, bags.ids[part], grad_outputs[0][part, :dim], bags.padding_idx)
+        return (None,) * 3
 
 
 def _bag_of_each(ids: Tensor, offsets: Tensor) -> Tensor:
@@ -163,13 +229,13 @@ class HashTableLookupFunction(Function):
         insert: bool,
     ) -> tuple[Tensor, Tensor]:
         index_U, rows_UD = operators.hashtable_lookup(table, ids, dim, insert)
-        ctx.save_for_backward(ids, table, collector)
+        ctx.save_for_backward(anchor, ids, table, collector)
         return index_U, rows_UD
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
-        ids, table, collector = ctx.saved_tensors
-        collect(collector, table, ids, grad_outputs[1], None)
+        anchor, ids, table, collector = ctx.saved_tensors
+        _collect(anchor, collector, table, ids, grad_outputs[1], None)
         return (None,) * 6
 
 
@@ -235,18 +301,21 @@ class _RecStoreEBCFunction(Function):
         pooled_BD, _, places = operators.emb_bag_places(tables, ids, offsets, dims, operators.SUM, weights_N)
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = feature_operators.read_features(tables, ids, offsets, dims) if needs_rows else None
-        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, places, *handles)
+        ctx.save_for_backward(anchor, ids, offsets, weights_N, rows_ND, places, *handles)
         ctx.dims, ctx.table_numbers = dims, table_numbers
         return pooled_BD
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        ids, offsets, weights_N, rows_ND, places, *handles = ctx.saved_tensors
+        anchor, ids, offsets, weights_N, rows_ND, places, *handles = ctx.saved_tensors
         tables = [handles[number] for number in ctx.table_numbers]
         collectors = [handles[len(handles) // 2 + number] for number in ctx.table_numbers]
         grad_BD = grad_outputs[0].to(torch.float32)
-        collect_bags(collectors, tables, ids, offsets, grad_BD, ctx.dims, weights_N, None, places)
-        grad_weights_N = None if rows_ND is None else _weight_gradients(grad_BD, ctx.dims, offsets, rows_ND)
+        bags = _Bags(anchor, collectors, tables, ids, offsets, ctx.dims)
+        bags.collect(ctx, grad_BD, weights_N, places)
+        grad_weights_N = None
+        if rows_ND is not None:
+            grad_weights_N = _weight_gradients(grad_BD, ctx.dims, offsets, bags.on_tape(rows_ND))
         return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
 
 
@@ -269,7 +338,7 @@ class _PrefetchedEBCFunction(_RecStoreEBCFunction):
         rows = [part.to(ids.device) for part in rows]
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = _filled_up(rows, max(dims)) if needs_rows else None
-        ctx.save_for_backward(ids, offsets, weights_N, rows_ND, None, *handles)
+        ctx.save_for_backward(anchor, ids, offsets, weights_N, rows_ND, None, *handles)
         ctx.dims, ctx.table_numbers = dims, table_numbers
         return _pool_features(rows, offsets, weights_N)
 

@@ -7,20 +7,17 @@ Shape suffixes: F features, B examples, N ids of all features, D dim.
 """
 
 from collections import defaultdict
-from collections.abc import Callable
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect
+from recstore_ops.ops.python_operators import define, returns_nothing
 
-_library = torch.library.Library("recstore_python", "DEF")
 
-
-def _slices(offsets: Tensor, features: int) -> list[slice]:
+def slices_of_features(offsets: Tensor, features: int) -> list[slice]:
     """Where the ids of each feature stand."""
     batch = (offsets.shape[0] - 1) // features
     bounds = offsets[torch.arange(features + 1, dtype=torch.int64, device=offsets.device) * batch].tolist()
@@ -29,7 +26,7 @@ def _slices(offsets: Tensor, features: int) -> list[slice]:
 
 def _read_features(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: list[int]) -> Tensor:
     rows_ND = torch.zeros((ids.shape[0], max(dims)), dtype=torch.float32, device=ids.device)
-    for table, part, dim in zip(tables, _slices(offsets, len(tables)), dims, strict=True):
+    for table, part, dim in zip(tables, slices_of_features(offsets, len(tables)), dims, strict=True):
         rows_ND[part, :dim] = operators.emb_read(table, ids[part], dim)
     return rows_ND
 
@@ -44,7 +41,7 @@ def _accept_feature_grads(
     per_sample_weights: Tensor | None = None,
     padding_idx: int | None = None,
 ) -> None:
-    parts = _slices(offsets, len(tables))
+    parts = slices_of_features(offsets, len(tables))
     lengths_FB = offsets.diff().view(len(tables), grads.shape[0])
     places = defaultdict(list)
     for feature, collector in enumerate(collectors):
@@ -62,28 +59,14 @@ def _rows_of_features(tables: list[Tensor], ids: Tensor, offsets: Tensor, dims: 
     return ids.new_empty((ids.shape[0], max(dims)), dtype=torch.float32)
 
 
-def _nothing(*args: object, **kwargs: object) -> None:
-    return None
-
-
-def _operator(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any]) -> Any:
-    """Defines an operator that touches the store, and so has an ordered effect."""
-    name = schema.partition("(")[0]
-    _library.define(schema)
-    _library.impl(name, kernel, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"{_library.ns}::{name}", operators.refusing_meta(name, fake), lib=_library)
-    operators.register_ordered_effect(f"{_library.ns}::{name}")
-    return getattr(torch.ops.recstore_python, name).default
-
-
-read_features = _operator(
+read_features = define(
     "read_features(Tensor[] tables, Tensor ids, Tensor offsets, int[] dims) -> Tensor",
     _read_features,
     _rows_of_features,
 )
-accept_feature_grads = _operator(
+accept_feature_grads = define(
     "accept_feature_grads(Tensor[] tables, Tensor[] collectors, Tensor ids, Tensor offsets, Tensor grads, int[] dims, "
     "Tensor? per_sample_weights=None, int? padding_idx=None) -> ()",
     _accept_feature_grads,
-    _nothing,
+    returns_nothing,
 )
