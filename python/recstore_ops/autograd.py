@@ -17,7 +17,7 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from recstore_ops.ops import asked_gradients, feature_operators, operators
-from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge
+from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge, unshared
 
 
 def collect_bags(
@@ -47,6 +47,7 @@ def collect_bags(
     if merges_here():
         feature_operators.accept_feature_grads(tables, collectors, ids, offsets, grads, dims, weights, padding_idx)
         return
+    ids, grads, weights = unshared(ids), unshared(grads), None if weights is None else unshared(weights)
     keep = not torch.compiler.is_compiling()
     operators.accept_bag_grads(collectors, tables, ids, offsets, grads, dims, weights, padding_idx, places, keep)
 
@@ -80,6 +81,7 @@ class _DistEmbFunction(Function):
         dim: int,
         padding_idx: int | None,
     ) -> Tensor:
+        ids = unshared(ids)
         rows, places = operators.emb_read_places(table, ids, dim)
         ctx.save_for_backward(anchor, ids, table, collector, places)
         ctx.padding_idx = padding_idx
@@ -108,6 +110,7 @@ class _DistEmbBagFunction(Function):
         mode: int,
         padding_idx: int | None,
     ) -> Tensor:
+        ids, offsets = unshared(ids), unshared(offsets)
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
         pooled_BD, max_positions_BD, places = operators.emb_bag_places(
             [table], ids, offsets, [dim], mode, weights_N, padding_idx
@@ -228,6 +231,7 @@ class HashTableLookupFunction(Function):
         dim: int,
         insert: bool,
     ) -> tuple[Tensor, Tensor]:
+        ids = unshared(ids)
         index_U, rows_UD = operators.hashtable_lookup(table, ids, dim, insert)
         ctx.save_for_backward(anchor, ids, table, collector)
         return index_U, rows_UD
@@ -296,6 +300,7 @@ class _RecStoreEBCFunction(Function):
         table_numbers: list[int],
         *handles: Tensor,
     ) -> Tensor:
+        ids, offsets = unshared(ids), unshared(offsets)
         tables = [handles[number] for number in table_numbers]
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
         pooled_BD, _, places = operators.emb_bag_places(tables, ids, offsets, dims, operators.SUM, weights_N)
@@ -334,6 +339,7 @@ class _PrefetchedEBCFunction(_RecStoreEBCFunction):
         rows: list[Tensor],
         *handles: Tensor,
     ) -> Tensor:
+        ids, offsets = unshared(ids), unshared(offsets)
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
         rows = [part.to(ids.device) for part in rows]
         needs_rows = ctx.needs_input_grad[1]

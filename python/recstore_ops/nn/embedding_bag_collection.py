@@ -155,7 +155,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         fused = () if record_handle else torch.unique(self.fused_ids(features), return_inverse=True)
         splits = torch.tensor([0, *batch.length_per_key()], dtype=torch.int64, device="cpu").cumsum(0)
         handle = operators.emb_prefetch_tables([table.handle for table in self._tables_of(outputs)], ids_N, splits)
-        issued = Issued(handle, tuple(batch.keys()), ids_N, time.time())
+        # A copy: the batch may be filled anew before a forward compares its ids.
+        issued = Issued(handle, tuple(batch.keys()), ids_N.clone(), time.time())
         self._prefetches.add(issued)
         if not fused:
             self._prefetches.make_pending(handle, counts=True)

@@ -46,6 +46,16 @@ def merge_gradients(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return unique_U, sums_UD.index_add_(0, inverse_N, grads)
 
 
+def unshared(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy of one whose memory numpy or another process has too: it may change unseen by torch.
+
+    Torch makes the storage of such a tensor one that cannot be resized. Graphs copy for themselves.
+    """
+    if torch.compiler.is_compiling() or tensor.untyped_storage().resizable():
+        return tensor
+    return tensor.clone()
+
+
 def collect(
     collector: Tensor,
     table: Tensor,
@@ -56,8 +66,9 @@ def collect(
 ) -> None:
     """Hands the gradients of one backward pass to a collector.
 
-    The collector keeps ids and gradients as they are, without a copy, until the step sums those of equal ids. A traced
-    graph uses their memory again, so there it copies them. With `set_merge("python")` they are summed before, except
+    The collector keeps ids and gradients as they are, without a copy, until the step sums those of equal ids. If torch
+    changes them in place before that, the step raises. What shares its memory with numpy is copied, and so is all in a
+    traced graph, which uses the memory again. With `set_merge("python")` they are summed before, except
     in a traced graph, which does not know the number of distinct ids.
 
     Args:
@@ -72,7 +83,8 @@ def collect(
         grads_ND = grads.reshape(ids.numel(), grads.shape[-1]).to(torch.float32)
         ids, grads = merge_gradients(ids.reshape(-1), grads_ND)
         places = None
-    operators.accept_grad(collector, table, ids, grads, padding_idx, places, not torch.compiler.is_compiling())
+    keep = not torch.compiler.is_compiling()
+    operators.accept_grad(collector, table, unshared(ids), unshared(grads), padding_idx, places, keep)
 
 
 def merges_here() -> bool:

@@ -83,7 +83,8 @@ class ShardedPipeline:
         features = self._features(batch)
         begun = []
         for module in self.modules:
-            requests = module.requests(features)
+            # Copies: the batch may be filled anew before its forward compares its ids.
+            requests = [replace(request, ids=request.ids.clone()) for request in module.requests(features)]
             future: Future[Lookup] = thread.submit(_look_up, requests, self._shard)
             begun.append(PendingLookup(key_of(requests), future))
             add_pending(begun[-1])
