@@ -100,6 +100,59 @@ def test_bags_train_as_in_one_process(
     torch.testing.assert_close(torch.cat([part for _, part in found]), grads, rtol=0, atol=1e-5)
 
 
+def gradients_after_a_look_at_factors(group: Group, name: str) -> tuple[int, Tensor]:
+    """How many ids were collected for while the factors' gradient alone was asked for, and the rows after a step."""
+    bag = DistEmbeddingBag(None, 5, name, "sum", optimizer=ADAGRAD, process_group=group, **_summed(group))  # type: ignore[arg-type]
+    ids, offsets, factors = own_bags(0, group)
+    loss = (bag(ids, offsets, factors.requires_grad_()) - 1).square().sum()
+    torch.autograd.grad(loss, factors, retain_graph=True)
+    collected = len(bag._trace)
+    loss.backward()
+    SparseOptimizer(modules=[bag]).step()
+    with torch.no_grad():
+        return collected, DistEmbedding(None, 5, name, optimizer=ADAGRAD, process_group=group)(VOCABULARY)
+
+
+def test_a_look_at_the_gradient_of_factors_collects_nothing(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    _, alone = gradients_after_a_look_at_factors(None, name)
+    for collected, rows in ranks.run(2, gradients_after_a_look_at_factors, name):
+        assert collected == 0
+        torch.testing.assert_close(rows, alone, rtol=0, atol=1e-5)
+
+
+def under_other_defaults(group: Group, name: str) -> tuple[Tensor, Tensor]:
+    """What a step gives where dense parameters are made on the meta device and in bfloat16."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            return trained_collection(group, name)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def trained_collection(group: Group, name: str) -> tuple[Tensor, Tensor]:
+    """The means of a batch, and the rows after a step."""
+    config = {"name": name, "num_embeddings": 7, "embedding_dim": 3, "feature_names": ["a"], "pooling": "mean"}
+    collection = RecStoreEmbeddingBagCollection([config], optimizer=ADAGRAD, process_group=group)
+    ids, lengths = (torch.tensor(numbers, device="cpu") for numbers in ([0, 1, 2, 5, 5, 6], [3, 0, 3]))
+    pooled = collection(KeyedJaggedTensor(["a"], ids, lengths=lengths))
+    (pooled - 1).square().sum().backward()
+    optimizer = SparseOptimizer(modules=[collection])
+    optimizer.clip_grad_norm_(1.0)
+    optimizer.step()
+    with torch.no_grad():
+        return pooled.detach(), collection(KeyedJaggedTensor(["a"], ids, lengths=torch.ones_like(ids)))
+
+
+def test_ranks_train_the_same_under_other_defaults(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    expected = trained_collection(None, name)
+    for found in ranks.run(2, under_other_defaults, name):
+        for ours, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5)
+
+
 TABLES = [
     {"name": "user", "num_embeddings": None, "embedding_dim": 4, "feature_names": ["user"]},
     {"name": "item", "num_embeddings": None, "embedding_dim": 6, "feature_names": ["seen", "bought"]},
