@@ -1,9 +1,9 @@
 """The autograd Functions: forward reads the store, backward collects gradients for it.
 
 A table is no tensor, so the functions take a scalar `anchor` that requires a gradient and never gets one: it only
-puts them on the tape. `backward` sums the gradients of duplicate ids and hands them to the collector; the
-optimizer's step is `SparseOptimizer.step`. It does so in passes that reach the anchor: one that asks for the gradient
-of weights only collects nothing.
+puts them on the tape; that of a frozen table requires none. `backward` sums the gradients of duplicate ids and hands
+them to the collector; the optimizer's step is `SparseOptimizer.step`. It does so in passes that reach the anchor: one
+that asks for the gradient of weights only collects nothing.
 
 Shape suffixes: N ids, D dim, B bags, U distinct ids.
 """

@@ -329,11 +329,14 @@ def test_under_autocast_rows_and_gradients_stay_float32(dtype: torch.dtype, name
     assert torch.allclose(grads, theirs.weight.grad[ids])
 
 
-def test_a_module_has_no_parameters_and_moves_nowhere(name: str) -> None:
+def test_a_module_has_a_stand_in_for_its_table_and_its_rows_move_nowhere(name: str) -> None:
     module = DistEmbedding(NUM, DIM, name).half().to("meta")
-    assert list(module.parameters()) == []
+    [(named, parameter)] = module.named_parameters()
+    assert (named, parameter.shape, parameter.dtype, parameter.is_meta) == ("weight", (), torch.float16, True)
+    assert list(module.named_parameters(recurse=False)) == []
     assert list(module.state_dict()) == ["_extra_state"]
-    assert module(IDS).dtype == torch.float32
+    assert module(IDS).dtype == torch.float16
+    assert module.weight[IDS].dtype == torch.float32
 
 
 def test_the_representation_shows_size_name_and_padding(table_name: Callable[[], str]) -> None:

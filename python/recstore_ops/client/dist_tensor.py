@@ -17,6 +17,7 @@ from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table, opening
 
 _ROWS_PER_WRITE = 1 << 20
@@ -41,8 +42,12 @@ class DistTensor:
         ValueError: an empty name, or a shape that is not 2-D.
         TypeError: a dtype that is not supported, or a table of this name with another shape or dtype.
 
-    Rows are rounded to `dtype` when they are written, and read as float32; see `recstore_ops.row_types`.
+    Rows are rounded to `dtype` when they are written, and read as float32; see `recstore_ops.row_types`. That of a
+    module takes `requires_grad` and `grad = None` as a parameter does; it is no tensor, and refuses what else tensors
+    have.
     """
+
+    __slots__ = ("__weakref__", "_options", "_owner", "_shape", "_table")
 
     def __init__(
         self,
@@ -70,27 +75,85 @@ class DistTensor:
             elif table.is_new or table.table_id in _owners:
                 _owners[table.table_id] += 1
                 weakref.finalize(self, _disown, table, os.getpid())
-        self._set(table, shape)
-        self._options: tuple[bool, bool] | None = (persistent, is_gdata)
+        self._set(table, shape, (persistent, is_gdata))
 
-    def _set(self, table: Table, shape: Sequence[int | None]) -> None:
-        self.table = table
-        self.name = self.tensor_name = table.name
-        self.dtype = ROW_TYPES[table.config.dtype]
+    def _set(self, table: Table, shape: Sequence[int | None], options: tuple[bool, bool] | None) -> None:
+        self._table = table
         self._shape = tuple(shape)
+        self._options = options
+        self._owner = type(self).__name__
 
     @classmethod
-    def over(cls, table: Table, shape: Sequence[int | None]) -> "DistTensor":
-        """A persistent view of an open table; without a bound its first size is the number of rows."""
+    def over(cls, table: Table, shape: Sequence[int | None], owner: str = "DistTensor") -> "DistTensor":
+        """A persistent view of an open table, which errors name by its owner.
+
+        Without a bound its first size is the number of rows.
+        """
         view = cls.__new__(cls)
-        view._set(table, shape)
-        view._options = None
+        view._set(table, shape, None)
+        view._owner = owner
         return view
 
     def __reduce__(self) -> tuple[Callable[..., "DistTensor"], tuple[object, ...]]:
         if self._options is None:
-            return (DistTensor.over, (self.table, self._shape))
+            return (DistTensor.over, (self.table, self._shape, self._owner))
         return (DistTensor, (self._shape, self.dtype, self.name, None, *self._options))
+
+    @property
+    def table(self) -> Table:
+        """The open table."""
+        return self._table
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self._table.name
+
+    @property
+    def tensor_name(self) -> str:
+        """The table's name."""
+        return self._table.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type rows are kept in."""
+        return ROW_TYPES[self._table.config.dtype]
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether lookups collect gradients; that of a module's weight freezes the module, and thaws it."""
+        return self._table.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        self._table.requires_grad = requires_grad
+
+    def requires_grad_(self, requires_grad: bool = True) -> "DistTensor":
+        """Sets `requires_grad`."""
+        self._table.requires_grad = requires_grad
+        return self
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "grad" and value is None:
+            self._table.clear_collected()
+        elif name == "requires_grad" or name in DistTensor.__slots__:
+            super().__setattr__(name, value)
+        else:
+            raise refused_for_rows(self._owner, self.name, name)
+
+    def __getattr__(self, name: str) -> object:
+        if name.startswith("__") or not hasattr(Tensor, name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        raise refused_for_rows(self._owner, self.name, name)
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, DistTensor)]
+        name = f', "{given[0].name}",' if given else ""
+        raise TypeError(
+            f"{func.__name__} takes tensors, and the weight of a table{name} is none: give it rows, of weight[ids] or, "
+            "with gradients, of the module; initializer, init_func and reset_parameters() give rows their first values"
+        )
 
     @property
     def shape(self) -> tuple[int, int]:

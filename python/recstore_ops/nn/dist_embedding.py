@@ -1,9 +1,10 @@
 """`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,9 @@ from recstore_ops.config.keywords import takes
 from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype
 from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions, config_options
+from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.functional import embedding
+from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
 from recstore_ops.state.rows import TableRows, are_tables_left_out, replace_rows, table_rows
@@ -27,8 +30,12 @@ from recstore_ops.table.table import Table, disagreeing_on_error, opening
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
 
-class TableModule(nn.Module):
-    """What modules over one table have in common: opening it, its padding row, its trace.
+class TableModule(ClosedModule):
+    """What modules over one table have in common: opening it, its padding row, its trace, its place as a parameter.
+
+    The table is no parameter, but a `TableParameter` stands for it in `parameters()`: with `requires_grad` it freezes
+    the module, and with `grad = None` or `zero_grad()` it drops what was collected. Conversions such as `half()` change
+    the type of what `forward` gives, and rows keep theirs.
 
     What is left out here is taken from the configuration file's entry for the table, where there is one; see
     `recstore_ops.config_file`.
@@ -53,6 +60,8 @@ class TableModule(nn.Module):
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
             `process_group`; or another rank could not make its module.
     """
+
+    _fixed: ClassVar[frozenset[str]] = frozenset({"num_embeddings", "embedding_dim", "name", "table"})
 
     @takes(TableOptions, DEFAULTS)
     def __init__(
@@ -79,6 +88,7 @@ class TableModule(nn.Module):
             self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
         with opening:
             self.table = Table(name, embedding_dim, config, shard)
+            self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, type(self).__name__)
             keep(self.table)
             if self.table.is_new:
                 self._start_rows(init_func, ROW_TYPES[config.dtype])
@@ -90,13 +100,20 @@ class TableModule(nn.Module):
     def _start_rows(self, init_func: InitFunc | None, dtype: torch.dtype) -> None:
         if init_func is not None:
             fill_rows(self.table, self.num_embeddings, init_func, dtype)
+        self._zero_padding_row()
+
+    def _zero_padding_row(self) -> None:
         if self.padding_idx is not None:
             write_own(
                 self.table, _id(self.padding_idx), torch.zeros(1, self.embedding_dim, dtype=torch.float32, device="cpu")
             )
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        was_frozen = state.pop("frozen", False)  # Of a pickle from before a stand-in kept it.
         super().__setstate__(state)
+        if "weight" not in self._parameters:
+            owner = type(self).__name__
+            self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, owner, not was_frozen)
         with opening:
             keep(self.table)
             if self.table.is_new:
@@ -105,7 +122,50 @@ class TableModule(nn.Module):
     @property
     def weight(self) -> DistTensor:
         """The table as a `DistTensor` that outlives this module; of a sharded one this rank's rows only."""
-        return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim))
+        owner = f"the weight of {type(self).__name__}"
+        return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim), owner)
+
+    @property
+    def frozen(self) -> bool:
+        """Whether lookups collect no gradients; the opposite of `weight.requires_grad`."""
+        return not self.table.requires_grad
+
+    @frozen.setter
+    def frozen(self, frozen: bool) -> None:
+        self.requires_grad_(not frozen)
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """As in `nn.Module`; without `recurse` none.
+
+        DDP and FSDP ask every module so for what they reduce and shard, and the stand-in of a table is neither.
+        """
+        return super().named_parameters(prefix, recurse, remove_duplicate) if recurse else iter(())
+
+    @contextmanager
+    def _without_stand_in(self) -> Iterator[nn.Parameter | None]:
+        stand_in = self._parameters.pop("weight")
+        try:
+            yield stand_in
+        finally:
+            self._parameters["weight"] = stand_in
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TableModule":
+        with self._without_stand_in() as stand_in:
+            super()._apply(fn, recurse)
+        if isinstance(stand_in, TableParameter):
+            self._parameters["weight"] = moved = stand_in.moved(fn)
+            self.output_dtype = moved.dtype
+        return self
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        with self._without_stand_in():
+            super()._save_to_state_dict(*args, **kwargs)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        with self._without_stand_in():
+            super()._load_from_state_dict(*args, **kwargs)
 
     def tables(self) -> list[Table]:
         """The table of this module."""
@@ -148,8 +208,6 @@ class DistEmbedding(TableModule):
         torch.Size([2, 2, 16])
     """
 
-    frozen = False
-
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, name: str, freeze: bool = True, **kwargs: Any) -> "DistEmbedding":
         """Opens a new table with the rows of a matrix.
@@ -181,7 +239,7 @@ class DistEmbedding(TableModule):
         rows = embedding(ids, self.table, self.padding_idx)
         if rows.dtype != self.output_dtype:
             rows = rows.to(self.output_dtype)
-        return rows.detach() if self.frozen else rows
+        return rows
 
     @property
     def _trace(self) -> list[tuple[Tensor, Tensor]]:
@@ -201,7 +259,7 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
             warnings.warn(
                 f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; '
                 "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
-                stacklevel=4,  # The call of the constructor, behind what checks its keywords.
+                stacklevel=5,  # The call of the constructor, behind what checks its keywords and closes the module.
             )
 
 

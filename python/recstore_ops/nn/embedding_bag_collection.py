@@ -16,6 +16,8 @@ from recstore_ops.config.collection_config import EmbeddingBagConfig
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+from recstore_ops.nn.features import Features, features_at
+from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
 from recstore_ops.ops import operators
@@ -100,8 +102,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
                 in any order.
 
         Returns:
-            float32, `[B, F, dim]`, features in the order of the tables. Where dims differ, or with `keyed_output`,
-            a `KeyedTensor` of `[B, D]` columns, TorchRec's for TorchRec's batch. An empty bag gives zeros.
+            `[B, F, dim]`, float32 unless the module was converted, features in the order of the tables. Where dims
+            differ, or with `keyed_output`, a `KeyedTensor` of `[B, D]` columns, TorchRec's for TorchRec's batch. An
+            empty bag gives zeros.
 
         Raises:
             TypeError: something else than a batch, or ids or weights of another type.
@@ -330,14 +333,34 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
     def _sums(self, batch: KeyedJaggedTensor, outputs: list[Output], bags: list[DistEmbeddingBag]) -> Any:
         """The sums of all features, `[B, D]` in the order of the batch, whose outputs and tables are given."""
-        dims, ids_N, weights_N = [bag.table.dim for bag in bags], check_ids(batch.values()), _weights(batch, bags)
+        ids_N, weights_N = check_ids(batch.values()), _weights(batch, bags)
         offsets = batch.offsets().to(torch.int64)
         rows = self._prefetched(batch, outputs, ids_N)
-        if rows is None and not torch.is_grad_enabled():
-            looked_up = [bag.table.handle for bag in bags]
-            return operators.emb_bag_tables(looked_up, ids_N, offsets, dims, operators.SUM, weights_N)[0]
+        features = Features(ids_N, offsets, weights_N, rows)
+        trained = [table.requires_grad for table in self._tables_of(outputs)]
+        if torch.is_grad_enabled() and len(set(trained)) > 1:
+            return self._pooled_apart(features, outputs, trained)
+        return self._pooled_together(features, outputs)
+
+    def _pooled_apart(self, features: Features, outputs: list[Output], trained: list[bool]) -> Tensor:
+        """Frozen features and others in a request each, for a backward pass is about the others only."""
+        columns = {}
+        for kind in (False, True):
+            places = [place for place, is_trained in enumerate(trained) if is_trained == kind]
+            own = [outputs[place] for place in places]
+            pooled_BD = self._pooled_together(features_at(features, places, len(outputs)), own)
+            columns.update(zip(own, pooled_BD.split(self._dims(own), dim=1), strict=True))
+        return torch.cat([columns[output] for output in outputs], dim=1)
+
+    def _pooled_together(self, features: Features, outputs: list[Output]) -> Any:
+        """Features that are all frozen, or all trained, in one request."""
+        ids_N, offsets, weights_N, rows = features
+        looked_up, dims = self._tables_of(outputs), self._dims(outputs)
+        if rows is None and not needs_backward(looked_up[0], weights_N):
+            handles = [table.handle for table in looked_up]
+            return operators.emb_bag_tables(handles, ids_N, offsets, dims, operators.SUM, weights_N)[0]
         tables = self.tables()
-        request = (tables[0].anchor, weights_N, ids_N, offsets, dims, [output.table for output in outputs])
+        request = (looked_up[0].anchor, weights_N, ids_N, offsets, dims, [output.table for output in outputs])
         handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
         if rows is None:
             return _RecStoreEBCFunction.apply(*request, *handles)

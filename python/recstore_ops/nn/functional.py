@@ -37,7 +37,7 @@ def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -
     if table.is_sharded:
         return _sharded_embedding(ids, table, padding_idx)
     ids = check_ids(ids)
-    if not torch.is_grad_enabled():
+    if not (torch.is_grad_enabled() and table.requires_grad):
         return operators.emb_read(table.handle, ids, table.dim)
     return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
 
@@ -74,7 +74,7 @@ def embedding_bag(
     if table.is_sharded:
         return _sharded_embedding_bag(input, table, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
     ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
-    if not torch.is_grad_enabled():
+    if not needs_backward(table, weights_N):
         pooled_BD, _ = operators.emb_bag(table.handle, ids_N, offsets, table.dim, _MODES[mode], weights_N, padding_idx)
         return pooled_BD
     return _DistEmbBagFunction.apply(
@@ -88,6 +88,12 @@ def embedding_bag(
         _MODES[mode],
         padding_idx,
     )  # type: ignore[return-value]
+
+
+def needs_backward(table: Table, weights: Tensor | None) -> bool:
+    """Whether a lookup leads to gradients, of rows or of their weights."""
+    wants_weights = weights is not None and weights.requires_grad
+    return torch.is_grad_enabled() and (table.requires_grad or wants_weights)
 
 
 def _flat_bags(

@@ -179,7 +179,8 @@ class HashTable(TableModule):
             ids: int64 (or int32, or uint64 taken as int64 bits), any shape `[...]`.
 
         Returns:
-            float32, `[..., *embedding_shape]`, on the ids' device. An id without a row gives its initial value.
+            `[..., *embedding_shape]`, float32 unless the module was converted, on the ids' device. An id without a row
+            gives its initial value.
 
         Raises:
             TypeError: ids of another dtype.

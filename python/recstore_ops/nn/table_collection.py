@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.collection_config import EmbeddingConfig, read_configs
 from recstore_ops.config.table_options import TableOptions
+from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sparse import KeyedJaggedTensor
@@ -34,7 +35,7 @@ class Output(NamedTuple):
     table: int
 
 
-class TableCollection(nn.Module, Generic[_Config, _Module]):
+class TableCollection(ClosedModule, Generic[_Config, _Module]):
     """Tables, each a module, and the features that look them up.
 
     Args:

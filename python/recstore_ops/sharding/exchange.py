@@ -117,9 +117,12 @@ class Exchange:
             raise
         return self._move_values(rows, self._received_WT, self._sent_WT, "row_bytes")
 
-    def gradients(self, gradients: list[Tensor]) -> list[Tensor]:
-        """Sends gradients of `asked`, float32 `[U, dim]` for each table, and returns those of `ids`."""
-        return self._move_values(gradients, self._sent_WT, self._received_WT, "gradient_bytes")
+    def gradients(self, gradients: list[Tensor], tables: Sequence[int]) -> list[Tensor]:
+        """Sends gradients of `asked`, float32 `[U, dim]` for each of some tables, and returns those of `ids`."""
+        sent_WT, received_WT = (
+            [[counts[table] for table in tables] for counts in each] for each in (self._sent_WT, self._received_WT)
+        )
+        return self._move_values(gradients, sent_WT, received_WT, "gradient_bytes")
 
     def _move_values(
         self,

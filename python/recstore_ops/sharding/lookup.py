@@ -31,6 +31,7 @@ class Lookup:
         exchange: the way of ids, rows and gradients.
         rows: float32, `[U, dim]` for each table, in the order of `exchange.asked`.
         served: the rows that this rank sent, in the order of `exchange.ids`.
+        trained: whether each table collects gradients; it must be the same on all ranks.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Lookup:
         self._inserts = inserts
         self._places: list[Tensor] = []
         self.served: list[Tensor] = []
+        self.note_frozen()
 
         def ask() -> list[Asked]:
             for table, ids_N in zip(tables, asked, strict=True):
@@ -54,6 +56,15 @@ class Lookup:
 
         self.exchange = Exchange(shard, ask, len(tables))
         self.rows = self.exchange.rows(self.read, [table.dim for table in tables])
+
+    def note_frozen(self) -> None:
+        """Looks which tables are frozen now."""
+        self.trained = [table.requires_grad for table in self._tables]
+
+    @property
+    def anchor(self) -> Tensor:
+        """What puts the lookup on autograd's tape, unless all tables are frozen."""
+        return max(self._tables, key=lambda table: table.requires_grad).anchor
 
     def read(self) -> list[Tensor]:
         """Reads the rows asked of this rank, `[U, dim]` for each table."""
@@ -67,13 +78,15 @@ class Lookup:
         return self.served
 
     def accept(self, gradients: Sequence[Tensor]) -> None:
-        """Sends the gradients of the rows to their owners, and collects those that come, none at all too."""
-        on_cpu = [gradient.to("cpu", torch.float32) for gradient in gradients]
-        received = self.exchange.gradients(on_cpu)
-        each = zip(self._tables, self.exchange.ids, received, self._places, self._paddings, strict=True)
-        for table, ids_U, gradient_UD, places, padding_idx in each:
+        """Sends the gradients of trained rows to their owners, and collects those that come, none at all too."""
+        numbers = [number for number, is_trained in enumerate(self.trained) if is_trained]
+        on_cpu = [gradients[number].to("cpu", torch.float32) for number in numbers]
+        received = self.exchange.gradients(on_cpu, numbers)
+        for number, gradient_UD in zip(numbers, received, strict=True):
+            table, ids_U, places = self._tables[number], self.exchange.ids[number], self._places[number]
             table.note_received(gradient_UD)
-            collect(table.collector, table.handle, ids_U, _reduced(table, gradient_UD), padding_idx, places)
+            gradient_UD = _reduced(table, gradient_UD)
+            collect(table.collector, table.handle, ids_U, gradient_UD, self._paddings[number], places)
 
 
 def shard_of_tables(tables: Sequence[Table]) -> Shard:

@@ -72,7 +72,8 @@ def sharded_rows(requests: Sequence[Request]) -> list[Rows]:
     with timed("exposed_seconds"):
         lookup = take_pending(key_of(requests), shard) or make_lookup(requests, shard)
     lookup.served = []  # Not to be kept until backward.
-    rows: Any = _ShardedRows.apply(requests[0].table.anchor, lookup)
+    lookup.note_frozen()
+    rows: Any = _ShardedRows.apply(lookup.anchor, lookup)
     return _Batch(requests).answers(rows, lookup)
 
 
@@ -153,6 +154,9 @@ class _ShardedRows(Function):
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, lookup: Lookup) -> tuple[Tensor, ...]:  # type: ignore[override]
         ctx.lookup = lookup
+        ctx.mark_non_differentiable(
+            *(rows for rows, trained in zip(lookup.rows, lookup.trained, strict=True) if not trained)
+        )
         return tuple(lookup.rows)
 
     @staticmethod

@@ -41,7 +41,7 @@ class Table:
     Attributes:
         handle: int64, 0-d, CPU: what the operators take for the table.
         collector: int64, 0-d, CPU: what they take for the gradients collected through this `Table`.
-        anchor: a scalar that puts lookups on autograd's tape; it never gets a gradient.
+        anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen; it never gets a gradient.
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
 
@@ -94,6 +94,15 @@ class Table:
         self.collector: Tensor = operators.make_collector()
         self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 
+    @property
+    def requires_grad(self) -> bool:
+        """Whether lookups through this `Table` collect gradients; set to False it is frozen."""
+        return self.anchor.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        self.anchor.requires_grad_(requires_grad)
+
     @classmethod
     def open(cls, name: str) -> "Table":
         """Opens an existing table with the configuration it has.
@@ -111,6 +120,10 @@ class Table:
                 operators.drop_table(name)
                 raise KeyError(f'there is no table "{name}": it was dropped while it was opened')
             return table
+
+    def has_collected(self) -> bool:
+        """Whether gradients were collected and not yet applied."""
+        return self._lent is not None or operators.collected_tables(self.collector).numel() > 0
 
     def collected(self) -> list[tuple[str, Tensor, Tensor]]:
         """The gradients collected and not yet applied: `(table_name, ids [U], grads [U, dim])`, ids distinct."""

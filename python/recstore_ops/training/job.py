@@ -22,6 +22,7 @@ from torch._C._distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.training.rows.batch import Batch
 
 
@@ -80,7 +81,7 @@ class Job:
 
     def with_mean_gradients(self, model: nn.Module) -> nn.Module:
         """The model with the gradients of its parameters averaged over the processes; its tables do so themselves."""
-        has_parameters = any(parameter.requires_grad for parameter in model.parameters())
+        has_parameters = any(parameter.requires_grad for _, parameter in without_stand_ins(model.named_parameters()))
         if self.group is None or not has_parameters:
             return model
         return DistributedDataParallel(model, process_group=self.group)

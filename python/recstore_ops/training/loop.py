@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from recstore_ops import SparseOptimizer
+from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.training.build import table_bytes, table_rows
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.early_stopping import EarlyStopping
@@ -364,8 +365,8 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The parameters and buffers of a model by name; not its `state_dict`, which has the rows of the store's tables."""
-    for name, tensor in chain(model.named_parameters(), model.named_buffers()):
+    """The dense parameters and buffers of a model by name; not its `state_dict`, which has the rows of tables."""
+    for name, tensor in chain(without_stand_ins(model.named_parameters()), model.named_buffers()):
         yield name, tensor.detach()
 
 

@@ -80,7 +80,7 @@ def from_embedding(
         ours = DistEmbeddingBag(size, dim, name, **bag, **common)
     else:
         ours = DistEmbedding(size, dim, name, **common)
-        ours.frozen = not module.weight.requires_grad
+    ours.frozen = not module.weight.requires_grad
     if padding_idx is not None:
         ours.weight[[padding_idx]] = weight_ND[padding_idx]  # A new table's is zero.
     return ours
@@ -93,8 +93,6 @@ def _check_module(module: Any, name: str) -> None:
         raise TypeError(f"a table keeps {', '.join(map(str, ROW_TYPES.values()))}, got {module.weight.dtype}")
     if module.max_norm is not None or module.scale_grad_by_freq:
         raise ValueError("a table does not support max_norm and scale_grad_by_freq")
-    if isinstance(module, nn.EmbeddingBag) and not module.weight.requires_grad:
-        raise ValueError("DistEmbeddingBag always trains: the nn.EmbeddingBag must have a weight that needs a gradient")
     if _native.find_table(name) is not None:
         raise ValueError(f'table "{name}" exists; from_embedding needs a new one')
 

@@ -1,0 +1,48 @@
+"""Modules whose attributes are closed: setting one that would have no effect is an error."""
+
+import inspect
+from typing import Any, ClassVar
+
+from torch import nn
+
+from recstore_ops.table.refusals import refused_for_module
+from recstore_ops.table.table import Table
+
+
+class _ClosedType(type):
+    """Closes a module once it is made, constructors of derived classes included."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        module = super().__call__(*args, **kwargs)
+        module._is_closed = True
+        return module
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """What the constructor takes, which `__call__` hides."""
+        signature = inspect.signature(cls.__init__)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class ClosedModule(nn.Module, metaclass=_ClosedType):
+    """A module over tables that takes no further public attributes once it is made."""
+
+    _is_closed = False
+    _fixed: ClassVar[frozenset[str]] = frozenset()
+    """Attributes that describe an open table, and so must keep their values."""
+
+    def tables(self) -> list[Table]:
+        """The tables of this module."""
+        raise NotImplementedError
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_closed and not self._takes(name):
+            raise refused_for_module(type(self).__name__, [table.name for table in self.tables()], name)
+        super().__setattr__(name, value)
+
+    def _takes(self, name: str) -> bool:
+        if name.startswith("_"):
+            return True
+        of_class = getattr(type(self), name, None)
+        is_read_only = isinstance(of_class, property) and of_class.fset is None
+        return hasattr(self, name) and name not in self._fixed and not is_read_only

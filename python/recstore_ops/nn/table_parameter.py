@@ -1,0 +1,142 @@
+"""`TableParameter`: what stands for a table among the parameters of a model.
+
+A table is no tensor, but freezing and clearing gradients go through `parameters()`: `module.requires_grad_(False)`,
+loops that set `requires_grad`, `model.zero_grad()`, `p.grad = None`. The stand-in hands these to its table. It is a
+scalar that says the type and the device of the module, and an optimizer of `torch.optim` that is given it changes no
+row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from recstore_ops.table.refusals import refused_for_rows
+from recstore_ops.table.table import Table
+
+_without_override = torch._C._disabled_torch_function_impl
+_own = torch._C.TensorBase
+
+_FILLS = (
+    *("bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"),
+    *("set_", "uniform_", "zero_"),
+)
+"""The methods that give a parameter its values; optimizers of `torch.optim` use others."""
+
+
+class TableParameter(nn.Parameter):
+    """A scalar in the place of a table; `TableParameter.of` makes one."""
+
+    _table: Table
+    _owner: str
+
+    @staticmethod
+    def of(
+        table: Table, dtype: torch.dtype, owner: str, requires_grad: bool = True, device: torch.device | None = None
+    ) -> TableParameter:
+        """Returns the stand-in of a table, on the default device as other parameters; errors name its `owner`."""
+        with torch.inference_mode(False):
+            parameter = Tensor._make_subclass(TableParameter, torch.zeros((), dtype=dtype, device=device))
+        parameter._table, parameter._owner = table, owner
+        parameter.requires_grad = requires_grad
+        return parameter
+
+    @property
+    def requires_grad(self) -> bool:  # type: ignore[override]
+        """Whether the table collects gradients through this module."""
+        return self._table.requires_grad
+
+    @requires_grad.setter
+    def requires_grad(self, requires_grad: bool) -> None:
+        self._table.requires_grad = requires_grad
+        _own.requires_grad.__set__(self, requires_grad)  # type: ignore[attr-defined]
+
+    def requires_grad_(self, requires_grad: bool = True) -> TableParameter:  # type: ignore[override]
+        """Freezes the table for this module, or thaws it."""
+        self.requires_grad = requires_grad
+        return self
+
+    @property
+    def grad(self) -> Tensor | None:
+        """Zero where the table has collected gradients, else `None`; setting it to `None` drops them."""
+        return _Collected.of(self._table, self.detach()) if self._table.has_collected() else None
+
+    @grad.setter
+    def grad(self, grad: Tensor | None) -> None:  # type: ignore[override]
+        if grad is not None:
+            raise self._refusal("grad")
+        self._table.clear_collected()
+
+    @property
+    def data(self) -> TableParameter:  # type: ignore[override]
+        """The stand-in itself, so that what fills it is refused."""
+        return self
+
+    @data.setter
+    def data(self, data: Tensor) -> None:
+        raise self._refusal("data")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not name.startswith("_") and not hasattr(Tensor, name):
+            raise self._refusal(name)
+        super().__setattr__(name, value)
+
+    def _refusal(self, attribute: str) -> AttributeError:
+        return refused_for_rows(f"the parameter of {self._owner}", self._table.name, attribute)
+
+    def moved(self, function: Callable[[Tensor], Tensor]) -> TableParameter:
+        """Takes the type and the device that a conversion gives it; another one does where torch cannot change it."""
+        tensor = function(self.detach())
+        if not torch._has_compatible_shallow_copy_type(self, tensor):  # type: ignore[attr-defined]
+            return TableParameter.of(self._table, tensor.dtype, self._owner, self.requires_grad, tensor.device)
+        _own.data.__set__(self, tensor)  # type: ignore[attr-defined]
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
+        if id(self) not in memo:
+            table = copy.deepcopy(self._table, memo)
+            memo[id(self)] = TableParameter.of(table, self.dtype, self._owner, self.requires_grad)
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., TableParameter], tuple[Any, ...]]:
+        return (TableParameter.of, (self._table, self.dtype, self._owner, self.requires_grad))
+
+
+class _Collected(Tensor):
+    """The gradient of a stand-in: a zero, whose `zero_` drops what the table has collected."""
+
+    _table: Table
+
+    @staticmethod
+    def of(table: Table, like: Tensor) -> _Collected:
+        grad = torch.zeros_like(like).as_subclass(_Collected)
+        grad._table = table
+        return grad
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.zero_, torch._foreach_zero_):  # type: ignore[attr-defined]
+            for grad in args[0] if isinstance(args[0], list | tuple) else args[:1]:
+                if isinstance(grad, _Collected):
+                    grad._table.clear_collected()
+        return _without_override(func, types, args, kwargs or {})
+
+
+def without_stand_ins(parameters: Iterator[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, nn.Parameter]]:
+    """The named parameters that are dense."""
+    return ((name, parameter) for name, parameter in parameters if not isinstance(parameter, TableParameter))
+
+
+def _refusing(method: str) -> Callable[..., Any]:
+    def refuse(self: TableParameter, *args: Any, **kwargs: Any) -> None:
+        raise self._refusal(method)
+
+    return refuse
+
+
+for _method in _FILLS:
+    setattr(TableParameter, _method, _refusing(_method))

@@ -1,0 +1,32 @@
+"""What parameters have and tables have not: refused, with what takes its place."""
+
+_ROWS = (
+    "weight[ids] reads rows and weight[ids] = rows writes them; initializer, init_func and reset_parameters() give "
+    "them their first values"
+)
+_AT_OPENING = "it is fixed when the table is opened; open a table of another name"
+_IN_THE_TABLE = "the learning rate is that of the table: set it by a parameter group of SparseOptimizer"
+_FREEZING = "freeze with requires_grad_(False)"
+
+_INSTEAD = {
+    "weight": f"{_ROWS}. Modules with one name and one configuration share their rows",
+    "grad": "backward collects gradients; setting grad to None drops them, and SparseOptimizer clips and applies them",
+    "lr": _IN_THE_TABLE,
+    "frozen": _FREEZING,
+    "requires_grad": _FREEZING,
+    **dict.fromkeys(("num_embeddings", "embedding_dim", "embedding_shape", "name", "table"), _AT_OPENING),
+}
+_WITHOUT_EFFECT = "it would have no effect; a class derived from the module may set attributes of its own in __init__"
+
+
+def refused_for_rows(owner: str, table: str, attribute: str) -> AttributeError:
+    """The error for an attribute or a method of tensors, at what stands for a table."""
+    return AttributeError(f'{owner} over table "{table}" has no "{attribute}": {_INSTEAD.get(attribute, _ROWS)}')
+
+
+def refused_for_module(owner: str, tables: list[str], attribute: str) -> AttributeError:
+    """The error for an attribute that a module does not have, or must keep."""
+    named = " and ".join(f'"{table}"' for table in tables)
+    return AttributeError(
+        f'{owner} over table {named} takes no "{attribute}": {_INSTEAD.get(attribute, _WITHOUT_EFFECT)}'
+    )
