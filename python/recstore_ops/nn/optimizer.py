@@ -17,9 +17,12 @@ from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.step import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
-from recstore_ops.table.table import Table
+from recstore_ops.table.table import Table, open_tables
 
 Tables = nn.Module | Table
+
+
+_optimizers: weakref.WeakSet["SparseOptimizer"] = weakref.WeakSet()
 
 
 class SparseOptimizer(torch.optim.Optimizer):
@@ -68,6 +71,21 @@ class SparseOptimizer(torch.optim.Optimizer):
         for table in tables:
             self._seen.add(table)
             self._adopt(table, _group_of(table, groups))
+        _optimizers.add(self)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refuses groups but those that the optimizer makes of its tables.
+
+        Raises:
+            ValueError: any other group.
+        """
+        params = param_group.get("params")
+        if not (isinstance(params, list) and all(isinstance(each, CollectedGradients) for each in params)):
+            raise ValueError(
+                "SparseOptimizer takes no parameter groups: give modules at construction, each table has a group then, "
+                "and dense parameters go to an optimizer of torch.optim"
+            )
+        super().add_param_group(param_group)
 
     def _groups(self, tables: list[Table]) -> list[dict[str, Any]]:
         if not tables:
@@ -180,7 +198,9 @@ class SparseOptimizer(torch.optim.Optimizer):
 
     @eager_only
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets what was collected and not yet applied, by the modules given at construction or stepped so far.
+        """Forgets what was collected and not yet applied, by the modules given at construction.
+
+        Without such modules it is about all tables of this process, except those of other optimizers.
 
         Args:
             set_to_none: has no meaning for collected gradients, which are always dropped; must be True.
@@ -190,8 +210,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         """
         if not set_to_none:
             raise ValueError("SparseOptimizer.zero_grad drops collected gradients; it cannot keep zeros")
-        for table in self._seen:
+        for table in self._seen if self._modules is not None else self._all_but_those_of_others():
             table.clear_collected()
+
+    def _all_but_those_of_others(self) -> set[Table]:
+        others = {table for optimizer in _optimizers if optimizer is not self for table in optimizer._seen}
+        return set(open_tables()) - (others - set(self._seen))
 
     @eager_only
     def state_dict(self) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class Table:
                 self.is_new = _native.find_table(name) is None
                 self._open()
             weakref.finalize(self, _release, self.handle, self.collector)
+            _open_tables.add(self)
             _check_same_shard(self)
         if shard is not None:
             self._agree(shard)
@@ -219,6 +220,14 @@ class Table:
         if self.shard is not None:
             self.shard.__reduce__()
         return (type(self), (self.name, self.dim, self.config))
+
+
+_open_tables: weakref.WeakSet[Table] = weakref.WeakSet()
+
+
+def open_tables() -> list[Table]:
+    """The `Table`s that are alive in this process."""
+    return list(_open_tables)
 
 
 def _release(handle: Tensor, collector: Tensor) -> None:
