@@ -20,6 +20,8 @@ from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.functional import embedding
 from recstore_ops.nn.table_parameter import TableParameter
+from recstore_ops.ops import operators
+from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
 from recstore_ops.state.rows import TableRows, are_tables_left_out, replace_rows, table_rows
@@ -174,6 +176,16 @@ class TableModule(ClosedModule):
     def requests(self, features: Tensor) -> list[Request]:
         """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
         return [Request(self.table, check_ids(features), self.padding_idx)]
+
+    @eager_only
+    def reset_parameters(self) -> None:
+        """Brings all rows of the table, for all modules over it, back to their initial values, without slots.
+
+        The values are those of `initializer`; what `init_func` or a matrix gave is not kept. The padding row is zero.
+        Learning rate, step and collected gradients stay. Of a sharded table these are the rows of this rank.
+        """
+        operators.hashtable_clear(self.table.handle)
+        self._zero_padding_row()
 
     def reset_trace(self) -> None:
         """Forgets the gradients collected and not yet applied."""

@@ -102,6 +102,11 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
     def _is_sharded(self) -> bool:
         return self.tables()[0].is_sharded
 
+    def reset_parameters(self) -> None:
+        """Brings all rows back to their initial values, without slots; see `DistEmbedding.reset_parameters`."""
+        for module in self._by_name().values():
+            module.reset_parameters()
+
     def reset_trace(self) -> None:
         """Forgets the gradients collected and not yet applied."""
         for module in self._by_name().values():
