@@ -3,6 +3,7 @@
 Shape suffixes: F features, B examples, N ids of all features, D dims of all features together.
 """
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -112,6 +113,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             IndexError: an id out of its table's `num_embeddings`.
         """
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
+        pooled_BD = pooled_BD.to(self._output_dtype())
         dims = self._dims(self._outputs)
         if not self.keyed_output and len(set(dims)) == 1:
             return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
@@ -385,6 +387,10 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         names = batch.keys()
         return [by_name[name] for name in names]
 
+    def _output_dtype(self) -> torch.dtype:
+        """The type that holds what every table's module gives."""
+        return functools.reduce(torch.promote_types, (module.output_dtype for module in self._each_module()))
+
     def _dims(self, outputs: list[Output]) -> list[int]:
         return [table.dim for table in self._tables_of(outputs)]
 
@@ -405,6 +411,8 @@ def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor |
     """The factor of each id, `[N]`, where the batch has them, which go into sums only."""
     weights_N = batch.weights_or_none()
     if weights_N is not None:
+        if weights_N.dtype in {bag.output_dtype for bag in bags}:
+            weights_N = weights_N.to(torch.float32)
         check_weights(batch.values(), weights_N, "mean" if any(bag.mode == "mean" for bag in bags) else "sum")
     return weights_N
 

@@ -189,7 +189,7 @@ class HashTable(TableModule):
         with failing_together([self.table]) if self.table.is_sharded else nullcontext():
             ids = _int64(ids)
         rows = self._trainable_rows(ids.reshape(-1)) if self.training else self._evaluated_rows(ids.reshape(-1))
-        return rows.reshape((*ids.shape, *self.embedding_shape))
+        return rows.reshape((*ids.shape, *self.embedding_shape)).to(self.output_dtype)
 
     def _trainable_rows(self, ids_N: Tensor) -> Tensor:
         table = self.table
