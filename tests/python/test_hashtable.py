@@ -567,7 +567,7 @@ def test_a_table_that_is_garbage_in_a_cycle_does_not_keep_its_name(name: str) ->
     gc.disable()
     try:
         table: Any = HashTable(DIM, name)
-        table.itself = [table]
+        table._itself = [table]
         del table
         assert HashTable(DIM, name).name == name
     finally:
