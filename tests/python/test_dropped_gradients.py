@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from module_kinds import IDS, NUM, OPTIONS, Pair, each_kind, pair
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 
 from recstore_ops import DistEmbedding, SparseOptimizer
 
@@ -111,6 +112,29 @@ def test_an_optimizer_of_all_parameters_steps_the_dense_ones(
     assert all(type(value) is torch.Tensor for slots in state for value in slots.values() if value is not None)
     pair.step()
     pair.assert_equal_rows()
+
+
+def test_what_goes_through_all_parameters_leaves_tables_alone(table_name: Callable[[], str]) -> None:
+    module, top = DistEmbedding(NUM, 2, table_name(), **OPTIONS), nn.Linear(2, 1)
+    model = nn.Sequential(module, top)
+    lbfgs = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        lbfgs.zero_grad()
+        loss = (model(IDS) - 1).square().sum()
+        loss.backward()
+        return loss
+
+    assert lbfgs.step(closure) > (model(IDS) - 1).square().sum()
+    vector = nn.utils.parameters_to_vector(model.parameters())
+    nn.utils.vector_to_parameters(2 * vector, model.parameters())
+    assert torch.equal(nn.utils.parameters_to_vector(top.parameters()), 2 * vector[1:])
+    averaged = AveragedModel(model)
+    averaged.update_parameters(model)
+    averaged.update_parameters(model)
+    parameters = {name: 2 * parameter.detach() for name, parameter in model.named_parameters()}
+    assert torch.equal(torch.func.functional_call(model, parameters, (IDS,)), 2 * model(IDS))
+    assert not module.weight[torch.arange(NUM)].any()
 
 
 def test_zero_grad_without_modules_needs_no_first_step(table_name: Callable[[], str]) -> None:

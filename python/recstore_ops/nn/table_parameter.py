@@ -22,7 +22,7 @@ _without_override = torch._C._disabled_torch_function_impl
 _own = torch._C.TensorBase
 
 _FILLS = (
-    *("bernoulli_", "cauchy_", "copy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"),
+    *("bernoulli_", "cauchy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"),
     *("set_", "uniform_", "zero_"),
 )
 """The methods that give a parameter its values; optimizers of `torch.optim` use others."""
@@ -78,7 +78,17 @@ class TableParameter(nn.Parameter):
 
     @data.setter
     def data(self, data: Tensor) -> None:
-        raise self._refusal("data")
+        self._set_scalar(data, "data")
+
+    def copy_(self, other: Tensor, non_blocking: bool = False) -> TableParameter:
+        """Takes a scalar, as optimizers and averages of `model.parameters()` hand it back; refuses rows."""
+        self._set_scalar(other, "copy_")
+        return self
+
+    def _set_scalar(self, value: Any, attribute: str) -> None:
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            raise self._refusal(attribute)
+        self.detach().copy_(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and not hasattr(Tensor, name):
