@@ -64,7 +64,7 @@ def _collect(
     """Collects gradients in the backward of a function that has the anchor only, so that the pass is about it."""
     if torch.compiler.is_compiling():
         asked_gradients.accept_asked_grad(anchor, collector, table, ids, grads, padding_idx, places)
-    else:
+    elif anchor.requires_grad:  # It may be frozen since the lookup.
         collect(collector, table, ids, grads, padding_idx, places)
 
 
@@ -160,7 +160,7 @@ class _Bags(NamedTuple):
             asked_gradients.accept_asked_bag_grads(
                 anchor, collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places
             )
-        elif not ctx.needs_input_grad[1] or asked_gradients.reaches_anchor(ctx):
+        elif anchor.requires_grad and (not ctx.needs_input_grad[1] or asked_gradients.reaches_anchor(ctx)):
             collect_bags(collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places)
 
     def on_tape(self, rows_ND: Tensor) -> Tensor:

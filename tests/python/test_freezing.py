@@ -109,6 +109,23 @@ def test_gradients_collected_before_freezing_are_applied(pair: Pair) -> None:
 
 
 @each_kind
+@pytest.mark.parametrize("compiles", [False, True])
+def test_rows_that_are_frozen_before_backward_get_no_gradient(
+    kind: Kind, compiles: bool, table_name: Callable[[], str]
+) -> None:
+    module, rival = kind.open(table_name()), kind.rival()
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        ours = (torch.compile(kind.outputs, backend="aot_eager") if compiles else kind.outputs)(module)
+        theirs = kind.of_rival(rival)
+        for each, output in ((module, ours), (rival, theirs)):
+            each.requires_grad_(False)
+            output.sum().backward()
+    assert rival.weight.grad is None
+    assert not module.tables()[0].has_collected()
+
+
+@each_kind
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
 def test_copies_stay_frozen(kind: Kind, copied: Callable[[Any], Any], table_name: Callable[[], str]) -> None:
     module = kind.open(table_name())
