@@ -110,12 +110,16 @@ class TableModule(ClosedModule):
                 self.table, _id(self.padding_idx), torch.zeros(1, self.embedding_dim, dtype=torch.float32, device="cpu")
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the stand-in: a pickle must not name a type that is not public.
+        parameters = {name: each for name, each in self._parameters.items() if name != "weight"}
+        return {**self.__dict__, "_parameters": parameters, "frozen": self.frozen}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
-        was_frozen = state.pop("frozen", False)  # Of a pickle from before a stand-in kept it.
-        super().__setstate__(state)
-        if "weight" not in self._parameters:
-            owner = type(self).__name__
-            self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, owner, not was_frozen)
+        was_frozen = state.get("frozen", False)
+        super().__setstate__({name: value for name, value in state.items() if name != "frozen"})
+        owner = type(self).__name__
+        self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, owner, not was_frozen)
         with opening:
             keep(self.table)
             if self.table.is_new:
