@@ -29,7 +29,7 @@ const USUAL_ROUNDS: u64 = 20;
 const SHARED_ROWS: i64 = 3_000;
 const TRAINER: usize = 0;
 /// A process lives at most for as long as it took to start and save so many times.
-const SAVES_OF_THE_LONGEST_LIFE: i64 = 6;
+const SAVES_OF_THE_LONGEST_LIFE: i64 = 16;
 
 /// Trains and saves until it is killed; goes on from what the directory holds.
 fn train_and_save(directory: &Path) {
