@@ -51,7 +51,7 @@ impl fmt::Display for Timestamp {
 ///
 /// # fn main() -> Result<(), recstore_ps::AsyncError> {
 /// let store = Arc::new(LocalStore::default());
-/// let weights = store.open_table("w", &TableConfig::from_json(1, r#"{"initializer": {"kind": "zeros"}}"#)?)?;
+/// let weights = store.open_table("w", &TableConfig::from_json(1, r#"{"initializer": {"kind": "zeros"}}"#)?)?.id();
 /// let requests = AsyncStore::new(store, AsyncConfig::default())?;
 /// requests.push(weights, [7, 8], [-100.0, 100.0], 0, None)?;
 /// let pulled = requests.pull(weights, [8, 7], 0, None)?;
