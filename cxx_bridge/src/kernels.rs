@@ -324,8 +324,7 @@ pub(crate) fn accept_bag_grads(
 fn accept(collector: i64, table: i64, parts: Vec<Box<dyn KeptGradients>>) -> Outcome {
     let registry = registry()?;
     let collector = registry.collector("accept_grad", collector)?;
-    let place = registry.table("accept_grad", table)?.place;
-    registry.with_table("accept_grad", table, |table| collector.accept(place, table, parts))
+    registry.with_placed("accept_grad", table, |place, table| collector.accept(place, table, parts))
 }
 
 pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {
@@ -358,8 +357,7 @@ pub(crate) fn collected_grads(collector: i64, table: i64) -> Outcome<Box<Merged>
     guard(|| {
         let registry = registry()?;
         let collector = registry.collector("collected_grads", collector)?;
-        let place = registry.table("collected_grads", table)?.place;
-        registry.with_table("collected_grads", table, |table| {
+        registry.with_placed("collected_grads", table, |place, table| {
             table.check_open("collected_grads")?;
             Ok(Box::new(Merged { gradients: collector.merged(&TorchThreads, &place)?, dim: table.dim() }))
         })

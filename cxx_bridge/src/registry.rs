@@ -222,6 +222,17 @@ impl Registry {
         self.read_state(|state| state.handles.table(operation, handle).cloned())
     }
 
+    /// Calls `work` with the table behind a handle and where it lies.
+    pub(crate) fn with_placed<R>(
+        &self,
+        operation: &'static str,
+        handle: i64,
+        work: impl FnOnce(Place, &dyn EmbeddingTable) -> recstore::Result<R>,
+    ) -> Result<R, Failure> {
+        let Placed { place, table } = self.table(operation, handle)?;
+        work(place, &*table).map_err(|error| self.name_dropped(operation, place.store, error))
+    }
+
     /// Calls `work` with the table behind a handle.
     pub(crate) fn with_table<R>(
         &self,
@@ -229,8 +240,7 @@ impl Registry {
         handle: i64,
         work: impl FnOnce(&dyn EmbeddingTable) -> recstore::Result<R>,
     ) -> Result<R, Failure> {
-        let Placed { place, table } = self.table(operation, handle)?;
-        work(&*table).map_err(|error| self.name_dropped(operation, place.store, error))
+        self.with_placed(operation, handle, |_, table| work(table))
     }
 
     /// Calls `work`, which changes the rows of `ids`, or of all ids, with the table behind a handle.
@@ -241,10 +251,11 @@ impl Registry {
         ids: Option<&[i64]>,
         work: impl FnOnce(&dyn EmbeddingTable) -> recstore::Result<()>,
     ) -> Result<(), Failure> {
-        let Placed { place, table } = self.table(operation, handle)?;
-        work(&*table).map_err(|error| self.name_dropped(operation, place.store, error))?;
-        self.note(place, ids);
-        Ok(())
+        self.with_placed(operation, handle, |place, table| {
+            work(table)?;
+            self.note(place, ids);
+            Ok(())
+        })
     }
 
     /// Calls `work` with the tables behind handles and the one store that they lie in.
