@@ -89,11 +89,9 @@ impl EmbeddingTable for OpenTable {
         const OPERATION: &str = "emb_write";
         self.with(OPERATION, |session, table| {
             table.checks.check_write(ids, rows)?;
-            let limit = session.limits(OPERATION)?.into_iter().min().unwrap_or(u64::MAX);
             let dim = table.checks.dim();
             // What is too much for one request is several writes, each of which all servers make or none loses.
-            let row_bytes = (dim * size_of::<f32>() + size_of::<i64>()) as u64;
-            let most = (limit.saturating_sub(1 << 10) / row_bytes).max(1) as usize;
+            let most = most_at_a_time(session, OPERATION, dim * size_of::<f32>() + size_of::<i64>())?;
             for (ids, rows) in ids.chunks(most).zip(rows.chunks(most * dim)) {
                 self.store.write_part(session, table, ids, rows)?;
             }
@@ -107,9 +105,7 @@ impl EmbeddingTable for OpenTable {
             table.checks.check_rows(OPERATION, ids, rows.len())?;
             table.checks.check_length(OPERATION, "indices", ids.len(), indices.len())?;
             let dim = table.checks.dim();
-            let limit = session.limits(OPERATION)?.into_iter().min().unwrap_or(u64::MAX);
-            let row_bytes = (dim * size_of::<f32>() + size_of::<i64>()) as u64;
-            let most = (limit.saturating_sub(1 << 10) / row_bytes).max(1) as usize;
+            let most = most_at_a_time(session, OPERATION, dim * size_of::<f32>() + size_of::<i64>())?;
             let parts = ids.chunks(most).zip(indices.chunks_mut(most)).zip(rows.chunks_mut(most * dim));
             for ((ids, indices), rows) in parts {
                 self.store.lookup_part(session, table, ids, insert, indices, rows)?;
@@ -177,9 +173,8 @@ impl EmbeddingTable for OpenTable {
                 return Ok(None);
             };
             let mut values = vec![0.0; width * ids.len()];
-            let limit = session.limits(OPERATION)?.into_iter().min().unwrap_or(u64::MAX);
-            let size = (width * size_of::<f32>()).max(size_of::<i64>()) as u64;
-            let most = (limit.saturating_sub(1 << 10) / size).max(1) as usize;
+            let bytes = (width * size_of::<f32>()).max(size_of::<i64>());
+            let most = most_at_a_time(session, OPERATION, bytes)?;
             for (ids, values) in ids.chunks(most).zip(values.chunks_mut((most * width).max(1))) {
                 self.store.slot_part(session, table, (slot, width), ids, values)?;
             }
@@ -199,6 +194,12 @@ impl EmbeddingTable for OpenTable {
     fn statistics(&self) -> Result<TableStatistics> {
         self.with("statistics", |session, table| self.store.summed_statistics(session, table))
     }
+}
+
+/// Returns how many ids, with so many bytes each that go or come along, every server takes at a time.
+fn most_at_a_time(session: &Session, operation: &'static str, bytes: usize) -> Result<usize> {
+    let limit = session.limits(operation)?.into_iter().min().unwrap_or(u64::MAX);
+    Ok((limit.saturating_sub(1 << 10) / bytes as u64).max(1) as usize)
 }
 
 impl RemoteStore {
