@@ -122,29 +122,32 @@ struct StepRows<'a> {
 impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
         let Self { rows, sorted, simd } = self;
-        with_row_type!(rows.table.config.dtype, row_type => {
-            let steps = TypedSteps { rows, sorted, rule, row_type, simd };
-            match rows.tier {
-                None => simd.run(steps),
-                // Compiled for the baseline only: it waits for the disk.
-                Some(tier) => steps.run_tiered(tier),
+        with_row_type!(rows.table.config.dtype, row_type => match rows.tier {
+            None => {
+                let step = |group: Group<'_>, widened: &mut [f32]| {
+                    simd.run(StepGroup { rows, rule, row_type, group, widened });
+                };
+                simd.run(Walk { rows, sorted, row_type, simd, step: &step });
             }
+            Some(tier) => rows.walk_tiered(tier, sorted, rule, row_type),
         });
     }
 }
 
-struct TypedSteps<'a, R, T> {
+/// The way through the rows of a part. It is compiled for each row type, and its groups' steps for each rule too.
+struct Walk<'a, T> {
     rows: &'a SteppedRows<'a>,
     sorted: &'a SortedPart<u32>,
-    rule: &'a R,
     row_type: T,
     simd: Simd,
+    /// Takes the steps of a group, with room for a row's weights.
+    step: &'a dyn Fn(Group<'_>, &mut [f32]),
 }
 
-impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
+impl<T: RowType> Kernel for Walk<'_, T> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, sorted, rule, row_type, simd } = self;
+        let Self { rows, sorted, row_type, simd, step } = self;
         let dim = rows.gradients.dim;
         let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
@@ -177,15 +180,8 @@ impl<R: RowRule, T: RowType> Kernel for TypedSteps<'_, R, T> {
             let own = to_sum.partition_point(|&number| number < behind);
             summed.sum(rows, sorted, to_sum.drain(..own), group, &mut located);
             rows.note(&located[..behind - group]);
-            simd.run(StepGroup {
-                rows,
-                rule,
-                row_type,
-                located: &located,
-                sums: &summed.sums,
-                lens: [behind - group, group_len, together, near],
-                widened: &mut widened,
-            });
+            let lens = [behind - group, group_len, together, near];
+            step(Group { located: &located, sums: &summed.sums, lens }, &mut widened);
             located.drain(..behind - group);
         }
     }
@@ -237,24 +233,30 @@ impl SummedRows {
     }
 }
 
-/// Takes the steps of the rows at the front of `located`, and asks for those behind them. A kernel of its own: within
-/// the larger one its loop has too few registers.
-struct StepGroup<'a, R, T> {
-    rows: &'a SteppedRows<'a>,
-    rule: &'a R,
-    row_type: T,
+/// Rows that are stepped together, and behind them those that are asked for meanwhile.
+struct Group<'a> {
     located: &'a [LocatedRow<'a>],
     sums: &'a [f32],
     /// How many rows are stepped, how many before some are asked for into the second cache, and how many those are, and
     /// how many before one is asked for into the first.
     lens: [usize; 4],
+}
+
+/// Takes the steps of a group's first rows, and asks for those behind them. A kernel of its own: within the larger one
+/// its loop has too few registers.
+struct StepGroup<'a, R, T> {
+    rows: &'a SteppedRows<'a>,
+    rule: &'a R,
+    row_type: T,
+    group: Group<'a>,
     widened: &'a mut [f32],
 }
 
 impl<R: RowRule, T: RowType> Kernel for StepGroup<'_, R, T> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, rule, row_type, located, sums, lens: [len, later, together, near], widened } = self;
+        let Self { rows, rule, row_type, group, widened } = self;
+        let Group { located, sums, lens: [len, later, together, near] } = group;
         for first in (0..len).step_by(together) {
             let own = first..len.min(first + together);
             let behind = located.len().min(own.start + later)..located.len().min(own.end + later);
@@ -318,40 +320,38 @@ impl<T: RowType> Kernel for StartRows<'_, T> {
     }
 }
 
-impl<R: RowRule, T: RowType> TypedSteps<'_, R, T> {
-    /// Takes the steps of rows that may lie on disk; the first error of the disk ends them.
-    fn run_tiered(self, tier: &Tier) {
-        let Self { rows, sorted, rule, row_type, .. } = self;
-        let dim = rows.gradients.dim;
+impl SteppedRows<'_> {
+    /// Takes the steps of rows that may lie on disk; the first error of the disk ends them. Compiled for the baseline
+    /// and for any rule: it waits for the disk.
+    fn walk_tiered(&self, tier: &Tier, sorted: &SortedPart<u32>, rule: &dyn RowRule, row_type: impl RowType) {
+        let dim = self.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
-        let mut scratch = vec![0.0; rows.stride];
+        let mut scratch = vec![0.0; self.stride];
         for number in 0..sorted.len() {
             let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
-            rows.gradients.sum(sorted.positions(number), iter::empty(), &mut sum, &mut chunk_sum);
-            let is_new = rows.is_new.get(first).copied().unwrap_or(false);
+            self.gradients.sum(sorted.positions(number), iter::empty(), &mut sum, &mut chunk_sum);
+            let is_new = self.is_new.get(first).copied().unwrap_or(false);
             let mut step = |record: &mut [f32]| {
                 if is_new {
-                    rows.table.initializer.fill(&[rows.gradients.id(first)], &mut widened);
-                    rows.start_record(row_type, &mut widened, record);
+                    self.table.initializer.fill(&[self.gradients.id(first)], &mut widened);
+                    self.start_record(row_type, &mut widened, record);
                 }
-                rows.step((rule, row_type), first, record, &sum, &mut widened);
+                self.step((rule, row_type), first, record, &sum, &mut widened);
             };
             let Some(place) = tier.place_to_change(index) else {
-                if let Err(error) = rows.step_on_disk(tier, (index, is_new), &mut scratch, &mut step) {
+                if let Err(error) = self.step_on_disk(tier, (index, is_new), &mut scratch, &mut step) {
                     return tier.fail(error);
                 }
                 continue;
             };
             // SAFETY: 1. located here; 2. as above: rows of different indices lie in different places.
-            let record = unsafe { rows.records.record_mut(rows.records.locate(place)) };
-            rows.changes.before_change(index, || rows.key(index), record);
-            rows.use_row(index);
+            let record = unsafe { self.records.record_mut(self.records.locate(place)) };
+            self.changes.before_change(index, || self.key(index), record);
+            self.use_row(index);
             step(record);
         }
     }
-}
 
-impl SteppedRows<'_> {
     fn key(&self, index: RowIndex) -> RowKey {
         RowKey { id: self.row_ids.of(index), usage: self.usages.map(|(usages, _)| usages.of(index)) }
     }
@@ -464,7 +464,7 @@ impl SteppedRows<'_> {
     #[inline(always)]
     fn step(
         &self,
-        (rule, row_type): (&impl RowRule, impl RowType),
+        (rule, row_type): (&(impl RowRule + ?Sized), impl RowType),
         first: usize,
         record: &mut [f32],
         gradient: &[f32],
