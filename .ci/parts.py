@@ -39,12 +39,14 @@ class Outcome:
         part: the target.
         code: make's exit code.
         seconds: how long it took.
+        busy: the seconds that processors worked for it.
         counts: what it says of the tests it ran, empty for none.
     """
 
     part: str
     code: int
     seconds: float
+    busy: float
     counts: str
 
 
@@ -100,9 +102,13 @@ def run(part: str, shows: bool = False) -> Outcome:
             lines.append(line)
             if shows:
                 print(line, end="", flush=True)
+        # Of make and of all that it waited for.
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
     if not shows:
         print("".join([f"== {part}: its output\n", *lines]), end="", flush=True)
-    return Outcome(part, process.returncode, time.monotonic() - begun, counts_of(lines))
+    busy = usage.ru_utime + usage.ru_stime
+    return Outcome(part, process.returncode, time.monotonic() - begun, busy, counts_of(lines))
 
 
 def counts_of(lines: Sequence[str]) -> str:
@@ -123,8 +129,11 @@ def counts_of(lines: Sequence[str]) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """The lines of a table in Markdown."""
-    rows = [f"| `{o.part}` | {'ok' if o.code == 0 else 'failed'} | {o.counts} | {clock(o.seconds)} |" for o in outcomes]
-    return ["| part | result | tests | time |", "|---|---|---|---|", *rows]
+    rows = [
+        f"| `{o.part}` | {'ok' if o.code == 0 else 'failed'} | {o.counts} | {clock(o.seconds)} | {clock(o.busy)} |"
+        for o in outcomes
+    ]
+    return ["| part | result | tests | time | of processors |", "|---|---|---|---|---|", *rows]
 
 
 def clock(seconds: float) -> str:

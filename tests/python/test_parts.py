@@ -21,6 +21,8 @@ bad:
 \t@echo "1 failed, 2 passed in 0.10s"; exit 1
 build-tests:
 \t@exit 1
+works:
+\t@python3 -c "sum(range(10_000_000))"
 """
 
 
@@ -97,6 +99,13 @@ def test_a_page_without_marks_is_refused(parts: ModuleType, tmp_path: Path) -> N
     page.write_text("text\n")
     with pytest.raises(SystemExit, match="lacks the lines"):
         parts.main(["--record", str(page), "good"])
+
+
+def test_the_time_of_processors_is_that_of_all_that_ran(parts: ModuleType) -> None:
+    assert parts.run("works").busy > 0.05
+    assert (
+        parts.table([parts.Outcome("works", 0, 60.0, 90.0, "")])[-1] == "| `works` | ok |  | 1 min 00 s | 1 min 30 s |"
+    )
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(8.4, "8 s"), (59.6, "1 min 00 s"), (75.2, "1 min 15 s")])
