@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -171,6 +173,73 @@ def test_tables_and_keys_without_effect_are_listed(
     assert "embedding_tables.b" in output
     assert "without effect here    cache_ps" in output
     assert table_names() == tables
+
+
+SERVERS = [{"host": "a", "port": 1, "shard": 0, "metrics_port": 9}, {"host": "b", "port": 2, "shard": 1}]
+
+
+@pytest.mark.parametrize(
+    ("sections", "lines"),
+    [
+        (
+            {"cache_ps": {"servers": SERVERS, "data": "d", "durability": "wal", "token_file": "token"}},
+            [
+                r"recstore serve --shard 0 .*shard 0 of 2: listens on a:1, keeps its tables in \S+/d/shard-0-of-2, "
+                r"durability wal, metrics at port 9, a token$",
+                r"recstore serve --shard 1 .*shard 1 of 2: listens on b:2, keeps its tables in \S+/d/shard-1-of-2, "
+                r"durability wal, a token$",
+                r'programs .*keep their tables; set_ps_backend\("servers"\) means a:1, b:2, ids by city_hash',
+            ],
+        ),
+        (
+            {"distributed_client": {"servers": [{"port": 1, "shard": 0}], "hash_method": "simple_mod"}},
+            [r"programs .*open their tables on 127.0.0.1:1, ids by simple_mod"],
+        ),
+        ({"cache_ps": {"servers": [{"port": 1, "shard": 0}]}}, [r"listens on 127.0.0.1:1, keeps its tables in memory"]),
+        ({"cache_ps": {}}, [r"programs .*keep their tables: no servers are named"]),
+    ],
+)
+def test_what_servers_and_programs_would_do_is_told(
+    sections: dict[str, Any],
+    lines: list[str],
+    recstore: Recstore,
+    config: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = config(json.dumps(sections))
+    (path.parent / "token").write_text("secret")
+    assert recstore("doctor", "--config", path) == 0
+    output = capsys.readouterr().out
+    for line in lines:
+        assert re.search(line, output, re.MULTILINE), output
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"cache_ps": {"durability": "wal"}}, "--durability wal needs --data"),
+        ({"cache_ps": {"staleness": 2}}, "staleness is for the consistency bounded, and this is asynchronous"),
+        ({"cache_ps": {"token_file": "missing"}}, "missing"),
+        ({"cache_ps": {"token_file": "empty"}}, "the token is empty"),
+        ({"cache_ps": {"tls": {"certificate": "missing.pem", "key": "empty"}}}, "missing.pem"),
+        ({"distributed_client": {"servers": [{"port": 0, "shard": 0}]}}, "shard 0 has the port 0"),
+        ({"distributed_client": {"tls": {"ca": "missing.pem"}}}, "missing.pem"),
+    ],
+)
+def test_what_starting_would_refuse_is_an_error(
+    sections: dict[str, Any],
+    message: str,
+    recstore: Recstore,
+    config: Callable[[str], Path],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = config(
+        json.dumps({"cache_ps": {"servers": [{"port": 1, "shard": 0}], **sections.pop("cache_ps", {})}, **sections})
+    )
+    (path.parent / "empty").write_text("\n")
+    assert recstore("doctor", "--config", path) == 1
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("error")]
+    assert message in line
 
 
 @pytest.mark.parametrize(

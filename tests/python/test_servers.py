@@ -369,21 +369,25 @@ def test_a_configuration_file_names_servers_in_three_places(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("section", "message"),
     [
-        ([], "cache_ps must be an object, got"),
-        ({"servers": []}, "cache_ps.servers must be a list of at least one server"),
-        ({"servers": [3]}, r"cache_ps.servers\[0\] must be an object, got 3"),
-        ({"servers": [{"host": "", "port": 1, "shard": 0}]}, r"servers\[0\].host must be a name or an address"),
-        ({"servers": [{"port": 65536, "shard": 0}]}, r"servers\[0\].port must be a port from 0 to 65535, got 65536"),
-        ({"servers": [{"port": 1, "shard": -1}]}, r"servers\[0\].shard must be a number from 0, got -1"),
-        ({"servers": [{"port": 1, "shard": 1}]}, r"servers must have each shard from 0 to 0 once, got \[1\]"),
-        ({"servers": [{"port": 1, "shard": 0}], "num_shards": 2}, "num_shards must be the number of servers, 1, got 2"),
+        ([], "cache_ps: must be object, got an array"),
+        ({"servers": []}, "cache_ps.servers: must have at least 1 elements, got 0"),
+        ({"servers": [3]}, r"cache_ps.servers.0: must be object, got 3"),
+        ({"servers": [{"host": "", "port": 1, "shard": 0}]}, r"servers.0.host: must not be empty"),
+        ({"servers": [{"port": 65536, "shard": 0}]}, r"servers.0.port: must be at most 65535, got 65536"),
+        ({"servers": [{"port": 1, "shard": -1}]}, r"servers.0.shard: must be at least 0, got -1"),
+        ({"servers": [{"port": 1, "shard": 1}]}, r"servers: must have each shard from 0 to 0 once, got \[1\]"),
+        ({"servers": [{"port": 1, "shard": 0}], "num_shards": 2}, "num_shards: must be the number of servers, 1"),
     ],
 )
 def test_servers_that_are_none_are_refused_by_their_path(tmp_path: Path, section: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        served_shards(read(tmp_path, {"cache_ps": section}))
-    with pytest.raises(ValueError, match="hash_method must be one of"):
-        known_servers(read(tmp_path, {"distributed_client": {"hash_method": "md5"}}))
+        read(tmp_path, {"cache_ps": section})
+    with pytest.raises(ValueError, match="hash_method: must be one of"):
+        read(tmp_path, {"distributed_client": {"hash_method": "md5"}})
+    with pytest.raises(ValueError, match="shard 0 has the port 0, any that is free: none to call"):
+        known_servers(read(tmp_path, {"distributed_client": {"servers": [{"port": 0, "shard": 0}]}}))
+    with pytest.raises(ValueError, match=r"cache_ps\.servers is missing: there is nothing to serve"):
+        served_shards(read(tmp_path, {"cache_ps": {}}))
 
 
 def test_a_server_with_a_log_that_is_killed_loses_nothing(tmp_path: Path, table_name: TableName) -> None:

@@ -113,7 +113,7 @@ def test_top_shows_shards_and_tables_and_which_are_down(processes: ServerProcess
 
 def test_top_finds_shards_in_a_configuration_file(processes: ServerProcesses, tmp_path: Path) -> None:
     ports = [int(address.rsplit(":", 1)[1]) for address in processes.metrics]
-    entries = [{"port": 1, "shard": shard, "metrics_port": port} for shard, port in enumerate(ports)]
+    entries = [{"port": 0, "shard": shard, "metrics_port": port} for shard, port in enumerate(ports)]
     path = write(tmp_path, {"servers": entries})
     assert metrics_addresses(path) == processes.metrics
     shown = run_recstore("top", "--config", str(path), "--once", "--interval", "0.1")
@@ -211,9 +211,17 @@ def test_how_workers_train_together_is_in_the_file_and_on_the_command_line(tmp_p
     file = load_served_file(write(tmp_path, {**said, "servers": [{"port": 1, "shard": 0}]}))
     bounded = Teamwork(3, Consistency.BOUNDED, Combine.SUM, 4, 2.5)
     assert serve_settings(file, {"workers": None}) == ServeSettings(teamwork=bounded)
-    given = {"workers": 2, "combine": Combine.MEAN, "heartbeat_timeout": 7.0}
-    expected = Teamwork(2, Consistency.BOUNDED, Combine.MEAN, 4, 2.5, 7.0)
+    given = {"workers": 2, "staleness": 5, "heartbeat_timeout": 7.0}
+    expected = Teamwork(2, Consistency.BOUNDED, Combine.SUM, 5, 2.5, 7.0)
     assert serve_settings(file, given) == ServeSettings(teamwork=expected)
+
+
+def test_what_is_for_another_consistency_is_refused(tmp_path: Path) -> None:
+    file = load_served_file(write(tmp_path, {"staleness": 4, "servers": [{"port": 1, "shard": 0}]}))
+    with pytest.raises(ValueError, match="staleness is for the consistency bounded, and this is asynchronous"):
+        serve_settings(file, {})
+    with pytest.raises(ValueError, match="combine is for the consistency synchronous, and this is bounded"):
+        serve_settings(file, {"consistency": Consistency.BOUNDED, "combine": Combine.MEAN})
 
 
 def read_whole(path: Path) -> tuple[object, object]:
@@ -234,7 +242,7 @@ def read_whole(path: Path) -> tuple[object, object]:
         ({"durability": "wal"}, "--durability wal needs --data, a directory for tables and log"),
         (
             {"servers": [{"port": 1, "shard": 0, "metrics_port": -1}]},
-            r"cache_ps.servers\[0\].metrics_port must be a port from 0 to 65535, got -1",
+            r"cache_ps.servers.0.metrics_port: must be at least 0, got -1",
         ),
     ],
 )

@@ -11,7 +11,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from recstore_ops.doctor.examination import Finding, examine, examine_config
+from recstore_ops.doctor.examination import examine, examine_config
+from recstore_ops.doctor.finding import Finding
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 

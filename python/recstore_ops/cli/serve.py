@@ -14,7 +14,13 @@ import typer
 from recstore_ops import _native
 from recstore_ops.config.command_options import takes_options_of
 from recstore_ops.config.config_file import ConfigFile
-from recstore_ops.servers.serve_settings import Durability, ServeSettings, load_served_file, serve_settings
+from recstore_ops.servers.serve_settings import (
+    Durability,
+    ServeSettings,
+    load_served_file,
+    serve_settings,
+    shard_directory,
+)
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
 
 _Config = Annotated[
@@ -114,7 +120,7 @@ def _serve(
     try:
         for address in shards:
             directory = (
-                None if settings.data is None else settings.data / f"shard-{address.shard}-of-{len(served.servers)}"
+                None if settings.data is None else shard_directory(settings.data, address.shard, len(served.servers))
             )
             server = _start(served, address, ports, insecure, directory, settings)
             running.append(_Running(address.shard, server, directory, settings.durability))

@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 
 from recstore_ops.config.json_schema import Problem, Schema, find_problems
 from recstore_ops.config.keywords import takes
+from recstore_ops.config.server_problems import server_problems
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.config.table_options import DEFAULT_LR, ConfigOptions, given, options_of
 
@@ -28,6 +29,11 @@ PATH_VARIABLE = "RECSTORE_CONFIG"
 
 _INTEGERS = ("num_embeddings", "embedding_dim", "seed", "block_size", "memory_limit")
 _SERVER_KEYS = ("cache_ps", "client", "distributed_client")
+_OF_RECSTORE = {
+    "cache_ps": ("ps_type", "max_batch_keys_size", "num_threads", "base_kv_config"),
+    "distributed_client": ("max_keys_per_request",),
+}
+"""Keys of sections that have an effect, which have none themselves."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ def read_document(path: Path) -> Any:
 
 def document_problems(document: Any) -> list[Problem]:
     """Returns all that is wrong with the JSON value of a configuration file."""
-    return find_problems(document, config_schema())
+    return find_problems(document, config_schema()) or server_problems(document)
 
 
 @functools.cache
@@ -191,7 +197,9 @@ def config_from_document(path: Path, document: dict[str, Any]) -> ConfigFile:
     client = recstore.get("distributed_client")
     # Unless it chooses servers, what it says of them is for `recstore serve` and `set_ps_backend` alone.
     used = _SERVER_KEYS if isinstance(client, dict) and "servers" in client else ()
-    return ConfigFile(path, tables, tuple(key for key in others if key not in used), recstore)
+    unused = [key for key in others if key not in used]
+    unused += [f"{key}.{inner}" for key in used for inner in _OF_RECSTORE.get(key, ()) if inner in others.get(key, {})]
+    return ConfigFile(path, tables, tuple(unused), recstore)
 
 
 def _entry(table: dict[str, Any]) -> TableEntry:

@@ -50,7 +50,7 @@ class _Place:
 
 def find_problems(value: Any, schema: Schema) -> list[Problem]:
     """Returns all that is wrong with a value, as `json.loads` gives it, in the order of the schema's keywords."""
-    return list(_check(value, schema, _Place(schema)))
+    return list(dict.fromkeys(_check(value, schema, _Place(schema))))
 
 
 def _check(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
@@ -119,7 +119,13 @@ def _check_max_items(value: Any, schema: Schema, place: _Place) -> Iterator[Prob
 
 def _check_required(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
     for key in schema["required"] if isinstance(value, dict) else []:
-        if key not in value:
+        if key in value:
+            continue
+        others = [other for other in value if other not in schema.get("properties", ())]
+        for misspelt in difflib.get_close_matches(key, others, n=1):
+            yield place.at(misspelt).problem(f'unknown key; did you mean "{key}"?')
+            break
+        else:
             yield place.problem(f'needs "{key}"')
 
 

@@ -10,9 +10,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 
@@ -28,6 +26,8 @@ from recstore_ops.config.config_file import (
 )
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.config.table_options import DEFAULT_LR, options_of
+from recstore_ops.doctor.finding import Finding
+from recstore_ops.doctor.server_findings import examine_servers
 from recstore_ops.ops import operators, require_torch
 from recstore_ops.table.table import Table
 
@@ -41,25 +41,6 @@ MEMORY = Path("/proc/meminfo")
 
 _GIBIBYTE = 2**30
 _SCRATCH_TABLE = "recstore doctor"
-
-State = Literal["ok", "warning", "error"]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What one check found.
-
-    Attributes:
-        topic: what was looked at.
-        found: what it is like.
-        state: `ok`, `warning` for what costs speed or may surprise, `error` for what will not work.
-        advice: what to do; empty where there is nothing.
-    """
-
-    topic: str
-    found: str
-    state: State = "ok"
-    advice: str = ""
 
 
 def examine() -> list[Finding]:
@@ -198,7 +179,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
 
 
 def examine_config(path: Path) -> list[Finding]:
-    """Validates a configuration file: every problem by its path, or the tables, and the keys without effect."""
+    """Validates a configuration file: every problem by its path, or what tables, servers and programs make of it."""
     try:
         document = read_document(path)
     except (OSError, ValueError) as error:
@@ -207,7 +188,8 @@ def examine_config(path: Path) -> list[Finding]:
     if problems:
         return [Finding(problem.path or "file", problem.message, "error") for problem in problems]
     config = config_from_document(path, document)
-    return [*(_examine_table(name, entry) for name, entry in config.embedding_tables.items()), *_without_effect(config)]
+    tables = [_examine_table(name, entry) for name, entry in config.embedding_tables.items()]
+    return [*tables, *examine_servers(config), *_without_effect(config)]
 
 
 def _examine_table(name: str, entry: TableEntry) -> Finding:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from recstore_ops import _native
 from recstore_ops.config.config_file import active_config
-from recstore_ops.servers.server_config import ServerList, Tls, chosen_servers, known_servers
+from recstore_ops.servers.addresses import check_addresses
+from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, chosen_servers, known_servers
 
 EMBEDDED = "embedded"
 SERVERS = "servers"
@@ -58,7 +59,7 @@ def set_ps_config(host: str, port: int) -> None:
     Raises:
         ConnectionError: the server does not answer, or refuses; then nothing has changed.
     """
-    set_ps_servers([f"{host or '127.0.0.1'}:{port or DEFAULT_PORT}"])
+    set_ps_servers([str(ServerAddress(host or "127.0.0.1", port or DEFAULT_PORT, 0))])
 
 
 def set_ps_servers(
@@ -82,17 +83,18 @@ def set_ps_servers(
             nothing that needs workers.
 
     Raises:
-        ValueError: no server, an unknown `hash_method`, a file of `tls` that is of no use, or a worker that the servers
-            do not expect.
+        TypeError: servers that are no list of texts.
+        ValueError: no server, one that is not `host:port`, an unknown `hash_method`, a file of `tls` that is of no use,
+            or a worker that the servers do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
-    use_servers(ServerChoice(tuple(servers), hash_method, token, tls, timeout, worker))
+    use_servers(ServerChoice(tuple(check_addresses(servers)), hash_method, token, tls, timeout, worker))
 
 
 def use_servers(choice: ServerChoice) -> int:
     """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
+    addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
     with _lock:
-        addresses, hash_method = list(choice.addresses), choice.hash_method
         number = _native.use_servers(addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker)
         _choice.backend, _choice.was_made = SERVERS, True
     return number
@@ -106,9 +108,10 @@ def move_servers(number: int, addresses: Sequence[str]) -> None:
         addresses: `host:port` of the bulk ports, in the order of the shards.
 
     Raises:
-        ValueError: no such number, or another number of servers.
+        TypeError: addresses that are no list of texts.
+        ValueError: no such number, another number of servers, or an address that is not `host:port`.
     """
-    _native.move_servers(number, list(addresses))
+    _native.move_servers(number, check_addresses(addresses))
 
 
 def set_ps_backend(backend: str) -> None:

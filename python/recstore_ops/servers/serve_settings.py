@@ -66,6 +66,11 @@ class ServeSettings:
             raise ValueError("--durability wal needs --data, a directory for tables and log")
 
 
+def shard_directory(data: Path, shard: int, num_shards: int) -> Path:
+    """Where in `data` one of the shards has its tables."""
+    return data / f"shard-{shard}-of-{num_shards}"
+
+
 def load_served_file(path: Path) -> ConfigFile:
     """Reads a configuration file for what it says of servers.
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -75,74 +75,63 @@ def chosen_servers(config: ConfigFile) -> ServerList | None:
     """The servers that the file chooses for the tables of a program: those of `distributed_client`, if it names any.
 
     Raises:
-        ValueError: the entry is not what it should be.
+        ValueError: no client can call one of them, or the token is empty.
+        OSError: the file of the token cannot be read.
     """
-    client = _section(config, "distributed_client")
-    return known_servers(config) if "servers" in client else None
+    return known_servers(config) if "servers" in _section(config, "distributed_client") else None
 
 
 def known_servers(config: ConfigFile) -> ServerList | None:
     """The servers that the file knows of, wherever it names them.
 
     Raises:
-        ValueError: the entry is not what it should be.
+        ValueError: no client can call one of them, or the token is empty.
+        OSError: the file of the token cannot be read.
     """
-    client, cache_ps = _section(config, "distributed_client"), _section(config, "cache_ps")
-    hash_method = client.get("hash_method", "city_hash")
-    if hash_method not in HASH_METHODS:
-        raise _wrong(config, "distributed_client.hash_method", f"must be one of {HASH_METHODS}", hash_method)
-    tls, token = _tls(config, "distributed_client", client), _token(config, "distributed_client", client)
-    for name, section in (("distributed_client", client), ("cache_ps", cache_ps)):
+    client, cache_ps, single = (_section(config, name) for name in ("distributed_client", "cache_ps", "client"))
+    for section in (client, cache_ps):
         if "servers" in section:
-            return ServerList(_addresses(config, name, section), hash_method, tls, token)
-    single = _section(config, "client")
-    if "host" in single or "port" in single:
-        return ServerList((_address(config, "client", {**single, "shard": 0}),), hash_method, tls, token)
-    return None
+            servers = _addresses(section)
+            break
+    else:
+        if not single:
+            return None
+        servers = (_address({**single, "shard": 0}, None),)
+    for server in servers:
+        if server.port == 0:
+            raise ValueError(f"{config.path}: shard {server.shard} has the port 0, any that is free: none to call")
+    hash_method = client.get("hash_method", ServerList.hash_method)
+    return ServerList(servers, hash_method, _tls(config, client), _token(config, client))
 
 
 def served_shards(config: ConfigFile) -> ServerList:
     """The shards that `recstore serve` starts, and how it lets others in: those of `cache_ps`.
 
     Raises:
-        ValueError: `cache_ps` names no servers, or is not what it should be.
+        ValueError: `cache_ps` names no servers, or the token is empty.
+        OSError: the file of the token cannot be read.
     """
     cache_ps = _section(config, "cache_ps")
     if "servers" not in cache_ps:
         raise ValueError(f"{config.path}: cache_ps.servers is missing: there is nothing to serve")
-    servers = _addresses(config, "cache_ps", cache_ps)
-    tls, token = _tls(config, "cache_ps", cache_ps), _token(config, "cache_ps", cache_ps)
-    return ServerList(servers, tls=tls, token=token)
+    return ServerList(_addresses(cache_ps), tls=_tls(config, cache_ps), token=_token(config, cache_ps))
 
 
 def _section(config: ConfigFile, name: str) -> dict[str, Any]:
-    section = config.recstore.get(name, {})
-    if not isinstance(section, dict):
-        raise _wrong(config, name, "must be an object", section)
-    return section
+    return config.recstore.get(name, {})
 
 
-def _tls(config: ConfigFile, name: str, section: dict[str, Any]) -> Tls | None:
+def _tls(config: ConfigFile, section: dict[str, Any]) -> Tls | None:
     """Reads how connections are encrypted; files are sought from where the configuration file is."""
     if "tls" not in section:
         return None
-    entry = section["tls"]
-    keys = {field.name for field in fields(Tls)}
-    if not isinstance(entry, dict) or not keys.issuperset(entry) or not all(isinstance(v, str) for v in entry.values()):
-        raise _wrong(config, f"{name}.tls", f"must be an object of texts with keys of {sorted(keys)}", entry)
-    try:
-        return Tls(**{key: value if key == "server_name" else _beside(config, value) for key, value in entry.items()})
-    except ValueError as error:
-        raise ValueError(f"{config.path}: {name}: {error}") from None
+    paths = {key: value if key == "server_name" else _beside(config, value) for key, value in section["tls"].items()}
+    return Tls(**paths)
 
 
-def _token(config: ConfigFile, name: str, section: dict[str, Any]) -> str | None:
+def _token(config: ConfigFile, section: dict[str, Any]) -> str | None:
     path = section.get("token_file")
-    if path is None:
-        return None
-    if not isinstance(path, str):
-        raise _wrong(config, f"{name}.token_file", "must be a path", path)
-    return read_token(Path(_beside(config, path)))
+    return None if path is None else read_token(Path(_beside(config, path)))
 
 
 def read_token(path: Path) -> str:
@@ -150,6 +139,7 @@ def read_token(path: Path) -> str:
 
     Raises:
         ValueError: the file is empty.
+        OSError: it cannot be read.
     """
     token = path.read_text("utf-8").strip()
     if not token:
@@ -161,54 +151,17 @@ def _beside(config: ConfigFile, path: str) -> str:
     return str(Path(config.path).parent / path)
 
 
-def _addresses(config: ConfigFile, name: str, section: dict[str, Any]) -> tuple[ServerAddress, ...]:
-    """Reads the servers of a section, which are those of the shards 0, 1, ... in any order."""
-    entries = section["servers"]
-    if not isinstance(entries, list) or not entries:
-        raise _wrong(config, f"{name}.servers", "must be a list of at least one server", entries)
-    servers = [_address(config, f"{name}.servers[{place}]", entry) for place, entry in enumerate(entries)]
-    servers = [_with_metrics(config, name, section, server) for server in servers]
-    servers.sort(key=lambda server: server.shard)
-    if [server.shard for server in servers] != list(range(len(servers))):
-        shards = [server.shard for server in servers]
-        raise _wrong(config, f"{name}.servers", f"must have each shard from 0 to {len(servers) - 1} once", shards)
-    num_shards = section.get("num_shards", len(servers))
-    if num_shards != len(servers):
-        raise _wrong(config, f"{name}.num_shards", f"must be the number of servers, {len(servers)}", num_shards)
-    return tuple(servers)
+def _addresses(section: dict[str, Any]) -> tuple[ServerAddress, ...]:
+    """The servers of a section, in the order of their shards; those that say nothing of metrics have its port."""
+    servers = [_address(entry, section.get("metrics_port")) for entry in section["servers"]]
+    return tuple(sorted(servers, key=lambda server: server.shard))
 
 
-def _address(config: ConfigFile, path: str, entry: Any) -> ServerAddress:
-    if not isinstance(entry, dict):
-        raise _wrong(config, path, "must be an object", entry)
-    host, port, shard = entry.get("host", "127.0.0.1"), entry.get("port"), entry.get("shard")
-    if not isinstance(host, str) or not host:
-        raise _wrong(config, f"{path}.host", "must be a name or an address", host)
-    port = _port(config, f"{path}.port", port)
-    metrics_port = entry.get("metrics_port")
-    if metrics_port is not None:
-        metrics_port = _port(config, f"{path}.metrics_port", metrics_port)
-    if type(shard) is not int or shard < 0:
-        raise _wrong(config, f"{path}.shard", "must be a number from 0", shard)
-    return ServerAddress(host, port, shard, metrics_port)
-
-
-def _with_metrics(config: ConfigFile, name: str, section: dict[str, Any], server: ServerAddress) -> ServerAddress:
-    """Gives a server that says nothing of metrics the port that its section says for all."""
-    port = section.get("metrics_port")
-    if port is None or server.metrics_port is not None:
-        return server
-    return replace(server, metrics_port=_port(config, f"{name}.metrics_port", port))
-
-
-def _port(config: ConfigFile, path: str, port: Any) -> int:
-    if type(port) is not int or not 0 <= port <= 65535:
-        raise _wrong(config, path, "must be a port from 0 to 65535", port)
-    return port
-
-
-def _wrong(config: ConfigFile, path: str, expected: str, actual: Any) -> ValueError:
-    return ValueError(f"{config.path}: {path} {expected}, got {actual!r}")
+def _address(entry: dict[str, Any], metrics_port: int | None) -> ServerAddress:
+    # JSON Schema takes 1.0 for an integer.
+    metrics = entry.get("metrics_port", metrics_port)
+    port, shard = int(entry["port"]), int(entry["shard"])
+    return ServerAddress(entry.get("host", "127.0.0.1"), port, shard, None if metrics is None else int(metrics))
 
 
 __all__ = [

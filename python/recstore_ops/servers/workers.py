@@ -46,6 +46,9 @@ class Teamwork:
         staleness: the steps that one may be ahead of another, where staleness is bounded.
         worker_timeout: seconds that a worker waits for others before it is told whom it waits for.
         heartbeat_timeout: seconds of silence after which a worker is taken for dead.
+
+    Raises:
+        ValueError: `combine` or `staleness` is given for a consistency that has none.
     """
 
     workers: Annotated[int | None, Option("How many workers train together.", least=1)] = None
@@ -62,6 +65,14 @@ class Teamwork:
     heartbeat_timeout: Annotated[
         float, Option("Seconds of silence after which a worker is taken for dead.", least=0.001)
     ] = 10.0
+
+    def __post_init__(self) -> None:
+        needed = {"combine": (Combine.SUM, Consistency.SYNCHRONOUS), "staleness": (0, Consistency.BOUNDED)}
+        for name, (default, consistency) in needed.items():
+            if getattr(self, name) != default and self.consistency is not consistency:
+                raise ValueError(
+                    f"{name} is for the consistency {consistency.value}, and this is {self.consistency.value}"
+                )
 
 
 @dataclass(frozen=True)
