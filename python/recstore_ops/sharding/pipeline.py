@@ -14,6 +14,7 @@ from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pendi
 from recstore_ops.sharding.rows import Request, key_of, make_lookup
 from recstore_ops.sharding.statistics import timed
 from recstore_ops.sparse.find_features import find_features
+from recstore_ops.sparse.look_ahead import look_ahead
 from recstore_ops.table.shard import Shard
 
 
@@ -30,7 +31,7 @@ class ShardedPipeline:
 
     Results are those of a loop without it: when a batch has come, the owners of its rows send those again that changed
     since. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
-    each looks up every batch once. Ids have to lie on the CPU or be ready when the batch is.
+    each looks up every batch once. An error of the loader is raised where its batch would have come. Ids have to lie on the CPU or be ready when the batch is.
 
     Args:
         loader: any iterable of batches; all ranks have as many.
@@ -64,31 +65,27 @@ class ShardedPipeline:
         if self._shard.is_alone:
             yield from self.loader
             return
-        begun: list[list[PendingLookup]] = []
+        begun: list[PendingLookup] = []
         with ThreadPoolExecutor(1, "recstore-exchange") as thread:
             try:
-                waiting: list[Any] = []
-                for batch in self.loader:
-                    begun.append(self._begin(thread, batch))
-                    waiting.append(batch)
-                    if len(waiting) > 1:
-                        yield waiting.pop(0)
-                        drop_pending(begun.pop(0))
-                yield from waiting
+                for batch, own in look_ahead(self.loader, lambda batch: self._begin(thread, batch, begun), 1):
+                    yield batch
+                    drop_pending(own)
+                    del begun[: len(own)]
             finally:
-                for pending in begun:
-                    drop_pending(pending)
+                drop_pending(begun)
 
-    def _begin(self, thread: ThreadPoolExecutor, batch: Any) -> list[PendingLookup]:
+    def _begin(self, thread: ThreadPoolExecutor, batch: Any, begun: list[PendingLookup]) -> list[PendingLookup]:
+        """Begins the lookups of a batch, each of which is then among `begun`, and returns them."""
         features = self._features(batch)
-        begun = []
+        before = len(begun)
         for module in self.modules:
             # Copies: the batch may be filled anew before its forward compares its ids.
             requests = [replace(request, ids=request.ids.clone()) for request in module.requests(features)]
             future: Future[Lookup] = thread.submit(_look_up, requests, self._shard)
             begun.append(PendingLookup(key_of(requests), future))
             add_pending(begun[-1])
-        return begun
+        return begun[before:]
 
 
 def _look_up(requests: list[Request], shard: Shard) -> Lookup:
