@@ -257,6 +257,12 @@ class Numbers(Dataset[KeyedJaggedTensor]):
         return batch(number)
 
 
+def run_through(loader: PrefetchingDataLoader, bags: RecStoreEmbeddingBagCollection, seen: list[Tensor]) -> None:
+    for features in loader:
+        bags(features)
+        seen.append(features.values())
+
+
 def failing(bad: int | None) -> Iterator[KeyedJaggedTensor]:
     source = Numbers(bad)
     return (source[number] for number in range(len(source)))
@@ -270,9 +276,7 @@ SOURCES: dict[str, Callable[[int | None], Iterable[KeyedJaggedTensor]]] = {
     "a generator": failing,
     "a DataLoader": loader_of(0),
     "pinned memory": loader_of(0, pin_memory=True),
-    "two workers": loader_of(2),
-    "two workers, pinned memory": loader_of(2, pin_memory=True),
-    "persistent workers": loader_of(2, persistent_workers=True),
+    "two workers": loader_of(2, pin_memory=True),
 }
 
 
@@ -281,26 +285,22 @@ SOURCES: dict[str, Callable[[int | None], Iterable[KeyedJaggedTensor]]] = {
 def test_a_source_that_fails_gives_the_batches_before_and_then_its_error(
     source: Callable[[int | None], Iterable[KeyedJaggedTensor]],
 ) -> None:
-    for bad, count in [(0, 1), (3, 2), (6, 1), (6, 9)]:
-        bags, seen = collection(), []
+    for bad, count in [(0, 1), (5, 2), (6, 9)]:
+        bags, seen = collection(), list[Tensor]()
         with pytest.raises(BadSourceError, match=str(bad)):
-            for features in PrefetchingDataLoader(source(bad), bags, count):
-                bags(features)
-                seen.append(features.values())
+            run_through(PrefetchingDataLoader(source(bad), bags, count), bags, seen)
         assert len(seen) == bad
         assert all(torch.equal(ids, batch(number).values()) for number, ids in enumerate(seen))
         assert bags.report_prefetch_stats()["used"] == bad
 
 
 def test_a_batch_whose_rows_cannot_be_issued_comes_as_an_error_in_its_place() -> None:
-    bags, seen = collection(), 0
+    bags, seen = collection(), list[Tensor]()
     bad = KeyedJaggedTensor(["other"], torch.tensor([1]), lengths=torch.tensor([1]))
     loader = PrefetchingDataLoader([batch(0), batch(1), bad, batch(2)], bags)
     with pytest.raises(ValueError, match="must hold the features"):
-        for features in loader:
-            bags(features)
-            seen += 1
-    assert seen == 2
+        run_through(loader, bags, seen)
+    assert len(seen) == 2
 
 
 @pytest.mark.parametrize("kind", ["a generator", "two workers"])

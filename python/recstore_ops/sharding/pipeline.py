@@ -31,7 +31,8 @@ class ShardedPipeline:
 
     Results are those of a loop without it: when a batch has come, the owners of its rows send those again that changed
     since. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
-    each looks up every batch once. An error of the loader is raised where its batch would have come. Ids have to lie on the CPU or be ready when the batch is.
+    each looks up every batch once. Ids have to lie on the CPU or be ready when the batch is. An error of the loader is
+    raised where its batch would have come.
 
     Args:
         loader: any iterable of batches; all ranks have as many.
