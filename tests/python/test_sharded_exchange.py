@@ -201,7 +201,7 @@ def use_alone(group: dist.ProcessGroup, name: str) -> dict[str, str]:
     uses: dict[str, Callable[[], Any]] = {
         "read": lambda: table.weight[[foreign]],
         "write": lambda: table.weight.__setitem__([foreign], torch.ones(1, 2)),
-        "state": lambda: table.set_extra_state((torch.tensor([foreign]), torch.ones(1, 2))),
+        "state": lambda: table.load_state_dict({"ids": torch.tensor([foreign]), "rows": torch.ones(1, 2)}),
         "pickle": lambda: pickle.dumps(table),
         "copy": lambda: copy.deepcopy(table),
         "replica": lambda: DistEmbedding(None, 2, f"{name}/replica"),
@@ -352,7 +352,7 @@ def test_a_loader_that_fails_or_is_left_leaves_nothing_behind(ranks: Ranks) -> N
 
 
 def test_a_loader_that_fails_gives_the_batches_before(ranks: Ranks) -> None:
-    assert ranks.run(2, fail_in_a_loader) == [(3, "the disk is gone", 0)] * 2
+    assert ranks.run(4, fail_in_a_loader) == [(3, "the disk is gone", 0)] * 4
 
 
 def fail_in_a_loader(group: dist.ProcessGroup) -> tuple[int, str, int]:

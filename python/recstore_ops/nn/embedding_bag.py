@@ -74,7 +74,7 @@ class DistEmbeddingBag(TableModule):
             per_sample_weights = per_sample_weights.to(torch.float32)
         pooled = embedding_bag(
             input,
-            self.table,
+            self.looked_up(),
             offsets,
             self.mode,
             per_sample_weights,

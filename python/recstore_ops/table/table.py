@@ -52,6 +52,9 @@ class Table:
             another rank could not open its shard.
     """
 
+    owner = "a lookup"
+    """What looks rows up, for messages."""
+
     def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
         with disagreeing_on_error(shard):
             servers.prepare()
@@ -103,6 +106,12 @@ class Table:
     @requires_grad.setter
     def requires_grad(self, requires_grad: bool) -> None:
         self.anchor.requires_grad_(requires_grad)
+
+    def anchored(self, anchor: Tensor, owner: str) -> "Table":
+        """The same table, and the same collector, with another anchor, for the lookups of a module of type `owner`."""
+        table = object.__new__(type(self))
+        table.__dict__.update(self.__dict__, anchor=anchor, owner=owner)
+        return table
 
     @classmethod
     def open(cls, name: str) -> "Table":
