@@ -284,7 +284,7 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(
 @pytest.mark.parametrize("names", [None, torch.zeros(3), 7])
 def test_what_are_no_names_of_tables_is_refused(names: Any, table_name: Callable[[], str]) -> None:
     bags = KINDS["RecStoreEmbeddingBagCollection"].open(table_name())
-    with pytest.raises(TypeError, match="the names of tables in a state are a tensor of torch.uint8, got"):
+    with pytest.raises(TypeError, match=r"the names of tables in a state are a tensor of torch\.uint8, got"):
         bags.load_state_dict({**bags.state_dict(), "_extra_state": names})
 
 

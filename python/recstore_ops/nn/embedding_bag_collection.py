@@ -21,12 +21,12 @@ from recstore_ops.nn.features import Features, features_at
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
-from recstore_ops.nn.transformed import is_transformed
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import pool_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from recstore_ops.autograd import _DistEmbBagFunction, _DistEmbFunction
 from recstore_ops.nn import transformed
-from recstore_ops.nn.transformed import is_transformed
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import check_offsets, pool_rows, spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.table import Table, default_table
 

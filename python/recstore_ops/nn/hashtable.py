@@ -23,11 +23,12 @@ from recstore_ops.client.client import evict
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import TableModule
-from recstore_ops.nn.transformed import Lookup, is_transformed, read_rows
+from recstore_ops.nn.transformed import Lookup, read_rows
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error

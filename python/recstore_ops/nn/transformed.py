@@ -16,13 +16,8 @@ from torch.autograd import Function
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect, unshared
-from recstore_ops.sharding.pooling import check_offsets
+from recstore_ops.sharding.pooling import bag_of_each, check_offsets, sum_bags
 from recstore_ops.table.table import Table
-
-
-def is_transformed() -> bool:
-    """Whether a transform of `torch.func` is under way; compiled code traces its own."""
-    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,20 +129,12 @@ def pool_rows(
 ) -> Tensor:
     """Pools the rows of bags, `[B, D]`; takes ids `[N]`, offsets `[B + 1]` and, for a sum, weights `[N]`."""
     rows_ND = read_rows(ids_N, lookup)
-    bags, dim = offsets.shape[-1] - 1, lookup.table.dim
+    bags = offsets.shape[-1] - 1
     if mode == "max":
         return _maxima(rows_ND, _MaxPositions.apply(ids_N, offsets, lookup))  # type: ignore[arg-type]
     bag_N = _BagOfEach.apply(ids_N, offsets, lookup)
-    counted_N = torch.ones_like(ids_N, dtype=torch.float32)
-    if lookup.padding_idx is not None:
-        counted_N = (ids_N != lookup.padding_idx).to(torch.float32)
-    factors_N = counted_N if weights_N is None else counted_N * weights_N
-    zeros_BD = torch.zeros((bags, dim), dtype=torch.float32, device=ids_N.device)
-    sums_BD = zeros_BD.index_add(0, bag_N, rows_ND * factors_N.unsqueeze(-1))  # type: ignore[arg-type]
-    if mode == "sum":
-        return sums_BD
-    sizes_B = zeros_BD[:, 0].index_add(0, bag_N, counted_N)  # type: ignore[arg-type]
-    return sums_BD / sizes_B.clamp(min=1).unsqueeze(-1)
+    counted_N = None if lookup.padding_idx is None else ids_N != lookup.padding_idx
+    return sum_bags(rows_ND, bag_N, bags, mode == "mean", counted_N, weights_N)  # type: ignore[arg-type]
 
 
 def _maxima(rows_ND: Tensor, positions_BD: Tensor) -> Tensor:
@@ -179,8 +166,7 @@ class _BagOfEach(_OfBags):
     @staticmethod
     def forward(ids: Tensor, offsets: Tensor, lookup: Lookup) -> Tensor:  # type: ignore[override]
         check_offsets(lookup.table.name, ids, offsets)
-        bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids.device)
-        return torch.repeat_interleave(bags, offsets.diff(), output_size=ids.shape[0])
+        return bag_of_each(ids, offsets)
 
     @staticmethod
     def vmap(*args: Any) -> Any:
@@ -193,9 +179,7 @@ class _MaxPositions(_OfBags):
     @staticmethod
     def forward(ids: Tensor, offsets: Tensor, lookup: Lookup) -> Tensor:  # type: ignore[override]
         table = lookup.table
-        return operators.emb_bag(
-            table.handle, ids, offsets, table.dim, operators.MAX, None, lookup.padding_idx
-        )[1]
+        return operators.emb_bag(table.handle, ids, offsets, table.dim, operators.MAX, None, lookup.padding_idx)[1]
 
     @staticmethod
     def vmap(*args: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from recstore_ops.sharding.join import joining_of, second_shard
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pending
 from recstore_ops.sharding.rows import Request, key_of, make_lookup
@@ -56,7 +57,8 @@ class ShardedPipeline:
         self.loader = loader
         self.modules = list(modules)
         self._features = features or find_features
-        self._shard = _second_shard(_common_shard(self.modules), second_group)
+        self._modules_shard = _common_shard(self.modules)
+        self._shard = second_shard(self._modules_shard, second_group)
 
     def __len__(self) -> int:
         """The number of batches, where the DataLoader knows it."""
@@ -66,6 +68,10 @@ class ShardedPipeline:
         if self._shard.is_alone:
             yield from self.loader
             return
+        if joining_of(self._modules_shard) is not None:
+            raise RuntimeError(
+                "a ShardedPipeline exchanges ahead, which sharding.join does not announce to other ranks"
+            )
         begun: list[PendingLookup] = []
         with ThreadPoolExecutor(1, "recstore-exchange") as thread:
             try:
@@ -102,19 +108,3 @@ def _common_shard(modules: Sequence[Any]) -> Shard:
     if any(table.shard.group is not shard.group for table in tables):
         raise ValueError("the modules of a ShardedPipeline must have the same process_group")
     return shard
-
-
-def _second_shard(shard: Shard, group: dist.ProcessGroup | None) -> Shard:
-    """The same ranks in a group of their own, so that two exchanges can be under way."""
-    ranks = dist.get_process_group_ranks(shard.group)
-    if group is not None:
-        if dist.get_process_group_ranks(group) != ranks or group is shard.group:
-            raise ValueError(f"second_group must be another group of the ranks {ranks}")
-        return replace(shard, group=group)
-    if shard.is_alone:
-        return shard
-    if len(ranks) < dist.get_world_size():
-        raise ValueError(f"the tables are sharded over the ranks {ranks} only: give second_group")
-    made = dist.new_group(ranks, backend=dist.get_backend(shard.group))
-    assert isinstance(made, dist.ProcessGroup), "this process is among the ranks"
-    return replace(shard, group=made)

@@ -44,6 +44,7 @@ class Table:
         anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen; it never gets a gradient.
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
+        times_cleared: how often what was collected was dropped.
 
     Raises:
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
@@ -66,6 +67,7 @@ class Table:
         self._lent: tuple[Tensor, Tensor] | None = None
         self._received_is_finite = True
         self._others_are_finite = True
+        self.times_cleared = 0
         with disagreeing_on_error(shard):
             with opening, torch.inference_mode(False):
                 self.is_new = _native.find_table(name) is None
@@ -147,6 +149,7 @@ class Table:
         """Forgets the gradients collected and not yet applied."""
         self._lent = None
         self._received_is_finite = True
+        self.times_cleared += 1
         operators.clear_grads(self.collector)
 
     def lend_collected(self) -> Tensor | None:
