@@ -162,9 +162,9 @@ class Table:
         """
         if self._lent is None or operators.collected_tables(self.collector).numel() > 0:
             for _, ids, grads in self.collected():
+                self._compare_with_others(grads)
                 operators.clear_grads(self.collector)
                 self._lent, self._received_is_finite = (ids, grads), True
-                self._compare_with_others(grads)
         if self._lent is None:
             return None
         return (
