@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +21,7 @@ from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import LookupKey, take_pending
 from recstore_ops.sharding.statistics import timed
 from recstore_ops.sharding.step import compare_ranks
-from recstore_ops.sparse.transforms import is_batched
+from recstore_ops.sparse.transforms import is_batched, is_transformed, plain, without_transforms
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table
 
@@ -74,7 +74,9 @@ def sharded_rows(requests: Sequence[Request]) -> list[Rows]:
     shard = shard_of_tables([request.table for request in requests])
     if any(is_batched(request.ids) for request in requests):
         raise _per_sample([request.table.name for request in requests])
-    with timed("exposed_seconds"):
+    if is_transformed():
+        requests = [replace(request, ids=plain(request.ids)) for request in requests]
+    with timed("exposed_seconds"), without_transforms():
         joining = joining_of(shard)
         if joining is None:
             lookup = take_pending(key_of(requests), shard) or make_lookup(requests, shard)

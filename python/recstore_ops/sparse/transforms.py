@@ -1,5 +1,8 @@
 """Whether a transform of `torch.func` is under way; compiled code, which traces its own, does not look."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import Tensor
 
@@ -12,3 +15,22 @@ def is_transformed() -> bool:
 def is_batched(tensor: Tensor) -> bool:
     """Whether a `vmap` goes over a tensor."""
     return is_transformed() and torch._C._functorch.is_batchedtensor(tensor)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def without_transforms() -> Iterator[None]:
+    """Within it operators take and give plain tensors, and no transform sees them."""
+    if not is_transformed():
+        yield
+        return
+    from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack  # Private: not for all imports.
+
+    with temporarily_clear_interpreter_stack():
+        yield
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """The tensor that those of transforms stand for, which no `vmap` goes over."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # type: ignore[attr-defined]
+        tensor = torch._C._functorch.get_unwrapped(tensor)  # type: ignore[attr-defined]
+    return tensor
