@@ -4,12 +4,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.fx
 from torch import Tensor
 
 
 def is_transformed() -> bool:
     """Whether a transform is under way."""
     return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()  # type: ignore[attr-defined]
+
+
+def refuse_symbolic(value: object) -> None:
+    """Refuses what `torch.fx.symbolic_trace` gives in place of ids or of a batch.
+
+    Raises:
+        TypeError: it is that.
+    """
+    if isinstance(value, torch.fx.Proxy):
+        raise TypeError(
+            "torch.fx.symbolic_trace does not go into lookups: trace by a torch.fx.Tracer whose is_leaf_module holds "
+            "for modules over tables, or use torch.compile or torch.export"
+        )
 
 
 def is_batched(tensor: Tensor) -> bool:
