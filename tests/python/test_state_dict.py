@@ -129,11 +129,12 @@ def plain(state: Any) -> dict[str, Any]:
 
 def assert_equal(ours: Any, theirs: Any, path: str = "state") -> None:
     """Compares states to the bit; a file has no types of tensors."""
-    assert type(ours) is type(theirs) or (isinstance(ours, Tensor) and isinstance(theirs, Tensor)), path
-    if isinstance(ours, Tensor):
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         assert ours.dtype == theirs.dtype, path
         assert torch.equal(ours, theirs), path
-    elif isinstance(ours, dict):
+        return
+    assert type(ours) is type(theirs), path
+    if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), path
         for key in ours:
             assert_equal(ours[key], theirs[key], f"{path}.{key}")

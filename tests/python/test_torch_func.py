@@ -113,7 +113,7 @@ def outputs_of(model: Model) -> Callable[[Params], Tensor]:
 
 
 def of_vjp(model: Model, params: Params) -> Any:
-    output, back = vjp(outputs_of(model), params)
+    output, back, *_ = vjp(outputs_of(model), params)
     return output, back(torch.ones_like(output))
 
 

@@ -87,7 +87,7 @@ class _Rows(Function):
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], anchor: Tensor, ids: Tensor, lookup: Lookup) -> tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple[Any, ...], anchor: Tensor, ids: Tensor, lookup: Lookup) -> tuple[Tensor, int]:  # type: ignore[override]
         if in_dims[0] is not None:
             raise lookup.refusal(
                 "vmap over its parameter would read the rows of one table for all models of an ensemble; "
@@ -113,7 +113,7 @@ class _Collected(Function):
         return (None,) * 3
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], grads: Tensor, ids: Tensor, lookup: Lookup) -> None:
+    def vmap(info: Any, in_dims: tuple[Any, ...], grads: Tensor, ids: Tensor, lookup: Lookup) -> None:  # type: ignore[override]
         raise lookup.refusal(
             "its rows have no gradients per sample, for a table collects sums only; differentiate the dense "
             "parameters without it, or freeze the module"
@@ -169,7 +169,7 @@ class _BagOfEach(_OfBags):
         return bag_of_each(ids, offsets)
 
     @staticmethod
-    def vmap(*args: Any) -> Any:
+    def vmap(*args: Any) -> Any:  # type: ignore[override]
         return _BagOfEach.of_samples(*args)
 
 
@@ -182,5 +182,5 @@ class _MaxPositions(_OfBags):
         return operators.emb_bag(table.handle, ids, offsets, table.dim, operators.MAX, None, lookup.padding_idx)[1]
 
     @staticmethod
-    def vmap(*args: Any) -> Any:
+    def vmap(*args: Any) -> Any:  # type: ignore[override]
         return _MaxPositions.of_samples(*args)

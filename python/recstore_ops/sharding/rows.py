@@ -219,7 +219,7 @@ class _ShardedRows(Function):
         return None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], anchor: Tensor, lookup: Lookup) -> None:
+    def vmap(info: Any, in_dims: tuple[Any, ...], anchor: Tensor, lookup: Lookup) -> None:  # type: ignore[override]
         raise _per_sample(lookup.names)
 
 
@@ -244,7 +244,7 @@ class _Accepted(Function):
         return (None,) * len(ctx.needs_input_grad)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], lookup: Lookup, *grads: Tensor) -> None:
+    def vmap(info: Any, in_dims: tuple[Any, ...], lookup: Lookup, *grads: Tensor) -> None:  # type: ignore[override]
         raise _per_sample(lookup.names)
 
 
