@@ -75,6 +75,9 @@ _ERROR = "an error of a rank"
 groups: dict[int, dist.ProcessGroup] = {}
 """Within a rank: the groups of the first ranks, by how many they are."""
 
+second_groups: dict[int, dist.ProcessGroup] = {}
+"""The same ranks once more."""
+
 
 @contextmanager
 def started_ranks() -> Iterator[Ranks]:
@@ -102,7 +105,8 @@ def _serve(rank: int, store: Path, connection: Connection) -> None:
     timeout = timedelta(seconds=SECONDS)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=MOST_RANKS, timeout=timeout)
     for world in range(1, MOST_RANKS + 1):
-        groups[world] = dist.new_group(range(world), timeout=timeout)  # type: ignore[assignment]
+        for made in (groups, second_groups):
+            made[world] = dist.new_group(range(world), timeout=timeout)  # type: ignore[assignment]
     with suppress(EOFError):
         while True:
             function, world, arguments = connection.recv()

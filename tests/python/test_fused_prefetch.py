@@ -1,7 +1,8 @@
 """Prefetch + forward equals forward, whatever happens between them, and a handle is good for one use by its owner."""
 
 import copy
-from collections.abc import Callable
+import gc
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from recstore_ops import (
     KeyedJaggedTensor,
@@ -234,6 +236,94 @@ def test_a_dataloader_that_looks_ahead_trains_as_one_that_does_not() -> None:
     assert modules[0].report_prefetch_stats()["used"] == 12
     for ours, theirs in zip(*(module.embedding_bags.values() for module in modules), strict=True):
         assert torch.allclose(ours.weight[ids], theirs.weight[ids], atol=1e-5)
+
+
+class BadSourceError(Exception):
+    """What a source of batches fails with."""
+
+
+class Numbers(Dataset[KeyedJaggedTensor]):
+    """Seven batches, of which the one of a number cannot be read."""
+
+    def __init__(self, bad: int | None) -> None:
+        self._bad = bad
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, number: int) -> KeyedJaggedTensor:
+        if number == self._bad:
+            raise BadSourceError(number)
+        return batch(number)
+
+
+def run_through(loader: PrefetchingDataLoader, bags: RecStoreEmbeddingBagCollection, seen: list[Tensor]) -> None:
+    for features in loader:
+        bags(features)
+        seen.append(features.values())
+
+
+def failing(bad: int | None) -> Iterator[KeyedJaggedTensor]:
+    source = Numbers(bad)
+    return (source[number] for number in range(len(source)))
+
+
+def loader_of(workers: int, **options: Any) -> Callable[[int | None], Iterable[KeyedJaggedTensor]]:
+    return lambda bad: DataLoader(Numbers(bad), batch_size=None, num_workers=workers, **options)
+
+
+SOURCES: dict[str, Callable[[int | None], Iterable[KeyedJaggedTensor]]] = {
+    "a generator": failing,
+    "a DataLoader": loader_of(0),
+    "pinned memory": loader_of(0, pin_memory=True),
+    "two workers": loader_of(2, pin_memory=True),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
+@pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
+def test_a_source_that_fails_gives_the_batches_before_and_then_its_error(
+    source: Callable[[int | None], Iterable[KeyedJaggedTensor]],
+) -> None:
+    for bad, count in [(0, 1), (5, 2), (6, 9)]:
+        bags, seen = collection(), list[Tensor]()
+        with pytest.raises(BadSourceError, match=str(bad)):
+            run_through(PrefetchingDataLoader(source(bad), bags, count), bags, seen)
+        assert len(seen) == bad
+        assert all(torch.equal(ids, batch(number).values()) for number, ids in enumerate(seen))
+        assert bags.report_prefetch_stats()["used"] == bad
+
+
+def test_a_batch_whose_rows_cannot_be_issued_comes_as_an_error_in_its_place() -> None:
+    bags, seen = collection(), list[Tensor]()
+    bad = KeyedJaggedTensor(["other"], torch.tensor([1]), lengths=torch.tensor([1]))
+    loader = PrefetchingDataLoader([batch(0), batch(1), bad, batch(2)], bags)
+    with pytest.raises(ValueError, match="must hold the features"):
+        run_through(loader, bags, seen)
+    assert len(seen) == 2
+
+
+@pytest.mark.parametrize("kind", ["a generator", "two workers"])
+def test_a_loader_that_is_left_ends_its_source(kind: str) -> None:
+    source, left = SOURCES[kind](None), []
+
+    def watched() -> Iterator[KeyedJaggedTensor]:
+        try:
+            yield from source
+        finally:
+            left.append(kind)
+
+    bags = collection()
+    for number, _ in enumerate(PrefetchingDataLoader(watched(), bags)):
+        if number == 2:
+            break
+    gc.collect()
+    assert left == [kind]
+    iterator = iter(PrefetchingDataLoader(SOURCES[kind](None), bags))
+    next(iterator)
+    iterator.close()  # type: ignore[attr-defined]
+    with pytest.raises(StopIteration):
+        next(iterator)
 
 
 def test_the_features_of_a_batch_are_found_or_asked_for() -> None:

@@ -5,7 +5,7 @@ import gc
 import math
 import pickle
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -201,7 +201,7 @@ def use_alone(group: dist.ProcessGroup, name: str) -> dict[str, str]:
     uses: dict[str, Callable[[], Any]] = {
         "read": lambda: table.weight[[foreign]],
         "write": lambda: table.weight.__setitem__([foreign], torch.ones(1, 2)),
-        "state": lambda: table.set_extra_state((torch.tensor([foreign]), torch.ones(1, 2))),
+        "state": lambda: table.load_state_dict({"ids": torch.tensor([foreign]), "rows": torch.ones(1, 2)}),
         "pickle": lambda: pickle.dumps(table),
         "copy": lambda: copy.deepcopy(table),
         "replica": lambda: DistEmbedding(None, 2, f"{name}/replica"),
@@ -349,6 +349,27 @@ def test_rows_that_come_ahead_are_those_of_their_moment_to_the_bit(ranks: Ranks)
 
 def test_a_loader_that_fails_or_is_left_leaves_nothing_behind(ranks: Ranks) -> None:
     assert ranks.run(4, leave_a_loader) == [(2, 0)] * 4
+
+
+def test_a_loader_that_fails_gives_the_batches_before(ranks: Ranks) -> None:
+    assert ranks.run(4, fail_in_a_loader) == [(3, "the disk is gone", 0)] * 4
+
+
+def fail_in_a_loader(group: dist.ProcessGroup) -> tuple[int, str, int]:
+    """How many batches a pipeline gives of a loader that fails after three, its error, and lookups still pending."""
+
+    def batches() -> Iterator[torch.Tensor]:
+        yield from [torch.arange(5)] * 3
+        raise OSError("the disk is gone")
+
+    table, seen = DistEmbedding(None, 2, "failing", process_group=group), 0
+    try:
+        for ids in ShardedPipeline(batches(), [table], features=lambda ids: ids):
+            table(ids)
+            seen += 1
+    except OSError as error:
+        return seen, str(error), len(pending._pending)
+    raise AssertionError("the error of the loader is lost")
 
 
 def leave_a_loader(group: dist.ProcessGroup) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from sharded_training import VOCABULARY, Group, share
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
+from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.parallel import DistributedDataParallel
 
 from recstore_ops import (
@@ -278,6 +279,54 @@ def test_logits_with_a_dense_part_under_ddp_agree(
     alone = train_dense(None, name, None)
     found = ranks.run(world, train_dense, name, weights)
     torch.testing.assert_close(torch.cat(found), alone, rtol=0, atol=1e-5)
+
+
+def transformed(group: Group, name: str) -> list[str]:
+    """Compares what `torch.func` gives of a sharded model with the same over its sums; returns what it refuses."""
+    model = Dense(name, group)
+    ids, offsets, _ = own_bags(0, group)
+    pooled = model.bag(ids, offsets).detach()
+    dense = {key: each for key, each in model.named_parameters() if not key.startswith("bag.")}
+    of_top = {key.removeprefix("top."): each for key, each in dense.items()}
+
+    def loss(params: Any) -> Tensor:
+        return functional_call(model, params, (ids, offsets)).square().sum()
+
+    def loss_of_top(params: Any) -> Tensor:
+        return functional_call(model.top, params, (pooled,)).square().sum()
+
+    for key, gradient in grad(loss_of_top)(of_top).items():
+        torch.testing.assert_close(grad(loss)(dense)[f"top.{key}"], gradient)
+    stacked = {key: torch.stack([each, -each]) for key, each in of_top.items()}
+    ensemble = vmap(loss)({f"top.{key}": each for key, each in stacked.items()})
+    torch.testing.assert_close(ensemble, vmap(loss_of_top)(stacked))
+    assert model.bag._trace == []
+    loss({}).backward()
+    [(_, ids_U, expected)] = model.bag._trace
+    model.bag.reset_trace()
+    grad(loss)(dict(model.named_parameters()))
+    [(_, found_U, found)] = model.bag._trace
+    assert torch.equal(found_U, ids_U)
+    torch.testing.assert_close(found, expected)
+    maxima = DistEmbeddingBag(None, 5, f"{name}/max", "max", process_group=group)
+    messages = []
+    for refused in (
+        lambda: vmap(model.bag)(torch.ones(2, 3, 1, dtype=torch.int64)),
+        lambda: jacrev(lambda params: functional_call(model, params, (ids, offsets)))(dict(model.named_parameters())),
+        lambda: grad(lambda scale: (scale * maxima(ids, offsets)).sum())(torch.ones(())),
+    ):
+        with pytest.raises(RuntimeError) as raised:
+            refused()
+        messages.append(str(raised.value))
+    return messages
+
+
+def test_transforms_go_over_the_dense_part_of_sharded_models(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    for of_ids, of_gradients, of_maxima in ranks.run(2, transformed, name):
+        assert of_ids == of_gradients
+        assert f"tables ['{name}'] are sharded, and no vmap goes over their ids" in of_ids
+        assert "does not go through the maxima of sharded bags" in of_maxima
 
 
 def test_logits_with_a_dense_part_under_fsdp_agree(ranks: Ranks, table_name: Callable[[], str]) -> None:

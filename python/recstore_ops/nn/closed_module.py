@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from recstore_ops.table.refusals import refused_for_module
+from recstore_ops.table.refusals import refused_by_script, refused_for_module
 from recstore_ops.table.table import Table
 
 
@@ -34,6 +34,10 @@ class ClosedModule(nn.Module, metaclass=_ClosedType):
     def tables(self) -> list[Table]:
         """The tables of this module."""
         raise NotImplementedError
+
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks for."""
+        raise refused_by_script(type(self).__name__, [table.name for table in self.tables()])
 
     def __setattr__(self, name: str, value: Any) -> None:
         if self._is_closed and not self._takes(name):

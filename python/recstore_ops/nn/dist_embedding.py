@@ -24,7 +24,8 @@ from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
-from recstore_ops.state.rows import TableRows, are_tables_left_out, replace_rows, table_rows
+from recstore_ops.state.keys import add_rows, load_rows
+from recstore_ops.state.rows import table_rows
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error, opening
@@ -165,13 +166,34 @@ class TableModule(ClosedModule):
             self.output_dtype = moved.dtype
         return self
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         with self._without_stand_in():
-            super()._save_to_state_dict(*args, **kwargs)
+            super()._save_to_state_dict(destination, prefix, keep_vars)
+        add_rows(self.table, destination, prefix)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(
+        self,
+        state_dict: Any,
+        prefix: str,
+        local_metadata: Any,
+        strict: Any,
+        missing_keys: Any,
+        unexpected_keys: Any,
+        error_msgs: Any,
+    ) -> None:
         with self._without_stand_in():
-            super()._load_from_state_dict(*args, **kwargs)
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        load_rows(self.table, state_dict, prefix, missing_keys, unexpected_keys)
+
+    def looked_up(self) -> Table:
+        """The table as lookups take it: with the anchor that `torch.func.functional_call` puts in the stand-in's place.
+
+        What is put there says whether rows get a gradient, as another weight of an `nn.Embedding` does.
+        """
+        stand_in: Any = self._parameters["weight"]
+        return self.table if type(stand_in) is TableParameter else self.table.anchored(stand_in, type(self).__name__)
 
     def tables(self) -> list[Table]:
         """The table of this module."""
@@ -195,14 +217,13 @@ class TableModule(ClosedModule):
         """Forgets the gradients collected and not yet applied."""
         self.table.clear_collected()
 
-    def get_extra_state(self) -> TableRows | tuple[()]:
-        """The table's rows for `state_dict`, as `(ids, rows)`; see `recstore_ops.state`."""
-        return () if are_tables_left_out() else table_rows(self.table)
+    def ids(self) -> Tensor:
+        """The ids that have a row, int64 `[N]`, in no order; of a sharded table those of this rank."""
+        return operators.hashtable_ids(self.table.handle)
 
-    def set_extra_state(self, state: Any) -> None:
-        """Gives the table the rows of a state and no others; raises as `recstore_ops.state.replace_rows`."""
-        if not are_tables_left_out():
-            replace_rows(self.table, state)
+    def rows(self) -> Tensor:
+        """All rows, in the row type, `[N, embedding_dim]`, those of rising ids; `state_dict` holds them so."""
+        return table_rows(self.table)[1]
 
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings
@@ -252,7 +273,7 @@ class DistEmbedding(TableModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`."""
-        rows = embedding(ids, self.table, self.padding_idx)
+        rows = embedding(ids, self.looked_up(), self.padding_idx)
         if rows.dtype != self.output_dtype:
             rows = rows.to(self.output_dtype)
         return rows

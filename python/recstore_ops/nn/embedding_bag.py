@@ -70,11 +70,11 @@ class DistEmbeddingBag(TableModule):
         per_sample_weights: Tensor | None = None,
     ) -> Tensor:
         """Pools the rows of each bag: `[B, embedding_dim]`, `output_dtype`; see `recstore_ops.embedding_bag`."""
-        if per_sample_weights is not None and per_sample_weights.dtype == self.output_dtype:
+        if isinstance(per_sample_weights, Tensor) and per_sample_weights.dtype == self.output_dtype:
             per_sample_weights = per_sample_weights.to(torch.float32)
         pooled = embedding_bag(
             input,
-            self.table,
+            self.looked_up(),
             offsets,
             self.mode,
             per_sample_weights,

@@ -26,6 +26,7 @@ from recstore_ops.sharding.pooling import pool_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error
@@ -318,7 +319,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def _pooled_here(self, features: Any) -> Tensor:
         """Pools from tables of this process, `[B, D]` in the order of the outputs."""
         batch = self._by_output(self._checked(features))
-        return self._pooled(batch) if self.enable_fusion else self._pooled_one_by_one(batch)
+        is_fused = self.enable_fusion and not is_transformed()
+        return self._pooled(batch) if is_fused else self._pooled_one_by_one(batch)
 
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""

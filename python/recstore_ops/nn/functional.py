@@ -9,9 +9,11 @@ import torch
 from torch import Tensor
 
 from recstore_ops.autograd import _DistEmbBagFunction, _DistEmbFunction
+from recstore_ops.nn import transformed
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import check_offsets, pool_rows, spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.table import Table, default_table
 
@@ -37,6 +39,8 @@ def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -
     if table.is_sharded:
         return _sharded_embedding(ids, table, padding_idx)
     ids = check_ids(ids)
+    if is_transformed():
+        return transformed.read_rows(ids, transformed.Lookup(table, padding_idx))
     if not (torch.is_grad_enabled() and table.requires_grad):
         return operators.emb_read(table.handle, ids, table.dim)
     return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
@@ -74,6 +78,8 @@ def embedding_bag(
     if table.is_sharded:
         return _sharded_embedding_bag(input, table, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
     ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
+    if is_transformed():
+        return transformed.pool_rows(ids_N, offsets, mode, weights_N, transformed.Lookup(table, padding_idx))
     if not needs_backward(table, weights_N):
         pooled_BD, _ = operators.emb_bag(table.handle, ids_N, offsets, table.dim, _MODES[mode], weights_N, padding_idx)
         return pooled_BD

@@ -23,10 +23,12 @@ from recstore_ops.client.client import evict
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import TableModule
+from recstore_ops.nn.transformed import Lookup, read_rows
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error
@@ -192,7 +194,10 @@ class HashTable(TableModule):
         return rows.reshape((*ids.shape, *self.embedding_shape)).to(self.output_dtype)
 
     def _trainable_rows(self, ids_N: Tensor) -> Tensor:
-        table = self.table
+        table = self.looked_up()
+        if is_transformed() and not table.is_sharded:
+            divisor = None if self.grad_reduce_by == "id" else self.num_workers
+            return read_rows(ids_N, Lookup(table, inserts=self.insert_on_lookup, divisor=divisor))
         if table.is_sharded:
             ((rows_UD, inverse_N, _),) = sharded_rows([Request(table, ids_N, inserts=self.insert_on_lookup)])
         else:
@@ -203,6 +208,8 @@ class HashTable(TableModule):
         return GradWorkerMeanFunction.apply(rows_UD, inverse_N, self.grad_reduce_by, self.num_workers)  # type: ignore[return-value]
 
     def _evaluated_rows(self, ids_N: Tensor) -> Tensor:
+        if is_transformed() and not self.table.is_sharded:
+            return read_rows(ids_N, Lookup(self.table.anchored(self.table.anchor.detach(), type(self).__name__)))
         if not self.table.is_sharded:
             return self._read(ids_N)
         with torch.no_grad():

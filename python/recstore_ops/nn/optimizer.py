@@ -15,7 +15,7 @@ from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.collected_gradients import CollectedGradients
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
-from recstore_ops.sharding.step import check_other_ranks
+from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
 from recstore_ops.table.table import Table, open_tables
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.sparse.find_features import find_features
+from recstore_ops.sparse.look_ahead import look_ahead
 
 MOST_ISSUED = 1024
 """A collection forgets what it issued beyond this number, oldest first, as the store does."""
@@ -147,6 +148,8 @@ class Prefetching(Protocol):
 class PrefetchingDataLoader:
     """Goes through a DataLoader and issues the rows of the batches to come.
 
+    An error of the DataLoader, or of a batch whose rows cannot be issued, is raised where that batch would have come.
+
     Args:
         dataloader: any iterable of batches.
         module: the collection whose rows are read ahead.
@@ -188,10 +191,7 @@ class PrefetchingDataLoader:
         return len(self.dataloader)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        ahead: deque[Any] = deque()
-        for batch in self.dataloader:
-            self.module.issue_fused_prefetch(self._features(batch))
-            ahead.append(batch)
-            if len(ahead) > self.prefetch_count:
-                yield ahead.popleft()
-        yield from ahead
+        return (batch for batch, _ in look_ahead(self.dataloader, self._issue, self.prefetch_count))
+
+    def _issue(self, batch: Any) -> None:
+        self.module.issue_fused_prefetch(self._features(batch))

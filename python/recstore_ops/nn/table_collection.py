@@ -13,7 +13,8 @@ from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import own_batch
-from recstore_ops.state.rows import are_tables_left_out, check_rows
+from recstore_ops.state.keys import check_state, names_in, tensor_of_names
+from recstore_ops.state.rows import are_tables_left_out
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error
 
@@ -112,19 +113,20 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         for module in self._by_name().values():
             module.reset_trace()
 
-    def get_extra_state(self) -> tuple[str, ...]:
-        """The names of the tables for `state_dict`: the rows of each come under its place among them."""
-        return tuple(self._by_name())
+    def get_extra_state(self) -> Tensor:
+        """The names of the tables for `state_dict`, as `tensor_of_names`: the rows of each come under its place."""
+        return tensor_of_names(self._by_name())
 
     def set_extra_state(self, state: Any) -> None:
         """Checks that no table of this collection has another place in the state.
 
         Raises:
+            TypeError: no names.
             ValueError: the tables come in another order.
         """
-        own = list(self._by_name())
-        if any(name in own and own.index(name) != place for place, name in enumerate(state)):
-            raise ValueError(f"the state is of the tables {list(state)}, but this collection has them as {own}")
+        own, names = list(self._by_name()), names_in(state)
+        if any(name in own and own.index(name) != place for place, name in enumerate(names)):
+            raise ValueError(f"the state is of the tables {names}, but this collection has them as {own}")
 
     def _load_from_state_dict(
         self,
@@ -138,9 +140,8 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
     ) -> None:
         # Before any table changes: they are loaded one after another.
         for place, module in enumerate(self._by_name().values()):
-            key = f"{prefix}_modules_of_tables.{place}._extra_state"
-            if key in state_dict and not are_tables_left_out():
-                check_rows(module.table, state_dict[key])
+            if not are_tables_left_out():
+                check_state(module.table, state_dict, f"{prefix}_modules_of_tables.{place}.")
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
@@ -158,7 +159,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         return [modules[output.table] for output in outputs]
 
     def _tables_of(self, outputs: Sequence[Output]) -> list[Table]:
-        return [module.table for module in self._modules_of(outputs)]
+        return [module.looked_up() for module in self._modules_of(outputs)]
 
     def _checked(self, features: Any) -> KeyedJaggedTensor:
         """Returns a batch that holds the features of this collection, no more and no less.

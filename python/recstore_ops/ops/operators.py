@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from recstore_ops import _native  # noqa: F401  (its import registers the operators)
+from recstore_ops.ops.recomputing import keep_in_checkpoints
 
 _NAMESPACE = "recstore"
 
@@ -65,6 +66,8 @@ def refusing_meta(name: str, fake: Callable[_P, _R]) -> Callable[_P, _R]:
             raise RuntimeError(
                 f"{name.partition('.')[0]}: got a meta tensor, which has no values, for a table that has"
             )
+        if is_traced:
+            keep_in_checkpoints()
         return fake(*args, **kwargs)
 
     return checked

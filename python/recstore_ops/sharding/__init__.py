@@ -5,6 +5,7 @@ lookup sends each distinct id to its owner and gets its row back, and gradients 
 """
 
 from recstore_ops.sharding.checkpoint import load, save
+from recstore_ops.sharding.join import join
 from recstore_ops.sharding.pipeline import ShardedPipeline
 from recstore_ops.sharding.statistics import ExchangeStatistics, exchange_statistics
 from recstore_ops.table.shard import GradReduce, Shard
@@ -16,6 +17,7 @@ __all__ = [
     "Shard",
     "ShardedPipeline",
     "exchange_statistics",
+    "join",
     "load",
     "save",
     "shard_of",

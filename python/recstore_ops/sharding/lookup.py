@@ -31,6 +31,8 @@ class Lookup:
         exchange: the way of ids, rows and gradients.
         rows: float32, `[U, dim]` for each table, in the order of `exchange.asked`.
         served: the rows that this rank sent, in the order of `exchange.ids`.
+        shard: whose group exchanges ids and rows.
+        number: of the lookup within `sharding.join`.
         trained: whether each table collects gradients; it must be the same on all ranks.
     """
 
@@ -45,7 +47,9 @@ class Lookup:
         self._tables = tables
         self._paddings = paddings
         self._inserts = inserts
+        self.shard = shard
         self._places: list[Tensor] = []
+        self.number = 0
         self.served: list[Tensor] = []
         self.note_frozen()
 
@@ -60,6 +64,11 @@ class Lookup:
     def note_frozen(self) -> None:
         """Looks which tables are frozen now."""
         self.trained = [table.requires_grad for table in self._tables]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the tables."""
+        return [table.name for table in self._tables]
 
     @property
     def anchor(self) -> Tensor:

@@ -9,11 +9,13 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from recstore_ops.sharding.join import joining_of, second_shard
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pending
 from recstore_ops.sharding.rows import Request, key_of, make_lookup
 from recstore_ops.sharding.statistics import timed
 from recstore_ops.sparse.find_features import find_features
+from recstore_ops.sparse.look_ahead import look_ahead
 from recstore_ops.table.shard import Shard
 
 
@@ -30,7 +32,8 @@ class ShardedPipeline:
 
     Results are those of a loop without it: when a batch has come, the owners of its rows send those again that changed
     since. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
-    each looks up every batch once. Ids have to lie on the CPU or be ready when the batch is.
+    each looks up every batch once. Ids have to lie on the CPU or be ready when the batch is. An error of the loader is
+    raised where its batch would have come.
 
     Args:
         loader: any iterable of batches; all ranks have as many.
@@ -54,7 +57,8 @@ class ShardedPipeline:
         self.loader = loader
         self.modules = list(modules)
         self._features = features or find_features
-        self._shard = _second_shard(_common_shard(self.modules), second_group)
+        self._modules_shard = _common_shard(self.modules)
+        self._shard = second_shard(self._modules_shard, second_group)
 
     def __len__(self) -> int:
         """The number of batches, where the DataLoader knows it."""
@@ -64,31 +68,31 @@ class ShardedPipeline:
         if self._shard.is_alone:
             yield from self.loader
             return
-        begun: list[list[PendingLookup]] = []
+        if joining_of(self._modules_shard) is not None:
+            raise RuntimeError(
+                "a ShardedPipeline exchanges ahead, which sharding.join does not announce to other ranks"
+            )
+        begun: list[PendingLookup] = []
         with ThreadPoolExecutor(1, "recstore-exchange") as thread:
             try:
-                waiting: list[Any] = []
-                for batch in self.loader:
-                    begun.append(self._begin(thread, batch))
-                    waiting.append(batch)
-                    if len(waiting) > 1:
-                        yield waiting.pop(0)
-                        drop_pending(begun.pop(0))
-                yield from waiting
+                for batch, own in look_ahead(self.loader, lambda batch: self._begin(thread, batch, begun), 1):
+                    yield batch
+                    drop_pending(own)
+                    del begun[: len(own)]
             finally:
-                for pending in begun:
-                    drop_pending(pending)
+                drop_pending(begun)
 
-    def _begin(self, thread: ThreadPoolExecutor, batch: Any) -> list[PendingLookup]:
+    def _begin(self, thread: ThreadPoolExecutor, batch: Any, begun: list[PendingLookup]) -> list[PendingLookup]:
+        """Begins the lookups of a batch, each of which is then among `begun`, and returns them."""
         features = self._features(batch)
-        begun = []
+        before = len(begun)
         for module in self.modules:
             # Copies: the batch may be filled anew before its forward compares its ids.
             requests = [replace(request, ids=request.ids.clone()) for request in module.requests(features)]
             future: Future[Lookup] = thread.submit(_look_up, requests, self._shard)
             begun.append(PendingLookup(key_of(requests), future))
             add_pending(begun[-1])
-        return begun
+        return begun[before:]
 
 
 def _look_up(requests: list[Request], shard: Shard) -> Lookup:
@@ -104,19 +108,3 @@ def _common_shard(modules: Sequence[Any]) -> Shard:
     if any(table.shard.group is not shard.group for table in tables):
         raise ValueError("the modules of a ShardedPipeline must have the same process_group")
     return shard
-
-
-def _second_shard(shard: Shard, group: dist.ProcessGroup | None) -> Shard:
-    """The same ranks in a group of their own, so that two exchanges can be under way."""
-    ranks = dist.get_process_group_ranks(shard.group)
-    if group is not None:
-        if dist.get_process_group_ranks(group) != ranks or group is shard.group:
-            raise ValueError(f"second_group must be another group of the ranks {ranks}")
-        return replace(shard, group=group)
-    if shard.is_alone:
-        return shard
-    if len(ranks) < dist.get_world_size():
-        raise ValueError(f"the tables are sharded over the ranks {ranks} only: give second_group")
-    made = dist.new_group(ranks, backend=dist.get_backend(shard.group))
-    assert isinstance(made, dist.ProcessGroup), "this process is among the ranks"
-    return replace(shard, group=made)

@@ -3,10 +3,12 @@
 Shape suffixes: N ids, U distinct ids, B bags, D dim.
 """
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
 from recstore_ops.sharding.rows import Rows
+from recstore_ops.sparse.transforms import is_transformed
 
 
 def spread_rows(rows: Rows) -> Tensor:
@@ -22,7 +24,12 @@ def pool_rows(rows: Rows, offsets: Tensor, mode: str, weights_N: Tensor | None) 
         offsets: int64, `[B + 1]`.
         mode: `sum`, `mean` or `max`.
         weights_N: factors of the rows of a sum.
+
+    Raises:
+        RuntimeError: maxima under a transform of `torch.func`.
     """
+    if is_transformed():
+        return _pooled_under_transforms(rows, offsets, mode, weights_N)
     return functional.embedding_bag(
         rows.places,
         rows.rows,
@@ -32,6 +39,47 @@ def pool_rows(rows: Rows, offsets: Tensor, mode: str, weights_N: Tensor | None) 
         include_last_offset=True,
         padding_idx=rows.padding_place,
     )
+
+
+def _pooled_under_transforms(rows: Rows, offsets: Tensor, mode: str, weights_N: Tensor | None) -> Tensor:
+    """The same of torch's operators that transforms go through, as they do not through its `embedding_bag`."""
+    if mode == "max":
+        raise RuntimeError(
+            "a transform of torch.func does not go through the maxima of sharded bags; look them up before"
+        )
+    counted_N = None if rows.padding_place is None else rows.places != rows.padding_place
+    bag_N = bag_of_each(rows.places, offsets)
+    return sum_bags(rows.rows[rows.places], bag_N, offsets.shape[0] - 1, mode == "mean", counted_N, weights_N)
+
+
+def bag_of_each(ids_N: Tensor, offsets: Tensor) -> Tensor:
+    """The bag of each id, `[N]`."""
+    bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids_N.device)
+    return torch.repeat_interleave(bags, offsets.diff(), output_size=ids_N.shape[0])
+
+
+def sum_bags(
+    rows_ND: Tensor, bag_N: Tensor, bags: int, is_mean: bool, counted_N: Tensor | None, weights_N: Tensor | None
+) -> Tensor:
+    """Sums or means of the rows of bags, `[B, D]`, of operators that every transform of `torch.func` goes through.
+
+    Args:
+        rows_ND: the row of each id.
+        bag_N: its bag.
+        bags: B.
+        is_mean: whether sums are divided by the numbers of ids.
+        counted_N: which ids count; all where absent.
+        weights_N: factors of the rows of a sum.
+    """
+    ones_N = torch.ones(bag_N.shape, dtype=torch.float32, device=bag_N.device)
+    counts_N = ones_N if counted_N is None else counted_N.to(torch.float32)
+    factors_N = counts_N if weights_N is None else counts_N * weights_N
+    zeros_BD = torch.zeros((bags, rows_ND.shape[-1]), dtype=torch.float32, device=bag_N.device)
+    sums_BD = zeros_BD.index_add(0, bag_N, rows_ND * factors_N.unsqueeze(-1))
+    if not is_mean:
+        return sums_BD
+    sizes_B = zeros_BD[:, 0].index_add(0, bag_N, counts_N)
+    return sums_BD / sizes_B.clamp(min=1).unsqueeze(-1)
 
 
 def check_offsets(name: str, ids_N: Tensor, offsets: Tensor) -> None:

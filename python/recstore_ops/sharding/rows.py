@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,9 +16,12 @@ from torch.autograd import Function
 
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.sharding.exchange import Status, exchange_counts
+from recstore_ops.sharding.join import Joining, joining_of
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import LookupKey, take_pending
 from recstore_ops.sharding.statistics import timed
+from recstore_ops.sharding.step import compare_ranks
+from recstore_ops.sparse.transforms import is_batched, is_transformed, plain, without_transforms
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table
 
@@ -66,11 +69,19 @@ def sharded_rows(requests: Sequence[Request]) -> list[Rows]:
 
     Raises:
         IndexError: an id outside `[0, num_embeddings)`; names table, id and position.
-        RuntimeError: a table was dropped, or another rank failed.
+        RuntimeError: a table was dropped, another rank failed, or `torch.func.vmap` goes over ids.
     """
     shard = shard_of_tables([request.table for request in requests])
-    with timed("exposed_seconds"):
-        lookup = take_pending(key_of(requests), shard) or make_lookup(requests, shard)
+    if any(is_batched(request.ids) for request in requests):
+        raise _per_sample([request.table.name for request in requests])
+    if is_transformed():
+        requests = [replace(request, ids=plain(request.ids)) for request in requests]
+    with timed("exposed_seconds"), without_transforms():
+        joining = joining_of(shard)
+        if joining is None:
+            lookup = take_pending(key_of(requests), shard) or make_lookup(requests, shard)
+        else:
+            lookup = _look_up_within_join(requests, shard, joining)
     lookup.served = []  # Not to be kept until backward.
     lookup.note_frozen()
     rows: Any = _ShardedRows.apply(lookup.anchor, lookup)
@@ -114,6 +125,18 @@ def _padding_place(ids_N: Tensor, places_N: Tensor, padding_idx: int | None) -> 
     return int(found[0]) if found.numel() > 0 else None
 
 
+def _look_up_within_join(requests: Sequence[Request], shard: Shard, joining: Joining) -> Lookup:
+    batch = _Batch(requests)
+    first = [batch.of(table)[0] for table in batch.tables]
+    number = joining.look_up(
+        batch.tables, [request.padding_idx for request in first], [request.inserts for request in first]
+    )
+    with joining.announced():
+        lookup = make_lookup(requests, shard)
+    lookup.number = number
+    return lookup
+
+
 def make_lookup(requests: Sequence[Request], shard: Shard) -> Lookup:
     """Looks up requests over the group of `shard`."""
     batch = _Batch(requests)
@@ -132,6 +155,25 @@ def key_of(requests: Sequence[Request]) -> LookupKey:
     return tuple((request.table.table_id, request.ids.reshape(-1)) for request in requests)
 
 
+def check_other_ranks(tables: Sequence[Table]) -> None:
+    """Goes before a step in tables: those that are sharded take theirs on all ranks, or on none.
+
+    All ranks call it together. On a rank whose gradients are not finite it returns: its own step tells what is wrong.
+
+    Raises:
+        RuntimeError: another rank has such gradients, and will refuse its step.
+    """
+    sharded = [table for table in tables if table.is_sharded]
+    if not sharded:
+        return
+    joining = joining_of(shard_of_tables(sharded))
+    if joining is None:
+        return compare_ranks(sharded)
+    joining.step(sharded)
+    with joining.announced():
+        compare_ranks(sharded)
+
+
 @contextmanager
 def failing_together(tables: Sequence[Table]) -> Iterator[None]:
     """Goes before a lookup in sharded tables: an error within it is one of the lookup, on all ranks."""
@@ -139,6 +181,10 @@ def failing_together(tables: Sequence[Table]) -> Iterator[None]:
         yield
     except Exception:
         shard, distinct = shard_of_tables(tables), {table.table_id for table in tables}
+        joining = joining_of(shard)
+        if joining is not None:
+            joining.fail_lookup()
+            raise
         exchange_counts(shard, [[0] * len(distinct)] * shard.world, Status.FAILED)
         raise
 
@@ -152,15 +198,58 @@ class _ShardedRows(Function):
     """Puts the rows of a lookup on autograd's tape: one `[U, D]` for each table."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, lookup: Lookup) -> tuple[Tensor, ...]:  # type: ignore[override]
-        ctx.lookup = lookup
-        ctx.mark_non_differentiable(
-            *(rows for rows, trained in zip(lookup.rows, lookup.trained, strict=True) if not trained)
-        )
+    def forward(anchor: Tensor, lookup: Lookup) -> tuple[Tensor, ...]:  # type: ignore[override]
         return tuple(lookup.rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _, ctx.lookup = inputs
+        ctx.mark_non_differentiable(
+            *(rows for rows, trained in zip(output, ctx.lookup.trained, strict=True) if not trained)
+        )
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None]:
         with timed("exposed_seconds"):
-            ctx.lookup.accept(grad_outputs)
+            _Accepted.apply(ctx.lookup, *grad_outputs)
         return None, None
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> None:
+        return None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], anchor: Tensor, lookup: Lookup) -> None:  # type: ignore[override]
+        raise _per_sample(lookup.names)
+
+
+class _Accepted(Function):
+    """Sends the gradients of a lookup, on plain tensors whatever the transform of `torch.func`; gives a zero."""
+
+    @staticmethod
+    def forward(lookup: Lookup, *grads: Tensor) -> Tensor:  # type: ignore[override]
+        joining = joining_of(lookup.shard)
+        if joining is None:
+            lookup.accept(grads)
+        else:
+            joining.accept(lookup, grads)
+        return torch.zeros((), dtype=torch.float32, device="cpu")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
+        return (None,) * len(ctx.needs_input_grad)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], lookup: Lookup, *grads: Tensor) -> None:  # type: ignore[override]
+        raise _per_sample(lookup.names)
+
+
+def _per_sample(names: list[str]) -> RuntimeError:
+    return RuntimeError(
+        f"tables {names} are sharded, and no vmap goes over their ids or the gradients of their rows; look the rows of "
+        "all samples up before it"
+    )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from recstore_ops.table.table import Table
+from recstore_ops.sharding.lookup import shard_of_tables
+from recstore_ops.table.table import Table
 
 
-def check_other_ranks(tables: Sequence[Table]) -> None:
+def compare_ranks(tables: Sequence[Table]) -> None:
     """Asks the other ranks, before a step in sharded tables, whether they have gradients that are not finite.
 
     All ranks call it together. On a rank that has such gradients it returns: its own step tells what is wrong.
@@ -17,11 +16,8 @@ def check_other_ranks(tables: Sequence[Table]) -> None:
     Raises:
         RuntimeError: another rank has such gradients, and will refuse its step.
     """
-    sharded = [table for table in tables if table.is_sharded]
-    if not sharded or sharded[0].shard is None:
-        return
-    is_refusing = not all(table.has_finite_gradients() for table in sharded)
-    ranks = sharded[0].shard.ranks_where(is_refusing)
+    is_refusing = not all(table.has_finite_gradients() for table in tables)
+    ranks = shard_of_tables(tables).ranks_where(is_refusing)
     if ranks and not is_refusing:
         raise RuntimeError(
             f"rank {ranks[0]} refuses the step, for gradients that are not finite; its own error tells which. "

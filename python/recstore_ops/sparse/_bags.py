@@ -6,6 +6,8 @@ Bag i holds `values[offsets[i]:offsets[i + 1]]`, `lengths[i]` of them.
 import torch
 from torch import Tensor
 
+from recstore_ops.sparse.transforms import is_batched
+
 
 def lengths_and_offsets(values: Tensor, lengths: Tensor | None, offsets: Tensor | None) -> tuple[Tensor, Tensor]:
     """Completes lengths `[B]` or offsets `[B + 1]` to both, of the integer type given.
@@ -15,6 +17,7 @@ def lengths_and_offsets(values: Tensor, lengths: Tensor | None, offsets: Tensor 
     Raises:
         TypeError: lengths or offsets of another type than int32 and int64.
         ValueError: neither is given, they are not 1-D, or they do not cut `values` into bags.
+        RuntimeError: `torch.func.vmap` goes over them.
     """
     if lengths is None and offsets is None:
         raise ValueError("lengths or offsets must be given")
@@ -43,6 +46,8 @@ def _check_integers(what: str, tensor: Tensor | None) -> None:
         raise TypeError(f"{what} must be an int32 or int64 tensor, got {got}")
     if tensor.dim() != 1:
         raise ValueError(f"{what} must be 1-D, got the shape {tuple(tensor.shape)}")
+    if is_batched(tensor):
+        raise RuntimeError(f"vmap cannot go over the {what} of bags; put the samples into one batch")
 
 
 def _check_cover(num_values: int, lengths: Tensor, offsets: Tensor, differences: Tensor) -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 from recstore_ops import sparse
 from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
+from recstore_ops.sparse.transforms import refuse_symbolic
 
 
 def own_batch(features: Any) -> KeyedJaggedTensor:
@@ -15,6 +16,7 @@ def own_batch(features: Any) -> KeyedJaggedTensor:
     """
     if isinstance(features, KeyedJaggedTensor):
         return features
+    refuse_symbolic(features)
     interface = ("keys", "values", "offsets", "weights_or_none")
     if not all(hasattr(features, method) for method in interface):
         raise TypeError(f"features must be a KeyedJaggedTensor, got {type(features).__name__}")

@@ -1,10 +1,9 @@
 """What `state_dict` holds of tables: their rows by id, and beside an optimizer its slots by id.
 
-A table's rows are `(ids, rows)`: int64 `[N]`, rising, and `[N, dim]` in the table's row type. They come as a module's
-*extra state*, in a tuple. `torch.save`, `torch.load(weights_only=True)` and `load_state_dict(strict=True)` take extra
-state as they take parameters, but do not compare its shape: tables grow, so a state seldom has as many rows as the
-module that loads it. For the same reason it is a tuple: `torch.distributed.checkpoint` takes tensors apart from dicts
-and lists and reads them into tensors of the same size; a tuple it saves and loads as one value of any size.
+A table's rows are `ids`, int64 `[N]`, rising, and `rows`, `[N, dim]` in the table's row type: two tensors under keys of
+their own, which `torch.save`, `torch.load(weights_only=True)`, safetensors and whatever goes over the values of a state
+take as they take parameters. `load_state_dict` does not compare their shape with the module's: tables grow, so a state
+seldom has as many rows as the module that loads it.
 
 What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
 slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`.
@@ -39,8 +38,7 @@ _left_out: ContextVar[bool] = ContextVar("left_out", default=False)
 def tables_left_out() -> Iterator[None]:
     """Within it `state_dict` and `load_state_dict` of models are about all but tables.
 
-    For who keeps the tables elsewhere, in a checkpoint for example. A table's state is then `()`, which is refused
-    outside.
+    For who keeps the tables elsewhere, in a checkpoint for example.
 
     Example:
         >>> from recstore_ops import DistEmbedding
@@ -49,9 +47,7 @@ def tables_left_out() -> Iterator[None]:
         ...     state = model.state_dict()
         ...     _ = model.load_state_dict(state)
         >>> list(state)
-        ['0._extra_state', '1.weight', '1.bias']
-        >>> state["0._extra_state"]
-        ()
+        ['1.weight', '1.bias']
     """
     before = _left_out.set(True)
     try:

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from recstore_ops.sparse.transforms import refuse_symbolic
+
 
 def check_ids(ids: Tensor) -> Tensor:
     """Returns ids as the operators take them.
@@ -11,6 +13,7 @@ def check_ids(ids: Tensor) -> Tensor:
         TypeError: no tensor of int64, int32 or uint64.
     """
     if not isinstance(ids, Tensor):
+        refuse_symbolic(ids)
         raise TypeError(f"ids must be a tensor, got {type(ids).__name__}")
     if ids.dtype == torch.int32:
         return ids.to(torch.int64)
@@ -28,6 +31,7 @@ def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
     """
     if weights is None:
         return
+    refuse_symbolic(weights)
     if mode != "sum":
         raise ValueError(f'per_sample_weights need mode "sum", got mode {mode!r}')
     if weights.shape != ids.shape:

@@ -26,7 +26,18 @@ def refused_for_rows(owner: str, table: str, attribute: str) -> AttributeError:
 
 def refused_for_module(owner: str, tables: list[str], attribute: str) -> AttributeError:
     """The error for an attribute that a module does not have, or must keep."""
-    named = " and ".join(f'"{table}"' for table in tables)
     return AttributeError(
-        f'{owner} over table {named} takes no "{attribute}": {_INSTEAD.get(attribute, _WITHOUT_EFFECT)}'
+        f'{owner} over table {_named(tables)} takes no "{attribute}": {_INSTEAD.get(attribute, _WITHOUT_EFFECT)}'
     )
+
+
+def refused_by_script(owner: str, tables: list[str]) -> TypeError:
+    """The error for a module that `torch.jit.script` is to compile."""
+    return TypeError(
+        f"{owner} over table {_named(tables)} is Python that torch.jit.script cannot compile: use torch.compile or "
+        "torch.export, or script the dense part alone"
+    )
+
+
+def _named(tables: list[str]) -> str:
+    return " and ".join(f'"{table}"' for table in tables)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recstore_ops.config.table_options import DEFAULTS, GradReduce, TableOptions
+from recstore_ops.table.joining import joinings
 from recstore_ops.table.shard_of import shard_of
 
 _WIRE_TYPES = (torch.float32, torch.bfloat16)
@@ -72,6 +73,15 @@ class Shard:
         """Whether each id is of this shard: bool, in the shape of `ids` (int64), on the CPU."""
         return shard_of(ids, self.world) == self.rank
 
+    @property
+    def _way(self) -> dist.ProcessGroup:
+        """The group that exchanges go over: within `sharding.join` one of its own."""
+        joining = joinings.get(self.group) if joinings else None
+        if joining is None:
+            return self.group
+        joining.check()
+        return joining.group
+
     def all_to_all(self, sent: Tensor, sent_sizes: list[int], received_sizes: list[int]) -> Tensor:
         """Sends a part of a tensor to each rank and returns what came from each, one after the other.
 
@@ -84,14 +94,14 @@ class Shard:
             uint8, `[sum of received_sizes]`, on the CPU.
         """
         received = torch.empty(sum(received_sizes), dtype=torch.uint8, device=self.device)
-        dist.all_to_all_single(received, sent.to(self.device), received_sizes, sent_sizes, group=self.group)
+        dist.all_to_all_single(received, sent.to(self.device), received_sizes, sent_sizes, group=self._way)
         return received.cpu()
 
     def gathered(self, number: int) -> list[int]:
         """The number that each rank gives."""
         own = torch.tensor([number], dtype=torch.int64, device=self.device)
         numbers = [torch.empty_like(own) for _ in range(self.world)]
-        dist.all_gather(numbers, own, group=self.group)
+        dist.all_gather(numbers, own, group=self._way)
         return [int(each) for each in numbers]
 
     def ranks_where(self, is_so: bool) -> list[int]:
@@ -101,7 +111,7 @@ class Shard:
     def reduced(self, value: Tensor, operation: Any) -> Tensor:
         """A tensor reduced over the ranks, by an operation of `dist.ReduceOp`; on the device it came from."""
         reduced = value.to(self.device, copy=True)
-        dist.all_reduce(reduced, operation, group=self.group)
+        dist.all_reduce(reduced, operation, group=self._way)
         return reduced.to(value.device)
 
     def agree(self, name: str, description: str) -> None:

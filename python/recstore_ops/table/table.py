@@ -44,6 +44,7 @@ class Table:
         anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen; it never gets a gradient.
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
+        times_cleared: how often what was collected was dropped.
 
     Raises:
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
@@ -51,6 +52,9 @@ class Table:
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a shard; or
             another rank could not open its shard.
     """
+
+    owner = "a lookup"
+    """What looks rows up, for messages."""
 
     def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
         with disagreeing_on_error(shard):
@@ -63,6 +67,7 @@ class Table:
         self._lent: tuple[Tensor, Tensor] | None = None
         self._received_is_finite = True
         self._others_are_finite = True
+        self.times_cleared = 0
         with disagreeing_on_error(shard):
             with opening, torch.inference_mode(False):
                 self.is_new = _native.find_table(name) is None
@@ -104,6 +109,12 @@ class Table:
     def requires_grad(self, requires_grad: bool) -> None:
         self.anchor.requires_grad_(requires_grad)
 
+    def anchored(self, anchor: Tensor, owner: str) -> "Table":
+        """The same table, and the same collector, with another anchor, for the lookups of a module of type `owner`."""
+        table = object.__new__(type(self))
+        table.__dict__.update(self.__dict__, anchor=anchor, owner=owner)
+        return table
+
     @classmethod
     def open(cls, name: str) -> "Table":
         """Opens an existing table with the configuration it has.
@@ -138,6 +149,7 @@ class Table:
         """Forgets the gradients collected and not yet applied."""
         self._lent = None
         self._received_is_finite = True
+        self.times_cleared += 1
         operators.clear_grads(self.collector)
 
     def lend_collected(self) -> Tensor | None:
@@ -150,9 +162,9 @@ class Table:
         """
         if self._lent is None or operators.collected_tables(self.collector).numel() > 0:
             for _, ids, grads in self.collected():
+                self._compare_with_others(grads)
                 operators.clear_grads(self.collector)
                 self._lent, self._received_is_finite = (ids, grads), True
-                self._compare_with_others(grads)
         if self._lent is None:
             return None
         return (

@@ -1,0 +1,32 @@
+"""Batches given out a few later than they are read, so that work on them can be begun ahead."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+_Batch = TypeVar("_Batch")
+_Begun = TypeVar("_Begun")
+
+
+def look_ahead(
+    batches: Iterable[_Batch], begin: Callable[[_Batch], _Begun], depth: int
+) -> Iterator[tuple[_Batch, _Begun]]:
+    """Gives each batch with what `begin` returned for it, which was called `depth` batches before.
+
+    An error of `batches` or `begin` is raised where its batch would have come: after the batches before it.
+    """
+    ahead: deque[tuple[_Batch, _Begun]] = deque()
+    read = ((batch, begin(batch)) for batch in batches)
+    while True:
+        try:
+            ahead.append(next(read))
+        except StopIteration:
+            break
+        except Exception:
+            while ahead:
+                yield ahead.popleft()
+            raise
+        if len(ahead) > depth:
+            yield ahead.popleft()
+    while ahead:
+        yield ahead.popleft()

@@ -1,0 +1,141 @@
+"""The keys of a table in the state of a model: `<module>.ids` and `<module>.rows`, and what is read besides.
+
+Both are tensors, so that what goes over the values of a state dict, such as `v.cpu()` or safetensors, takes them as it
+takes parameters. The weight of an `nn.Embedding` or `nn.EmbeddingBag` is read too, as the rows of the ids 0, 1, 2
+and so on, and so is the pair under `_extra_state` that states held before.
+"""
+
+import json
+from collections.abc import Callable, Iterable, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.sharding.ownership import own_ids
+from recstore_ops.state.rows import are_tables_left_out, check_rows, replace_rows, table_rows
+from recstore_ops.table.table import Table
+
+_KEYS = _IDS, _ROWS, _WEIGHT, _PAIR = "ids", "rows", "weight", "_extra_state"
+
+
+class StateTensor(Tensor):
+    """A tensor of a state whose size changes as a table grows.
+
+    `torch.distributed.checkpoint` reads tensors into tensors of the same size; this it saves and loads as one value of
+    any size. In files it is an ordinary tensor.
+    """
+
+    def __create_write_items__(self, name: str, value: Any) -> list[Any]:
+        from torch.distributed.checkpoint.planner_helpers import _create_write_item_for_bytesio
+
+        return [_create_write_item_for_bytesio(name, value)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return memo.setdefault(id(self), self.clone())
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+
+def add_rows(table: Table, state: MutableMapping[str, Any], prefix: str) -> None:
+    """Adds a table's rows to the state of a model, unless tables are left out."""
+    if not are_tables_left_out():
+        ids_N, rows_ND = table_rows(table)
+        state[prefix + _IDS], state[prefix + _ROWS] = ids_N.as_subclass(StateTensor), rows_ND.as_subclass(StateTensor)
+
+
+def check_state(table: Table, state: MutableMapping[str, Any], prefix: str) -> bool:
+    """Checks what a state holds of a table, and returns whether it holds anything; raises as `load_rows`."""
+    return _is_found(table, state, prefix, check_rows)
+
+
+def load_rows(
+    table: Table, state: MutableMapping[str, Any], prefix: str, missing: list[str], unexpected: list[str]
+) -> None:
+    """Gives a table the rows that a state holds and no others; nothing changes on an error.
+
+    Args:
+        table: the table.
+        state: of a model.
+        prefix: of the keys of the table's module.
+        missing: gets the keys that the state lacks.
+        unexpected: loses those that are read here.
+
+    Raises:
+        ValueError: ids without rows or rows without ids, the rows in several forms, or a weight of another size.
+        TypeError: a weight that is no floating point tensor.
+        As `recstore_ops.state.replace_rows`.
+    """
+    if are_tables_left_out():
+        own = [prefix + key for key in _KEYS]
+    else:
+        own = [prefix + key for key in _found(state, prefix)]
+        if not _is_found(table, state, prefix, replace_rows):
+            missing.extend((prefix + _IDS, prefix + _ROWS))
+    unexpected[:] = [key for key in unexpected if key not in own]
+
+
+def _found(state: MutableMapping[str, Any], prefix: str) -> dict[str, Any]:
+    """What a state holds of a table."""
+    found = {key: state[prefix + key] for key in _KEYS if prefix + key in state}
+    if len(found) > 1:
+        found.pop(_PAIR, None)  # A derived class may have an extra state of its own.
+    return found
+
+
+def _is_found(table: Table, state: MutableMapping[str, Any], prefix: str, use: Callable[[Table, Any], object]) -> bool:
+    """Whether a state has a table's rows, which are handed to `use` as `(ids, rows)`."""
+    match found := _found(state, prefix):
+        case {"ids": ids, "rows": rows} if len(found) == 2:
+            use(table, (ids, rows))
+        case {"weight": weight} if len(found) == 1:
+            use(table, _rows_of_matrix(table, prefix + _WEIGHT, weight))
+        case {"_extra_state": pair}:
+            use(table, pair)
+        case {}:
+            if found:
+                raise ValueError(
+                    f'table "{table.name}" takes "{prefix}ids" with "{prefix}rows", or "{prefix}weight" alone; '
+                    "the state has " + " and ".join(f'"{prefix}{key}"' for key in found)
+                )
+    return bool(found)
+
+
+def tensor_of_names(names: Iterable[str]) -> Tensor:
+    """Names as a state holds them: a list in JSON, its UTF-8 as uint8 `[bytes]`."""
+    text = bytearray(json.dumps(list(names)), "utf-8")
+    return torch.frombuffer(text, dtype=torch.uint8).clone().as_subclass(StateTensor)
+
+
+def names_in(state: Any) -> list[str]:
+    """The names that a state holds, also as a tuple, as it did before.
+
+    Raises:
+        TypeError: something else.
+    """
+    if isinstance(state, tuple | list):
+        return list(state)
+    if not isinstance(state, Tensor) or state.dtype != torch.uint8:
+        found = state.dtype if isinstance(state, Tensor) else type(state).__name__
+        raise TypeError(f"the names of tables in a state are a tensor of torch.uint8, got {found}")
+    return json.loads(bytes(state.tolist()))
+
+
+def _rows_of_matrix(table: Table, key: str, weight: Any) -> tuple[Tensor, Tensor]:
+    """The ids and rows of a matrix whose row i is that of the id i; of a sharded table those of this rank."""
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        found = weight.dtype if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f'table "{table.name}" takes a floating point tensor as "{key}", got {found}')
+    size = table.config.num_embeddings
+    expected = ("any number" if size is None else size, table.dim)
+    if weight.dim() < 2 or weight[:1].numel() not in (0, table.dim) or size not in (None, weight.shape[0]):
+        raise ValueError(
+            f'table "{table.name}" takes {expected[0]} rows of dim {expected[1]} as "{key}", '
+            f"got a tensor of shape {tuple(weight.shape)}"
+        )
+    ids_N = torch.arange(weight.shape[0], dtype=torch.int64, device="cpu")
+    is_own_N = own_ids(table, ids_N)
+    rows_ND = weight.detach().cpu().reshape(ids_N.numel(), table.dim)[is_own_N]
+    return ids_N[is_own_N], rows_ND.to(ROW_TYPES[table.config.dtype])
