@@ -34,6 +34,9 @@ inline void check_handle(const char* op, const char* what, const Tensor& handle,
       std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
     return;
   }
+  if (!handle.defined()) {
+    refuse(op, ": ", what, " must be a handle, got an undefined tensor, which TorchScript leaves in a constant list");
+  }
   refuse(op, ": ", what, " must be a handle, a contiguous int64 CPU tensor of shape ", shape_text(shape), ", got ",
          torch::headeronly::toString(handle.scalar_type()), " of shape ", shape_text(handle),
          handle.is_cpu() ? "" : " on another device", handle.is_contiguous() ? "" : ", not contiguous");

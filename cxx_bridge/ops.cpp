@@ -147,7 +147,7 @@ struct Bags {
     if (offsets.numel() == 0) {
       refuse("emb_bag: offsets must hold at least the end of the last bag, got none");
     }
-    if (is_given(weights_in)) {
+    if (weights_in) {
       if (weights_in->numel() != ids.numel()) {
         refuse("emb_bag: expected ", ids.numel(), " per_sample_weights, one an id, got ", weights_in->numel());
       }
@@ -361,7 +361,7 @@ void collector_release_op(const Tensor& collector) {
 
 // Places as a lookup gave them out; what does not fit is of no effect.
 std::optional<Tensor> host_places(const char* op, const std::optional<Tensor>& places) {
-  if (!is_given(places)) {
+  if (!places) {
     return std::nullopt;
   }
   if (dtype_of(*places) != aoti_torch_dtype_int32()) {

@@ -6,7 +6,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
@@ -47,11 +46,6 @@ inline std::string shape_text(IntHeaderOnlyArrayRef sizes) {
 
 inline std::string shape_text(const Tensor& tensor) {
   return shape_text(tensor.sizes());
-}
-
-// Whether a caller gave an optional tensor. What the TorchScript interpreter optimized gives an undefined one for None.
-inline bool is_given(const std::optional<Tensor>& tensor) {
-  return tensor && tensor->defined();
 }
 
 // On the CPU and contiguous; the same tensor where it already is. A copy from a device has arrived when this returns.

@@ -74,15 +74,13 @@ def test_the_error_says_what_to_open(told: dict[str, dict[str, Any]]) -> None:
     assert told["dropped"]["kind0.handle"] == 'emb_read: table "kind0" was dropped'
 
 
+@pytest.mark.tier("all")
 def test_compiled_graphs_of_a_cache_serve_the_tables_of_each_process(tmp_path: Path) -> None:
     answers = [
         in_a_process("compile_and_step", before, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FX_GRAPH_CACHE="1")
         for before in (0, 3)
     ]
-    for answer in answers:
-        hits = answer.pop("hits")
-        assert answer == {"out": [[12.0]], "rows": [[-1.0], [1.0]], "others": 0}
-    assert hits > 0
+    assert answers == [{"out": [[12.0]], "rows": [[-1.0], [1.0]], "others": 0}] * 2
 
 
 @each_kind
@@ -91,6 +89,18 @@ def test_a_trace_that_would_collect_gradients_is_refused(kind: Kind, table_name:
     with pytest.raises(RuntimeError, match="a program of torch.jit.trace collects no gradients") as caught:
         torch.jit.trace(saved_programs.OverTensors(module), (IDS, OFFSETS))
     assert f'table "{module.tables()[0].name}": ' in str(caught.value)
+
+
+def test_a_constant_list_that_torch_script_emptied_is_refused(table_name: Callable[[], str]) -> None:
+    table = Table(table_name(), 1)
+    traced = torch.jit.trace(
+        lambda ids, offsets: operators.emb_bag_tables([table.handle], ids, offsets, [1], operators.SUM)[0],
+        (IDS, torch.tensor([0, 3])),
+        check_trace=False,
+    )
+    with pytest.raises(RuntimeError, match="emb_bag: table must be a handle, got an undefined tensor, which TorchScript"):
+        for _ in range(5):
+            traced(IDS, torch.tensor([0, 3]))
 
 
 def test_a_long_name_is_known_by_its_hash(table_name: Callable[[], str]) -> None:
@@ -238,8 +248,6 @@ def test_what_a_pickle_brings_meets_nothing_of_the_new_process(tmp_path: Path) -
 
 
 def test_a_stand_in_is_looked_at_under_fake_tensors(table_name: Callable[[], str]) -> None:
-    module = DistEmbedding(4, 1, table_name())
-    mode = FakeTensorMode(allow_non_fake_inputs=True)
-    with mode:
-        assert module.weight.grad is None
-        assert mode.from_tensor(module.weight).shape == ()
+    (stand_in,) = DistEmbedding(4, 1, table_name()).parameters()
+    with FakeTensorMode() as mode:
+        assert mode.from_tensor(stand_in).shape == ()

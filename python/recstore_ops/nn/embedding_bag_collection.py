@@ -318,7 +318,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def _pooled_here(self, features: Any) -> Tensor:
         """Pools from tables of this process, `[B, D]` in the order of the outputs."""
         batch = self._by_output(self._checked(features))
-        return self._pooled(batch) if self.enable_fusion else self._pooled_one_by_one(batch)
+        # A program of torch.jit.trace has the list of handles as a constant, which TorchScript empties as it is read.
+        fuses = self.enable_fusion and not torch.jit.is_tracing()
+        return self._pooled(batch) if fuses else self._pooled_one_by_one(batch)
 
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request for all features, `[B, D]` in the order of the outputs."""
