@@ -27,23 +27,37 @@ auto call(Body&& body) {
   }
 }
 
-// The number behind a handle tensor: of a table or a collector.
-inline int64_t handle_of(const char* op, const char* what, const Tensor& handle) {
-  if (handle.dim() != 0 || dtype_of(handle) != aoti_torch_dtype_int64() || !handle.is_cpu()) {
-    refuse(op, ": ", what, " must be a handle, a 0-d int64 CPU tensor, got ",
-           torch::headeronly::toString(handle.scalar_type()), " of shape ", shape_text(handle));
+// Checks the kind of tensor that a handle is.
+inline void check_handle(const char* op, const char* what, const Tensor& handle, const std::vector<int64_t>& shape) {
+  const IntHeaderOnlyArrayRef sizes = handle.sizes();
+  if (dtype_of(handle) == aoti_torch_dtype_int64() && handle.is_cpu() && handle.is_contiguous() &&
+      std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
+    return;
   }
-  return *static_cast<const int64_t*>(handle.const_data_ptr());
+  if (!handle.defined()) {
+    refuse(op, ": ", what, " must be a handle, got an undefined tensor, which TorchScript leaves in a constant list");
+  }
+  refuse(op, ": ", what, " must be a handle, a contiguous int64 CPU tensor of shape ", shape_text(shape), ", got ",
+         torch::headeronly::toString(handle.scalar_type()), " of shape ", shape_text(handle),
+         handle.is_cpu() ? "" : " on another device", handle.is_contiguous() ? "" : ", not contiguous");
 }
 
+// The words of a table's handle: its number and the table's name.
+inline rust::Slice<const int64_t> table_words(const char* op, const Tensor& table) {
+  static const std::vector<int64_t> shape{static_cast<int64_t>(handle_words())};
+  check_handle(op, "table", table, shape);
+  return ids_slice(table);
+}
+
+// The number of the table that a handle means, which the functions in Rust take.
 inline int64_t table_of(const char* op, const Tensor& table) {
-  return handle_of(op, "table", table);
+  return call([&] { return find_table(op, table_words(op, table)); });
 }
 
-inline Tensor new_handle(int64_t handle) {
-  const Tensor out = new_ids({});
-  ids_slice_mut(out)[0] = handle;
-  return out;
+// The number of a collector's handle.
+inline int64_t collector_of(const char* op, const Tensor& collector) {
+  check_handle(op, "collector", collector, {});
+  return ids_slice(collector)[0];
 }
 
 inline rust::Str text(const std::string& value) {
@@ -57,12 +71,11 @@ inline std::size_t checked_dim(const char* op, int64_t dim) {
   return static_cast<std::size_t>(dim);
 }
 
-// The number behind a table's handle, whose rows must have `dim` elements.
+// The number of the table that a handle means, whose rows must have `dim` elements.
 inline int64_t table_of_dim(const char* op, const char* what, const Tensor& table, int64_t dim) {
-  const int64_t handle = table_of(op, table);
+  const rust::Slice<const int64_t> words = table_words(op, table);
   const std::size_t width = checked_dim(op, dim);
-  call([&] { check_dim(op, what, handle, width); });
-  return handle;
+  return call([&] { return check_dim(op, what, words, width); });
 }
 
 // Checks that there is a row for each id, [..., dim] for ids [...], and returns dim. `name` gives the table's name.
@@ -77,11 +90,11 @@ inline int64_t row_dim(const char* op, const char* what, const Name& name, const
   return actual[expected.size()];
 }
 
-// The number behind a table's handle, for which there must be a row of its dim for each id. Messages call all of them
+// The number of the table that a handle means, for which there must be a row of its dim for each id. Messages call all of them
 // `what` and those of a wrong dim `row_text`.
 inline int64_t table_of_rows(
     const char* op, const char* what, const char* row_text, const Tensor& table, const Tensor& ids, const Tensor& rows) {
-  const auto name = [&] { return std::string(table_text(table_of(op, table))); };
+  const auto name = [&] { return std::string(table_text(op, table_words(op, table))); };
   return table_of_dim(op, row_text, table, row_dim(op, what, name, ids, rows));
 }
 

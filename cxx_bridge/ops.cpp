@@ -40,7 +40,7 @@ std::size_t num_threads() {
 namespace {
 
 Tensor make_hashtable_op(const std::string& name, int64_t dim, const std::string& config) {
-  return new_handle(call([&] { return make_hashtable(text(name), dim, text(config)); }));
+  return copied_ids(call([&] { return make_hashtable(text(name), dim, text(config)); })->ids());
 }
 
 bool init_embedding_table_op(
@@ -49,7 +49,7 @@ bool init_embedding_table_op(
 }
 
 void hashtable_release_op(const Tensor& table) {
-  call([&] { hashtable_release(table_of("hashtable_release", table)); });
+  call([&] { hashtable_release(table_words("hashtable_release", table)); });
 }
 
 void drop_table_op(const std::string& name) {
@@ -349,12 +349,10 @@ Tensor hashtable_slot_op(const Tensor& table, const Tensor& ids, const std::stri
 
 // Gradients.
 
-int64_t collector_of(const char* op, const Tensor& collector) {
-  return handle_of(op, "collector", collector);
-}
-
 Tensor make_collector_op() {
-  return new_handle(call([] { return make_collector(); }));
+  const Tensor collector = new_ids({});
+  ids_slice_mut(collector)[0] = call([] { return make_collector(); });
+  return collector;
 }
 
 void collector_release_op(const Tensor& collector) {
@@ -444,7 +442,8 @@ void clear_grads_op(const Tensor& collector) {
 
 Tensor collected_tables_op(const Tensor& collector) {
   const rust::Box<Ids> found = call([&] { return collected_tables(collector_of("collected_tables", collector)); });
-  return copied_ids(found->ids());
+  const int64_t width = static_cast<int64_t>(handle_words());
+  return copied(found->ids(), new_ids({static_cast<int64_t>(found->ids().size()) / width, width}));
 }
 
 std::tuple<Tensor, Tensor> merged_tensors(const Merged& merged) {

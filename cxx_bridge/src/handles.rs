@@ -1,19 +1,22 @@
-//! What operators name by handle: tables, collectors, prefetches. A handle is never given out twice.
+//! What operators name by handle: tables, collectors, prefetches. A handle is never given out twice, by no process.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use recstore::{GradientCollector, PrefetchId};
+use recstore::{GradientCollector, PrefetchId, drawn_number};
 
 use crate::guard::Failure;
+use crate::handle_words::{HandleWords, NameWords};
 use crate::stores::{Place, Placed};
 
 /// The handles that are open. Ordered maps: among so few numbers a search takes less time than a hash.
 #[derive(Default)]
 pub(crate) struct Handles {
-    last: i64,
     tables: BTreeMap<i64, OpenTable>,
     of_place: BTreeMap<Place, i64>,
+    /// The handles of the tables of a name, in the order in which they were opened: of several in one store, all but
+    /// the last were dropped.
+    of_name: BTreeMap<NameWords, Vec<i64>>,
     collectors: BTreeMap<i64, Arc<GradientCollector<Place>>>,
     /// Prefetches of default tables that did not exist when they were issued: read when they are consumed.
     deferred: BTreeMap<PrefetchId, (Vec<i64>, usize)>,
@@ -21,42 +24,76 @@ pub(crate) struct Handles {
 
 struct OpenTable {
     placed: Placed,
+    name: NameWords,
     references: usize,
 }
 
 impl Handles {
-    fn next(&mut self) -> i64 {
-        self.last += 1;
-        self.last
-    }
-
     /// Adds a reference to a table and returns its handle.
-    pub(crate) fn open(&mut self, placed: Placed) -> i64 {
-        let handle = match self.of_place.get(&placed.place) {
-            Some(&handle) => handle,
-            None => self.next(),
-        };
-        self.of_place.insert(placed.place, handle);
-        self.tables.entry(handle).or_insert(OpenTable { placed, references: 0 }).references += 1;
-        handle
+    pub(crate) fn open(&mut self, placed: Placed) -> HandleWords {
+        let Self { tables, of_place, of_name, .. } = self;
+        let number = *of_place.entry(placed.place).or_insert_with(next_number);
+        let table = tables.entry(number).or_insert_with(|| {
+            let name = NameWords::new(placed.table.name());
+            of_name.entry(name).or_default().push(number);
+            OpenTable { placed, name, references: 0 }
+        });
+        table.references += 1;
+        HandleWords { number, name: table.name }
     }
 
-    /// Takes a reference away; without any the handle is unknown from then on.
-    pub(crate) fn release(&mut self, handle: i64) -> Result<(), Failure> {
-        let unknown = || unknown("hashtable_release", handle);
-        let table = self.tables.get_mut(&handle).ok_or_else(unknown)?;
+    /// Takes a reference away; without any the handle's number is unknown from then on.
+    pub(crate) fn release(&mut self, handle: HandleWords) -> Result<(), Failure> {
+        let not_ours = || not_ours("hashtable_release", &handle.name);
+        let table = self.tables.get_mut(&handle.number).ok_or_else(not_ours)?;
         table.references -= 1;
         if table.references == 0 {
-            let place = table.placed.place;
-            self.tables.remove(&handle);
+            let (place, name) = (table.placed.place, table.name);
+            self.tables.remove(&handle.number);
             self.of_place.remove(&place);
+            self.forget_name(&name, handle.number);
         }
         Ok(())
     }
 
-    /// Returns the table behind a handle.
-    pub(crate) fn table(&self, operation: &str, handle: i64) -> Result<&Placed, Failure> {
-        self.tables.get(&handle).map(|table| &table.placed).ok_or_else(|| unknown(operation, handle))
+    fn forget_name(&mut self, name: &NameWords, number: i64) {
+        let Some(numbers) = self.of_name.get_mut(name) else {
+            return;
+        };
+        numbers.retain(|&other| other != number);
+        if numbers.is_empty() {
+            self.of_name.remove(name);
+        }
+    }
+
+    /// Returns the number of the table that a handle means, and the table: that of the handle's number, or, where it was
+    /// released here or comes from another process, the one open under its name. Of several stores' that of `current`
+    /// counts.
+    pub(crate) fn find(
+        &self,
+        operation: &str,
+        handle: HandleWords,
+        current: usize,
+    ) -> Result<(i64, &Placed), Failure> {
+        if let Some(table) = self.tables.get(&handle.number) {
+            return Ok((handle.number, &table.placed));
+        }
+        let numbers = self.of_name.get(&handle.name).map_or(&[][..], Vec::as_slice);
+        let named: Vec<_> = numbers.iter().map(|&number| (number, &self.tables[&number].placed)).collect();
+        let store_of = |(_, placed): &(i64, &Placed)| placed.place.store;
+        if let Some(found) = named.iter().rfind(|table| store_of(table) == current) {
+            return Ok(*found);
+        }
+        match named.last() {
+            Some(last) if named.iter().all(|table| store_of(table) == store_of(last)) => Ok(*last),
+            Some(_) => Err(is_ambiguous(operation, &handle.name)),
+            None => Err(is_not_open(operation, &handle.name)),
+        }
+    }
+
+    /// Returns the table of a number that [`Handles::find`] gave.
+    pub(crate) fn table(&self, operation: &str, number: i64) -> Result<&Placed, Failure> {
+        self.tables.get(&number).map(|table| &table.placed).ok_or_else(|| was_released(operation))
     }
 
     /// Returns the table at a place, if it has a handle.
@@ -64,13 +101,14 @@ impl Handles {
         self.of_place.get(&place).and_then(|handle| self.tables.get(handle)).map(|table| &table.placed)
     }
 
-    /// Returns the handle of a table, and 0 for one whose handle was released.
-    pub(crate) fn handle_of(&self, place: Place) -> i64 {
-        self.of_place.get(&place).copied().unwrap_or_default()
+    /// Returns the handle of a table, and none for one whose handle was released.
+    pub(crate) fn handle_of(&self, place: Place) -> Option<HandleWords> {
+        let &number = self.of_place.get(&place)?;
+        Some(HandleWords { number, name: self.tables.get(&number)?.name })
     }
 
     pub(crate) fn add_collector(&mut self) -> i64 {
-        let handle = self.next();
+        let handle = next_number();
         self.collectors.insert(handle, Arc::default());
         handle
     }
@@ -104,10 +142,137 @@ impl Handles {
     }
 }
 
-fn unknown(operation: &str, handle: i64) -> Failure {
-    Failure::Runtime(format!("{operation}: table handle {handle} is unknown, released or dropped"))
+/// Draws the number of a handle. Files and other processes have handles too: counted numbers would meet there.
+fn next_number() -> i64 {
+    (drawn_number() >> 1) as i64
+}
+
+fn is_not_open(operation: &str, name: &NameWords) -> Failure {
+    Failure::Runtime(format!(
+        "{operation}: table \"{}\" is not open in this process; open it first, by a module or make_hashtable of that name",
+        name.text()
+    ))
+}
+
+fn is_ambiguous(operation: &str, name: &NameWords) -> Failure {
+    Failure::Runtime(format!(
+        "{operation}: several stores have a table \"{}\" that is open here; choose the store that is meant",
+        name.text()
+    ))
+}
+
+fn not_ours(operation: &str, name: &NameWords) -> Failure {
+    Failure::Runtime(format!(
+        "{operation}: this handle of table \"{}\" was released, or comes from another process; only who opened a table \
+         here releases it",
+        name.text()
+    ))
+}
+
+fn was_released(operation: &str) -> Failure {
+    Failure::Runtime(format!("{operation}: the table was released during the call"))
 }
 
 fn unknown_collector(operation: &str, handle: i64) -> Failure {
-    Failure::Runtime(format!("{operation}: collector handle {handle} is unknown or released"))
+    Failure::Runtime(format!(
+        "{operation}: collector handle {handle} is unknown, released or of another process"
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use recstore::{EmbeddingStore, LocalStore, TableConfig};
+
+    use super::*;
+
+    const OP: &str = "emb_read";
+
+    fn store() -> LocalStore {
+        LocalStore::default()
+    }
+
+    fn placed(number: usize, store: &LocalStore, name: &str) -> Placed {
+        Placed::new(number, store.open_table(name, &TableConfig::new(1)).unwrap())
+    }
+
+    /// A handle as another process would have given it.
+    fn foreign(name: &str) -> HandleWords {
+        HandleWords { number: next_number(), name: NameWords::new(name) }
+    }
+
+    fn found(handles: &Handles, handle: HandleWords, current: usize) -> Result<Place, String> {
+        let found = handles.find(OP, handle, current).map_err(|error| error.to_string())?;
+        Ok(found.1.place)
+    }
+
+    fn not_open(name: &str) -> String {
+        format!(
+            "emb_read: table \"{name}\" is not open in this process; open it first, by a module or make_hashtable of \
+             that name"
+        )
+    }
+
+    #[test]
+    fn a_foreign_handle_means_the_table_that_is_open_under_its_name() {
+        let (mut handles, store) = (Handles::default(), store());
+        let (user, other) = (placed(0, &store, "user"), placed(0, &store, "country"));
+        let user_place = user.place;
+        handles.open(other);
+        assert_eq!(found(&handles, foreign("user"), 0), Err(not_open("user")));
+        let own = handles.open(user.clone());
+        assert_eq!(handles.open(user), own);
+        assert_eq!(found(&handles, foreign("user"), 0), Ok(user_place));
+        handles.release(own).unwrap();
+        assert_eq!(found(&handles, foreign("user"), 0), Ok(user_place));
+        handles.release(own).unwrap();
+        for handle in [own, foreign("user")] {
+            assert_eq!(found(&handles, handle, 0), Err(not_open("user")));
+        }
+    }
+
+    #[test]
+    fn a_handle_that_was_released_means_the_table_opened_since() {
+        let (mut handles, store) = (Handles::default(), store());
+        let dropped = handles.open(placed(0, &store, "user"));
+        let dropped_place = handles.find(OP, dropped, 0).unwrap().1.place;
+        store.drop_table("user").unwrap();
+        let again = placed(0, &store, "user");
+        let place = again.place;
+        let own = handles.open(again);
+        assert_ne!(own.number, dropped.number);
+        assert_eq!(found(&handles, dropped, 0), Ok(dropped_place));
+        assert_eq!(found(&handles, foreign("user"), 0), Ok(place));
+        handles.release(dropped).unwrap();
+        assert_eq!(found(&handles, dropped, 0), Ok(place));
+    }
+
+    #[test]
+    fn of_several_stores_the_current_one_counts_and_no_other_is_guessed() {
+        let (mut handles, stores) = (Handles::default(), [store(), store(), store()]);
+        let places = [1, 2].map(|number| {
+            let table = placed(number, &stores[number], "user");
+            handles.open(table.clone());
+            table.place
+        });
+        assert_eq!(found(&handles, foreign("user"), 1), Ok(places[0]));
+        assert_eq!(found(&handles, foreign("user"), 2), Ok(places[1]));
+        let refused = found(&handles, foreign("user"), 0).unwrap_err();
+        assert!(refused.starts_with("emb_read: several stores have a table \"user\""), "{refused}");
+    }
+
+    #[test]
+    fn a_handle_releases_only_what_was_opened_under_its_number() {
+        let (mut handles, store) = (Handles::default(), store());
+        let own = handles.open(placed(0, &store, "user"));
+        let refused = handles.release(foreign("user")).unwrap_err().to_string();
+        assert!(
+            refused.starts_with("hashtable_release: this handle of table \"user\" was released"),
+            "{refused}"
+        );
+        assert!(handles.find(OP, foreign("user"), 0).is_ok());
+        handles.release(own).unwrap();
+        assert!(handles.release(own).is_err());
+        let missing = handles.table(OP, own.number).unwrap_err().to_string();
+        assert_eq!(missing, "emb_read: the table was released during the call");
+    }
 }

@@ -1,6 +1,7 @@
 //! What each operator does, on slices. `ops.cpp` has checked shapes and dtypes and staged the tensors on the host.
 //!
-//! Every function here runs behind [`guard`]: an error or a panic becomes an exception.
+//! A table is given by its number, which [`find_table`] and [`check_dim`] read from the words of its handle. Every function
+//! here runs behind [`guard`]: an error or a panic becomes an exception.
 
 use std::collections::BTreeMap;
 
@@ -13,13 +14,27 @@ use recstore::{
 use crate::executor::TorchThreads;
 use crate::ffi::KeptTensors;
 use crate::guard::{Failure, guard};
+use crate::handle_words::{HANDLE_WORDS, HandleWords};
 use crate::kept::{TensorPart, bag_parts};
 use crate::registry::registry;
 
 type Outcome<T = ()> = Result<T, Failure>;
 
-pub(crate) fn make_hashtable(name: &str, dim: i64, config: &str) -> Outcome<i64> {
-    guard(|| registry()?.open(name, &TableConfig::from_json(checked_dim(dim)?, config)?))
+/// The words of a handle.
+pub(crate) fn handle_words() -> usize {
+    HANDLE_WORDS
+}
+
+/// The number of the table that the words of a handle mean.
+pub(crate) fn find_table(operation: &str, words: &[i64]) -> Outcome<i64> {
+    guard(|| registry()?.number_of(operation, HandleWords::read(operation, words)?))
+}
+
+pub(crate) fn make_hashtable(name: &str, dim: i64, config: &str) -> Outcome<Box<Ids>> {
+    guard(|| {
+        let handle = registry()?.open(name, &TableConfig::from_json(checked_dim(dim)?, config)?)?;
+        Ok(Box::new(Ids(handle.to_words().to_vec())))
+    })
 }
 
 pub(crate) fn init_embedding_table(name: &str, num_embeddings: i64, dim: i64, config: &str) -> Outcome<bool> {
@@ -36,8 +51,8 @@ pub(crate) fn init_embedding_table(name: &str, num_embeddings: i64, dim: i64, co
     })
 }
 
-pub(crate) fn hashtable_release(table: i64) -> Outcome {
-    guard(|| registry()?.release(table))
+pub(crate) fn hashtable_release(words: &[i64]) -> Outcome {
+    guard(|| registry()?.release(HandleWords::read("hashtable_release", words)?))
 }
 
 pub(crate) fn drop_table(name: &str) -> Outcome {
@@ -49,13 +64,17 @@ pub(crate) fn set_learning_rate(table: i64, lr: f64) -> Outcome {
 }
 
 /// How messages speak of a table: for the shape checks in C++.
-pub(crate) fn table_text(table: i64) -> String {
-    registry().map_or_else(|error| error.to_string(), |registry| registry.table_text(table))
+pub(crate) fn table_text(operation: &str, words: &[i64]) -> Outcome<String> {
+    guard(|| {
+        let registry = registry()?;
+        let number = registry.number_of(operation, HandleWords::read(operation, words)?)?;
+        Ok(format!("table \"{}\"", registry.table(operation, number)?.table.name()))
+    })
 }
 
-/// Checks a table's dim before rows of that size are made.
-pub(crate) fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Outcome {
-    guard(|| registry()?.check_dim(operation, what, table, dim))
+/// Checks a table's dim before rows of that size are made, and returns the table's number.
+pub(crate) fn check_dim(operation: &str, what: &str, words: &[i64], dim: usize) -> Outcome<i64> {
+    guard(|| registry()?.check_dim(operation, what, HandleWords::read(operation, words)?, dim))
 }
 
 pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {
@@ -344,12 +363,14 @@ pub(crate) fn clear_grads(collector: i64) -> Outcome {
     })
 }
 
-/// The handles of the tables that a collector has gradients for.
+/// The handles of the tables that a collector has gradients for, the words of one after those of another; zeros for one
+/// that was released.
 pub(crate) fn collected_tables(collector: i64) -> Outcome<Box<Ids>> {
     guard(|| {
         let registry = registry()?;
         let tables = registry.collector("collected_tables", collector)?.tables();
-        Ok(Box::new(Ids(tables.into_iter().map(|table| registry.handle_of(table)).collect())))
+        let words = |table| registry.handle_of(table).map_or([0; HANDLE_WORDS], HandleWords::to_words);
+        Ok(Box::new(Ids(tables.into_iter().flat_map(words).collect())))
     })
 }
 

@@ -2,6 +2,7 @@
 
 mod executor;
 mod guard;
+mod handle_words;
 mod handles;
 mod kept;
 mod kernels;
@@ -15,10 +16,10 @@ use kernels::{
     Fetched, Ids, Merged, SlotValues, accept_bag_grads, accept_grad, apply_grads, check_dim, clear_grads,
     collected_grads, collected_tables, collector_release, drop_table, emb_bag, emb_prefetch,
     emb_prefetch_default, emb_prefetch_tables, emb_read, emb_read_default, emb_read_places, emb_update,
-    emb_update_default, emb_wait, emb_write, emb_write_default, hashtable_clear, hashtable_delete,
-    hashtable_ids, hashtable_lookup, hashtable_release, hashtable_size, hashtable_slot, init_embedding_table,
-    make_collector, make_hashtable, merge_gradients, num_prefetches_dropped, panic_with, set_learning_rate,
-    table_text, unique,
+    emb_update_default, emb_wait, emb_write, emb_write_default, find_table, handle_words, hashtable_clear,
+    hashtable_delete, hashtable_ids, hashtable_lookup, hashtable_release, hashtable_size, hashtable_slot,
+    init_embedding_table, make_collector, make_hashtable, merge_gradients, num_prefetches_dropped,
+    panic_with, set_learning_rate, table_text, unique,
 };
 use large_result::{LargeResult, large_result, large_result_bytes};
 use recstore::fork::{
@@ -46,13 +47,15 @@ mod ffi {
         fn after_fork_in_parent();
         fn after_fork_in_child();
 
-        fn make_hashtable(name: &str, dim: i64, config: &str) -> Result<i64>;
+        fn handle_words() -> usize;
+        fn find_table(operation: &str, words: &[i64]) -> Result<i64>;
+        fn make_hashtable(name: &str, dim: i64, config: &str) -> Result<Box<Ids>>;
         fn init_embedding_table(name: &str, num_embeddings: i64, dim: i64, config: &str) -> Result<bool>;
-        fn hashtable_release(table: i64) -> Result<()>;
+        fn hashtable_release(words: &[i64]) -> Result<()>;
         fn drop_table(name: &str) -> Result<()>;
         fn set_learning_rate(table: i64, lr: f64) -> Result<()>;
-        fn table_text(table: i64) -> String;
-        fn check_dim(operation: &str, what: &str, table: i64, dim: usize) -> Result<()>;
+        fn table_text(operation: &str, words: &[i64]) -> Result<String>;
+        fn check_dim(operation: &str, what: &str, words: &[i64], dim: usize) -> Result<i64>;
 
         fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Result<()>;
         fn emb_read_places(table: i64, ids: &[i64], rows: &mut [f32], places: &mut [u32]) -> Result<()>;

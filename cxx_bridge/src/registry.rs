@@ -12,6 +12,7 @@ use recstore_ps::{RemoteConfig, RemoteStore};
 
 use crate::executor::TorchThreads;
 use crate::guard::Failure;
+use crate::handle_words::HandleWords;
 use crate::handles::Handles;
 use crate::stores::{Place, Placed, Stores};
 
@@ -35,6 +36,12 @@ pub struct Registry {
 struct State {
     stores: Stores,
     handles: Handles,
+}
+
+impl State {
+    fn find(&self, operation: &str, handle: HandleWords) -> Result<(i64, &Placed), Failure> {
+        self.handles.find(operation, handle, self.stores.current_number())
+    }
 }
 
 /// Returns the process's registry, made at the first call.
@@ -207,18 +214,23 @@ impl Registry {
 /// What operators ask for.
 impl Registry {
     /// Creates or opens a table, adds a reference and returns its handle.
-    pub(crate) fn open(&self, name: &str, config: &TableConfig) -> Result<i64, Failure> {
+    pub(crate) fn open(&self, name: &str, config: &TableConfig) -> Result<HandleWords, Failure> {
         let placed = self.open_placed(name, config)?;
         Ok(self.change_state(|state| state.handles.open(placed)))
     }
 
-    /// Takes a reference away; without any the handle is unknown from then on, and the rows stay.
-    pub(crate) fn release(&self, handle: i64) -> Result<(), Failure> {
+    /// Takes a reference away; without any the handle's number is unknown from then on, and the rows stay.
+    pub(crate) fn release(&self, handle: HandleWords) -> Result<(), Failure> {
         self.change_state(|state| state.handles.release(handle))
     }
 
+    /// Returns the number of the table that a handle means: the number that all calls below take for a handle.
+    pub(crate) fn number_of(&self, operation: &str, handle: HandleWords) -> Result<i64, Failure> {
+        self.read_state(|state| state.find(operation, handle).map(|(number, _)| number))
+    }
+
     /// Returns the table behind a handle.
-    pub(crate) fn table(&self, operation: &'static str, handle: i64) -> Result<Placed, Failure> {
+    pub(crate) fn table(&self, operation: &str, handle: i64) -> Result<Placed, Failure> {
         self.read_state(|state| state.handles.table(operation, handle).cloned())
     }
 
@@ -278,18 +290,19 @@ impl Registry {
         work(&*store, &tables).map_err(|error| self.name_dropped(operation, number, error))
     }
 
-    /// Checks that rows of a table have `dim` elements, before anything of that size is made.
+    /// Checks that rows of a table have `dim` elements, before anything of that size is made, and returns the table's
+    /// number: one search for both.
     pub(crate) fn check_dim(
         &self,
         operation: &str,
         what: &str,
-        handle: i64,
+        handle: HandleWords,
         dim: usize,
-    ) -> Result<(), Failure> {
+    ) -> Result<i64, Failure> {
         self.read_state(|state| {
-            let table = &state.handles.table(operation, handle)?.table;
+            let (number, Placed { table, .. }) = state.find(operation, handle)?;
             if table.dim() == dim {
-                return Ok(());
+                return Ok(number);
             }
             let (name, expected) = (table.name(), table.dim());
             Err(Failure::Runtime(format!(
@@ -306,14 +319,6 @@ impl Registry {
         self.read_state(|state| match state.handles.table_at(Place { store, table: TableId(id) }) {
             Some(placed) => dropped(operation, placed.table.name()),
             None => error.into(),
-        })
-    }
-
-    /// Returns how messages speak of the table behind a handle.
-    pub(crate) fn table_text(&self, handle: i64) -> String {
-        self.read_state(|state| match state.handles.table("", handle) {
-            Ok(placed) => format!("table \"{}\"", placed.table.name()),
-            Err(_) => format!("unknown table handle {handle}"),
         })
     }
 
@@ -364,8 +369,8 @@ impl Registry {
         self.read_state(|state| state.handles.collector(operation, handle))
     }
 
-    /// Returns the handle of an open table, and 0 for one whose handle was released.
-    pub(crate) fn handle_of(&self, place: Place) -> i64 {
+    /// Returns the handle of an open table, and none for one whose handle was released.
+    pub(crate) fn handle_of(&self, place: Place) -> Option<HandleWords> {
         self.read_state(|state| state.handles.handle_of(place))
     }
 

@@ -73,7 +73,7 @@ mod tests {
         registry.choose(Arc::new(LocalStore::new(Box::new(Serial))));
         assert!(registry.find_table("t").unwrap().is_none());
         let second = registry.open("t", &zeros).unwrap();
-        (registry, [first, second])
+        (registry, [first.number, second.number])
     }
 
     fn step(registry: &Registry, gradients: &[(i64, [f32; 1])]) -> std::result::Result<(), Failure> {

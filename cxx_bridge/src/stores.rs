@@ -77,6 +77,11 @@ impl Stores {
         self.servers.get(number).cloned()
     }
 
+    /// Returns the number of the store that was chosen.
+    pub(crate) fn current_number(&self) -> usize {
+        self.current
+    }
+
     /// Returns the store that was chosen and its number.
     pub(crate) fn current(&self) -> (usize, Arc<dyn EmbeddingStore>) {
         (self.current, self.store(self.current))

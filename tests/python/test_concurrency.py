@@ -263,7 +263,7 @@ def test_handles_are_never_given_out_twice(table_name: Callable[[], str]) -> Non
     def open_and_release() -> None:
         for _ in range(200):
             handle = operators.make_hashtable(table_name(), 1)
-            handles.append(int(handle))
+            handles.append(int(handle[0]))
             operators.hashtable_release(handle)
 
     assert at_once(*[open_and_release] * THREADS) == []

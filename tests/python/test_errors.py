@@ -34,7 +34,7 @@ IDS = torch.tensor([1, 2])
 NO_IDS = IDS[:0]
 ROWS = torch.ones(2, DIM)
 NOBODY = torch.tensor(2**40)
-"""A handle that was never given out."""
+"""A collector's handle that was never given out."""
 
 INF, NAN = math.inf, math.nan
 
@@ -408,26 +408,36 @@ def test_malformed_offsets_are_refused_with_their_position(offsets: list[int], w
 @pytest.mark.parametrize("operation", HANDLE_CALLS)
 def test_a_handle_that_is_none_is_refused(operation: str, table: Table) -> None:
     call = HANDLE_CALLS[operation]
-    unknown = f"{operation}: table handle {NOBODY.item()} is unknown, released or dropped"
-    with refused(table.name, RuntimeError, unknown):
-        call(NOBODY)
+    unmarked = f"{operation}: table must be a handle as make_hashtable gives it, got other numbers of its shape"
+    with refused(table.name, RuntimeError, unmarked):
+        call(torch.zeros_like(table.handle))
+    shape = list(table.handle.shape)
     for handle, text in [
         (torch.tensor([1]), "Long of shape [1]"),
-        (torch.tensor(1.0), "Float of shape []"),
-        (torch.tensor(1, dtype=torch.int32), "Int of shape []"),
+        (NOBODY, "Long of shape []"),
+        (table.handle.float(), f"Float of shape {shape}"),
+        (table.handle.int(), f"Int of shape {shape}"),
     ]:
-        expected = f"{operation}: table must be a handle, a 0-d int64 CPU tensor, got {text}"
+        expected = f"{operation}: table must be a handle, a contiguous int64 CPU tensor of shape {shape}, got {text}"
         with refused(table.name, RuntimeError, expected):
             call(handle)
 
 
 @pytest.mark.parametrize("operation", HANDLE_CALLS)
 def test_a_released_handle_is_refused(operation: str, table: Table, table_name: Callable[[], str]) -> None:
-    handle = operators.make_hashtable(table_name(), DIM)
+    name = table_name()
+    handle = operators.make_hashtable(name, DIM)
     operators.hashtable_release(handle)
-    expected = f"{operation}: table handle {handle.item()} is unknown, released or dropped"
+    expected = f'{operation}: table "{name}" is not open in this process; open it first, by a module or make_hashtable'
     with refused(table.name, RuntimeError, expected):
         HANDLE_CALLS[operation](handle)
+
+
+@pytest.mark.parametrize("operation", HANDLE_CALLS)
+def test_a_handle_from_another_process_means_the_table_of_its_name(operation: str, table: Table) -> None:
+    foreign = table.handle.clone()
+    foreign[0] += 1
+    HANDLE_CALLS[operation](foreign)
 
 
 @pytest.mark.parametrize("operation", HANDLE_CALLS)
@@ -442,15 +452,17 @@ def test_a_dropped_table_is_refused_by_name(operation: str, table: Table, table_
 def test_an_unknown_collector_is_refused(operation: str, table: Table) -> None:
     released = operators.make_collector()
     operators.collector_release(released)
-    for collector in [NOBODY, released, table.handle]:
-        expected = f"{operation}: collector handle {collector.item()} is unknown or released"
+    for collector in [NOBODY, released, table.handle[0]]:
+        expected = f"{operation}: collector handle {collector.item()} is unknown, released or of another process"
         with refused(table.name, RuntimeError, expected):
             COLLECTOR_CALLS[operation](collector)
 
 
-def test_a_collector_is_no_table(table: Table) -> None:
-    with refused(table.name, RuntimeError, "is unknown, released or dropped"):
+def test_a_collector_is_no_table_and_a_table_no_collector(table: Table) -> None:
+    with refused(table.name, RuntimeError, "emb_read: table must be a handle"):
         operators.emb_read(table.collector, IDS, DIM)
+    with refused(table.name, RuntimeError, "clear_grads: collector must be a handle, a contiguous int64 CPU tensor of"):
+        operators.clear_grads(table.handle)
 
 
 def test_an_update_rule_that_nobody_registered_is_named(table_name: Callable[[], str]) -> None:

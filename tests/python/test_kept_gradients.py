@@ -505,11 +505,11 @@ REFUSED: dict[str, tuple[Callable[[Table], dict[str, Any]], str]] = {
     "places": (lambda t: {"places": torch.zeros(8)}, "accept_bag_grads: places must be int32, as a lookup gave them"),
     "an unknown collector": (
         lambda t: {"collectors": [t.collector, longs(10**9)[0]]},
-        "collector handle 1000000000 is unknown or released",
+        "collector handle 1000000000 is unknown, released or of another process",
     ),
     "an unknown table": (
-        lambda t: {"tables": [t.handle, longs(10**9)[0]]},
-        "table handle 1000000000 is unknown, released or dropped",
+        lambda t: {"tables": [t.handle, torch.zeros_like(t.handle)]},
+        "accept_bag_grads: table must be a handle as make_hashtable gives it, got other numbers of its shape",
     ),
 }
 

@@ -41,7 +41,7 @@ def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -
     ids = check_ids(ids)
     if is_transformed():
         return transformed.read_rows(ids, transformed.Lookup(table, padding_idx))
-    if not (torch.is_grad_enabled() and table.requires_grad):
+    if not needs_backward(table, None):
         return operators.emb_read(table.handle, ids, table.dim)
     return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
 
@@ -97,9 +97,20 @@ def embedding_bag(
 
 
 def needs_backward(table: Table, weights: Tensor | None) -> bool:
-    """Whether a lookup leads to gradients, of rows or of their weights."""
+    """Whether a lookup leads to gradients, of rows or of their weights.
+
+    Raises:
+        RuntimeError: it does, under `torch.jit.trace`, whose programs collect none.
+    """
     wants_weights = weights is not None and weights.requires_grad
-    return torch.is_grad_enabled() and (table.requires_grad or wants_weights)
+    if not (torch.is_grad_enabled() and (table.requires_grad or wants_weights)):
+        return False
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            f'table "{table.name}": a program of torch.jit.trace collects no gradients, so its lookups are traced '
+            "without; trace under torch.no_grad()"
+        )
+    return True
 
 
 def _flat_bags(

@@ -23,6 +23,7 @@ from recstore_ops.client.client import evict
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import TableModule
+from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.transformed import Lookup, read_rows
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
@@ -202,6 +203,9 @@ class HashTable(TableModule):
             ((rows_UD, inverse_N, _),) = sharded_rows([Request(table, ids_N, inserts=self.insert_on_lookup)])
         else:
             distinct_U, inverse_N = _distinct(ids_N)
+            if not needs_backward(table, None):
+                _, rows_UD = operators.hashtable_lookup(table.handle, distinct_U, table.dim, self.insert_on_lookup)
+                return rows_UD.index_select(0, inverse_N)
             _, rows_UD = HashTableLookupFunction.apply(  # type: ignore[misc]
                 table.anchor, distinct_U, table.handle, table.collector, table.dim, self.insert_on_lookup
             )

@@ -112,8 +112,14 @@ class TableParameter(nn.Parameter):
             memo[id(self)] = TableParameter.of(table, self.dtype, self._owner, self.requires_grad)
         return memo[id(self)]
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., TableParameter], tuple[Any, ...]]:
-        return (TableParameter.of, (self._table, self.dtype, self._owner, self.requires_grad))
+    def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., nn.Parameter], tuple[Any, ...]]:
+        # A module makes its stand-in anew. A program has it alone, and must not open the table where it is loaded.
+        return (_scalar, (self.dtype, self.requires_grad))
+
+
+def _scalar(dtype: torch.dtype, requires_grad: bool) -> nn.Parameter:
+    """A parameter without a table."""
+    return nn.Parameter(torch.zeros((), dtype=dtype, device="cpu"), requires_grad)
 
 
 class _Collected(Tensor):

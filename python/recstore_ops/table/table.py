@@ -39,7 +39,8 @@ class Table:
         shard: this process's part of a table that the ranks of a group share; all of them open it together.
 
     Attributes:
-        handle: int64, 0-d, CPU: what the operators take for the table.
+        handle: int64, 1-D, CPU: what the operators take for the table. It holds the table's name, so that it is good
+            in every process that has the table open.
         collector: int64, 0-d, CPU: what they take for the gradients collected through this `Table`.
         anchor: a scalar that puts lookups on autograd's tape, unless the table is frozen; it never gets a gradient.
         table_id: the table's number, which no other table ever has.
@@ -135,7 +136,9 @@ class Table:
 
     def has_collected(self) -> bool:
         """Whether gradients were collected and not yet applied."""
-        return self._lent is not None or operators.collected_tables(self.collector).numel() > 0
+        # Tracers look at the `.grad` of stand-ins.
+        with _disable_current_modes():
+            return self._lent is not None or operators.collected_tables(self.collector).numel() > 0
 
     def collected(self) -> list[tuple[str, Tensor, Tensor]]:
         """The gradients collected and not yet applied: `(table_name, ids [U], grads [U, dim])`, ids distinct."""

@@ -49,6 +49,7 @@ pub use config::{
     NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
+pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;
 pub use kernel::parallel::{Executor, Serial};

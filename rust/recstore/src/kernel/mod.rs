@@ -2,6 +2,7 @@
 
 pub(crate) mod bits;
 pub(crate) mod cache;
+pub(crate) mod drawn;
 pub(crate) mod elements;
 pub(crate) mod hash;
 pub(crate) mod pages;

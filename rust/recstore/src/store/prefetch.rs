@@ -12,6 +12,7 @@ use std::thread;
 use crossbeam_channel::{Sender, unbounded};
 
 use super::embedding_table::EmbeddingTable;
+use crate::kernel::drawn::drawn_number;
 use crate::{Error, Result, fork};
 
 /// The number of a prefetch. It is never given to another one.
@@ -112,8 +113,7 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
             state.pending.pop_first();
             state.dropped += 1;
         }
-        state.last += 1;
-        let id = PrefetchId(state.last);
+        let id = state.next_id();
         let issued_at = state.first_change + state.changes.len() as u64;
         state.pending.insert(id, Pending { requests, rows, issued_at });
         self.forget_old_changes(&mut state);
@@ -260,6 +260,14 @@ impl<K> Default for State<K> {
 }
 
 impl<K> State<K> {
+    /// Returns a number above all before, so that the oldest comes first. It ends in drawn bits: a number that came from
+    /// another process is none of a prefetch here.
+    fn next_id(&mut self) -> PrefetchId {
+        const DRAWN_BITS: u32 = 23;
+        self.last += 1;
+        PrefetchId(self.last << DRAWN_BITS | (drawn_number() >> (u64::BITS - DRAWN_BITS)) as i64)
+    }
+
     fn num_open(&self) -> usize {
         self.pending.len() + self.waiting.len()
     }
@@ -388,6 +396,15 @@ mod tests {
         assert_eq!(prefetches.wait(id).unwrap(), [noted.read(&[1, 2]), vec![]]);
         assert_eq!(prefetches.wait(id), Err(Error::UnknownPrefetch { prefetch: id.0 }));
         assert_eq!(prefetches.wait(PrefetchId(99)), Err(Error::UnknownPrefetch { prefetch: 99 }));
+    }
+
+    #[test]
+    fn prefetches_of_others_have_other_numbers() {
+        let [one, other] = [Noted::new(8), Noted::new(8)];
+        let foreign = one.issue(&[1]);
+        let ids = [other.issue(&[1]), other.issue(&[1])];
+        assert!(ids[0] < ids[1]);
+        assert_eq!(other.prefetches.wait(foreign), Err(Error::UnknownPrefetch { prefetch: foreign.0 }));
     }
 
     #[test]

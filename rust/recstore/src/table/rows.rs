@@ -1,7 +1,6 @@
 //! What the lock of a table guards: ids, rows, what is noted of them, and the counts of what was done.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::admission::Admission;
 use super::budget::Account;
@@ -17,6 +16,7 @@ use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use super::sweep::Sweep;
 use super::usages::Usages;
+use crate::kernel::drawn::drawn_number;
 use crate::kernel::parallel::Serial;
 use crate::lifecycle::Usage;
 use crate::{Error, Result};
@@ -55,10 +55,9 @@ pub(super) struct Rows {
     pub(super) evictions: u64,
 }
 
-/// Numbers epochs: none is ever given out twice in a process.
+/// Numbers epochs: none is ever given out twice, whatever the process, for places may leave theirs.
 pub(super) fn next_epoch() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed)
+    drawn_number()
 }
 
 impl Rows {
