@@ -141,7 +141,7 @@ fn merged<K: Clone>(
         return None;
     }
     let count = gradients.original_len();
-    let sums = Box::new(Sums { merged, firsts, count, dim: first.dim });
+    let sums: Box<dyn KeptGradients> = Box::new(Sums { merged, firsts, count, dim: first.dim });
     let passes = collected.iter().map(|chunk| chunk.passes).sum();
     let one = CollectedGradients::new(first.table.clone(), first.name.clone(), first.dim, vec![sums]);
     Some(CollectedGradients { passes, ..one })
