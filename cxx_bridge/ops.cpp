@@ -371,6 +371,13 @@ std::optional<Tensor> host_places(const char* op, const std::optional<Tensor>& p
   return on_host(*places);
 }
 
+// Tells of gradients that nobody applies.
+void warn(const rust::String& overdue) {
+  if (!overdue.empty()) {
+    std::cerr << "recstore_ops: warning: " << std::string(overdue) << '\n';
+  }
+}
+
 void accept_grad_op(
     const Tensor& collector,
     const Tensor& table,
@@ -385,7 +392,7 @@ void accept_grad_op(
       host_ids("accept_grad", ids), host_floats("accept_grad", "gradients", grads), std::nullopt,
       host_places("accept_grad", places), keep);
   const auto dim = static_cast<std::size_t>(grads.size(-1));
-  call([&] { accept_grad(into, handle, tensors, dim, optional_id(padding_idx)); });
+  warn(call([&] { return accept_grad(into, handle, tensors, dim, optional_id(padding_idx)); }));
 }
 
 void accept_bag_grads_op(
@@ -422,10 +429,10 @@ void accept_bag_grads_op(
   }
   const auto tensors = std::make_shared<KeptTensors>(
       bags.ids, host_floats(op, "gradients", grads), bags.weights, host_places(op, places), keep);
-  call([&] {
-    accept_bag_grads({into.data(), into.size()}, {handles.data(), handles.size()}, ids_slice(bags.offsets), tensors,
-                     {dims.data(), dims.size()}, optional_id(padding_idx));
-  });
+  warn(call([&] {
+    return accept_bag_grads({into.data(), into.size()}, {handles.data(), handles.size()}, ids_slice(bags.offsets),
+                            tensors, {dims.data(), dims.size()}, optional_id(padding_idx));
+  }));
 }
 
 void apply_grads_op(const std::vector<Tensor>& collectors) {

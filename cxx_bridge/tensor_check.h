@@ -68,17 +68,19 @@ inline int32_t dtype_of(const Tensor& tensor) {
   return dtype;
 }
 
-// Ids, or offsets, on the host as int64. uint64 ids keep their bits; int32 ids are widened. `what` names them in the
-// message.
+// Ids, or offsets, on the host as int64. uint64 ids keep their bits; narrower ones are widened. `what` names them in
+// the message.
 inline Tensor host_ids(const char* op, const Tensor& ids, const char* what = "ids") {
   const int32_t dtype = dtype_of(ids);
   if (dtype == aoti_torch_dtype_int64() || dtype == aoti_torch_dtype_uint64()) {
     return on_host(ids);
   }
-  if (dtype == aoti_torch_dtype_int32()) {
+  if (dtype == aoti_torch_dtype_int32() || dtype == aoti_torch_dtype_int16() || dtype == aoti_torch_dtype_int8() ||
+      dtype == aoti_torch_dtype_uint8()) {
     return torch::stable::to(on_host(ids), ScalarType::Long);
   }
-  refuse(op, ": ", what, " must be int64, uint64 or int32, got ", torch::headeronly::toString(ids.scalar_type()));
+  refuse(op, ": ", what, " must be int64, uint64, int32, int16, int8 or uint8, got ",
+         torch::headeronly::toString(ids.scalar_type()));
 }
 
 // Rows, gradients or weights on the host as float32. `what` names them in the message, such as "gradients".

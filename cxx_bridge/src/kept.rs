@@ -43,6 +43,7 @@ impl KeptGradients for TensorPart {
             weights: if weights.is_empty() { weights } else { &weights[self.ids.clone()] },
             padding_idx: self.padding_idx,
             places: self.tensors.places().get(places).unwrap_or_default(),
+            merged_from: None,
         }
     }
 

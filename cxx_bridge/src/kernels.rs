@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use cxx::SharedPtr;
 use recstore::{
-    BagInput, CollectedStep, EmbeddingTable, GradientChunk, GradientCollector, KeptGradients,
+    BagInput, CollectedStep, EmbeddingTable, Error, GradientChunk, GradientCollector, KeptGradients,
     MergedGradients, PoolingMode, PrefetchId, Step, TableConfig, TableUpdate,
 };
 
@@ -151,6 +151,16 @@ pub(crate) fn emb_bag(
     })
 }
 
+/// Checks what cuts ids into parts, and calls it `what`.
+fn check_offsets(operation: &str, what: &str, offsets: &[i64], num_ids: usize) -> Outcome {
+    recstore::check_offsets(offsets, num_ids).map_err(|error| match error {
+        Error::InvalidBag { message } => {
+            Failure::Runtime(format!("{operation}: {}", message.replacen("offsets", what, 1)))
+        }
+        error => error.into(),
+    })
+}
+
 fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
     match mode {
         0 => Ok(PoolingMode::Sum),
@@ -174,7 +184,7 @@ pub(crate) fn emb_prefetch_default(dim: usize, ids: &[i64]) -> Outcome<i64> {
 /// The ids of table t lie from `splits[t]` up to `splits[t + 1]`.
 pub(crate) fn emb_prefetch_tables(tables: &[i64], ids: &[i64], splits: &[i64]) -> Outcome<i64> {
     guard(|| {
-        recstore::check_offsets(splits, ids.len())?;
+        check_offsets("emb_prefetch", "splits", splits, ids.len())?;
         let registry = registry()?;
         let parts = splits.windows(2).map(|pair| &ids[pair[0] as usize..pair[1] as usize]);
         let requests = tables.iter().zip(parts).map(|(&table, ids)| registry.request(table, ids));
@@ -292,14 +302,14 @@ pub(crate) fn collector_release(collector: i64) -> Outcome {
     guard(|| registry()?.remove_collector(collector))
 }
 
-/// `tensors` hold a row of `dim` elements for each id.
+/// `tensors` hold a row of `dim` elements for each id. Returns what is to be told of a collector that nobody empties.
 pub(crate) fn accept_grad(
     collector: i64,
     table: i64,
     tensors: SharedPtr<KeptTensors>,
     dim: usize,
     padding_idx: &[i64],
-) -> Outcome {
+) -> Outcome<String> {
     guard(|| {
         let part = TensorPart {
             ids: 0..tensors.ids().len(),
@@ -310,7 +320,7 @@ pub(crate) fn accept_grad(
             padding_idx: padding_idx.first().copied(),
             tensors,
         };
-        accept(collector, table, vec![Box::new(part)])
+        accept([((collector, table), vec![Box::new(part) as Box<dyn KeptGradients>])])
     })
 }
 
@@ -323,9 +333,9 @@ pub(crate) fn accept_bag_grads(
     tensors: SharedPtr<KeptTensors>,
     dims: &[i64],
     padding_idx: &[i64],
-) -> Outcome {
+) -> Outcome<String> {
     guard(|| {
-        recstore::check_offsets(offsets, tensors.ids().len())?;
+        check_offsets("accept_bag_grads", "offsets", offsets, tensors.ids().len())?;
         let dims: Vec<usize> = dims.iter().map(|&dim| checked_dim(dim)).collect::<Outcome<_>>()?;
         let mut chunks = BTreeMap::<(i64, i64), Vec<Box<dyn KeptGradients>>>::new();
         let parts = bag_parts(&tensors, offsets, &dims, padding_idx.first().copied());
@@ -336,14 +346,26 @@ pub(crate) fn accept_bag_grads(
             registry()?.collector("accept_grad", collector)?;
             registry()?.with_table("accept_grad", table, |table| table.check_open("accept_grad"))?;
         }
-        chunks.into_iter().try_for_each(|((collector, table), parts)| accept(collector, table, parts))
+        accept(chunks)
     })
 }
 
-fn accept(collector: i64, table: i64, parts: Vec<Box<dyn KeptGradients>>) -> Outcome {
-    let registry = registry()?;
-    let collector = registry.collector("accept_grad", collector)?;
-    registry.with_placed("accept_grad", table, |place, table| collector.accept(place, table, parts))
+/// What one backward pass gave, by collector and table.
+type Passes = ((i64, i64), Vec<Box<dyn KeptGradients>>);
+
+/// Hands what one backward pass gave to collectors; merges what they have where that is worth it.
+fn accept(passes: impl IntoIterator<Item = Passes>) -> Outcome<String> {
+    const OPERATION: &str = "accept_grad";
+    let (registry, mut accepted) = (registry()?, Vec::new());
+    for ((collector, handle), parts) in passes {
+        let collector = registry.collector(OPERATION, collector)?;
+        registry.with_placed(OPERATION, handle, |place, table| collector.accept(place, table, parts))?;
+        accepted.push((collector, registry.table(OPERATION, handle)?));
+    }
+    let lookups = accepted.iter().map(|(collector, placed)| (&**collector, placed.place, &*placed.table));
+    GradientCollector::merge_early(&TorchThreads, &lookups.collect::<Vec<_>>());
+    let overdue = accepted.iter().find_map(|(collector, placed)| collector.overdue(&placed.place));
+    Ok(overdue.map(|overdue| overdue.to_string()).unwrap_or_default())
 }
 
 pub(crate) fn apply_grads(collectors: &[i64]) -> Outcome {

@@ -108,7 +108,7 @@ mod ffi {
             tensors: SharedPtr<KeptTensors>,
             dim: usize,
             padding_idx: &[i64],
-        ) -> Result<()>;
+        ) -> Result<String>;
         fn accept_bag_grads(
             collectors: &[i64],
             tables: &[i64],
@@ -116,7 +116,7 @@ mod ffi {
             tensors: SharedPtr<KeptTensors>,
             dims: &[i64],
             padding_idx: &[i64],
-        ) -> Result<()>;
+        ) -> Result<String>;
         fn apply_grads(collectors: &[i64]) -> Result<()>;
         fn clear_grads(collector: i64) -> Result<()>;
         fn collected_tables(collector: i64) -> Result<Box<Ids>>;

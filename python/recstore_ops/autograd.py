@@ -109,6 +109,7 @@ class _DistEmbBagFunction(Function):
         dim: int,
         mode: int,
         padding_idx: int | None,
+        scale_grad_by_freq: bool,
     ) -> Tensor:
         ids, offsets = unshared(ids), unshared(offsets)
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
@@ -118,7 +119,7 @@ class _DistEmbBagFunction(Function):
         needs_rows = ctx.needs_input_grad[1]
         rows_ND = operators.emb_read(table, ids, dim) if needs_rows else None
         ctx.save_for_backward(anchor, ids, offsets, table, collector, weights_N, max_positions_BD, rows_ND, places)
-        ctx.dim, ctx.mode, ctx.padding_idx = dim, mode, padding_idx
+        ctx.dim, ctx.mode, ctx.padding_idx, ctx.scale_grad_by_freq = dim, mode, padding_idx, scale_grad_by_freq
         return pooled_BD
 
     @staticmethod
@@ -128,18 +129,21 @@ class _DistEmbBagFunction(Function):
         if ctx.mode == operators.MAX:
             grad_ND = _max_gradients(grad_BD, max_positions_BD, ids.shape[0])
             _collect(anchor, collector, table, ids, grad_ND, ctx.padding_idx, places)
-            return (None,) * 9
+            return (None,) * 10
         counted_N = None if ctx.padding_idx is None else ids != ctx.padding_idx
         if ctx.mode == operators.MEAN:
             grad_BD = grad_BD / _bag_sizes(offsets, counted_N)
         bags = _Bags(anchor, [collector], [table], ids, offsets, [ctx.dim], ctx.padding_idx)
-        bags.collect(ctx, grad_BD, weights_N, places)
+        factors_N = weights_N
+        if ctx.scale_grad_by_freq:
+            factors_N = _shares(ids) if weights_N is None else _shares(ids) * weights_N
+        bags.collect(ctx, grad_BD, factors_N, places)
         grad_weights_N = None
         if rows_ND is not None:
             grad_weights_N = (grad_BD[_bag_of_each(ids, offsets)] * bags.on_tape(rows_ND)).sum(-1)
             if counted_N is not None:
                 grad_weights_N = grad_weights_N * counted_N
-        return None, grad_weights_N, *((None,) * 7)
+        return None, grad_weights_N, *((None,) * 8)
 
 
 class _Bags(NamedTuple):
@@ -213,6 +217,28 @@ def _max_gradients(grad_BD: Tensor, max_positions_BD: Tensor, num_ids: int) -> T
     held_BD = max_positions_BD >= 0
     held_grad_BD = torch.where(held_BD, grad_BD, 0.0)
     return grad_ND.scatter_add_(0, max_positions_BD.clamp(min=0), held_grad_BD)
+
+
+class _ScaledByFrequency(Function):
+    """Rows `[..., D]` of ids `[...]` as they are; `backward` divides gradients by how often their id occurs."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, ids: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(ids)
+        return rows.view_as(rows)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (ids,) = ctx.saved_tensors
+        return grad_outputs[0] * _shares(ids).unsqueeze(-1), None
+
+
+def _shares(ids: Tensor) -> Tensor:
+    """One by how often each id occurs, float32 in the shape of the ids."""
+    _, inverse = operators.unique(ids)
+    ones_N = torch.ones(ids.numel(), dtype=torch.float32, device=ids.device)
+    counts_N = torch.zeros_like(ones_N).index_add_(0, inverse.reshape(-1), ones_N)
+    return counts_N[inverse].reciprocal()
 
 
 class HashTableLookupFunction(Function):

@@ -81,37 +81,37 @@ WRONG_DTYPES: dict[str, Case] = {
     "read": (
         lambda t: operators.emb_read(t.handle, torch.tensor([1.0]), DIM),
         RuntimeError,
-        "emb_read: ids must be int64, uint64 or int32, got Float",
+        "emb_read: ids must be int64, uint64, int32, int16, int8 or uint8, got Float",
     ),
     "write": (
         lambda t: operators.emb_write(t.handle, IDS.bool(), ROWS),
         RuntimeError,
-        "emb_write: ids must be int64, uint64 or int32, got Bool",
+        "emb_write: ids must be int64, uint64, int32, int16, int8 or uint8, got Bool",
     ),
     "update": (
         lambda t: operators.emb_update(t.handle, IDS.half(), ROWS),
         RuntimeError,
-        "emb_update: ids must be int64, uint64 or int32, got Half",
+        "emb_update: ids must be int64, uint64, int32, int16, int8 or uint8, got Half",
     ),
     "delete": (
         lambda t: operators.hashtable_delete(t.handle, IDS.double()),
         RuntimeError,
-        "hashtable_delete: ids must be int64, uint64 or int32, got Double",
+        "hashtable_delete: ids must be int64, uint64, int32, int16, int8 or uint8, got Double",
     ),
     "lookup": (
-        lambda t: operators.hashtable_lookup(t.handle, IDS.char(), DIM, True),
+        lambda t: operators.hashtable_lookup(t.handle, IDS.to(torch.uint16), DIM, True),
         RuntimeError,
-        "hashtable_lookup: ids must be int64, uint64 or int32, got Char",
+        "hashtable_lookup: ids must be int64, uint64, int32, int16, int8 or uint8, got UInt16",
     ),
     "bag": (
         lambda t: operators.emb_bag(t.handle, IDS.float(), longs(0, 2), DIM, operators.SUM),
         RuntimeError,
-        "emb_bag: ids must be int64, uint64 or int32, got Float",
+        "emb_bag: ids must be int64, uint64, int32, int16, int8 or uint8, got Float",
     ),
     "offsets": (
         lambda t: operators.emb_bag(t.handle, IDS, torch.tensor([0.0, 2.0]), DIM, operators.SUM),
         RuntimeError,
-        "emb_bag: offsets must be int64, uint64 or int32, got Float",
+        "emb_bag: offsets must be int64, uint64, int32, int16, int8 or uint8, got Float",
     ),
     "rows": (
         lambda t: operators.emb_write(t.handle, IDS, ROWS.long()),
@@ -136,7 +136,7 @@ WRONG_DTYPES: dict[str, Case] = {
     "function": (
         lambda t: embedding(IDS.float(), t),
         TypeError,
-        "ids must be int64, int32 or uint64, got torch.float32",
+        "ids must be int64, uint64, int32, int16, int8 or uint8, got torch.float32",
     ),
     "no tensor": (
         lambda t: embedding([1, 2], t),  # type: ignore[arg-type]
@@ -146,7 +146,7 @@ WRONG_DTYPES: dict[str, Case] = {
     "bag function": (
         lambda t: embedding_bag(IDS.float(), t, longs(0)),
         TypeError,
-        "ids must be int64, int32 or uint64, got torch.float32",
+        "ids must be int64, uint64, int32, int16, int8 or uint8, got torch.float32",
     ),
     "bag function's offsets": (
         lambda t: embedding_bag(IDS, t, torch.tensor([0.0])),
@@ -161,7 +161,7 @@ WRONG_DTYPES: dict[str, Case] = {
     "client": (
         lambda t: get_kv_client().pull(t.name, IDS.float()),
         TypeError,
-        "ids must be int64, int32 or uint64, got torch.float32",
+        "ids must be int64, uint64, int32, int16, int8 or uint8, got torch.float32",
     ),
 }
 
@@ -309,10 +309,10 @@ WRONG_BAGS: dict[str, Case] = {
         RuntimeError,
         "emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got 3",
     ),
-    "weights for mean": (
-        lambda t: embedding_bag(IDS, t, longs(0), "mean", torch.ones(2)),
+    "the function's weights for max": (
+        lambda t: embedding_bag(IDS, t, longs(0), "max", torch.ones(2)),
         ValueError,
-        "per_sample_weights need mode \"sum\", got mode 'mean'",
+        'per_sample_weights need mode "sum" or "mean", got mode \'max\'',
     ),
     "weights for max": (
         lambda t: operators.emb_bag(t.handle, IDS, longs(0, 2), DIM, operators.MAX, torch.ones(2)),
@@ -338,7 +338,10 @@ OFFSETS: dict[str, tuple[list[int], str]] = {
     "a negative start": ([-1, 2], "offsets must start at 0, got -1"),
     "a fall": ([0, 2, 1], "offsets must not fall, got 1 after 2 at position 2"),
     "a fall below 0": ([0, -1, 2], "offsets must not fall, got -1 after 0 at position 1"),
-    "a huge offset": ([0, 2**62, 2], "offsets must not fall, got 2 after 4611686018427387904 at position 2"),
+    "a huge offset": (
+        [0, 2**62, 2],
+        "offsets must not exceed the number of ids, 2, got 4611686018427387904 at position 1",
+    ),
     "an end too early": ([0, 1], "offsets must end at the 2 ids, got 1"),
     "an end too late": ([0, 3], "offsets must end at the 2 ids, got 3"),
     "an end far too late": ([0, 2**63 - 1], "offsets must end at the 2 ids, got 9223372036854775807"),

@@ -674,7 +674,7 @@ def test_ids_that_are_no_integers_are_refused(dtype: torch.dtype, table: HashTab
         lambda: table.slot("state_sum", ids),
     ]
     for call in calls:
-        with pytest.raises(TypeError, match="ids must be int64, int32 or uint64"):
+        with pytest.raises(TypeError, match="ids must be int64, uint64, int32, int16, int8 or uint8"):
             call()
     assert len(table) == 0
 

@@ -133,10 +133,10 @@ def _fail(table: DistEmbedding, what: str, is_last: bool) -> None:
 
 OWN = {
     "id": r'^IndexError: table "one fails: id": id 10 at position 1 is outside \[0, 10\)$',
-    "dtype": "^TypeError: ids must be int64, int32 or uint64, got torch.float32$",
+    "dtype": "^TypeError: ids must be int64, uint64, int32, int16, int8 or uint8, got torch.float32$",
     "features": "^ValueError: the batch must hold the features",
     "features without fusion": "^ValueError: the batch must hold the features",
-    "offsets": "^ValueError: .*: offsets must rise from 0 to the number of ids, 2; got offsets from 0 to 2$",
+    "offsets": "^ValueError: .*: offsets must not exceed the number of ids, 2, got 3 at position 1$",
     "gradient": "^RuntimeError: .*one fails: gradient.*(nan|NaN)",
 }
 OTHERS = dict.fromkeys(OWN, "^RuntimeError: a lookup failed on rank 2; its own error tells why$") | {

@@ -57,7 +57,7 @@ def features(step: int, group: Group, keys: list[str]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(keys, torch.cat([ids for ids, _, _ in parts]), lengths=torch.cat(lengths))
 
 
-def train_bag(group: Group, name: str, mode: Any, weighted: bool, padding_idx: int | None) -> tuple[Tensor, Tensor]:
+def train_bag(group: Group, name: str, mode: Any, weighted: bool, padding_idx: Any) -> tuple[Tensor, Tensor]:
     """Trains a bag for ten steps; returns the rows and this rank's gradients of the last factors."""
     bag = DistEmbeddingBag(
         None,
@@ -77,7 +77,7 @@ def train_bag(group: Group, name: str, mode: Any, weighted: bool, padding_idx: i
         pooled = bag(ids, offsets, factors if weighted else None)
         (pooled - 1).square().sum().backward()
         stepper.step()
-    rows = DistEmbedding(None, 5, name, optimizer=ADAGRAD, process_group=group, padding_idx=padding_idx)
+    rows = DistEmbedding(None, 5, name, optimizer=ADAGRAD, process_group=group)
     with torch.no_grad():
         return rows(VOCABULARY), torch.empty(0) if factors.grad is None else factors.grad
 
@@ -88,10 +88,18 @@ def _summed(group: Group) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("mode", "weighted", "padding_idx"),
-    [("sum", False, None), ("sum", True, 7), ("mean", False, 7), ("mean", False, None), ("max", False, -1)],
+    [
+        ("sum", False, None),
+        ("sum", True, 7),
+        ("mean", False, 7),
+        ("mean", False, None),
+        ("mean", True, None),
+        ("mean", True, [int(id) for id in VOCABULARY[:3]]),
+        ("max", False, -1),
+    ],
 )
 def test_bags_train_as_in_one_process(
-    ranks: Ranks, table_name: Callable[[], str], mode: str, weighted: bool, padding_idx: int | None
+    ranks: Ranks, table_name: Callable[[], str], mode: str, weighted: bool, padding_idx: Any
 ) -> None:
     name = table_name()
     alone, grads = train_bag(None, name, mode, weighted, padding_idx)
@@ -99,6 +107,47 @@ def test_bags_train_as_in_one_process(
     for rows, _ in found:
         torch.testing.assert_close(rows, alone, rtol=0, atol=1e-5)
     torch.testing.assert_close(torch.cat([part for _, part in found]), grads, rtol=0, atol=1e-5)
+
+
+def scaled_rows(group: Group, name: str, is_bag: bool, padding_idx: int | None) -> Tensor:
+    """Rows after one step of -1 for each gradient of ones, divided by how often an id occurs on its rank."""
+    options: dict[str, Any] = {"initializer": {"kind": "zeros"}, "optimizer": {"kind": "sgd", "lr": 1.0}}
+    options |= {"process_group": group, "scale_grad_by_freq": True, "padding_idx": padding_idx, **_summed(group)}
+    ids, offsets, _ = own_bags(0, group)
+    if is_bag:
+        module: Any = DistEmbeddingBag(None, 2, name, "sum", **options)
+        module(ids, offsets).sum().backward()
+    else:
+        module = DistEmbedding(None, 2, name, **options)
+        module(ids).sum().backward()
+    SparseOptimizer(modules=[module]).step()
+    reader = DistEmbedding(None, 2, name, **{**options, "padding_idx": None, "scale_grad_by_freq": False})
+    with torch.no_grad():
+        return torch.stack([reader(VOCABULARY)[:, 0], torch.isin(VOCABULARY, ids).float()])
+
+
+@pytest.mark.parametrize("has_padding", [False, True])
+@pytest.mark.parametrize("is_bag", [False, True])
+def test_frequencies_are_those_of_a_ranks_batch(
+    ranks: Ranks, table_name: Callable[[], str], is_bag: bool, has_padding: bool
+) -> None:
+    padding_idx = int(bags(0)[0][0]) if has_padding else None
+    found = ranks.run(2, scaled_rows, table_name(), is_bag, padding_idx)
+    expected = -torch.stack([has_id for _, has_id in found]).sum(0)
+    if has_padding:
+        expected[padding_idx == VOCABULARY] = 0
+    for rows, _ in found:
+        torch.testing.assert_close(rows, expected)
+
+
+def look_up_with_paddings(group: Group, name: str) -> None:
+    DistEmbedding(None, 2, name, padding_idx=[1, 2], process_group=group)(torch.tensor([1]))
+
+
+def test_sharded_rows_refuse_several_padding_ids(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    for error in ranks.errors(2, look_up_with_paddings, name):
+        assert f'table "{name}" is sharded, and rows of it take one padding id, got (1, 2)' in str(error)
 
 
 def gradients_after_a_look_at_factors(group: Group, name: str) -> tuple[int, Tensor]:

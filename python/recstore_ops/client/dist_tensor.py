@@ -193,6 +193,8 @@ class DistTensor:
 
 def _as_ids(ids: Tensor | Sequence[int] | int) -> Tensor:
     if isinstance(ids, Tensor):
+        if ids.dtype == torch.uint8:
+            raise TypeError("a DistTensor takes no uint8 index, which torch takes for a mask; convert ids to int64")
         return check_ids(ids)
     tensor = torch.as_tensor(ids, dtype=None, device="cpu")  # Of the type of its values, so that floats are refused.
     return check_ids(tensor.to(torch.int64) if tensor.numel() == 0 else tensor)

@@ -1,7 +1,7 @@
 """`DistEmbedding`: `torch.nn.Embedding` over a table that grows by id."""
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, wit
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions, config_options
 from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.functional import embedding
+from recstore_ops.nn.padding import PaddingIdx, padding_ids, with_one_padding
 from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
@@ -27,6 +28,7 @@ from recstore_ops.sharding.rows import Request
 from recstore_ops.state.keys import add_rows, load_rows
 from recstore_ops.state.rows import table_rows
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.refusals import NO_MAX_NORM
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error, opening
 
@@ -51,20 +53,24 @@ class TableModule(ClosedModule):
             without it rows start at their initial values, without being stored. `dtype` is that of the rows, in which
             it may return them.
         lr: the learning rate, where neither `optimizer` nor the configuration file has one; 0.01 by default.
-        padding_idx: an id that gets no gradient; its row in a new table is zero, as in `torch.nn`.
+        padding_idx: an id that gets no gradient, or several; their rows in a new table are zero, as in `torch.nn`.
+        max_norm: refused: a lookup changes no row.
+        scale_grad_by_freq: whether the gradient of a row is divided by how often its id occurs in the batch, before
+            the gradients of several batches are summed.
         output_dtype: the type of what `forward` gives: `torch.float32`, the default, or that of the rows.
         **options: see `recstore_ops.TableOptions`, which describes each: `optimizer`, `initializer`, `dtype`, `seed`,
             `admission`, `eviction`, `memory_limit`, `disk`, `process_group` and others.
 
     Raises:
         TypeError: an option of another name.
-        ValueError: an empty name, an invalid configuration, a table of this name with another one, another
+        ValueError: an empty name, an invalid configuration, a table of this name with another one, `max_norm`, another
             `output_dtype`, or ranks that make different modules.
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
             `process_group`; or another rank could not make its module.
     """
 
     _fixed: ClassVar[frozenset[str]] = frozenset({"num_embeddings", "embedding_dim", "name", "table"})
+    _scale_grad_by_freq = False
 
     @takes(TableOptions, DEFAULTS)
     def __init__(
@@ -75,13 +81,18 @@ class TableModule(ClosedModule):
         init_func: InitFunc | None = None,
         lr: float = DEFAULT_LR,
         *,
-        padding_idx: int | None = None,
+        padding_idx: PaddingIdx = None,
+        max_norm: float | None = None,
+        scale_grad_by_freq: bool = False,
         output_dtype: torch.dtype | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
         super().__init__()
+        self._scale_grad_by_freq = scale_grad_by_freq
         shard = Shard.of(options)
         with disagreeing_on_error(shard):
+            if max_norm is not None:
+                raise ValueError(f"{type(self).__name__}: {NO_MAX_NORM}")
             config = configure_table(name, embedding_dim, num_embeddings, lr=lr, **config_options(options))
             self.num_embeddings = config.num_embeddings
             self.embedding_dim = embedding_dim
@@ -106,10 +117,10 @@ class TableModule(ClosedModule):
         self._zero_padding_row()
 
     def _zero_padding_row(self) -> None:
-        if self.padding_idx is not None:
-            write_own(
-                self.table, _id(self.padding_idx), torch.zeros(1, self.embedding_dim, dtype=torch.float32, device="cpu")
-            )
+        ids = padding_ids(self.padding_idx)
+        if ids:
+            zeros = torch.zeros(len(ids), self.embedding_dim, dtype=torch.float32, device="cpu")
+            write_own(self.table, _ids(ids), zeros)
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the stand-in: a pickle must not name a type that is not public.
@@ -201,7 +212,8 @@ class TableModule(ClosedModule):
 
     def requests(self, features: Tensor) -> list[Request]:
         """What a forward of these ids looks up in a sharded table, for `ShardedPipeline`."""
-        return [Request(self.table, check_ids(features), self.padding_idx)]
+        ids, padding_idx = with_one_padding(check_ids(features), self.padding_idx)
+        return [Request(self.table, ids, padding_idx)]
 
     @eager_only
     def reset_parameters(self) -> None:
@@ -230,6 +242,8 @@ class TableModule(ClosedModule):
         text = f"{size}, {self.embedding_dim}, name={self.name!r}"
         if self.table.config.dtype != "float32":
             text = f"{text}, dtype={self.table.config.dtype}"
+        if self._scale_grad_by_freq:
+            text = f"{text}, scale_grad_by_freq=True"
         return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"
 
 
@@ -265,15 +279,15 @@ class DistEmbedding(TableModule):
         module = cls(num_embeddings, dim, name, init_func=lambda shape, dtype: rows, **kwargs)
         if not module.table.is_new:
             raise ValueError(f'table "{name}" exists; from_pretrained needs a new one')
-        if module.padding_idx is not None:
-            padding_row = rows[module.padding_idx].to(torch.float32)
-            write_own(module.table, _id(module.padding_idx), padding_row.unsqueeze(0))
+        ids = padding_ids(module.padding_idx)
+        if ids:
+            write_own(module.table, _ids(ids), rows[list(ids)].to(torch.float32))
         module.frozen = freeze
         return module
 
     def forward(self, ids: Tensor) -> Tensor:
         """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`."""
-        rows = embedding(ids, self.looked_up(), self.padding_idx)
+        rows = embedding(ids, self.looked_up(), self.padding_idx, self._scale_grad_by_freq)
         if rows.dtype != self.output_dtype:
             rows = rows.to(self.output_dtype)
         return rows
@@ -300,22 +314,25 @@ def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
             )
 
 
-def _id(number: int) -> Tensor:
-    return torch.tensor([number], dtype=torch.int64, device="cpu")
+def _ids(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.int64, device="cpu")
 
 
-def _keeping(config: TableConfig, padding_idx: int | None) -> TableConfig:
-    """Makes the padding row one that never leaves."""
+def _keeping(config: TableConfig, padding_idx: PaddingIdx) -> TableConfig:
+    """Makes padding rows ones that never leave."""
     if padding_idx is None or config.eviction is None:
         return config
-    keep_ids = sorted({*config.eviction.get("keep", ()), padding_idx})
+    keep_ids = sorted({*config.eviction.get("keep", ()), *padding_ids(padding_idx)})
     return replace(config, eviction={**config.eviction, "keep": keep_ids})
 
 
-def _wrap_padding_idx(padding_idx: int | None, num_embeddings: int | None) -> int | None:
-    """Lets a negative padding_idx count from the end of a table that has one, as `torch.nn.Embedding` does."""
-    if padding_idx is None:
-        return None
+def _wrap_padding_idx(padding_idx: PaddingIdx, num_embeddings: int | None) -> int | tuple[int, ...] | None:
+    """Lets negative padding ids count from the end of a table that has one, as `torch.nn.Embedding` does."""
+    wrapped = padding_ids([_wrapped(each, num_embeddings) for each in padding_ids(padding_idx)])
+    return wrapped if len(wrapped) > 1 else next(iter(wrapped), None)
+
+
+def _wrapped(padding_idx: int, num_embeddings: int | None) -> int:
     if num_embeddings is None:
         if not -(2**63) <= padding_idx < 2**63:
             raise ValueError(f"padding_idx must be an int64, got {padding_idx}")

@@ -10,6 +10,7 @@ from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import InitFunc, TableModule
 from recstore_ops.nn.functional import embedding_bag
+from recstore_ops.nn.padding import PaddingIdx
 
 
 class DistEmbeddingBag(TableModule):
@@ -18,11 +19,10 @@ class DistEmbeddingBag(TableModule):
     Args:
         num_embeddings: as in `DistEmbedding`, and so are `embedding_dim` and `name`.
         mode: `sum`, `mean` or `max`.
-        padding_idx: an id that no bag counts.
+        padding_idx: an id that no bag counts, or several.
         include_last_offset: whether `offsets` also holds the end of the last bag.
-        max_norm: not supported; raises.
-        scale_grad_by_freq: not supported; raises.
-        init_func: as in `DistEmbedding`, and so are `lr` and `output_dtype`.
+        max_norm: refused, as in `DistEmbedding`.
+        scale_grad_by_freq: as in `DistEmbedding`, and so are `init_func`, `lr` and `output_dtype`; not for mode `max`.
         **options: see `recstore_ops.TableOptions`.
 
     Raises:
@@ -36,7 +36,7 @@ class DistEmbeddingBag(TableModule):
         embedding_dim: int,
         name: str,
         mode: Literal["sum", "mean", "max"] = "mean",
-        padding_idx: int | None = None,
+        padding_idx: PaddingIdx = None,
         include_last_offset: bool = False,
         *,
         max_norm: float | None = None,
@@ -46,8 +46,8 @@ class DistEmbeddingBag(TableModule):
         output_dtype: torch.dtype | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
-        if max_norm is not None or scale_grad_by_freq:
-            raise ValueError("DistEmbeddingBag does not support max_norm and scale_grad_by_freq")
+        if scale_grad_by_freq and mode == "max":
+            raise ValueError('scale_grad_by_freq goes with mode "sum" or "mean", got mode "max"')
         if mode not in ("sum", "mean", "max"):
             raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
         super().__init__(
@@ -57,6 +57,8 @@ class DistEmbeddingBag(TableModule):
             init_func,
             lr,
             padding_idx=padding_idx,
+            max_norm=max_norm,
+            scale_grad_by_freq=scale_grad_by_freq,
             output_dtype=output_dtype,
             **options,
         )
@@ -80,6 +82,7 @@ class DistEmbeddingBag(TableModule):
             per_sample_weights,
             self.include_last_offset,
             self.padding_idx,
+            self._scale_grad_by_freq,
         )
         return pooled.to(self.output_dtype)
 

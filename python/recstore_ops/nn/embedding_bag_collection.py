@@ -21,8 +21,9 @@ from recstore_ops.nn.features import Features, features_at
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
+from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
-from recstore_ops.sharding.pooling import pool_rows
+from recstore_ops.sharding.pooling import bag_of_each, pool_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._torchrec import type_beside
@@ -411,22 +412,28 @@ def _open_bags(config: EmbeddingBagConfig, lr: float, options: TableOptions) -> 
 
 
 def _weights(batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor | None:
-    """The factor of each id, `[N]`, where the batch has them, which go into sums only."""
+    """The weight of each id, `[N]`, where the batch has them."""
     weights_N = batch.weights_or_none()
     if weights_N is not None:
         if weights_N.dtype in {bag.output_dtype for bag in bags}:
             weights_N = weights_N.to(torch.float32)
-        check_weights(batch.values(), weights_N, "mean" if any(bag.mode == "mean" for bag in bags) else "sum")
+        check_weights(batch.values(), weights_N, "sum")
     return weights_N
 
 
 def _with_means(sums_BD: Tensor, batch: KeyedJaggedTensor, bags: list[DistEmbeddingBag]) -> Tensor:
-    """Divides the sums of the `mean` tables by the sizes of their bags, as one bag does."""
+    """Divides the sums of the `mean` tables by the sizes of their bags, or by their weights, as one bag does."""
     if all(bag.mode == "sum" for bag in bags):
         return sums_BD
+    weights_N = _weights(batch, bags)
     lengths_FB = batch.lengths().view(len(bags), batch.stride())
     is_mean_F1 = torch.tensor([[bag.mode == "mean"] for bag in bags], dtype=torch.bool, device=lengths_FB.device)
     dims = [bag.table.dim for bag in bags]
     dim_F = torch.tensor(dims, dtype=torch.int64, device=lengths_FB.device)
-    divisors_FB = lengths_FB.clamp(min=1).where(is_mean_F1, 1).to(torch.float32)
-    return sums_BD / divisors_FB.repeat_interleave(dim_F, dim=0, output_size=sum(dims)).T
+    if weights_N is None:
+        divisors_FB = lengths_FB.clamp(min=1).where(is_mean_F1, 1).to(torch.float32)
+        return sums_BD / divisors_FB.repeat_interleave(dim_F, dim=0, output_size=sum(dims)).T
+    bag_N = bag_of_each(batch.values(), batch.offsets().to(torch.int64))
+    weights_FB = sums_of_weights(bag_N, lengths_FB.numel(), weights_N).view(lengths_FB.shape)
+    divisors_FB = torch.where(is_mean_F1, weights_FB, 1.0)
+    return divided_by_weights(sums_BD, divisors_FB.repeat_interleave(dim_F, dim=0, output_size=sum(dims)).T)

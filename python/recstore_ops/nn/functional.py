@@ -3,13 +3,15 @@
 Gradients are collected in the table given; `SparseOptimizer(modules=[table])` applies them.
 """
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from recstore_ops.autograd import _DistEmbBagFunction, _DistEmbFunction
+from recstore_ops.autograd import _DistEmbBagFunction, _DistEmbFunction, _ScaledByFrequency
 from recstore_ops.nn import transformed
+from recstore_ops.nn.padding import PaddingIdx, padding_ids, with_one_padding, with_rows_of_padding
+from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import check_offsets, pool_rows, spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
@@ -20,30 +22,41 @@ from recstore_ops.table.table import Table, default_table
 _MODES = {"sum": operators.SUM, "mean": operators.MEAN, "max": operators.MAX}
 
 
-def embedding(ids: Tensor, table: Table | int, padding_idx: int | None = None) -> Tensor:
+def embedding(
+    ids: Tensor, table: Table | int, padding_idx: PaddingIdx = None, scale_grad_by_freq: bool = False
+) -> Tensor:
     """Reads the row of each id.
 
     Args:
-        ids: int64 (or int32, or uint64 taken as int64 bits), any shape `[...]`.
+        ids: int64 (or narrower, or uint64 taken as int64 bits), any shape `[...]`.
         table: an open table, or a dim for the table `default/<dim>`.
-        padding_idx: an id whose row gets no gradient.
+        padding_idx: an id whose row gets no gradient, or several.
+        scale_grad_by_freq: whether the gradient of a row is divided by how often its id occurs in `ids`.
 
     Returns:
         float32, `[..., dim]`, on the ids' device.
 
     Raises:
         TypeError: ids of another dtype.
+        ValueError: several padding ids in a sharded table.
         IndexError: an id out of the table's `num_embeddings`; names table, id and position.
     """
     table = _open(table)
     if table.is_sharded:
-        return _sharded_embedding(ids, table, padding_idx)
+        return _sharded_embedding(ids, table, padding_idx, scale_grad_by_freq)
     ids = check_ids(ids)
-    if is_transformed():
-        return transformed.read_rows(ids, transformed.Lookup(table, padding_idx))
-    if not needs_backward(table, None):
+    if not (is_transformed() or needs_backward(table, None)):
         return operators.emb_read(table.handle, ids, table.dim)
-    return _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)  # type: ignore[return-value]
+    asked, padding = with_one_padding(ids, padding_idx)
+    rows = _rows_with_gradients(asked, table, padding, scale_grad_by_freq)
+    return rows if asked is ids else with_rows_of_padding(rows, ids, table, padding_idx)
+
+
+def _rows_with_gradients(ids: Tensor, table: Table, padding_idx: int | None, scale_grad_by_freq: bool) -> Tensor:
+    if is_transformed():
+        return transformed.read_rows(ids, transformed.Lookup.of(table, padding_idx, scale_grad_by_freq))
+    rows = _DistEmbFunction.apply(table.anchor, ids, table.handle, table.collector, table.dim, padding_idx)
+    return _ScaledByFrequency.apply(rows, ids) if scale_grad_by_freq else rows  # type: ignore[return-value]
 
 
 def embedding_bag(
@@ -53,18 +66,24 @@ def embedding_bag(
     mode: Literal["sum", "mean", "max"] = "mean",
     per_sample_weights: Tensor | None = None,
     include_last_offset: bool = False,
-    padding_idx: int | None = None,
+    padding_idx: PaddingIdx = None,
+    scale_grad_by_freq: bool = False,
 ) -> Tensor:
     """Pools the rows of bags of ids, as `torch.nn.functional.embedding_bag`.
+
+    With weights `w` a sum is `sum(w * x)` and a mean `sum(w * x) / sum(w)`, over the rows `x` that count; where the
+    weights of a bag add up to zero, its mean is zero and has no gradient.
 
     Args:
         input: ids, `[N]` with `offsets`, or `[B, L]` for bags of equal length.
         table: an open table, or a dim for the table `default/<dim>`.
         offsets: int64, `[B]`: where each bag starts; `[B + 1]` with `include_last_offset`.
         mode: how the rows of a bag are pooled.
-        per_sample_weights: float32, of `input`'s shape: factors of the rows; mode `sum` only. They get a gradient.
+        per_sample_weights: float32, of `input`'s shape: weights of the rows, for `sum` and `mean`. They get a gradient.
         include_last_offset: whether `offsets` also holds the end of the last bag.
-        padding_idx: an id that no bag counts and that gets no gradient.
+        padding_idx: an id that no bag counts and that gets no gradient, or several.
+        scale_grad_by_freq: whether the gradient of a row is divided by how often its id occurs in `input`; not for
+            mode `max`.
 
     Returns:
         float32, `[B, dim]`, on the ids' device. An empty bag gives zeros.
@@ -75,11 +94,22 @@ def embedding_bag(
         IndexError: an id out of the table's `num_embeddings`.
     """
     table = _open(table)
+    given = (input, offsets, mode, per_sample_weights, include_last_offset, padding_idx, scale_grad_by_freq)
     if table.is_sharded:
-        return _sharded_embedding_bag(input, table, offsets, mode, per_sample_weights, include_last_offset, padding_idx)
-    ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
+        with failing_together([table]):
+            bags = _Bags.of(*given)
+            check_offsets(table.name, bags.ids_N, bags.offsets)
+        (rows,) = sharded_rows([Request(table, bags.ids_N, bags.padding_idx)])
+        return bags.weighed(pool_rows(rows, bags.offsets, bags.mode, bags.weights_N, scale_grad_by_freq), table)
+    bags = _Bags.of(*given)
+    return bags.weighed(_pool(table, bags, scale_grad_by_freq), table)
+
+
+def _pool(table: Table, bags: "_Bags", scale_grad_by_freq: bool) -> Tensor:
+    ids_N, offsets, weights_N, mode, padding_idx = bags.ids_N, bags.offsets, bags.weights_N, bags.mode, bags.padding_idx
     if is_transformed():
-        return transformed.pool_rows(ids_N, offsets, mode, weights_N, transformed.Lookup(table, padding_idx))
+        lookup = transformed.Lookup.of(table, padding_idx, scale_grad_by_freq)
+        return transformed.pool_rows(ids_N, offsets, mode, weights_N, lookup)
     if not needs_backward(table, weights_N):
         pooled_BD, _ = operators.emb_bag(table.handle, ids_N, offsets, table.dim, _MODES[mode], weights_N, padding_idx)
         return pooled_BD
@@ -93,6 +123,7 @@ def embedding_bag(
         table.dim,
         _MODES[mode],
         padding_idx,
+        scale_grad_by_freq,
     )  # type: ignore[return-value]
 
 
@@ -113,39 +144,67 @@ def needs_backward(table: Table, weights: Tensor | None) -> bool:
     return True
 
 
-def _flat_bags(
-    input: Tensor, offsets: Tensor | None, mode: str, per_sample_weights: Tensor | None, include_last_offset: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Checks what `embedding_bag` was given, and returns ids `[N]`, offsets `[B + 1]` and weights `[N]`."""
-    if mode not in _MODES:
-        raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
-    ids = check_ids(input)
-    check_weights(ids, per_sample_weights, mode)
-    ids_N, offsets = flatten_bags(ids, offsets, include_last_offset)
-    return ids_N, offsets, None if per_sample_weights is None else per_sample_weights.reshape(-1)
+class _Bags(NamedTuple):
+    """What `embedding_bag` was given, as lookups take it.
+
+    Attributes:
+        ids_N: with one padding id.
+        offsets: `[B + 1]`.
+        weights_N: the weights of the rows.
+        mode: how they are pooled; a weighted mean is a sum first.
+        padding_idx: that one.
+        is_weighted_mean: whether the sums are to be divided by those of the weights.
+    """
+
+    ids_N: Tensor
+    offsets: Tensor
+    weights_N: Tensor | None
+    mode: str
+    padding_idx: int | None
+    is_weighted_mean: bool
+
+    @classmethod
+    def of(
+        cls,
+        input: Tensor,
+        offsets: Tensor | None,
+        mode: str,
+        per_sample_weights: Tensor | None,
+        include_last_offset: bool,
+        padding_idx: PaddingIdx,
+        scale_grad_by_freq: bool,
+    ) -> "_Bags":
+        """Checks it all."""
+        if mode not in _MODES:
+            raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
+        if scale_grad_by_freq and mode == "max":
+            raise ValueError('scale_grad_by_freq goes with mode "sum" or "mean", got mode "max"')
+        ids = check_ids(input)
+        check_weights(ids, per_sample_weights, mode)
+        ids_N, offsets = flatten_bags(ids, offsets, include_last_offset)
+        ids_N, padding = with_one_padding(ids_N, padding_idx)
+        weights_N = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        is_weighted_mean = mode == "mean" and weights_N is not None
+        return cls(ids_N, offsets, weights_N, "sum" if is_weighted_mean else mode, padding, is_weighted_mean)
+
+    def weighed(self, pooled_BD: Tensor, table: Table) -> Tensor:
+        """Makes weighted means of sums of a table's rows."""
+        if not self.is_weighted_mean or self.weights_N is None:
+            return pooled_BD
+        counted_N = None if self.padding_idx is None else self.ids_N != self.padding_idx
+        bag_N = transformed.bags_of(self.ids_N, self.offsets, table)
+        weights_B = sums_of_weights(bag_N, self.offsets.shape[-1] - 1, self.weights_N, counted_N)
+        return divided_by_weights(pooled_BD, weights_B.unsqueeze(-1))
 
 
-def _sharded_embedding(ids: Tensor, table: Table, padding_idx: int | None) -> Tensor:
+def _sharded_embedding(ids: Tensor, table: Table, padding_idx: PaddingIdx, scale_grad_by_freq: bool) -> Tensor:
     with failing_together([table]):
-        request = Request(table, check_ids(ids), padding_idx)
+        paddings = padding_ids(padding_idx)
+        if len(paddings) > 1:
+            raise ValueError(f'table "{table.name}" is sharded, and rows of it take one padding id, got {paddings}')
+        request = Request(table, check_ids(ids), next(iter(paddings), None))
     (rows,) = sharded_rows([request])
-    return spread_rows(rows)
-
-
-def _sharded_embedding_bag(
-    input: Tensor,
-    table: Table,
-    offsets: Tensor | None,
-    mode: str,
-    per_sample_weights: Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int | None,
-) -> Tensor:
-    with failing_together([table]):
-        ids_N, offsets, weights_N = _flat_bags(input, offsets, mode, per_sample_weights, include_last_offset)
-        check_offsets(table.name, ids_N, offsets)
-    (rows,) = sharded_rows([Request(table, ids_N, padding_idx)])
-    return pool_rows(rows, offsets, mode, weights_N)
+    return spread_rows(rows, scale_grad_by_freq)
 
 
 def flatten_bags(ids: Tensor, offsets: Tensor | None, include_last_offset: bool) -> tuple[Tensor, Tensor]:
@@ -171,6 +230,8 @@ def flatten_bags(ids: Tensor, offsets: Tensor | None, include_last_offset: bool)
     offsets = offsets.to(torch.int64)
     if include_last_offset:
         return ids, offsets
+    if offsets.shape[0] == 0 and ids.shape[0] > 0:
+        raise ValueError(f"offsets must hold where each bag starts, got none for {ids.shape[0]} ids")
     return ids, torch.cat([offsets, offsets.new_full((1,), ids.shape[0])])
 
 

@@ -179,7 +179,7 @@ class HashTable(TableModule):
         evaluation mode the table is only read: no id gets a row, and the rows carry no gradient.
 
         Args:
-            ids: int64 (or int32, or uint64 taken as int64 bits), any shape `[...]`.
+            ids: int64 (or narrower, or uint64 taken as int64 bits), any shape `[...]`.
 
         Returns:
             `[..., *embedding_shape]`, float32 unless the module was converted, on the ids' device. An id without a row

@@ -17,6 +17,7 @@ from torch.autograd import Function
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect, unshared
 from recstore_ops.sharding.pooling import bag_of_each, check_offsets, sum_bags
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.table import Table
 
 
@@ -35,6 +36,11 @@ class Lookup:
     padding_idx: int | None = None
     inserts: bool = False
     divisor: int | None = 1
+
+    @classmethod
+    def of(cls, table: Table, padding_idx: int | None, scale_grad_by_freq: bool) -> "Lookup":
+        """What `embedding` and `embedding_bag` look up."""
+        return cls(table, padding_idx, divisor=None if scale_grad_by_freq else 1)
 
     def read(self, ids: Tensor) -> Tensor:
         """The rows of plain ids, `[...] -> [..., D]`."""
@@ -132,9 +138,16 @@ def pool_rows(
     bags = offsets.shape[-1] - 1
     if mode == "max":
         return _maxima(rows_ND, _MaxPositions.apply(ids_N, offsets, lookup))  # type: ignore[arg-type]
-    bag_N = _BagOfEach.apply(ids_N, offsets, lookup)
+    bag_N = bags_of(ids_N, offsets, lookup.table)
     counted_N = None if lookup.padding_idx is None else ids_N != lookup.padding_idx
     return sum_bags(rows_ND, bag_N, bags, mode == "mean", counted_N, weights_N)  # type: ignore[arg-type]
+
+
+def bags_of(ids_N: Tensor, offsets: Tensor, table: Table) -> Tensor:
+    """The bag of each id, `[N]`, under transforms and without."""
+    if not is_transformed():
+        return bag_of_each(ids_N, offsets)
+    return _BagOfEach.apply(ids_N, offsets, Lookup(table))  # type: ignore[return-value]
 
 
 def _maxima(rows_ND: Tensor, positions_BD: Tensor) -> Tensor:

@@ -162,13 +162,14 @@ def _pooled(ids: Tensor, bags: int, dim: int, mode: int) -> tuple[Tensor, Tensor
 
 
 def _unique(ids: Tensor) -> tuple[Tensor, Tensor]:
-    unique_U = ids.new_empty((_distinct(ids),))
+    unique_U = ids.new_empty((_distinct(ids),), dtype=torch.int64)
     return unique_U, ids.new_empty(ids.shape, dtype=torch.int64)
 
 
 def _merged(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     distinct = _distinct(ids)
-    return ids.new_empty((distinct,)), grads.new_empty((distinct, grads.shape[-1]))
+    ids_U = ids.new_empty((distinct,), dtype=torch.int64)
+    return ids_U, grads.new_empty((distinct, grads.shape[-1]), dtype=torch.float32)
 
 
 def _distinct(ids: Tensor) -> torch.SymInt:

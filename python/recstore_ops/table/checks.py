@@ -5,20 +5,22 @@ from torch import Tensor
 
 from recstore_ops.sparse.transforms import refuse_symbolic
 
+_NARROW = (torch.int32, torch.int16, torch.int8, torch.uint8)
+
 
 def check_ids(ids: Tensor) -> Tensor:
     """Returns ids as the operators take them.
 
     Raises:
-        TypeError: no tensor of int64, int32 or uint64.
+        TypeError: no tensor of int64, uint64, int32, int16, int8 or uint8.
     """
     if not isinstance(ids, Tensor):
         refuse_symbolic(ids)
         raise TypeError(f"ids must be a tensor, got {type(ids).__name__}")
-    if ids.dtype == torch.int32:
+    if ids.dtype in _NARROW:
         return ids.to(torch.int64)
     if ids.dtype not in (torch.int64, torch.uint64):
-        raise TypeError(f"ids must be int64, int32 or uint64, got {ids.dtype}")
+        raise TypeError(f"ids must be int64, uint64, int32, int16, int8 or uint8, got {ids.dtype}")
     return ids
 
 
@@ -26,14 +28,14 @@ def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
     """Checks `per_sample_weights` against the ids.
 
     Raises:
-        ValueError: another mode than `sum`, or another shape than the ids'.
+        ValueError: mode `max`, or another shape than the ids'.
         TypeError: weights that are not float32.
     """
     if weights is None:
         return
     refuse_symbolic(weights)
-    if mode != "sum":
-        raise ValueError(f'per_sample_weights need mode "sum", got mode {mode!r}')
+    if mode == "max":
+        raise ValueError(f'per_sample_weights need mode "sum" or "mean", got mode {mode!r}')
     if weights.shape != ids.shape:
         raise ValueError(
             f"per_sample_weights must have the shape of the ids, {tuple(ids.shape)}, got {tuple(weights.shape)}"

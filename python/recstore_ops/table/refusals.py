@@ -16,6 +16,10 @@ _INSTEAD = {
     "requires_grad": _FREEZING,
     **dict.fromkeys(("num_embeddings", "embedding_dim", "embedding_shape", "name", "table"), _AT_OPENING),
 }
+NO_MAX_NORM = (
+    "max_norm changes rows when they are looked up, and a lookup changes no table: after a step give the rows of its "
+    "ids the norm yourself, weight[ids] = torch.renorm(weight[ids], 2, 0, max_norm)"
+)
 _WITHOUT_EFFECT = "it would have no effect; a class derived from the module may set attributes of its own in __init__"
 
 

@@ -54,7 +54,7 @@ def from_embedding(
 
     Raises:
         TypeError: another module, or a weight of another type.
-        ValueError: a table that exists, `max_norm` or `scale_grad_by_freq`, or an `nn.EmbeddingBag` whose weight
+        ValueError: a table that exists, `max_norm`, or an `nn.EmbeddingBag` whose weight
             needs no gradient.
         RuntimeError: a weight that is not finite.
 
@@ -70,6 +70,8 @@ def from_embedding(
     common: dict[str, Any] = {
         "init_func": lambda shape, dtype: weight_ND,
         "padding_idx": padding_idx,
+        "max_norm": module.max_norm,
+        "scale_grad_by_freq": module.scale_grad_by_freq,
         "dtype": weight_ND.dtype,
         "output_dtype": weight_ND.dtype,
         **options,
@@ -91,8 +93,6 @@ def _check_module(module: Any, name: str) -> None:
         raise TypeError(f"from_embedding takes nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}")
     if module.weight.dtype not in ROW_TYPES.values():
         raise TypeError(f"a table keeps {', '.join(map(str, ROW_TYPES.values()))}, got {module.weight.dtype}")
-    if module.max_norm is not None or module.scale_grad_by_freq:
-        raise ValueError("a table does not support max_norm and scale_grad_by_freq")
     if _native.find_table(name) is not None:
         raise ValueError(f'table "{name}" exists; from_embedding needs a new one')
 

@@ -325,10 +325,10 @@ impl Error {
         self
     }
 
-    /// Sets the position that the error names to the first of its id among `ids`.
-    pub(crate) fn at_first_of_its_id(mut self, mut ids: impl Iterator<Item = i64>) -> Self {
+    /// Sets the position that the error names to the first of its id.
+    pub(crate) fn at_first_of_its_id(mut self, first: impl Fn(i64) -> Option<usize>) -> Self {
         if let Self::NonFinite { id, position, .. } = &mut self {
-            *position = ids.position(|other| other == *id).unwrap_or(*position);
+            *position = first(*id).unwrap_or(*position);
         }
         self
     }

@@ -56,16 +56,17 @@ pub use kernel::parallel::{Executor, Serial};
 pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
 pub use optimizer::UpdateRule;
-pub use rows::distinct::are_distinct;
+pub use rows::distinct::{are_distinct, unique};
 pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
-    unique,
 };
+pub use rows::merged_before::MergedFrom;
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
 pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients};
 pub use store::embedding_store::EmbeddingStore;
 pub use store::embedding_table::EmbeddingTable;
 pub use store::handle::TableHandle;
 pub use store::local_store::LocalStore;
+pub use store::overdue::Overdue;
 pub use store::prefetch::{PrefetchId, PrefetchRequest, Prefetches};
 pub use table::{RowlessTable, TAG_WORDS as PLACES_TAG};

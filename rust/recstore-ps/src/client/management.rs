@@ -348,5 +348,5 @@ fn add_report(sum: &mut LoadReport, report: LoadReport) {
 }
 
 fn unexpected(session: &Session, operation: &'static str, shard: usize, answer: &Managed) -> Error {
-    session.unavailable(operation, shard, format!("an answer that does not fit: {answer:?}"))
+    session.unavailable(operation, shard, format!("an answer that does not fit, {}", answer.form()))
 }

@@ -94,5 +94,5 @@ impl RemoteStore {
 }
 
 fn unexpected(session: &Session, shard: usize, answer: &Managed) -> Error {
-    session.unavailable(OPERATION, shard, format!("an answer that does not fit: {answer:?}"))
+    session.unavailable(OPERATION, shard, format!("an answer that does not fit, {}", answer.form()))
 }

@@ -92,7 +92,9 @@ macro_rules! answers {
             fn try_from(managed: Managed) -> Result<Self, Status> {
                 match managed {
                     $pattern => Ok($value),
-                    other => Err(Status::internal(format!("an answer that does not fit: {other:?}"))),
+                    other => {
+                        Err(Status::internal(format!("an answer that does not fit, {}", other.form())))
+                    }
                 }
             }
         })*

@@ -166,7 +166,8 @@ impl TableConfig {
             )
         })?;
         require(self.num_embeddings.is_none_or(|bound| (1..=i64::MAX as u64).contains(&bound)), || {
-            format!("num_embeddings must be null or from 1 to {}, got {:?}", i64::MAX, self.num_embeddings)
+            let got = self.num_embeddings.unwrap_or_default();
+            format!("num_embeddings must be null or from 1 to {}, got {got}", i64::MAX)
         })?;
         require(self.memory_limit != Some(0), || "memory_limit must be null or positive, got 0".to_owned())?;
         require(self.disk.as_deref() != Some(""), || {

@@ -1,6 +1,8 @@
-//! Whether ids are distinct, for a fraction of what it takes to sort them.
+//! The distinct ids among some; and whether ids are distinct, for a fraction of what it takes to sort them.
 
 use crate::kernel::hash::mix;
+use crate::kernel::parallel::{Executor, parts_for};
+use crate::kernel::sorting::{CountedKeys, SortedIds};
 
 /// Beyond this many steps a search is given up.
 const MOST_STEPS: usize = 32;
@@ -31,6 +33,28 @@ pub fn are_distinct(ids: &[i64]) -> bool {
         false
     };
     ids.iter().all(is_new)
+}
+
+/// Writes the distinct ids in ascending order to `distinct`, and for every input its place among them to `inverse`;
+/// returns how many distinct ids there are.
+///
+/// # Panics
+/// If `distinct` or `inverse` is not as long as `ids`.
+pub fn unique(executor: &dyn Executor, ids: &[i64], distinct: &mut [i64], inverse: &mut [i64]) -> usize {
+    assert_eq!(ids.len(), distinct.len(), "unique: room for every id");
+    assert_eq!(ids.len(), inverse.len(), "unique: one place an id");
+    let counted = [CountedKeys { keys: ids, padding: None, numbers: &[] }];
+    SortedIds::with(executor, &counted, parts_for(executor, ids.len()), |sorted| {
+        sorted.write_ids(distinct);
+        let mut place = 0;
+        for part in &sorted.parts {
+            for number in 0..part.len() {
+                part.positions(number).for_each(|position| inverse[position] = place);
+                place += 1;
+            }
+        }
+        sorted.len()
+    })
 }
 
 #[cfg(test)]

@@ -11,6 +11,7 @@ use crate::kernel::parallel::{Executor, for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::kernel::sorting::{CountedKeys, Place, SortedIds, SortedPart};
 use crate::rows::distinct::are_distinct;
+use crate::rows::merged_before::MergedFrom;
 use crate::{Error, Result};
 
 /// The rows of gradients worth waking a thread for.
@@ -38,6 +39,8 @@ pub struct GradientPart<'a> {
     pub padding_idx: Option<i64>,
     /// What a lookup of these ids gave out as their places, or nothing: then the rows are searched for.
     pub places: &'a [u32],
+    /// What was merged to these, if they are sums.
+    pub merged_from: Option<MergedFrom<'a>>,
 }
 
 impl<'a> GradientPart<'a> {
@@ -267,7 +270,7 @@ impl<'a> Gradients<'a> {
     }
 
     /// Calls `body` with the ids sorted.
-    fn sorted<R>(&self, executor: &dyn Executor, body: impl FnOnce(&SortedIds) -> R) -> R {
+    pub(super) fn sorted<R>(&self, executor: &dyn Executor, body: impl FnOnce(&SortedIds) -> R) -> R {
         let ids: Vec<_> = self
             .parts
             .iter()
@@ -305,13 +308,20 @@ impl<'a> Gradients<'a> {
 
     /// Returns distinct ids in ascending order and their sums.
     pub(crate) fn merged(&self, executor: &dyn Executor, simd: Simd) -> MergedGradients {
-        self.sorted(executor, |sorted| {
-            let mut merged =
-                MergedGradients { ids: vec![0; sorted.len()], sums: vec![0.0; sorted.len() * self.dim] };
-            sorted.write_ids(&mut merged.ids);
-            self.write_sums(executor, simd, sorted, &mut merged.sums);
-            merged
-        })
+        self.sorted(executor, |sorted| self.merge_sorted(executor, simd, sorted))
+    }
+
+    pub(super) fn merge_sorted(
+        &self,
+        executor: &dyn Executor,
+        simd: Simd,
+        sorted: &SortedIds,
+    ) -> MergedGradients {
+        let (ids, sums) = (vec![0; sorted.len()], vec![0.0; sorted.len() * self.dim]);
+        let mut merged = MergedGradients { ids, sums };
+        sorted.write_ids(&mut merged.ids);
+        self.write_sums(executor, simd, sorted, &mut merged.sums);
+        merged
     }
 }
 
@@ -417,28 +427,6 @@ fn add_kept_pieces<const LEN: usize>(
     start
 }
 
-/// Writes the distinct ids in ascending order to `distinct`, and for every input its place among them to `inverse`;
-/// returns how many distinct ids there are.
-///
-/// # Panics
-/// If `distinct` or `inverse` is not as long as `ids`.
-pub fn unique(executor: &dyn Executor, ids: &[i64], distinct: &mut [i64], inverse: &mut [i64]) -> usize {
-    assert_eq!(ids.len(), distinct.len(), "unique: room for every id");
-    assert_eq!(ids.len(), inverse.len(), "unique: one place an id");
-    let counted = [CountedKeys { keys: ids, padding: None, numbers: &[] }];
-    SortedIds::with(executor, &counted, parts_for(executor, ids.len()), |sorted| {
-        sorted.write_ids(distinct);
-        let mut place = 0;
-        for part in &sorted.parts {
-            for number in 0..part.len() {
-                part.positions(number).for_each(|position| inverse[position] = place);
-                place += 1;
-            }
-        }
-        sorted.len()
-    })
-}
-
 /// Merges each chunk on its own, then the merged chunks in their order; rows have `dim` elements, and ids ascend.
 ///
 /// A chunk that comes merged already therefore gives the same bits as the chunk it was merged from.
@@ -486,6 +474,7 @@ pub fn merge_gradients_into(
 mod tests {
     use super::*;
     use crate::kernel::parallel::Serial;
+    use crate::rows::distinct::unique;
     use proptest::prelude::*;
     use std::collections::BTreeMap;
 
@@ -535,7 +524,7 @@ mod tests {
             row_of: &[0, 0, 1, 1],
             weights: &[1.0, 3.0, 0.5, 1.0],
             padding_idx: Some(9),
-            places: &[],
+            ..GradientPart::default()
         };
         let merged = merge_gradients(&Serial, 2, &[GradientChunk { parts: vec![part] }]).unwrap();
         assert_eq!(merged, MergedGradients { ids: vec![7, 8], sums: vec![6.0, 12.0, 3.0, 6.0] });

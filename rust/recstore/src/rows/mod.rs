@@ -2,5 +2,6 @@
 
 pub(crate) mod distinct;
 pub(crate) mod gradient;
+pub(crate) mod merged_before;
 pub(crate) mod pooling;
 pub(crate) mod row_type;

@@ -299,6 +299,13 @@ pub fn check_offsets(offsets: &[i64], num_ids: usize) -> Result<()> {
     let falls = |pair: &[i64]| pair[0] > pair[1];
     // Looked through to the end: a search that may stop at every pair takes half as long again, or more.
     let any_falls = offsets.windows(2).fold(false, |found, pair| found | falls(pair));
+    if any_falls && let Some(at) = offsets.iter().position(|&offset| offset > num_ids as i64) {
+        // Where they fall, the number of ids may stand behind those that a caller gave.
+        let beyond = offsets[at];
+        return Err(bag_error(format!(
+            "offsets must not exceed the number of ids, {num_ids}, got {beyond} at position {at}"
+        )));
+    }
     if any_falls && let Some(bag) = offsets.windows(2).position(falls) {
         let (before, after) = (offsets[bag], offsets[bag + 1]);
         return Err(bag_error(format!(

@@ -1,6 +1,7 @@
 //! Gradients collected between a backward pass and the optimizer's step.
 
 use std::fmt;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use super::embedding_store::EmbeddingStore;
@@ -17,11 +18,12 @@ use crate::{Error, Result, fork};
 #[derive(Debug)]
 pub struct GradientCollector<K> {
     chunks: Mutex<Vec<CollectedGradients<K>>>,
+    pub(super) has_warned: AtomicBool,
 }
 
 impl<K> Default for GradientCollector<K> {
     fn default() -> Self {
-        Self { chunks: Mutex::default() }
+        Self { chunks: Mutex::default(), has_warned: AtomicBool::default() }
     }
 }
 
@@ -64,12 +66,18 @@ impl KeptGradients for OwnedGradients {
     }
 }
 
-/// The gradients of one backward pass through one table, as they came.
-struct CollectedGradients<K> {
-    table: K,
-    name: String,
-    dim: usize,
-    parts: Vec<Box<dyn KeptGradients>>,
+/// The gradients of one backward pass through one table, as they came, or of several, merged.
+pub(super) struct CollectedGradients<K> {
+    pub(super) table: K,
+    pub(super) name: String,
+    pub(super) dim: usize,
+    pub(super) parts: Vec<Box<dyn KeptGradients>>,
+    /// How many backward passes they are of.
+    pub(super) passes: u64,
+    /// What they keep in use.
+    pub(super) bytes: usize,
+    /// Whether they must stay as they came, because a step will refuse them.
+    pub(super) will_be_refused: bool,
 }
 
 impl<K> fmt::Debug for CollectedGradients<K> {
@@ -92,7 +100,7 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
     ) -> Result<()> {
         table.check_open("accept_grad")?;
         let (name, dim) = (table.name().to_owned(), table.dim());
-        let collected = CollectedGradients { table: key, name, dim, parts };
+        let collected = CollectedGradients::new(key, name, dim, parts);
         collected.validate()?;
         self.with_chunks(|chunks| chunks.push(collected));
         Ok(())
@@ -184,7 +192,7 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
         });
     }
 
-    fn with_chunks<R>(&self, work: impl FnOnce(&mut Vec<CollectedGradients<K>>) -> R) -> R {
+    pub(super) fn with_chunks<R>(&self, work: impl FnOnce(&mut Vec<CollectedGradients<K>>) -> R) -> R {
         let _gate = fork::enter();
         work(&mut self.chunks.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -209,7 +217,19 @@ impl GradientCollector<TableId> {
 }
 
 impl<K> CollectedGradients<K> {
-    fn as_chunk(&self) -> GradientChunk<'_> {
+    /// Returns those of one backward pass.
+    pub(super) fn new(table: K, name: String, dim: usize, parts: Vec<Box<dyn KeptGradients>>) -> Self {
+        // About what a part takes beside its values: of many small ones that is most.
+        const BYTES_A_PART: usize = 1024;
+        let bytes = parts.iter().map(|part| part.part().bytes(dim) + BYTES_A_PART).sum();
+        Self { table, name, dim, parts, passes: 1, bytes, will_be_refused: false }
+    }
+
+    pub(super) fn were_changed(&self) -> bool {
+        self.parts.iter().any(|part| part.were_changed())
+    }
+
+    pub(super) fn as_chunk(&self) -> GradientChunk<'_> {
         GradientChunk { parts: self.parts.iter().map(|part| part.part()).collect() }
     }
 
@@ -221,7 +241,7 @@ impl<K> CollectedGradients<K> {
 }
 
 fn check_unchanged<'a, K: 'a>(mut chunks: impl Iterator<Item = &'a CollectedGradients<K>>) -> Result<()> {
-    match chunks.find(|chunk| chunk.parts.iter().any(|part| part.were_changed())) {
+    match chunks.find(|chunk| chunk.were_changed()) {
         None => Ok(()),
         Some(chunk) => Err(Error::GradientsChanged { table: chunk.name.clone() }),
     }

@@ -6,5 +6,7 @@ pub(crate) mod embedding_table;
 pub(crate) mod handle;
 pub(crate) mod local_store;
 mod local_table;
+mod merging;
+pub(crate) mod overdue;
 pub(crate) mod prefetch;
 mod tables;

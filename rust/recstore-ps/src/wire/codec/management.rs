@@ -195,3 +195,10 @@ pub enum Managed {
         most_ahead: u64,
     },
 }
+
+impl Managed {
+    /// Returns the name of its form, for messages: its values may be many.
+    pub(crate) fn form(&self) -> String {
+        format!("{self:?}").chars().take_while(char::is_ascii_alphabetic).collect()
+    }
+}

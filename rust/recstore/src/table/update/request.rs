@@ -26,9 +26,8 @@ impl<'a> StepRequest<'a> {
             return Err(Error::InvalidStep { table: table.name.clone() });
         }
         let gradients = Gradients::new(table.config.dim, chunks);
-        let starts = gradients.starts.iter();
-        for (part, start) in gradients.parts.iter().zip(starts) {
-            table.check_ids(OPERATION, part.ids).map_err(|error| error.shifted(*start))?;
+        for (part, start) in gradients.parts.iter().zip(gradients.original_starts()) {
+            table.check_ids(OPERATION, part.ids).map_err(|error| error.shifted(start))?;
             if part.row_of.is_empty() && part.stride == table.config.dim && !part.ids.is_empty() {
                 table.check_width(OPERATION, "gradient rows", part.ids.len(), part.gradients.len())?;
             }
@@ -81,7 +80,10 @@ impl<'a> StepRequest<'a> {
         let merged = self.gradients.merged(engine.executor, engine.simd);
         let refused = self.table.check_finite(OPERATION, "summed gradient", &merged.ids, &merged.sums);
         let refused = refused.map_err(|error| {
-            error.at_first_of_its_id((0..self.gradients.len()).map(|p| self.gradients.id(p)))
+            let of_ids = |id| (0..self.gradients.len()).find(|&position| self.gradients.id(position) == id);
+            error.at_first_of_its_id(|id| {
+                of_ids(id).map(|position| self.gradients.original_position(position))
+            })
         })?;
         checked.skipped = refused.len();
         checked.merged = Some(merged.without(&refused, self.gradients.dim));
@@ -92,7 +94,7 @@ impl<'a> StepRequest<'a> {
         for position in (0..self.gradients.len()).filter(|&p| !self.gradients.is_padding(p)) {
             let id = [self.gradients.id(position)];
             let checked = self.table.check_finite(OPERATION, "gradient", &id, self.gradients.row(position));
-            checked.map_err(|error| error.shifted(position))?;
+            checked.map_err(|error| error.shifted(self.gradients.original_position(position)))?;
         }
         Ok(())
     }

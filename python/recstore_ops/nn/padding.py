@@ -1,0 +1,58 @@
+"""Padding ids of a lookup: one, or several that stand for it.
+
+Operators know one padding id. Of several, each occurrence is handed to them as the first.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from recstore_ops.ops import operators
+from recstore_ops.table.table import Table
+
+PaddingIdx = int | Sequence[int] | None
+"""An id that gets no gradient, several, or none."""
+
+
+def padding_ids(padding_idx: PaddingIdx) -> tuple[int, ...]:
+    """All padding ids, each once, in the order given."""
+    if padding_idx is None:
+        return ()
+    ids = (padding_idx,) if isinstance(padding_idx, int) else padding_idx
+    return tuple(dict.fromkeys(ids))
+
+
+def with_one_padding(ids: Tensor, padding_idx: PaddingIdx) -> tuple[Tensor, int | None]:
+    """Returns ids with the first padding id in the place of the others, and that."""
+    paddings = padding_ids(padding_idx)
+    if len(paddings) < 2:
+        return ids, paddings[0] if paddings else None
+    ids = _signed(ids)
+    return torch.where(_matches(ids, paddings).any(-1), paddings[0], ids), paddings[0]
+
+
+def with_rows_of_padding(rows: Tensor, ids: Tensor, table: Table, padding_idx: PaddingIdx) -> Tensor:
+    """Gives several padding ids rows of their own, where a lookup has that of the first for all.
+
+    Args:
+        rows: `[..., D]`.
+        ids: as they came, `[...]`.
+        table: whose rows they are.
+        padding_idx: several ids.
+    """
+    paddings = padding_ids(padding_idx)
+    matches = _matches(_signed(ids), paddings)
+    ids_K = torch.tensor(paddings, dtype=torch.int64, device=ids.device)
+    rows_KD = operators.emb_read(table.handle, ids_K, table.dim)
+    own = rows_KD[matches.to(torch.uint8).argmax(-1)]
+    return torch.where(matches.any(-1).unsqueeze(-1), own, rows)
+
+
+def _matches(ids: Tensor, paddings: tuple[int, ...]) -> Tensor:
+    """Which padding id each id is, bool `[..., K]`."""
+    return ids.unsqueeze(-1) == torch.tensor(paddings, dtype=torch.int64, device=ids.device)
+
+
+def _signed(ids: Tensor) -> Tensor:
+    return ids.view(torch.int64) if ids.dtype == torch.uint64 else ids
