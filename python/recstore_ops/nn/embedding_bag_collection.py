@@ -319,7 +319,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         """Pools from tables of this process, `[B, D]` in the order of the outputs."""
         batch = self._by_output(self._checked(features))
         # A program of torch.jit.trace has the list of handles as a constant, which TorchScript empties as it is read.
-        fuses = self.enable_fusion and not torch.jit.is_tracing()
+        fuses = self.enable_fusion and not torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
         return self._pooled(batch) if fuses else self._pooled_one_by_one(batch)
 
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:
