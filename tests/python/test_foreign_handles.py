@@ -77,7 +77,9 @@ def test_the_error_says_what_to_open(told: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.tier("all")
 def test_compiled_graphs_of_a_cache_serve_the_tables_of_each_process(tmp_path: Path) -> None:
     answers = [
-        in_a_process("compile_and_step", before, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FX_GRAPH_CACHE="1")
+        in_a_process(
+            "compile_and_step", before, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FX_GRAPH_CACHE="1"
+        )
         for before in (0, 3)
     ]
     assert answers == [{"out": [[12.0]], "rows": [[-1.0], [1.0]], "others": 0}] * 2
@@ -86,21 +88,22 @@ def test_compiled_graphs_of_a_cache_serve_the_tables_of_each_process(tmp_path: P
 @each_kind
 def test_a_trace_that_would_collect_gradients_is_refused(kind: Kind, table_name: Callable[[], str]) -> None:
     module = kind.open(table_name())
-    with pytest.raises(RuntimeError, match="a program of torch.jit.trace collects no gradients") as caught:
+    with pytest.raises(RuntimeError, match=r"a program of torch\.jit\.trace collects no gradients") as caught:
         torch.jit.trace(saved_programs.OverTensors(module), (IDS, OFFSETS))
     assert f'table "{module.tables()[0].name}": ' in str(caught.value)
 
 
 def test_a_constant_list_that_torch_script_emptied_is_refused(table_name: Callable[[], str]) -> None:
     table = Table(table_name(), 1)
-    traced = torch.jit.trace(
+    traced: Any = torch.jit.trace(
         lambda ids, offsets: operators.emb_bag_tables([table.handle], ids, offsets, [1], operators.SUM)[0],
         (IDS, torch.tensor([0, 3])),
         check_trace=False,
     )
-    with pytest.raises(RuntimeError, match="emb_bag: table must be a handle, got an undefined tensor, which TorchScript"):
-        for _ in range(5):
-            traced(IDS, torch.tensor([0, 3]))
+    with pytest.raises(
+        RuntimeError, match="emb_bag: table must be a handle, got an undefined tensor, which TorchScript"
+    ):
+        [traced(IDS, torch.tensor([0, 3])) for _ in range(5)]
 
 
 def test_a_long_name_is_known_by_its_hash(table_name: Callable[[], str]) -> None:
@@ -133,8 +136,8 @@ def test_a_handle_of_another_layout_is_refused(
     change: Callable[[Tensor], Tensor], words: str, table_name: Callable[[], str]
 ) -> None:
     handle = change(Table(table_name(), 1).handle)
-    expected = rf"emb_read: table must be a handle, a contiguous int64 CPU tensor of shape \[\d+\], got Long of shape \[.*\]{words}"
-    with pytest.raises(RuntimeError, match=f"{expected}$"):
+    expected = rf"a contiguous int64 CPU tensor of shape \[\d+\], got Long of shape \[.*\]{words}$"
+    with pytest.raises(RuntimeError, match=f"emb_read: table must be a handle, {expected}"):
         operators.emb_read(handle, ONE, 1)
 
 
@@ -204,7 +207,7 @@ def test_handles_across_fork_keep_their_tables(table_name: Callable[[], str]) ->
     with pytest.raises(RuntimeError, match=f'emb_read: table "{childs}" is not open in this process'):
         operators.emb_read(torch.tensor(fresh), ONE, 1)
     assert torch.tensor(fresh_collector)[0] != operators.make_collector()
-    with pytest.raises(RuntimeError, match="clear_grads: collector handle .* is unknown, released or of another process"):
+    with pytest.raises(RuntimeError, match=r"clear_grads: collector handle .* is unknown, released or of"):
         operators.clear_grads(torch.tensor(fresh_collector[0]))
     operators.clear_grads(collector)
 

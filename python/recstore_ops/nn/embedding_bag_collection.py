@@ -321,7 +321,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         """Pools from tables of this process, `[B, D]` in the order of the outputs."""
         batch = self._by_output(self._checked(features))
         # A program of torch.jit.trace has the list of handles as a constant, which TorchScript empties as it is read.
-        is_fused = self.enable_fusion and not is_transformed() and not torch.jit.is_tracing()
+        is_tracing = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+        is_fused = self.enable_fusion and not is_transformed() and not is_tracing
         return self._pooled(batch) if is_fused else self._pooled_one_by_one(batch)
 
     def _pooled(self, batch: KeyedJaggedTensor) -> Tensor:

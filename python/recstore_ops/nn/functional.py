@@ -136,7 +136,7 @@ def needs_backward(table: Table, weights: Tensor | None) -> bool:
     wants_weights = weights is not None and weights.requires_grad
     if not (torch.is_grad_enabled() and (table.requires_grad or wants_weights)):
         return False
-    if torch.jit.is_tracing():
+    if torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         raise RuntimeError(
             f'table "{table.name}": a program of torch.jit.trace collects no gradients, so its lookups are traced '
             "without; trace under torch.no_grad()"
