@@ -184,6 +184,15 @@ impl Registry {
         groups.iter().try_for_each(|(store, states)| self.store_numbered(*store).put_optimizer_states(states))
     }
 
+    /// Copies the table of a number, within its store, under a name that is free there.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::copy_table`].
+    pub fn copy_table(&self, number: i64, name: &str) -> recstore::Result<()> {
+        let (store, place) = self.place_of("copy_table", number)?;
+        store.copy_table(place.table, name).map(drop)
+    }
+
     fn place_of(
         &self,
         operation: &'static str,

@@ -36,6 +36,7 @@ from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, se
 from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.table.table import Table, default_table
+from recstore_ops.table.unpickling import opening_empty_tables
 
 __all__ = [
     "DistEmbedding",
@@ -74,6 +75,7 @@ __all__ = [
     "load_config_file",
     "memory_in_use",
     "merge_gradients",
+    "opening_empty_tables",
     "ps_barrier",
     "ps_workers",
     "set_memory_limit",

@@ -205,7 +205,7 @@ def test_a_module_keeps_its_table_when_a_tensor_over_it_goes(name: str) -> None:
 def test_a_copy_is_an_owner_too(name: str) -> None:
     tensor = open_tensor(name)
     tensor[[1]] = torch.ones(1, 3)
-    for twin in (copy.copy(tensor), copy.deepcopy(tensor), pickle.loads(pickle.dumps(tensor))):
+    for twin in (copy.copy(tensor), pickle.loads(pickle.dumps(tensor))):
         assert (repr(twin), twin[1].tolist()) == (repr(tensor), [1.0] * 3)
     del tensor
     assert exists(name)

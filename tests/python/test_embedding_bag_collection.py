@@ -483,15 +483,35 @@ def test_a_table_has_its_own_optimizer_and_initial_values_or_those_of_the_collec
     assert bags(features).flatten().tolist() == [1.0, -0.25]
 
 
-def test_copies_and_pickles_reopen_the_tables(table_name: Callable[[], str]) -> None:
+def test_pickles_reopen_the_tables(table_name: Callable[[], str]) -> None:
     case = CASES["several dims"]
     bags, batch = collection(case, table_name()), next(batches(case))
-    for other in (copy.deepcopy(bags), pickle.loads(pickle.dumps(bags))):
-        assert torch.equal(other(batch).values(), bags(batch).values())
-        other(batch).values().sum().backward()
-        assert bags._trace == []
-        SparseOptimizer(modules=[other]).step()
-        assert torch.equal(other(batch).values(), bags(batch).values())
+    other = pickle.loads(pickle.dumps(bags))
+    assert torch.equal(other(batch).values(), bags(batch).values())
+    other(batch).values().sum().backward()
+    assert bags._trace == []
+    SparseOptimizer(modules=[other]).step()
+    assert torch.equal(other(batch).values(), bags(batch).values())
+
+
+@pytest.mark.embedded_only("tables on servers cannot be copied")
+def test_a_deep_copy_has_tables_of_its_own_under_the_names_of_its_configuration(
+    table_name: Callable[[], str],
+) -> None:
+    case = CASES["several dims"]
+    bags, batch = collection(case, table_name()), next(batches(case))
+    other = copy.deepcopy(bags)
+    before = bags(batch).values()
+    assert torch.equal(other(batch).values(), before)
+    assert other(batch).keys() == bags(batch).keys()
+    other(batch).values().sum().backward()
+    SparseOptimizer(modules=[other]).step()
+    assert torch.equal(bags(batch).values(), before)
+    assert not torch.equal(other(batch).values(), before)
+    names = {name: bag.name for name, bag in other.embedding_bags.items()}
+    assert names == {name: f"{name}.copy" for name in bags.embedding_bags}
+    other.load_state_dict(bags.state_dict())
+    assert torch.equal(other(batch).values(), before)
 
 
 def test_fused_ids_hold_the_table_above_the_id(table_name: Callable[[], str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import pickle
 from collections.abc import Callable
 from typing import Any
@@ -126,11 +125,10 @@ def test_rows_that_are_frozen_before_backward_get_no_gradient(
 
 
 @each_kind
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
-def test_copies_stay_frozen(kind: Kind, copied: Callable[[Any], Any], table_name: Callable[[], str]) -> None:
+def test_pickles_stay_frozen(kind: Kind, table_name: Callable[[], str]) -> None:
     module = kind.open(table_name())
     module.requires_grad_(False)
-    other = copied(module)
+    other = pickle.loads(pickle.dumps(module))
     assert not kind.outputs(other).requires_grad
     other.requires_grad_(True)
     assert kind.outputs(other).requires_grad

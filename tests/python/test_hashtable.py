@@ -596,17 +596,15 @@ def test_a_table_opened_with_another_learning_rate_says_that_it_keeps_its_own(na
 # Copies.
 
 
-@pytest.fixture(params=["deepcopy", "pickle"])
+@pytest.fixture(params=["copy", "pickle"])
 def copied(request: pytest.FixtureRequest) -> Callable[[HashTable], HashTable]:
-    return copy.deepcopy if request.param == "deepcopy" else lambda table: pickle.loads(pickle.dumps(table))
+    return copy.copy if request.param == "copy" else lambda table: pickle.loads(pickle.dumps(table))
 
 
-def test_a_copy_is_the_same_table_with_gradients_of_its_own(
-    copied: Callable[[HashTable], HashTable], table: HashTable
-) -> None:
+def test_a_loaded_pickle_is_the_same_table_with_gradients_of_its_own(table: HashTable) -> None:
     table.insert(longs(1), ascending(1, DIM))
     table.accept_grad(longs(1), torch.ones(1, DIM))
-    other = copied(table)
+    other = pickle.loads(pickle.dumps(table))
     assert repr(other) == repr(table)
     assert (len(table.grad()[0]), len(other.grad()[0])) == (1, 0)
     train(other, longs(1))

@@ -192,7 +192,7 @@ def test_init_func_gets_the_row_type_and_may_return_it(dtype: torch.dtype, name:
 @row_types
 def test_copies_and_pickles_keep_both_types(dtype: torch.dtype, name: str) -> None:
     module = DistEmbedding(NUM, DIM, name, dtype=dtype, output_dtype=dtype)
-    for twin in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+    for twin in (copy.copy(module), pickle.loads(pickle.dumps(module))):
         assert torch.equal(twin(IDS), module(IDS))
         assert twin.weight.dtype == dtype
 
@@ -208,7 +208,7 @@ def test_the_representation_shows_a_row_type_of_16_bits(name: str) -> None:
 def test_a_compiled_module_gives_what_an_eager_one_does(dtype: torch.dtype, kind: Any, name: str) -> None:
     torch.compiler.reset()
     eager = kind(NUM, DIM, name, dtype=dtype, output_dtype=dtype)
-    twin = copy.deepcopy(eager)
+    twin = pickle.loads(pickle.dumps(eager))
     compiled = torch.compile(twin, backend="aot_eager", fullgraph=True)
     assert torch.equal(compiled(IDS), eager(IDS))
     for module in (compiled, eager):
@@ -231,8 +231,7 @@ def test_a_dist_tensor_has_the_row_type_and_reads_float32(dtype: torch.dtype, na
     tensor = DistTensor((NUM, DIM), dtype, name, lambda shape, dtype: scattered(*shape).to(dtype))
     assert tensor.dtype == dtype
     assert torch.equal(tensor[IDS], rounded(scattered(NUM, DIM), dtype)[IDS])
-    twin = copy.deepcopy(tensor)
-    assert twin.dtype == dtype
+    assert pickle.loads(pickle.dumps(tensor)).dtype == dtype
     with pytest.raises(TypeError) as caught:
         DistTensor((NUM, DIM), torch.float32, name)
     assert f'table "{name}" has the dtype {dtype}, got torch.float32' in str(caught.value)

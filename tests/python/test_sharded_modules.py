@@ -1,5 +1,7 @@
 """Modules over sharded tables: each gives on several ranks what it gives in one process."""
 
+import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.func import functional_call, grad, jacrev, vmap
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from recstore_ops import (
     DistEmbedding,
@@ -434,3 +437,88 @@ def test_rows_that_a_module_writes_lie_with_their_owners(ranks: Ranks, table_nam
         assert same
         assert zero
         assert ids == (owners == rank).nonzero().flatten().tolist()
+
+
+def copied_on_ranks(group: Group, name: str) -> tuple[str, bool, bool, int]:
+    """Copies a model and its optimizer, and trains the copy; one rank has made a table of the first name before."""
+    model = DistEmbedding(None, 5, name, optimizer=ADAGRAD, process_group=group)
+    stepper = SparseOptimizer(modules=[model])
+    _step_with(model, stepper, 0, group)
+    taken = None if group is None or group.rank() else f"{name}.copy"
+    if taken is not None:
+        torch.ops.recstore.make_hashtable(taken, 1, "{}")
+    twin, stepper_of_twin = copy.deepcopy((model, stepper))
+    ids = VOCABULARY[own_ids(model.table, VOCABULARY)]
+    before = model.weight[ids]
+    was_equal = torch.equal(twin.weight[ids], before)
+    _step_with(twin, stepper_of_twin, 1, group)
+    is_apart = torch.equal(model.weight[ids], before) and not torch.equal(twin.weight[ids], before)
+    _step_with(model, stepper, 1, group)
+    return twin.name, was_equal, is_apart, int((twin.weight[ids] - model.weight[ids]).abs().gt(0).sum())
+
+
+def _step_with(model: DistEmbedding, stepper: SparseOptimizer, step: int, group: Group) -> None:
+    (model(own_bags(step, group)[0]) - 1).square().sum().backward()
+    stepper.step()
+
+
+def test_a_deep_copy_of_a_sharded_module_is_sharded_as_it_is(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    name = table_name()
+    for outcome in ranks.run(3, copied_on_ranks, name):
+        assert outcome == (f"{name}.copy2", True, True, 0)
+
+
+def averaged_on_ranks(group: Group, name: str) -> Tensor:
+    """The exponential average of a table's rows over five steps, as the ranks look it up."""
+    model = DistEmbedding(
+        None,
+        5,
+        name,
+        initializer={"kind": "zeros"},
+        optimizer=ADAGRAD,
+        process_group=group,
+        **_summed(group),  # type: ignore[arg-type]
+    )
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    stepper = SparseOptimizer(modules=[model])
+    for step in range(5):
+        _step_with(model, stepper, step, group)
+        averaged.update_parameters(model)
+    with torch.no_grad():
+        return averaged.module(VOCABULARY)
+
+
+def test_rows_of_a_sharded_table_are_averaged_by_their_ranks(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    expected = averaged_on_ranks(None, table_name())
+    for averaged in ranks.run(2, averaged_on_ranks, table_name()):
+        torch.testing.assert_close(averaged, expected, rtol=1e-5, atol=1e-6)
+
+
+def made_anew(group: Group, name: str, choices: list[Any]) -> list[str]:
+    """Trains a module on an id of one rank, and makes it anew; returns what each of two ranks says."""
+    said = []
+    assert group is not None
+    for choice in (None, choices[group.rank()]):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                module = DistEmbedding(None, 5, name, optimizer=ADAGRAD, process_group=group, on_existing=choice)
+            except ValueError as error:
+                return [f"error: {error}"]
+        said += [str(warning.message) for warning in caught]
+        module(VOCABULARY[:1]).sum().backward()
+        SparseOptimizer(modules=[module]).step()
+        said.append(f"step {module.table.statistics()['step']}")
+        del module
+    return said
+
+
+def test_ranks_do_alike_with_a_table_that_exists(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    for said in ranks.run(2, made_anew, table_name(), [None, None]):
+        assert [len(said), said[0], said[2]] == [3, "step 1", "step 2"]
+        assert "a new module goes on with its" in said[1]
+    assert ranks.run(2, made_anew, table_name(), ["reset", "reset"]) == [["step 1", "step 1"]] * 2
+    for said in ranks.run(2, made_anew, table_name(), ["error", "error"]):
+        assert "exists with" in said[0]
+    for said in ranks.run(2, made_anew, table_name(), ["share", "reset"]):
+        assert "has on_existing=" in said[0]

@@ -92,7 +92,7 @@ def test_each_option_is_documented_once() -> None:
 
 
 def test_a_configuration_holds_what_is_not_of_ranks() -> None:
-    assert {"process_group", "grad_reduce", "wire_dtype"} == set(get_type_hints(TableOptions)) - set(
+    assert {"process_group", "grad_reduce", "wire_dtype", "on_existing"} == set(get_type_hints(TableOptions)) - set(
         get_type_hints(ConfigOptions)
     )
     assert set(get_type_hints(ConfigOptions)) == set(vars(TableConfig())) - {"num_embeddings"}

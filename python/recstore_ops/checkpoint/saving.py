@@ -22,6 +22,7 @@ from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part
 from recstore_ops.checkpoint.place import checked_directory, checkpoint_place
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.table.existing import note_loaded
 from recstore_ops.table.shard_of import check_shard, shard_of
 
 _SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT = 0.0005
@@ -153,6 +154,7 @@ def load(
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
     with shown("loading", progress) as native:
         found = _native.load_tables(place, checked, native)
+    note_loaded([name for name, _ in found["tables"]])
     return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
 
 

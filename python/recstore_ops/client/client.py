@@ -11,7 +11,7 @@ from torch import Tensor
 
 from recstore_ops import _native, checkpoint, servers
 from recstore_ops.checkpoint.saving import Compression, LoadReport, SaveKind, SaveReport
-from recstore_ops.client.dist_tensor import DistTensor, global_names, keep
+from recstore_ops.client.dist_tensor import DistTensor, global_names
 from recstore_ops.client.update_queue import UpdateQueue
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.row_types import ROW_TYPES
@@ -19,6 +19,7 @@ from recstore_ops.config.table_config import TableConfig, check_learning_rate
 from recstore_ops.config.table_options import DEFAULT_LR, options_of
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.owners import keep
 from recstore_ops.table.table import Table
 
 
@@ -75,7 +76,8 @@ class RecStoreClient:
         Raises:
             ValueError: the configuration is invalid, or the table exists with another one.
         """
-        keep(self._remember(name, Table(name, config.embedding_dim, config.table_config(name))))
+        table = self._remember(name, Table(name, config.embedding_dim, config.table_config(name)))
+        keep(table.table_id)
         return True
 
     def init_data(
@@ -296,6 +298,7 @@ class RecStoreClient:
         return self._remember(name, Table.open(name))
 
     def _remember(self, name: str, table: Table) -> Table:
+        table.is_looked_up = True
         self._tables[name] = (table.table_id, table)
         return table
 

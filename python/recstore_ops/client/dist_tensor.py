@@ -1,9 +1,7 @@
 """`DistTensor`: a table as a matrix that is read and written by row."""
 
+import copy
 import math
-import os
-import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -17,13 +15,13 @@ from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.owners import is_owned, keep, opening, own
 from recstore_ops.table.refusals import refused_for_rows
-from recstore_ops.table.table import Table, opening
+from recstore_ops.table.table import Table
+from recstore_ops.table.unpickling import check_not_spawning, check_open, note_made
 
 _ROWS_PER_WRITE = 1 << 20
 
-# How many tensors own each table that none but they keep.
-_owners: Counter[int] = Counter()
 _global_tables: dict[str, int] = {}
 
 
@@ -71,10 +69,9 @@ class DistTensor:
             if is_gdata:
                 _global_tables[name] = table.table_id
             if persistent:
-                keep(table)
-            elif table.is_new or table.table_id in _owners:
-                _owners[table.table_id] += 1
-                weakref.finalize(self, _disown, table, os.getpid())
+                keep(table.table_id)
+            elif table.is_new or is_owned(table.table_id):
+                own(self, name, table.table_id)
         self._set(table, shape, (persistent, is_gdata))
 
     def _set(self, table: Table, shape: Sequence[int | None], options: tuple[bool, bool] | None) -> None:
@@ -97,7 +94,36 @@ class DistTensor:
     def __reduce__(self) -> tuple[Callable[..., "DistTensor"], tuple[object, ...]]:
         if self._options is None:
             return (DistTensor.over, (self.table, self._shape, self._owner))
-        return (DistTensor, (self._shape, self.dtype, self.name, None, *self._options))
+        check_not_spawning(self.name, self.table.table_id, self._owner)
+        return (DistTensor.reopen, (self._shape, self.dtype, self.name, *self._options))
+
+    @classmethod
+    def reopen(
+        cls, shape: tuple[int, int], dtype: torch.dtype, name: str, persistent: bool, is_gdata: bool
+    ) -> "DistTensor":
+        """Opens the table of a pickle.
+
+        Raises:
+            RuntimeError: it is not open, outside `recstore_ops.opening_empty_tables`.
+            TypeError: it has another shape or dtype.
+        """
+        with opening:
+            check_open(name, cls.__name__)
+            tensor = cls(shape, dtype, name, None, persistent, is_gdata)
+            if tensor.table.is_new:
+                note_made(name)
+        return tensor
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistTensor":
+        """A tensor over a copy of the rows, which goes with its last owner; see `Table`."""
+        if id(self) not in memo:
+            copied = memo[id(self)] = type(self).over(copy.deepcopy(self.table, memo), self._shape, self._owner)
+            if self._options is not None:
+                _, is_gdata = self._options
+                copied._options = (False, is_gdata)
+                if is_gdata:
+                    _global_tables[copied.name] = copied.table.table_id
+        return memo[id(self)]
 
     @property
     def table(self) -> Table:
@@ -216,25 +242,6 @@ def _open_or_create(shape: tuple[int, int], dtype: torch.dtype, name: str) -> Ta
     if table.config.dtype != type_name(dtype):
         raise TypeError(f'table "{name}" has the dtype torch.{table.config.dtype}, got {dtype}')
     return table
-
-
-def keep(table: Table) -> None:
-    """Makes a table stay when the tensors that own it are gone."""
-    _owners.pop(table.table_id, None)
-
-
-def _disown(table: Table, owner_pid: int) -> None:
-    """Drops the table with its last owner; a forked child only holds copies of its parent's."""
-    if os.getpid() != owner_pid:
-        return
-    with opening:
-        if table.table_id not in _owners:
-            return
-        _owners[table.table_id] -= 1
-        if _owners[table.table_id] == 0:
-            del _owners[table.table_id]
-            if _native.find_table(table.name) == table.table_id:
-                operators.drop_table(table.name)
 
 
 def global_names() -> list[str]:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recstore_ops.client.dist_tensor import keep
 from recstore_ops.client.request_queue import Callback, Limits, Request, RequestQueue
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import ConfigOptions
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.owners import keep
 from recstore_ops.table.table import Table
 
 _DEFAULTS: ConfigOptions = {"initializer": "zeros"}
@@ -71,7 +71,7 @@ class KVWorker:
                 raise ValueError(f"{limit} must be positive, got {value}")
         name = f"kv/{app_id}"
         self._table = Table(name, dim, configure_table(name, dim, num_embeddings, **{**_DEFAULTS, **options}))
-        keep(self._table)
+        keep(self._table.table_id)
         self._requests = RequestQueue(Limits(max_pending, max_pending_bytes, issue_timeout), f"recstore-{name}")
 
     @property

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 GradReduce = Literal["mean", "sum"]
+OnExisting = Literal["share", "error", "reset"]
 
 DEFAULT_LR = 0.01
 """The learning rate of tables that nothing else gives one."""
@@ -72,11 +73,16 @@ class TableOptions(ConfigOptions, total=False):
             `mean`, the default, as `DistributedDataParallel` does.
         wire_dtype: the type in which rows and gradients travel between ranks: `torch.float32`, the default, or
             `torch.bfloat16`.
+        on_existing: what happens where the table is there with rows: `share` goes on with them, `error` raises, and
+            `reset` gives up rows, optimizer state and configuration, unless a module, a `Table` or a `DistTensor`
+            that is alive uses the table, or it lies on servers. Without it a module shares the table, and warns once
+            if a module that is gone trained or wrote its rows. All ranks of a `process_group` do the same.
     """
 
     process_group: dist.ProcessGroup | None
     grad_reduce: GradReduce
     wire_dtype: torch.dtype | None
+    on_existing: OnExisting | None
 
 
 DEFAULTS: TableOptions = {"grad_reduce": "mean"}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from recstore_ops import _native
-from recstore_ops.client.dist_tensor import DistTensor, fill_rows, keep
+from recstore_ops.client.dist_tensor import DistTensor, fill_rows
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype
@@ -28,9 +28,11 @@ from recstore_ops.sharding.rows import Request
 from recstore_ops.state.keys import add_rows, load_rows
 from recstore_ops.state.rows import table_rows
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.existing import check_choice, note_module, settle_existing
+from recstore_ops.table.owners import is_owned, keep, opening
 from recstore_ops.table.refusals import NO_MAX_NORM
 from recstore_ops.table.shard import Shard
-from recstore_ops.table.table import Table, disagreeing_on_error, opening
+from recstore_ops.table.table import Table, disagreeing_on_error
 
 InitFunc = Callable[[tuple[int, int], torch.dtype], Tensor]
 
@@ -100,13 +102,18 @@ class TableModule(ClosedModule):
             self.padding_idx = _wrap_padding_idx(padding_idx, config.num_embeddings)
             config = _keeping(config, self.padding_idx)
             self.output_dtype = check_output_dtype(output_dtype, config.dtype, name)
+            check_choice(options.get("on_existing"), name)
         with opening:
+            settle_existing(name, embedding_dim, config, shard, options.get("on_existing"))
             self.table = Table(name, embedding_dim, config, shard)
             self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, type(self).__name__)
-            keep(self.table)
+            self.table.owner = type(self).__name__
+            keep(self.table.table_id)
             if self.table.is_new:
                 self._start_rows(init_func, ROW_TYPES[config.dtype])
-                return
+            note_module(self.table)
+        if self.table.is_new:
+            return
         optimizer = options.get("optimizer")
         asked = with_kind(optimizer, "sgd") if lr == DEFAULT_LR else optimizer_with_lr(optimizer, lr)
         _warn_of_kept_values(self.table, asked)
@@ -129,13 +136,17 @@ class TableModule(ClosedModule):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         was_frozen = state.get("frozen", False)
-        super().__setstate__({name: value for name, value in state.items() if name != "frozen"})
+        kept = {name: value for name, value in state.items() if name != "frozen"}
+        super().__setstate__({**kept, "name": state["table"].name})  # Of a deep copy another than before.
         owner = type(self).__name__
         self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, owner, not was_frozen)
         with opening:
-            keep(self.table)
-            if self.table.is_new:
+            if not is_owned(self.table.table_id):
+                keep(self.table.table_id)
+            if self.table.needs_start:
+                self.table.needs_start = False
                 self._start_rows(None, torch.float32)
+            note_module(self.table)
 
     @property
     def weight(self) -> DistTensor:

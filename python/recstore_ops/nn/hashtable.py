@@ -104,9 +104,9 @@ class NameClaim:
 class HashTable(TableModule):
     """Rows of any shape, by id.
 
-    Only one live `HashTable` has a given name; a deep copy or a loaded pickle is a further view of the same table,
-    with gradients of its own. The rows outlive the module, as those of every module here:
-    `RecStoreClient.drop` deletes them.
+    Only one live `HashTable` has a given name; a loaded pickle is a further view of the same table, with gradients of
+    its own, and a deep copy has a table and a name of its own. The rows outlive the module, as those of every module
+    here but deep copies: `RecStoreClient.drop` deletes them.
 
     Args:
         embedding_shape: the shape of one row; an int stands for one size. The table's dim is the product.
@@ -171,6 +171,11 @@ class HashTable(TableModule):
         # The exchange divides gradients of a sharded table, by its grad_reduce.
         workers = 1 if shard is not None else count_workers()
         self.num_workers = workers if num_workers is None else num_workers
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self._claim.name != self.name:  # A deep copy has a table of its own.
+            self._claim = HashTableRegister().join(self.name, self._claim.description)
 
     def forward(self, ids: Tensor) -> Tensor:
         """Looks up the row of each id.

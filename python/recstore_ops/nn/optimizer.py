@@ -1,7 +1,9 @@
 """`SparseOptimizer`: the step that applies collected gradients to the tables."""
 
+import copy
 import functools
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -72,6 +74,33 @@ class SparseOptimizer(torch.optim.Optimizer):
             self._seen.add(table)
             self._adopt(table, _group_of(table, groups))
         _optimizers.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "SparseOptimizer":
+        """An optimizer of copies of the modules, at the same learning rates; hooks are not copied, as in torch.
+
+        Copied together with the model, by `copy.deepcopy((model, optimizer))`, it is the optimizer of the model's copy.
+        Without modules at construction it is about what its `step` is given.
+        """
+        copied = memo[id(self)] = type(self).__new__(type(self))
+        copied.kv_client, copied._lr, copied._initial_lr = self.kv_client, self._lr, self._initial_lr
+        copied._modules = copy.deepcopy(self._modules, memo)
+        pairs = list(zip(_tables_of(self._modules or []), _tables_of(copied._modules or []), strict=True))
+        numbers = {before.table_id: after.table_id for before, after in pairs}
+        names = {before.name: after.name for before, after in pairs}
+        copied._rates = {numbers.get(number, number): rate for number, rate in self._rates.items()}
+        copied._seen = weakref.WeakSet(after for _, after in pairs)
+        groups = [copied._copied_group(group, names, memo) for group in self.param_groups]
+        copied.__setstate__({"defaults": dict(self.defaults), "state": defaultdict(dict), "param_groups": groups})
+        _optimizers.add(copied)
+        return copied
+
+    def _copied_group(self, group: dict[str, Any], names: dict[str, str], memo: dict[int, Any]) -> dict[str, Any]:
+        """A parameter group of the original, about the copy of its table."""
+        rest = copy.deepcopy({key: value for key, value in group.items() if key not in ("params", "table")}, memo)
+        if group["table"] is None:
+            return {"params": [CollectedGradients.of(_refuse_without_modules)], **rest, "table": None}
+        name = names[group["table"]]
+        return {"params": [self._parameter_of(name)], **rest, "table": name}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Refuses groups but those that the optimizer makes of its tables.

@@ -147,7 +147,8 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         )
 
     def _by_name(self) -> dict[str, _Module]:
-        return {module.name: module for module in self._each_module()}
+        # By their names in the configuration, which a deep copy keeps.
+        return {config.name: module for config, module in zip(self._configs, self._each_module(), strict=True)}
 
     def _each_module(self) -> list[_Module]:
         # A look into a `ModuleList` takes longer than all of it as a list.

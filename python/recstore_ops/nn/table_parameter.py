@@ -15,17 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recstore_ops.nn.table_rows import FILLS, RowsOfTable
 from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table
 
 _without_override = torch._C._disabled_torch_function_impl
 _own = torch._C.TensorBase
-
-_FILLS = (
-    *("bernoulli_", "cauchy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"),
-    *("set_", "uniform_", "zero_"),
-)
-"""The methods that give a parameter its values; optimizers of `torch.optim` use others."""
 
 
 class TableParameter(nn.Parameter):
@@ -63,7 +58,7 @@ class TableParameter(nn.Parameter):
     @property
     def grad(self) -> Tensor | None:
         """Zero where the table has collected gradients, else `None`; setting it to `None` drops them."""
-        return _Collected.of(self._table, self.detach()) if self._table.has_collected() else None
+        return _Collected.of(self._table, _own.detach(self)) if self._table.has_collected() else None
 
     @grad.setter
     def grad(self, grad: Tensor | None) -> None:  # type: ignore[override]
@@ -72,23 +67,35 @@ class TableParameter(nn.Parameter):
         self._table.clear_collected()
 
     @property
-    def data(self) -> TableParameter:  # type: ignore[override]
-        """The stand-in itself, so that what fills it is refused."""
-        return self
+    def data(self) -> RowsOfTable:  # type: ignore[override]
+        """What averages of parameters take for the rows; what fills it is refused."""
+        return self.detach()
 
     @data.setter
     def data(self, data: Tensor) -> None:
         self._set_scalar(data, "data")
 
+    def detach(self) -> RowsOfTable:  # type: ignore[override]
+        """What averages of parameters take for the rows."""
+        return RowsOfTable.of(self._table, _own.detach(self), f"the parameter of {self._owner}")
+
     def copy_(self, other: Tensor, non_blocking: bool = False) -> TableParameter:
-        """Takes a scalar, as optimizers and averages of `model.parameters()` hand it back; refuses rows."""
-        self._set_scalar(other, "copy_")
+        """Takes an average of rows, or a scalar, as optimizers of `model.parameters()` hand it back; refuses rows."""
+        if isinstance(other, TableParameter | RowsOfTable):
+            self.detach().copy_(other.detach())
+        else:
+            self._set_scalar(other, "copy_")
+        return self
+
+    def lerp_(self, end: Tensor, weight: float | Tensor) -> TableParameter:  # type: ignore[override]
+        """Moves the rows towards those of another table's stand-in."""
+        self.detach().lerp_(end.detach(), weight)
         return self
 
     def _set_scalar(self, value: Any, attribute: str) -> None:
         if not isinstance(value, Tensor) or value.dim() > 0:
             raise self._refusal(attribute)
-        self.detach().copy_(value)
+        _own.detach(self).copy_(value)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if not name.startswith("_") and not hasattr(Tensor, name):
@@ -100,7 +107,7 @@ class TableParameter(nn.Parameter):
 
     def moved(self, function: Callable[[Tensor], Tensor]) -> TableParameter:
         """Takes the type and the device that a conversion gives it; another one does where torch cannot change it."""
-        tensor = function(self.detach())
+        tensor = function(_own.detach(self))
         if not torch._has_compatible_shallow_copy_type(self, tensor):  # type: ignore[attr-defined]
             return TableParameter.of(self._table, tensor.dtype, self._owner, self.requires_grad, tensor.device)
         _own.data.__set__(self, tensor)  # type: ignore[attr-defined]
@@ -109,7 +116,7 @@ class TableParameter(nn.Parameter):
     def __deepcopy__(self, memo: dict[int, Any]) -> TableParameter:
         if id(self) not in memo:
             table = copy.deepcopy(self._table, memo)
-            memo[id(self)] = TableParameter.of(table, self.dtype, self._owner, self.requires_grad)
+            memo[id(self)] = TableParameter.of(table, self.dtype, self._owner, self.requires_grad, self.device)
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Callable[..., nn.Parameter], tuple[Any, ...]]:
@@ -154,5 +161,5 @@ def _refusing(method: str) -> Callable[..., Any]:
     return refuse
 
 
-for _method in _FILLS:
+for _method in FILLS:
     setattr(TableParameter, _method, _refusing(_method))

@@ -28,6 +28,16 @@ def refused_for_rows(owner: str, table: str, attribute: str) -> AttributeError:
     return AttributeError(f'{owner} over table "{table}" has no "{attribute}": {_INSTEAD.get(attribute, _ROWS)}')
 
 
+def refused_for_average(owner: str, table: str, function: str) -> RuntimeError:
+    """The error for a function that makes no average of rows, at what stands for a table."""
+    # No TypeError: Python takes that of an operator for one that is not there.
+    return RuntimeError(
+        f'{owner} over table "{table}" has no "{function}": rows are averaged by copy_ of a sum of parameters whose '
+        "shares add up to one, by lerp_, or by torch.optim.swa_utils; weight[ids] reads rows and weight[ids] = rows "
+        "writes them"
+    )
+
+
 def refused_for_module(owner: str, tables: list[str], attribute: str) -> AttributeError:
     """The error for an attribute that a module does not have, or must keep."""
     return AttributeError(

@@ -123,10 +123,7 @@ class Shard:
         """
         digest = hashlib.sha256(f"{name}\0{description}\0{self.grad_reduce}\0{self.wire_dtype}".encode()).digest()
         own = int.from_bytes(digest[:7], "big")
-        fingerprints = self.gathered(own)
-        failed = [rank for rank, each in enumerate(fingerprints) if each == _FAILED]
-        if failed:
-            raise RuntimeError(f'table "{name}": rank {failed[0]} could not open its table; its own error tells why')
+        fingerprints = self.told(name, own)
         others = [rank for rank, each in enumerate(fingerprints) if each != own]
         if others:
             raise ValueError(
@@ -134,12 +131,24 @@ class Shard:
                 f"{self.rank}; all ranks must make the same modules in the same order"
             )
 
+    def told(self, name: str, number: int) -> list[int]:
+        """The number, from 0 on, that each rank gives while it opens a table.
+
+        Raises:
+            RuntimeError: another rank could not open its table.
+        """
+        numbers = self.gathered(number)
+        failed = [rank for rank, each in enumerate(numbers) if each == _FAILED]
+        if failed:
+            raise RuntimeError(f'table "{name}": rank {failed[0]} could not open its table; its own error tells why')
+        return numbers
+
     def disagree(self) -> None:
         """Tells the other ranks, which are in `agree`, that this one could not open its table."""
         self.gathered(_FAILED)
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            "a table sharded over a process_group cannot be copied or pickled: a group belongs to its process; "
+            "a table sharded over a process_group cannot be pickled: a group belongs to its process; "
             "make the module anew in every process, and bring its rows there by recstore_ops.sharding.save and load"
         )

@@ -1,14 +1,14 @@
 """The Python side of one table: its handle, the gradients collected for it, and its end.
 
 A `Table` is what the modules share code over. Opening a name twice gives two `Table`s over one set of rows, each
-with gradients of its own. It is copied and pickled as name and configuration, and opened again from them.
+with gradients of its own. It is pickled as name and configuration, and opened again from them where the table is open.
+A deep copy is another table, with rows and optimizer state of its own.
 """
 
-import os
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,15 +18,16 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recstore_ops import _native, servers
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
+from recstore_ops.table.copying import copy_content
 from recstore_ops.table.finite import is_finite
+from recstore_ops.table.owners import is_owned, opening, own
 from recstore_ops.table.shard import Shard
+from recstore_ops.table.unpickling import check_not_spawning, check_open, note_made
 
 _Found = TypeVar("_Found")
 
-opening = threading.RLock()
-"""Held while a table is opened and first filled: of several threads one creates it, and none sees it half filled."""
-
-os.register_at_fork(before=opening.acquire, after_in_parent=opening.release, after_in_child=opening.release)
+_COPIED = "copied tables"
+"""Where the memo of a deep copy has the copies of tables, by the numbers of the originals."""
 
 
 class Table:
@@ -46,6 +47,7 @@ class Table:
         table_id: the table's number, which no other table ever has.
         is_new: whether opening created the table.
         times_cleared: how often what was collected was dropped.
+        owner: what it was opened for, for messages.
 
     Raises:
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
@@ -53,9 +55,6 @@ class Table:
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a shard; or
             another rank could not open its shard.
     """
-
-    owner = "a lookup"
-    """What looks rows up, for messages."""
 
     def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
         with disagreeing_on_error(shard):
@@ -65,6 +64,10 @@ class Table:
         self.dim = dim
         self.config = config or TableConfig()
         self.shard = shard
+        self.owner = type(self).__name__
+        self.needs_start = False
+        self.is_looked_up = False
+        self.is_second = False
         self._lent: tuple[Tensor, Tensor] | None = None
         self._received_is_finite = True
         self._others_are_finite = True
@@ -234,7 +237,62 @@ class Table:
     def __reduce__(self) -> tuple[Callable[..., "Table"], tuple[Any, ...]]:
         if self.shard is not None:
             self.shard.__reduce__()
-        return (type(self), (self.name, self.dim, self.config))
+        check_not_spawning(self.name, self.table_id, self.owner)
+        return (type(self).reopen, (self.name, self.dim, self.config, self.owner))
+
+    @classmethod
+    def reopen(cls, name: str, dim: int, config: TableConfig, owner: str) -> "Table":
+        """Opens a table of a pickle.
+
+        Raises:
+            RuntimeError: it is not open, outside `recstore_ops.opening_empty_tables`.
+            ValueError: it has another configuration.
+        """
+        with opening:
+            check_open(name, owner)
+            table = cls(name, dim, config)
+            table.owner, table.needs_start = owner, table.is_new
+            if table.is_new:
+                note_made(name)
+            elif is_owned(table.table_id):
+                own(table, name, table.table_id)
+        return table
+
+    def __deepcopy__(self, memo: dict[Any, Any]) -> "Table":
+        """A `Table` over a copy of rows and optimizer state, which goes with the last `Table` over it.
+
+        What is collected and not yet applied stays with the original. Several `Table`s over one name, copied together,
+        are over one copy.
+
+        Raises:
+            RuntimeError: as `recstore_ops.table.copying.copy_content`.
+        """
+        if id(self) not in memo:
+            copies: dict[int, Table] = memo.setdefault(_COPIED, {})
+            memo[id(self)] = copied = self._copied(copies.get(self.table_id))
+            copies.setdefault(self.table_id, copied)
+        return memo[id(self)]
+
+    def _first_copy(self) -> "Table":
+        with disagreeing_on_error(self.shard):
+            name = copy_content(self.name, self.table_id, self.shard)
+        try:
+            dim, described = self._if_there(_native.describe_table(name))
+            config = replace(self.config, seed=TableConfig.from_json(described).seed)
+            return type(self)(name, dim, config, self.shard)
+        except BaseException:
+            operators.drop_table(name)
+            raise
+
+    def _copied(self, first: "Table | None") -> "Table":
+        with opening:
+            if first is None:
+                copied = self._first_copy()
+            else:
+                copied = type(self)(first.name, first.dim, first.config, first.shard)
+            own(copied, copied.name, copied.table_id)
+        copied.owner, copied.is_second, copied.requires_grad = self.owner, first is not None, self.requires_grad
+        return copied
 
 
 _open_tables: weakref.WeakSet[Table] = weakref.WeakSet()

@@ -32,7 +32,7 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        describe_table, evict_rows, find_table, learning_rate_of, set_memory_limit,
+        copy_table, describe_table, evict_rows, find_table, learning_rate_of, set_memory_limit,
         set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
         table_statistics,
     };
@@ -52,6 +52,13 @@ mod _native {
 #[pyfunction]
 fn find_table(py: Python<'_>, name: &str) -> PyResult<Option<i64>> {
     Ok(find(py, name)?.map(|(number, _)| number))
+}
+
+/// Copies the table of a number, with all that it holds and counts, under a name that no table has.
+#[pyfunction]
+fn copy_table(py: Python<'_>, table: i64, name: &str) -> PyResult<()> {
+    let registry = registry()?;
+    py.detach(|| registry.copy_table(table, name)).map_err(raise)
 }
 
 /// The names of all tables, sorted.

@@ -116,6 +116,11 @@ impl EmbeddingStore for RemoteStore {
         })
     }
 
+    fn copy_table(&self, _: TableId, _: &str) -> Result<Arc<dyn EmbeddingTable>> {
+        let message = "tables on servers cannot be copied: save a checkpoint of them".to_owned();
+        Err(Error::Unsupported { operation: "copy_table", message })
+    }
+
     fn put_optimizer_states(&self, _: &[OptimizerState<'_>]) -> Result<()> {
         let message = "servers take optimizer state from checkpoints only: load one".to_owned();
         Err(Error::Unsupported { operation: "put_optimizer_states", message })

@@ -35,6 +35,14 @@ pub trait EmbeddingStore: Send + Sync {
     /// [`crate::Error::UnknownHandle`].
     fn table(&self, operation: &'static str, id: TableId) -> Result<Arc<dyn EmbeddingTable>>;
 
+    /// Copies a table, with all that it holds and counts at one moment, under a name that no table has. Ids without a row
+    /// have the same initial values in both.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidConfig`] for a name that is empty or taken; [`crate::Error::MemoryLimit`];
+    /// [`crate::Error::Disk`]; [`crate::Error::Unsupported`], of a store on servers.
+    fn copy_table(&self, table: TableId, name: &str) -> Result<Arc<dyn EmbeddingTable>>;
+
     /// Deletes the table `name` and its rows; numbers of it are unknown from then on.
     ///
     /// # Errors

@@ -150,6 +150,15 @@ impl EmbeddingStore for LocalStore {
         Ok(self.opened(id, &self.shared().get(operation, id)?))
     }
 
+    fn copy_table(&self, table: TableId, name: &str) -> Result<Arc<dyn EmbeddingTable>> {
+        let _gate = fork::enter();
+        let table = self.shared().get("copy_table", table)?;
+        self.shared().check_free(name)?;
+        let copy = table.copy(name, self.engine(), &self.rules, &self.budget)?;
+        let (id, copy) = self.exclusive().add(copy)?;
+        Ok(self.opened(id, &copy))
+    }
+
     fn drop_table(&self, name: &str) -> Result<()> {
         let _gate = fork::enter();
         self.exclusive().drop_table(name)

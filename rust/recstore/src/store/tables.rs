@@ -36,6 +36,25 @@ impl Tables {
         Ok((id, table))
     }
 
+    /// Adds a table whose name no other has.
+    pub(super) fn add(&mut self, table: Table) -> Result<(TableId, Arc<Table>)> {
+        self.check_free(table.name())?;
+        let id = self.add_name(table.name());
+        let table = Arc::new(table);
+        self.by_id.insert(id, Arc::clone(&table));
+        Ok((id, table))
+    }
+
+    /// Checks that a new table can have the name.
+    pub(super) fn check_free(&self, name: &str) -> Result<()> {
+        let message = match name {
+            "" => "the table's name must not be empty".to_owned(),
+            name if self.by_name.contains_key(name) => format!("there is a table \"{name}\" already"),
+            _ => return Ok(()),
+        };
+        Err(Error::InvalidConfig { message })
+    }
+
     /// Returns a table and its number, if there is one of the name.
     pub(super) fn find(&self, name: &str) -> Option<(TableId, Arc<Table>)> {
         let id = *self.by_name.get(name)?;

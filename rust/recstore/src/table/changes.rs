@@ -34,7 +34,7 @@ pub(super) struct RowKey {
 }
 
 impl CopiedRows {
-    fn push(&mut self, key: RowKey, record: &[f32]) {
+    pub(super) fn push(&mut self, key: RowKey, record: &[f32]) {
         self.ids.push(key.id);
         self.usages.extend(key.usage);
         self.records.extend_from_slice(record);

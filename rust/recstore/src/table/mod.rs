@@ -11,6 +11,7 @@ mod bounds;
 mod budget;
 mod changes;
 mod checks;
+mod copying;
 mod displacing;
 mod engine;
 mod growth;

@@ -10,6 +10,7 @@ use super::growth::Growth;
 use super::ids::id_allocator::IdAllocator;
 use super::ids::row_index::RowIndex;
 use super::locks::lock_order;
+use super::rows::Rows;
 use super::sweep::{Sweep, SweepSteps};
 use super::table::Table;
 use crate::kernel::bits::Bits;
@@ -86,18 +87,7 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
             cut: rows.changes.cut(rows.row_ids.used(), base, save),
             admission: rows.admission.as_ref().map(Admission::counts),
             sweep: rows.sweep.clone(),
-            progress: TableProgress {
-                step: rows.step,
-                learning_rate: rows.learning_rate,
-                learning_rate_was_set: rows.learning_rate_was_set,
-                inserts: rows.inserts,
-                updates: rows.updates,
-                deletes: rows.deletes,
-                refusals: table.refusals.load(Ordering::Relaxed),
-                rejections: rows.rejections,
-                evictions: rows.evictions,
-                sweep: rows.sweep.as_ref().map(|sweep| sweep.steps),
-            },
+            progress: table.progress(rows),
         }
     });
     let mut cuts: Vec<_> = cuts.collect();
@@ -137,6 +127,22 @@ impl TableCut {
 }
 
 impl Table {
+    /// Returns what the table knows besides its rows.
+    pub(super) fn progress(&self, rows: &Rows) -> TableProgress {
+        TableProgress {
+            step: rows.step,
+            learning_rate: rows.learning_rate,
+            learning_rate_was_set: rows.learning_rate_was_set,
+            inserts: rows.inserts,
+            updates: rows.updates,
+            deletes: rows.deletes,
+            refusals: self.refusals.load(Ordering::Relaxed),
+            rejections: rows.rejections,
+            evictions: rows.evictions,
+            sweep: rows.sweep.as_ref().map(|sweep| sweep.steps),
+        }
+    }
+
     /// Returns the words of a record that hold a row's weights, and of a whole record.
     pub(crate) fn record_words(&self) -> (usize, usize) {
         let rows = self.shared();
@@ -206,6 +212,16 @@ impl Table {
     /// # Errors
     /// [`Error::InvalidLearningRate`].
     pub(crate) fn restore(&mut self, progress: &TableProgress, save: SaveId) -> Result<()> {
+        self.take_progress(progress)?;
+        self.own_rows().changes.is_as_saved(save);
+        Ok(())
+    }
+
+    /// Sets what the table knows besides its rows.
+    ///
+    /// # Errors
+    /// [`Error::InvalidLearningRate`].
+    pub(super) fn take_progress(&mut self, progress: &TableProgress) -> Result<()> {
         self.set_learning_rate(progress.learning_rate, progress.learning_rate_was_set)?;
         *self.refusals.get_mut() = progress.refusals;
         let rows = self.own_rows();
@@ -215,7 +231,6 @@ impl Table {
         rows.deletes = progress.deletes;
         rows.rejections = progress.rejections;
         rows.evictions = progress.evictions;
-        rows.changes.is_as_saved(save);
         Ok(())
     }
 

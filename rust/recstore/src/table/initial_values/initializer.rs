@@ -143,13 +143,32 @@ fn normal_probability(z: f64) -> f64 {
     0.5 * libm::erfc(-z / std::f64::consts::SQRT_2)
 }
 
-/// Mixes a table's name into the configured seed: FNV-1a over the name, then the finalizer of `SplitMix64`.
+/// Spreads configured seeds; odd, so that the product has an inverse.
+const SEED_FACTOR: u64 = 0x9E37_79B9_7F4A_7C15;
+
+/// Returns the seed with which the table `copy` has the initial values, and the noise of rounding, that the table `name`
+/// has with `seed`.
+pub(crate) fn seed_of_copy(name: &str, seed: u64, copy: &str) -> u64 {
+    let factored = name_hash(name) ^ name_hash(copy) ^ seed.wrapping_mul(SEED_FACTOR);
+    factored.wrapping_mul(inverse(SEED_FACTOR))
+}
+
+/// Returns the inverse of an odd number modulo 2^64. Each of Newton's steps doubles the bits that are right.
+fn inverse(odd: u64) -> u64 {
+    // Three bits of an odd number's square are those of 1.
+    (0..5).fold(odd, |found, _| found.wrapping_mul(2_u64.wrapping_sub(odd.wrapping_mul(found))))
+}
+
+/// FNV-1a.
+fn name_hash(name: &str) -> u64 {
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3)
+    })
+}
+
+/// Mixes a table's name into the configured seed, by the finalizer of `SplitMix64`.
 fn table_seed(name: &str, seed: u64) -> u64 {
-    let mut hash = 0xCBF2_9CE4_8422_2325_u64;
-    for byte in name.bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01B3);
-    }
-    let mut mixed = hash ^ seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mut mixed = name_hash(name) ^ seed.wrapping_mul(SEED_FACTOR);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     mixed ^ (mixed >> 31)
@@ -158,6 +177,14 @@ fn table_seed(name: &str, seed: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_copy_has_the_seed_of_its_table() {
+        for seed in [0, 1, 77, u64::MAX] {
+            let copied = seed_of_copy("user", seed, "user.copy");
+            assert_eq!(table_seed("user.copy", copied), table_seed("user", seed));
+        }
+    }
 
     fn rows(text: &str, dim: usize, ids: std::ops::Range<i64>) -> Vec<f32> {
         let config = TableConfig::from_json(dim, text).unwrap();

@@ -1,0 +1,201 @@
+"""`RowsOfTable`: what averages of parameters take for the rows of a table.
+
+`torch.optim.swa_utils.AveragedModel` and loops over two models' `parameters()` average tensors in place. For a table
+they are given a scalar, the stand-in, detached or as its `data`. As a `RowsOfTable` it notes which sum of rows an
+expression over such scalars stands for, and writing it to one averages the rows themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from recstore_ops.ops import operators
+from recstore_ops.table.refusals import refused_for_average, refused_for_rows
+from recstore_ops.table.table import Table
+
+_without_override = torch._C._disabled_torch_function_impl
+
+_ROWS_AT_A_TIME = 1 << 16
+
+_Terms = dict[int, tuple[Table, float]]
+"""A sum of rows: of each `Table`, by its `id`, how much."""
+
+
+class RowsOfTable(Tensor):
+    """A scalar that stands for the rows of a table, or for a weighted sum of those of several.
+
+    Sums, differences, products and quotients by numbers and `lerp` give another one. In-place ones, and `copy_`, write
+    the rows: those that either side has, where an id without a row counts with its initial value. Every other
+    function takes the scalar alone.
+    """
+
+    _terms: _Terms
+    _owner: str
+
+    @staticmethod
+    def of(table: Table, scalar: Tensor, owner: str) -> RowsOfTable:
+        """Returns what stands for the rows of a table; it shares the memory of `scalar`; errors name the `owner`."""
+        return _summed(scalar, {id(table): (table, 1.0)}, owner)
+
+    @property
+    def table(self) -> Table:
+        """The table whose rows it stands for; of a sum the first."""
+        return next(iter(self._terms.values()))[0]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name, kwargs = func.__name__, kwargs or {}
+        if name.startswith("_foreach_"):
+            return _each(func, types, args, kwargs)
+        if name in _KEEPING and isinstance(args[0], RowsOfTable):
+            return _summed(_without_override(func, types, args, kwargs), args[0]._terms, args[0]._owner)
+        rule = _RULES.get(_plain_name(name))
+        if rule is not None:
+            return _applied(rule, name, args, kwargs)
+        if name in FILLS:
+            raise refused_for_rows(args[0]._owner, args[0].table.name, name)
+        if sum(isinstance(each, RowsOfTable) for each in args) > 1:
+            raise _refusal(args, name)
+        return _without_override(func, types, args, kwargs)
+
+
+_KEEPING = ("detach", "to")
+
+FILLS = (
+    *("bernoulli_", "cauchy_", "exponential_", "fill_", "geometric_", "log_normal_", "normal_", "random_"),
+    *("set_", "uniform_", "zero_"),
+)
+"""The methods that give a parameter its values; optimizers of `torch.optim` use others."""
+
+
+def _summed(scalar: Tensor, terms: _Terms, owner: str) -> RowsOfTable:
+    rows = scalar.as_subclass(RowsOfTable)
+    rows._terms, rows._owner = terms, owner
+    return rows
+
+
+def _plain_name(name: str) -> str:
+    """The name of an operation without what says how it was written: `__radd__`, `add_` and `add` are one."""
+    bare = name.removeprefix("_foreach").strip("_")
+    return {"truediv": "div", "rmul": "mul", "radd": "add", "iadd": "add", "isub": "sub", "imul": "mul"}.get(bare, bare)
+
+
+def _is_in_place(name: str) -> bool:
+    return name.startswith("__i") or (name.endswith("_") and not name.endswith("__"))
+
+
+def _applied(rule: Callable[..., _Terms], name: str, args: Any, kwargs: Any) -> RowsOfTable:
+    """The sum that an operation gives; one in place writes it."""
+    target = args[0]
+    is_in_place = _is_in_place(name)
+    try:
+        terms = rule(*args, **kwargs)
+    except (TypeError, ValueError):
+        if _plain_name(name) == "copy":
+            raise refused_for_rows(target._owner, target.table.name, name) from None
+        raise _refusal(args, name) from None
+    first = next(each for each in args if isinstance(each, RowsOfTable))
+    if not is_in_place:
+        return _summed(torch.zeros_like(first.as_subclass(Tensor)), terms, first._owner)
+    if not isinstance(target, RowsOfTable) or not math.isclose(
+        sum(share for _, share in terms.values()), 1, abs_tol=1e-4
+    ):
+        raise _refusal(args, name)
+    _write(target.table, terms)
+    return target
+
+
+def _each(func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+    """An operation on lists: on the rows one by one, on all other tensors together."""
+    size = len(args[0])
+    places = [place for place in range(size) if any(isinstance(each, RowsOfTable) for each in _at(args, place))]
+    rule = _RULES.get(_plain_name(func.__name__))
+    if rule is None:
+        raise _refusal(_at(args, places[0]), func.__name__)
+    found: dict[int, Any] = {
+        place: _applied(rule, func.__name__.removeprefix("_foreach"), _at(args, place), kwargs) for place in places
+    }
+    others = [place for place in range(size) if place not in found]
+    if others:
+        chosen = [[each[place] for place in others] if isinstance(each, list | tuple) else each for each in args]
+        given = func(*chosen, **kwargs)
+        found.update(zip(others, given or chosen[0], strict=True))
+    return None if _is_in_place(func.__name__) else [found[place] for place in range(size)]
+
+
+def _at(args: Any, place: int) -> list[Any]:
+    return [each[place] if isinstance(each, list | tuple) else each for each in args]
+
+
+def _refusal(args: Any, name: str) -> RuntimeError:
+    rows = next(each for each in args if isinstance(each, RowsOfTable))
+    return refused_for_average(rows._owner, rows.table.name, name)
+
+
+def _terms_of(value: Any) -> _Terms:
+    if not isinstance(value, RowsOfTable):
+        raise TypeError
+    return value._terms
+
+
+def _scaled(terms: _Terms, factor: Any) -> _Terms:
+    if isinstance(factor, RowsOfTable):
+        raise TypeError
+    return {key: (table, share * float(factor)) for key, (table, share) in terms.items()}
+
+
+def _added(value: Any, other: Any, alpha: float = 1) -> _Terms:
+    return _merged(_terms_of(value), _scaled(_terms_of(other), alpha))
+
+
+def _multiplied(value: Any, other: Any) -> _Terms:
+    rows, factor = (value, other) if isinstance(value, RowsOfTable) else (other, value)
+    return _scaled(_terms_of(rows), factor)
+
+
+def _interpolated(value: Any, end: Any, weight: Any) -> _Terms:
+    return _merged(_scaled(_terms_of(value), 1 - float(weight)), _scaled(_terms_of(end), weight))
+
+
+def _merged(terms: _Terms, others: _Terms) -> _Terms:
+    found = dict(terms)
+    for key, (table, share) in others.items():
+        found[key] = (table, share + found.get(key, (table, 0.0))[1])
+    return found
+
+
+_RULES: dict[str, Callable[..., _Terms]] = {
+    "add": _added,
+    "sub": lambda value, other, alpha=1: _added(value, other, -alpha),
+    "mul": _multiplied,
+    "div": lambda value, other: _scaled(_terms_of(value), 1 / float(other)),
+    "neg": lambda value: _scaled(_terms_of(value), -1),
+    "lerp": _interpolated,
+    "addcdiv": lambda start, dividend, divisor, value=1: _added(start, dividend, value / float(divisor)),
+    "copy": lambda value, other, non_blocking=False: _terms_of(other),
+}
+"""The sum of rows that an operation gives, by its name."""
+
+
+def _write(target: Table, terms: _Terms) -> None:
+    """Gives a table the rows that are a weighted sum of those of tables; shares add up to one."""
+    others = [(table, share) for table, share in terms.values() if table.table_id != target.table_id]
+    if target.is_second or not others:
+        return  # Another stand-in for the same rows takes part in the average already.
+    ids = torch.cat([operators.hashtable_ids(table.handle) for table, _ in [(target, 1.0), *others]]).unique()
+    for part in ids.split(_ROWS_AT_A_TIME):
+        before = operators.emb_read(target.handle, part, target.dim)
+        rows = before.clone()
+        for table, share in others:
+            rows = _moved(rows, before, operators.emb_read(table.handle, part, table.dim), share, len(others))
+        operators.emb_write(target.handle, part, rows)
+
+
+def _moved(rows: Tensor, before: Tensor, other: Tensor, share: float, count: int) -> Tensor:
+    # With one other table to the same bits as torch's average of a parameter.
+    return torch.lerp(before, other, share) if count == 1 else rows + share * (other - before)
