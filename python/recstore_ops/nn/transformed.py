@@ -8,7 +8,7 @@ Shape suffixes: N ids, D dim, B bags, V samples of a `vmap`.
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -129,7 +129,7 @@ class _Collected(Function):
 def pool_rows(
     ids_N: Tensor,
     offsets: Tensor,
-    mode: Literal["sum", "mean", "max"],
+    mode: str,
     weights_N: Tensor | None,
     lookup: Lookup,
 ) -> Tensor:
