@@ -27,7 +27,7 @@ pub(crate) fn handle_words() -> usize {
 
 /// The number of the table that the words of a handle mean.
 pub(crate) fn find_table(operation: &str, words: &[i64]) -> Outcome<i64> {
-    guard(|| registry()?.number_of(operation, HandleWords::read(operation, words)?))
+    guard(|| registry()?.number_of(operation, words))
 }
 
 pub(crate) fn make_hashtable(name: &str, dim: i64, config: &str) -> Outcome<Box<Ids>> {
@@ -67,14 +67,14 @@ pub(crate) fn set_learning_rate(table: i64, lr: f64) -> Outcome {
 pub(crate) fn table_text(operation: &str, words: &[i64]) -> Outcome<String> {
     guard(|| {
         let registry = registry()?;
-        let number = registry.number_of(operation, HandleWords::read(operation, words)?)?;
+        let number = registry.number_of(operation, words)?;
         Ok(format!("table \"{}\"", registry.table(operation, number)?.table.name()))
     })
 }
 
 /// Checks a table's dim before rows of that size are made, and returns the table's number.
 pub(crate) fn check_dim(operation: &str, what: &str, words: &[i64], dim: usize) -> Outcome<i64> {
-    guard(|| registry()?.check_dim(operation, what, HandleWords::read(operation, words)?, dim))
+    guard(|| registry()?.check_dim(operation, what, words, dim))
 }
 
 pub(crate) fn emb_read(table: i64, ids: &[i64], rows: &mut [f32]) -> Outcome {

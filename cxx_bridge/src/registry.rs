@@ -39,8 +39,8 @@ struct State {
 }
 
 impl State {
-    fn find(&self, operation: &str, handle: HandleWords) -> Result<(i64, &Placed), Failure> {
-        self.handles.find(operation, handle, self.stores.current_number())
+    fn find(&self, operation: &str, words: &[i64]) -> Result<(i64, &Placed), Failure> {
+        self.handles.find(operation, words, self.stores.current_number())
     }
 }
 
@@ -233,9 +233,9 @@ impl Registry {
         self.change_state(|state| state.handles.release(handle))
     }
 
-    /// Returns the number of the table that a handle means: the number that all calls below take for a handle.
-    pub(crate) fn number_of(&self, operation: &str, handle: HandleWords) -> Result<i64, Failure> {
-        self.read_state(|state| state.find(operation, handle).map(|(number, _)| number))
+    /// Returns the number of the table that the words of a handle mean: what all calls below take for a handle.
+    pub(crate) fn number_of(&self, operation: &str, words: &[i64]) -> Result<i64, Failure> {
+        self.read_state(|state| state.find(operation, words).map(|(number, _)| number))
     }
 
     /// Returns the table behind a handle.
@@ -305,11 +305,11 @@ impl Registry {
         &self,
         operation: &str,
         what: &str,
-        handle: HandleWords,
+        words: &[i64],
         dim: usize,
     ) -> Result<i64, Failure> {
         self.read_state(|state| {
-            let (number, Placed { table, .. }) = state.find(operation, handle)?;
+            let (number, Placed { table, .. }) = state.find(operation, words)?;
             if table.dim() == dim {
                 return Ok(number);
             }
