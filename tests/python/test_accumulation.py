@@ -193,6 +193,7 @@ from torch import nn
 from recstore_ops import DistEmbedding, DistEmbeddingBag, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
 from recstore_ops.training.process_memory import process_bytes
 
+torch.set_num_threads(1)
 COUNT, DIM = 4096, 64
 ids = torch.arange(COUNT)
 

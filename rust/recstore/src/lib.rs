@@ -60,7 +60,7 @@ pub use rows::distinct::{are_distinct, unique};
 pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
 };
-pub use rows::merged_before::MergedFrom;
+pub use rows::merged_before::{MergedFrom, NotFinite};
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
 pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients};
 pub use store::embedding_store::EmbeddingStore;

@@ -70,7 +70,7 @@ impl<'a> GradientPart<'a> {
     }
 
     #[inline(always)]
-    fn row(&self, position: usize, dim: usize) -> &'a [f32] {
+    pub(super) fn row(&self, position: usize, dim: usize) -> &'a [f32] {
         let row = self.row_of.get(position).map_or(position, |&row| row as usize);
         &self.gradients[row * self.stride + self.first_column..][..dim]
     }
@@ -207,12 +207,6 @@ impl<'a> Gradients<'a> {
         if needs_id {
             prefetch_one(&part.ids[position], Cache::First);
         }
-    }
-
-    #[inline(always)]
-    pub(crate) fn is_padding(&self, position: usize) -> bool {
-        let (part, position) = self.locate(position);
-        part.padding_idx == Some(part.ids[position])
     }
 
     /// Returns the gradient at a position, before any weight.

@@ -11,11 +11,37 @@ pub struct MergedFrom<'a> {
     pub firsts: &'a [u32],
     /// How many positions were merged.
     pub count: usize,
+    /// The first gradient among them that is not finite.
+    pub not_finite: Option<NotFinite>,
+}
+
+/// A gradient that is not finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NotFinite {
+    /// Its id.
+    pub id: i64,
+    /// The position of the id in the backward passes.
+    pub position: usize,
+    /// The first value that is not finite.
+    pub value: f32,
 }
 
 impl GradientPart<'_> {
     fn original_len(&self) -> usize {
         self.merged_from.map_or(self.ids.len(), |from| from.count)
+    }
+
+    /// Returns the first gradient that is not finite, before any weight, but for those of padding.
+    fn not_finite(&self, dim: usize) -> Option<NotFinite> {
+        if let Some(from) = self.merged_from {
+            return from.not_finite;
+        }
+        let counted = self.ids.iter().enumerate().filter(|(_, id)| Some(**id) != self.padding_idx);
+        let mut found = counted.filter_map(|(position, &id)| {
+            let value = self.row(position, dim).iter().copied().find(|value| !value.is_finite())?;
+            Some(NotFinite { id, position, value })
+        });
+        found.next()
     }
 
     fn original_position(&self, position: usize) -> usize {
@@ -40,6 +66,15 @@ impl Gradients<'_> {
             next - part.original_len()
         };
         self.parts.iter().map(start).collect()
+    }
+
+    /// Returns the first gradient that is not finite, in the order of the backward passes.
+    pub(crate) fn not_finite(&self) -> Option<NotFinite> {
+        let mut found = self.parts.iter().zip(self.original_starts()).filter_map(|(part, start)| {
+            let found = part.not_finite(self.dim)?;
+            Some(NotFinite { position: start + found.position, ..found })
+        });
+        found.next()
     }
 
     /// Returns the number of positions of the backward passes.

@@ -9,7 +9,7 @@ use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
 use crate::rows::gradient::{GradientPart, Gradients, MergedGradients};
-use crate::rows::merged_before::MergedFrom;
+use crate::rows::merged_before::{MergedFrom, NotFinite};
 
 /// Fewer bytes are not worth a merge.
 const LEAST_BYTES: usize = 1 << 20;
@@ -19,12 +19,14 @@ struct Sums {
     merged: MergedGradients,
     firsts: Vec<u32>,
     count: usize,
+    not_finite: Option<NotFinite>,
     dim: usize,
 }
 
 impl KeptGradients for Sums {
     fn part(&self) -> GradientPart<'_> {
-        let merged_from = Some(MergedFrom { firsts: &self.firsts, count: self.count });
+        let Self { firsts, count, not_finite, .. } = self;
+        let merged_from = Some(MergedFrom { firsts, count: *count, not_finite: *not_finite });
         GradientPart { merged_from, ..GradientPart::new(&self.merged.ids, &self.merged.sums, self.dim) }
     }
 
@@ -47,8 +49,9 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
     /// a MiB, and one pass.
     ///
     /// A step gives the same bits as without, if no other collector that it is taken with has the table; else those of
-    /// the second one count as one pass. It also gives the same errors: gradients that it will refuse stay as they came.
-    /// Those that may be kept without a copy are let go; changing them is no error from then on.
+    /// the second one count as one pass. It also gives the same errors: what is not finite is named as it came, and
+    /// gradients with ids out of range, or that were changed, stay as they are. Those that may be kept without a copy
+    /// are let go; changing them is no error from then on.
     pub fn merge_early(executor: &dyn Executor, lookups: &[(&Self, K, &dyn EmbeddingTable)]) {
         if !lookups.iter().any(|(collector, key, _)| collector.has_several(key)) {
             return;
@@ -119,7 +122,7 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
     }
 }
 
-/// Returns the gradients of one table merged, unless a step would refuse them.
+/// Returns the gradients of one table merged, unless a step would refuse them for something else than their values.
 fn merged<K: Clone>(
     executor: &dyn Executor,
     collected: &[&CollectedGradients<K>],
@@ -136,12 +139,11 @@ fn merged<K: Clone>(
     }
     let gradients = Gradients::new(first.dim, &chunks);
     let (merged, firsts) = gradients.merged_with_firsts(executor, Simd::detect());
-    // A sum is finite only if all its gradients are.
-    if config.nan_policy == NanPolicy::Error && !merged.sums.iter().all(|sum| sum.is_finite()) {
-        return None;
-    }
+    // A sum is finite only if all its gradients are. The step will refuse the first one that is not.
+    let is_searched = config.nan_policy == NanPolicy::Error && !merged.sums.iter().all(|sum| sum.is_finite());
+    let not_finite = if is_searched { gradients.not_finite() } else { None };
     let count = gradients.original_len();
-    let sums: Box<dyn KeptGradients> = Box::new(Sums { merged, firsts, count, dim: first.dim });
+    let sums: Box<dyn KeptGradients> = Box::new(Sums { merged, firsts, count, not_finite, dim: first.dim });
     let passes = collected.iter().map(|chunk| chunk.passes).sum();
     let one = CollectedGradients::new(first.table.clone(), first.name.clone(), first.dim, vec![sums]);
     Some(CollectedGradients { passes, ..one })

@@ -91,11 +91,9 @@ impl<'a> StepRequest<'a> {
     }
 
     fn check_each_gradient(&self) -> Result<()> {
-        for position in (0..self.gradients.len()).filter(|&p| !self.gradients.is_padding(p)) {
-            let id = [self.gradients.id(position)];
-            let checked = self.table.check_finite(OPERATION, "gradient", &id, self.gradients.row(position));
-            checked.map_err(|error| error.shifted(self.gradients.original_position(position)))?;
-        }
-        Ok(())
+        let Some(found) = self.gradients.not_finite() else { return Ok(()) };
+        let row = vec![found.value; self.gradients.dim];
+        let checked = self.table.check_finite(OPERATION, "gradient", &[found.id], &row);
+        checked.map(drop).map_err(|error| error.shifted(found.position))
     }
 }
