@@ -106,7 +106,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in NAMES.items() for name in names])
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in NAMES.items() for name in sorted(names)]
+)
 def test_the_page_has_every_name_of_torch(module: str, name: str) -> None:
     words = set(re.findall(r"\w+", PAGE.read_text(encoding="utf-8")))
     assert name in words, f"{module}.{name}"
