@@ -115,7 +115,7 @@ def test_a_long_name_is_known_by_its_hash(table_name: Callable[[], str]) -> None
     handle[0] += 1
     assert operators.emb_read(handle, ONE, 1).ne(1).all()
     operators.hashtable_release(own)
-    with pytest.raises(RuntimeError, match=rf'emb_read: table "{start[:40]}n*\.\.\." is not open in this process'):
+    with pytest.raises(RuntimeError, match=rf'emb_read: table "{start[:60]}n*\.\.\." is not open in this process'):
         operators.emb_read(handle, ONE, 1)
 
 
