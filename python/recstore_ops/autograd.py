@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from recstore_ops.ops import asked_gradients, feature_operators, operators
 from recstore_ops.ops.collecting import collect, merge_gradients, merges_here, set_merge, unshared
+from recstore_ops.sparse._bags import bag_of_each
 
 
 def collect_bags(
@@ -140,7 +141,7 @@ class _DistEmbBagFunction(Function):
         bags.collect(ctx, grad_BD, factors_N, places)
         grad_weights_N = None
         if rows_ND is not None:
-            grad_weights_N = (grad_BD[_bag_of_each(ids, offsets)] * bags.on_tape(rows_ND)).sum(-1)
+            grad_weights_N = (grad_BD[bag_of_each(ids, offsets)] * bags.on_tape(rows_ND)).sum(-1)
             if counted_N is not None:
                 grad_weights_N = grad_weights_N * counted_N
         return None, grad_weights_N, *((None,) * 8)
@@ -194,17 +195,11 @@ class _RowsOfWeights(Function):
         return (None,) * 3
 
 
-def _bag_of_each(ids: Tensor, offsets: Tensor) -> Tensor:
-    """The bag of each id, `[N]`."""
-    bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids.device)
-    return torch.repeat_interleave(bags, offsets.diff(), output_size=ids.shape[0])
-
-
 def _bag_sizes(offsets: Tensor, counted_N: Tensor | None) -> Tensor:
     """The ids that each bag counts, `[B, 1]`, at least 1."""
     sizes_B = offsets.diff().to(torch.float32)
     if counted_N is not None:
-        bag_N = _bag_of_each(counted_N, offsets)
+        bag_N = bag_of_each(counted_N, offsets)
         sizes_B = torch.zeros_like(sizes_B).index_add_(0, bag_N, counted_N.to(torch.float32))
     return sizes_B.clamp(min=1).unsqueeze(-1)
 
@@ -396,7 +391,7 @@ def _pool_features(rows: list[Tensor], offsets: Tensor, weights_N: Tensor | None
 def _weight_gradients(grad_BD: Tensor, dims: list[int], offsets: Tensor, rows_ND: Tensor) -> Tensor:
     """The gradient of each id's weight, `[N]`, from rows that are filled up with zeros to the largest dim."""
     grad_of_bags = _filled_up(grad_BD.split(dims, dim=1), rows_ND.shape[1])
-    return (grad_of_bags[_bag_of_each(rows_ND, offsets)] * rows_ND).sum(-1)
+    return (grad_of_bags[bag_of_each(rows_ND, offsets)] * rows_ND).sum(-1)
 
 
 def _filled_up(parts: Sequence[Tensor], dim: int) -> Tensor:

@@ -9,7 +9,7 @@ from typing_extensions import Unpack
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import InitFunc, TableModule
-from recstore_ops.nn.functional import embedding_bag
+from recstore_ops.nn.functional import check_mode, embedding_bag
 from recstore_ops.nn.padding import PaddingIdx
 
 
@@ -46,10 +46,7 @@ class DistEmbeddingBag(TableModule):
         output_dtype: torch.dtype | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
-        if scale_grad_by_freq and mode == "max":
-            raise ValueError('scale_grad_by_freq goes with mode "sum" or "mean", got mode "max"')
-        if mode not in ("sum", "mean", "max"):
-            raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
+        check_mode(mode, scale_grad_by_freq)
         super().__init__(
             num_embeddings,
             embedding_dim,

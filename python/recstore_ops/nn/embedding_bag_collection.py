@@ -23,9 +23,10 @@ from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
-from recstore_ops.sharding.pooling import bag_of_each, pool_rows
+from recstore_ops.sharding.pooling import pool_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse._bags import bag_of_each
 from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights

@@ -127,6 +127,18 @@ def _pool(table: Table, bags: "_Bags", scale_grad_by_freq: bool) -> Tensor:
     )  # type: ignore[return-value]
 
 
+def check_mode(mode: str, scale_grad_by_freq: bool) -> None:
+    """Checks how bags are pooled.
+
+    Raises:
+        ValueError: an unknown mode, or one that has no frequencies.
+    """
+    if mode not in _MODES:
+        raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
+    if scale_grad_by_freq and mode == "max":
+        raise ValueError('scale_grad_by_freq goes with mode "sum" or "mean", got mode "max"')
+
+
 def needs_backward(table: Table, weights: Tensor | None) -> bool:
     """Whether a lookup leads to gradients, of rows or of their weights.
 
@@ -175,10 +187,7 @@ class _Bags(NamedTuple):
         scale_grad_by_freq: bool,
     ) -> "_Bags":
         """Checks it all."""
-        if mode not in _MODES:
-            raise ValueError(f'mode must be "sum", "mean" or "max", got {mode!r}')
-        if scale_grad_by_freq and mode == "max":
-            raise ValueError('scale_grad_by_freq goes with mode "sum" or "mean", got mode "max"')
+        check_mode(mode, scale_grad_by_freq)
         ids = check_ids(input)
         check_weights(ids, per_sample_weights, mode)
         ids_N, offsets = flatten_bags(ids, offsets, include_last_offset)

@@ -16,7 +16,8 @@ from torch.autograd import Function
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect, unshared
-from recstore_ops.sharding.pooling import bag_of_each, check_offsets, sum_bags
+from recstore_ops.sharding.pooling import check_offsets, sum_bags
+from recstore_ops.sparse._bags import bag_of_each
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.table import Table
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from recstore_ops.sharding.rows import Rows
+from recstore_ops.sparse._bags import bag_of_each
 from recstore_ops.sparse.transforms import is_transformed
 
 
@@ -57,12 +58,6 @@ def _pooled_under_transforms(rows: Rows, offsets: Tensor, mode: str, weights_N: 
     counted_N = None if rows.padding_place is None else rows.places != rows.padding_place
     bag_N = bag_of_each(rows.places, offsets)
     return sum_bags(rows.rows[rows.places], bag_N, offsets.shape[0] - 1, mode == "mean", counted_N, weights_N)
-
-
-def bag_of_each(ids_N: Tensor, offsets: Tensor) -> Tensor:
-    """The bag of each id, `[N]`."""
-    bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids_N.device)
-    return torch.repeat_interleave(bags, offsets.diff(), output_size=ids_N.shape[0])
 
 
 def sum_bags(

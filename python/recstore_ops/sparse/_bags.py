@@ -38,6 +38,12 @@ def lengths_and_offsets(values: Tensor, lengths: Tensor | None, offsets: Tensor 
     return lengths, offsets
 
 
+def bag_of_each(ids_N: Tensor, offsets: Tensor) -> Tensor:
+    """The bag of each id, int64 `[N]`, by offsets `[B + 1]`."""
+    bags = torch.arange(offsets.shape[0] - 1, dtype=torch.int64, device=ids_N.device)
+    return torch.repeat_interleave(bags, offsets.diff(), output_size=ids_N.shape[0])
+
+
 def _check_integers(what: str, tensor: Tensor | None) -> None:
     if tensor is None:
         return
