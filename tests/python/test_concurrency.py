@@ -172,7 +172,7 @@ def test_init_func_fills_a_table_once_however_many_threads_open_it(table_name: C
             calls.append(name)
             return torch.ones(shape)
 
-        module = DistEmbedding(4, 2, name, init, lr=1.0)
+        module = DistEmbedding(4, 2, name, init, lr=1.0, on_existing="share")
         module(torch.tensor([1])).sum().backward()
         SparseOptimizer(modules=[module]).step()
 

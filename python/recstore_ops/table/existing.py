@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import warnings
+import weakref
 from typing import Any, get_args
 
 from recstore_ops import _native, servers
@@ -27,6 +28,10 @@ _before: dict[int, tuple[int, int]] = {}
 """The rows and the step of each table when a module first opened it, by its number."""
 
 _warned: set[int] = set()
+
+_in_use: weakref.WeakSet[Table] = weakref.WeakSet()
+"""Tables that were in use when the process was last searched for reference cycles, which takes long: a model of many
+tables that shares those of another has it searched once."""
 
 
 def check_choice(choice: str | None, name: str) -> None:
@@ -98,20 +103,24 @@ def _state(number: int, choice: str | None) -> int:
     if choice == "share":
         return _FREE
     progress = _progress(number)
-    if _is_in_use(number, is_sure=progress == (0, 0) and choice is None):
-        return _IN_USE
-    if progress == (0, 0):
-        return _FREE
-    return _TRAINED if _before.get(number, progress) != progress else _ROWS
+    is_changed = _before.get(number, progress) != progress
+    found = _FREE if progress == (0, 0) else _TRAINED if is_changed else _ROWS
+    if choice is None and (found != _TRAINED or number in _warned):
+        return found  # Nothing is said of it, in use or not.
+    return _IN_USE if _is_in_use(number, choice) else found
 
 
-def _is_in_use(number: int, is_sure: bool) -> bool:
-    def is_found() -> bool:
-        return any(table.table_id == number and not table.is_looked_up for table in open_tables())
+def _is_in_use(number: int, choice: str | None) -> bool:
+    # No list of them outlives this call: it would keep them alive below.
+    def owners() -> list[Table]:
+        return [table for table in open_tables() if table.table_id == number and not table.is_looked_up]
 
-    if is_found() and not is_sure:
+    if not owners():
+        return False
+    if choice is not None or not any(table in _in_use for table in owners()):
         gc.collect()  # A module in a reference cycle is there until it is collected.
-    return is_found()
+        _in_use.update(open_tables())
+    return bool(owners())
 
 
 def _agreed(shard: Shard, name: str, state: int, choice: str | None) -> int:
