@@ -2,13 +2,30 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use recstore::{Error, Shard};
 
+use crate::durable::state_directory::Durability;
 use crate::wire::tls::ServerTls;
 use crate::workers::Teamwork;
+
+/// Where and how a server keeps its tables.
+#[derive(Debug, Clone)]
+pub struct KeptState {
+    /// The shard's own directory.
+    pub directory: PathBuf,
+    /// What a crash may lose.
+    pub durability: Durability,
+}
+
+impl KeptState {
+    /// Keeps a checkpoint and a log of changes: what was acknowledged survives `kill -9`.
+    pub fn logged(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), durability: Durability::Wal }
+    }
+}
 
 /// How a server is set up.
 #[derive(Debug, Clone)]
@@ -33,8 +50,8 @@ pub struct ServerConfig {
     pub token: Option<String>,
     /// Encrypts both ports.
     pub tls: Option<ServerTls>,
-    /// Keeps a checkpoint and a log of changes here: what was acknowledged survives `kill -9`. The store must be empty.
-    pub wal: Option<PathBuf>,
+    /// Keeps the tables in a directory; without one they go with the server. The store must be empty.
+    pub kept: Option<KeptState>,
     /// How workers train together.
     pub teamwork: Teamwork,
     /// Allows an address that other machines reach without both encryption and a token.
@@ -63,7 +80,7 @@ impl Default for ServerConfig {
             shard: Shard { number: 0, of: 1 },
             token: None,
             tls: None,
-            wal: None,
+            kept: None,
             teamwork: Teamwork::default(),
             insecure: false,
             max_connections: 1024,

@@ -1,8 +1,9 @@
 //! A specimen of every frame and message of version 1 is read to the same value, and that value written to the same
 //! bytes, for ever.
 //!
-//! The bytes were written down once, in `fixtures/frames_v1`; its README says how. A kind of frame, section, request,
-//! answer, error or message without a specimen fails a test.
+//! The bytes were written down once, in `fixtures/frames_v1`; its README says how. What version 2 adds, and what servers
+//! say to clients that speak both, lies in `fixtures/frames_v2`. A kind of frame, section, request, answer, error or message
+//! without a specimen fails a test.
 
 // tier: test
 
@@ -42,13 +43,20 @@ const LIMIT: u64 = 1 << 20;
 const REQUEST: u64 = 0x1122_3344_5566_7788;
 const SEQUENCE: u64 = 0x0102_0304_0506_0708;
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/frames_v1")
+fn folder(version: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/frames_v{version}"))
 }
 
-/// Reads lines of a name and bytes in hexadecimal.
+/// Returns the specimens of version 1, with those that version 2 adds or has in their place.
 fn recorded(file: &str) -> Bytes {
-    let text = fs::read_to_string(folder().join(file)).unwrap();
+    let mut all = recorded_of(1, file);
+    all.extend(recorded_of(2, file));
+    all
+}
+
+/// Reads lines of a name and bytes in hexadecimal; none where a version has no such file.
+fn recorded_of(version: u32, file: &str) -> Bytes {
+    let Ok(text) = fs::read_to_string(folder(version).join(file)) else { return Bytes::new() };
     let line = |line: &str| {
         let (name, hex) = line.split_once(' ').unwrap_or((line, ""));
         let byte = |place| u8::from_str_radix(&hex[2 * place..2 * place + 2], 16).unwrap();
@@ -233,12 +241,14 @@ fn welcomed(welcome: Vec<u8>) -> (Result<RemoteStore, Error>, Vec<u8>) {
 
 #[test]
 fn a_client_greets_as_it_did_and_understands_the_welcome() {
-    let recorded = recorded("conversation.txt");
+    let recorded = recorded_of(1, "conversation.txt");
     // It takes shard 2 of 3 for what it is: another server than the first of one.
     let (connected, mut greeting) = welcomed(recorded["00_accepted_welcome"].clone());
     let number = 16..32;
     assert!(greeting[number.clone()].iter().any(|byte| *byte != 7), "a client draws its number");
     greeting[number].fill(7);
+    assert_eq!(greeting[10], 2, "the highest version that it speaks");
+    greeting[10] = 1;
     assert_eq!(greeting, recorded["00_accepted_hello"]);
     let error = connected.unwrap_err().to_string();
     assert!(error.contains("shard 2 of 3"), "{error}");
@@ -277,7 +287,7 @@ fn described(word: &str) -> BTreeSet<String> {
 fn every_message_has_a_specimen_and_no_method_changed() {
     let recorded: BTreeSet<String> = recorded("grpc.txt").into_keys().collect();
     assert_eq!(described("message "), recorded);
-    let methods = fs::read_to_string(folder().join("grpc_methods.txt")).unwrap();
+    let methods = fs::read_to_string(folder(1).join("grpc_methods.txt")).unwrap();
     assert_eq!(described("rpc "), methods.lines().map(str::to_owned).collect());
 }
 

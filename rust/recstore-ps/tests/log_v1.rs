@@ -32,7 +32,7 @@ use numbered::Numbered;
 use recorded::{Recorded, lines, recorded};
 use recstore::{EmbeddingStore, LocalStore, Result, Serial, Step, TableId};
 use recstore_ps::codec::{Answer, Managed, Management, Request};
-use recstore_ps::{ClientId, Handler, Server, ServerConfig, Teamwork};
+use recstore_ps::{ClientId, Handler, KeptState, Server, ServerConfig, Teamwork};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -213,7 +213,7 @@ fn frames_that_went_to_the_log_while_they_came_are_made_again() {
 fn a_server_keeps_the_number_that_tells_it_from_others() {
     let directory = copied("changes");
     let mut config = ServerConfig::default();
-    config.wal = Some(directory.path().to_owned());
+    config.kept = Some(KeptState::logged(directory.path()));
     let server = Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap();
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.write_all(b"RECSTORE\x01\0\x01\0\0\0\0\0................").unwrap();

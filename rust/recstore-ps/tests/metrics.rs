@@ -19,7 +19,7 @@ use recstore::{EmbeddingStore, GradientChunk, Serial, Step, TableConfig, TableUp
 use recstore_ps::codec::{Management, Request};
 use recstore_ps::grpc::proto;
 use recstore_ps::grpc::proto::rec_store_client::RecStoreClient;
-use recstore_ps::{ClientId, RemoteStore, Server, ServerConfig};
+use recstore_ps::{ClientId, Durability, KeptState, RemoteStore, Server, ServerConfig};
 use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
@@ -118,7 +118,7 @@ fn times_lie_in_classes_up_to_their_number() {
 #[test]
 fn log_and_checkpoints_are_told() {
     let directory = tempfile::tempdir().unwrap();
-    let cluster = cluster(|config| config.wal = Some(directory.path().to_owned()));
+    let cluster = cluster(|config| config.kept = Some(KeptState::logged(directory.path())));
     let store = cluster.connect();
     let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
     store.write(table, &[1], &[1.0]).unwrap();
@@ -137,11 +137,14 @@ fn log_and_checkpoints_are_told() {
 
 #[test]
 fn a_save_that_fails_is_counted() {
-    let (cluster, directory) = (cluster(|_| {}), tempfile::tempdir().unwrap());
-    let file = directory.path().join("file");
-    std::fs::write(&file, "no directory").unwrap();
-    assert!(cluster.servers[0].handler().save(&file).is_err());
-    cluster.servers[0].handler().save(&directory.path().join("saved")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let kept = KeptState { directory: directory.path().to_owned(), durability: Durability::Checkpoint };
+    let cluster = cluster(|config| config.kept = Some(kept.clone()));
+    let in_the_way = directory.path().join("manifest.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    assert!(cluster.servers[0].handler().checkpoint().is_err());
+    std::fs::remove_dir(&in_the_way).unwrap();
+    cluster.servers[0].handler().checkpoint().unwrap();
     let text = scrape(&cluster);
     let made = |outcome| value(&text, "recstore_checkpoints_total", &[outcome]).unwrap();
     assert_eq!((made("\"ok\""), made("\"failed\"")), (1.0, 1.0));

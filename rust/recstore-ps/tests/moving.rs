@@ -18,13 +18,13 @@ use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableId, TableUpdate,
 };
-use recstore_ps::{RemoteStore, Server, ServerConfig};
+use recstore_ps::{KeptState, RemoteStore, Server, ServerConfig};
 
 const IDS: [i64; 4] = [0, 1, 2, 7];
 
 fn start(directory: Option<&Path>, shard: Shard) -> Server {
     let mut config = ServerConfig::default();
-    (config.wal, config.shard) = (directory.map(Path::to_owned), shard);
+    (config.kept, config.shard) = (directory.map(KeptState::logged), shard);
     Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap()
 }
 
@@ -92,7 +92,12 @@ fn a_server_that_has_lost_its_rows_is_not_trained_on() {
     let refused = step(&store, table).unwrap_err().to_string();
     let address = &addresses(&other)[0];
     assert!(refused.starts_with(&format!("emb_update: shard 0 at {address} is unavailable")), "{refused}");
-    assert!(refused.contains("it was restarted since its tables were opened"), "{refused}");
+    assert!(
+        refused.ends_with(
+            "it was started without the rows that it had: load a checkpoint, or start all servers anew"
+        ),
+        "{refused}"
+    );
 }
 
 #[test]

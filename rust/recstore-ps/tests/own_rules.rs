@@ -18,7 +18,7 @@ use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
     UpdateRule,
 };
-use recstore_ps::{Server, ServerConfig, ServerError};
+use recstore_ps::{KeptState, Server, ServerConfig, ServerError};
 
 const DIM: usize = 2;
 const IDS: [i64; 5] = [-3, 0, 1, 7, 8];
@@ -106,7 +106,7 @@ fn a_rule_that_the_servers_do_not_have_is_named() {
 
 fn start(store: Arc<LocalStore>, directory: &Path) -> Result<Server, ServerError> {
     let mut config = ServerConfig::default();
-    config.wal = Some(directory.to_owned());
+    config.kept = Some(KeptState::logged(directory));
     Server::start(store, config)
 }
 

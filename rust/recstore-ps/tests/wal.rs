@@ -30,7 +30,7 @@ use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Shard, Step, TableConfig, TableId, TableUpdate,
 };
 use recstore_ps::codec::Request;
-use recstore_ps::{Server, ServerConfig};
+use recstore_ps::{KeptState, Server, ServerConfig};
 
 const DIM: usize = 3;
 
@@ -219,7 +219,7 @@ fn a_damaged_log_is_named() {
     bytes[100] ^= 1;
     fs::write(&path, bytes).unwrap();
     let mut config = ServerConfig::default();
-    config.wal = Some(directory.path().to_owned());
+    config.kept = Some(KeptState::logged(directory.path()));
     let error = Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap_err().to_string();
     assert!(error.contains("0000000000000001.log") && error.contains("damaged behind its first"), "{error}");
 }

@@ -19,7 +19,7 @@ use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
 };
 use recstore_ps::codec::{MergedUpdate, Request};
-use recstore_ps::{ClientId, Combine, Consistency, RemoteStore, Server, ServerConfig, Teamwork};
+use recstore_ps::{ClientId, Combine, Consistency, KeptState, RemoteStore, Server, ServerConfig, Teamwork};
 
 const DIM: usize = 3;
 const WORKERS: u32 = 3;
@@ -311,7 +311,7 @@ fn workers_that_cannot_be_are_refused() {
 
 fn durable(directory: &Path, consistency: Consistency) -> Server {
     let mut config = ServerConfig::default();
-    (config.wal, config.teamwork) = (Some(directory.to_owned()), teamwork(consistency));
+    (config.kept, config.teamwork) = (Some(KeptState::logged(directory)), teamwork(consistency));
     Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap()
 }
 
@@ -376,7 +376,8 @@ fn steps_that_workers_have_made_survive_a_restart() {
     let port = server.address().port();
     server.stop(Duration::from_secs(1));
     let mut config = ServerConfig::default();
-    (config.wal, config.teamwork, config.port) = (Some(directory.path().to_owned()), teamwork(bounded), port);
+    (config.kept, config.teamwork, config.port) =
+        (Some(KeptState::logged(directory.path())), teamwork(bounded), port);
     let server = Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap();
     assert_eq!(store.workers().unwrap()[0].0[0].steps, 3);
     server.stop(Duration::from_secs(1));

@@ -42,6 +42,8 @@ pub(crate) struct SaveArguments {
     metadata: String,
     /// The level of zstd; plain files without it.
     compression: Option<i32>,
+    /// Whether a store without rows may replace the rows of another.
+    replace: bool,
 }
 
 impl SaveArguments {
@@ -58,6 +60,7 @@ impl SaveArguments {
         options.metadata =
             serde_json::from_str(&self.metadata).map_err(|error| invalid(error.to_string()))?;
         options.compression = self.compression.map_or(Compression::None, |level| Compression::Zstd { level });
+        options.replace = self.replace;
         options.progress = progress.map(|progress| &progress.0);
         Ok(options)
     }

@@ -1,15 +1,15 @@
 //! Parameter servers: choosing them for this process's tables, and being one.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use recstore::{EmbeddingStore, Error, LoadOptions, LocalStore, Shard};
+use recstore::{Error, LocalStore, Shard};
 use recstore_ps::{
-    ClientTls, Combine, Consistency, Handler, IdentityFiles, RemoteConfig, RemoteStore, ServerConfig,
-    ServerError, ServerTls, Teamwork, TlsError, WorkerState,
+    ClientTls, Combine, Consistency, Durability, Handler, IdentityFiles, KeptState, RemoteConfig,
+    RemoteStore, ServerConfig, ServerError, ServerTls, Teamwork, TlsError, WorkerState,
 };
 
 use crate::registry;
@@ -157,7 +157,7 @@ impl Workers {
 #[pyclass(frozen)]
 pub(crate) struct Server {
     running: Mutex<Option<recstore_ps::Server>>,
-    handler: Arc<Handler>,
+    handler: Mutex<Option<Arc<Handler>>>,
     address: String,
     grpc_address: Option<String>,
     health_address: Option<String>,
@@ -170,7 +170,7 @@ impl Server {
     /// service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, wal, workers))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, durability, workers))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -186,20 +186,18 @@ impl Server {
         tls: Option<TlsFiles>,
         insecure: bool,
         directory: Option<PathBuf>,
-        wal: Option<PathBuf>,
+        durability: &str,
         workers: Workers,
     ) -> PyResult<Self> {
         let store = Arc::new(LocalStore::default());
-        if let Some(directory) = directory {
-            py.detach(|| store.load(&directory, &LoadOptions::default())).map_err(raise)?;
-        }
         let mut config = ServerConfig::default();
         (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
         config.health_port = health_port;
         (config.metrics_host, config.metrics_port) = (metrics_host, metrics_port);
         (config.token, config.insecure, config.max_connections) = (token, insecure, max_connections);
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
-        config.wal = wal;
+        let durability = durability_of(durability)?;
+        config.kept = directory.map(|directory| KeptState { directory, durability });
         config.teamwork = workers.teamwork()?;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store, config)).map_err(cannot_start)?;
@@ -207,7 +205,7 @@ impl Server {
         let grpc_address = server.grpc_address().map(|address| address.to_string());
         let health_address = server.health_address().map(|address| address.to_string());
         let metrics_address = server.metrics_address().map(|address| address.to_string());
-        let handler = Arc::clone(server.handler());
+        let handler = Mutex::new(Some(Arc::clone(server.handler())));
         let running = Mutex::new(Some(server));
         Ok(Self { running, handler, address, grpc_address, health_address, metrics_address })
     }
@@ -236,21 +234,18 @@ impl Server {
         self.metrics_address.as_deref()
     }
 
-    /// Saves the tables of the shard to a directory of its own and returns the number of rows.
-    #[expect(clippy::needless_pass_by_value, reason = "pyo3 gives it so")]
-    fn save(&self, py: Python<'_>, directory: PathBuf) -> PyResult<usize> {
-        let directory: &Path = &directory;
-        py.detach(|| self.handler.save(directory)).map(|report| report.rows).map_err(raise)
+    /// Saves the tables to the server's directory, drops the log before, and returns the number of rows. A server that was
+    /// stopped still can, until it is released.
+    fn checkpoint(&self, py: Python<'_>) -> PyResult<usize> {
+        let handler = self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let released = || PyRuntimeError::new_err("the server was released");
+        let handler = handler.ok_or_else(released)?;
+        py.detach(|| handler.checkpoint()).map(|report| report.rows).map_err(raise)
     }
 
-    /// Saves the tables of a server with a log to its directory, drops the log before, and returns the number of rows.
-    fn checkpoint(&self, py: Python<'_>) -> PyResult<usize> {
-        let saved = py.detach(|| {
-            let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
-            running.as_ref().map(|server| server.handler().checkpoint())
-        });
-        let stopped = || PyRuntimeError::new_err("the server was stopped");
-        saved.ok_or_else(stopped)?.map(|report| report.rows).map_err(raise)
+    /// Lets go of the tables and the directory of a server that was stopped.
+    fn release(&self) {
+        self.handler.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
     /// Answers what is under way, and then no more.
@@ -279,6 +274,14 @@ fn raise(error: Error) -> PyErr {
         Error::Unavailable { .. } => PyConnectionError::new_err(message),
         Error::InvalidConfig { .. } => PyValueError::new_err(message),
         _ => PyRuntimeError::new_err(message),
+    }
+}
+
+fn durability_of(word: &str) -> PyResult<Durability> {
+    match word {
+        "checkpoint" => Ok(Durability::Checkpoint),
+        "wal" => Ok(Durability::Wal),
+        _ => Err(PyValueError::new_err(format!("durability must be checkpoint or wal, got \"{word}\""))),
     }
 }
 

@@ -42,7 +42,8 @@ pub use calls::{
 };
 pub use checkpoint::{
     CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport,
-    Shard, checkpoint_files, checkpoint_metadata, commit as commit_snapshot, compact, new_snapshot_name,
+    Shard, check_checkpoint_directory, checkpoint_files, checkpoint_metadata, commit as commit_snapshot,
+    compact, new_snapshot_name, remove_checkpoint,
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,

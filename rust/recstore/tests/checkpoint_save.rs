@@ -15,7 +15,7 @@ use checkpoints::{
     insert, load, loaded, manifest_path, open, refusal, save, save_keeping, snapshots, state, store,
     table_files, update,
 };
-use recstore::{EmbeddingStore, LocalStore, SaveKind, SaveOptions, TableId, compact};
+use recstore::{EmbeddingStore, LocalStore, SaveKind, SaveOptions, Shard, TableId, compact};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -130,14 +130,12 @@ fn a_full_disk_in_a_full_save_a_delta_or_a_manifest_loses_nothing() {
         assert_no_room(save(&store, &directory, kind), ending);
         assert_eq!((names(&directory), state(&loaded(&directory))), (before.clone(), saved.clone()));
         fs::remove_file(filler).unwrap();
-        // What changed since the snapshot is no longer known: a delta needs a new base.
-        let (_, message) = refusal(save(&store, &directory, SaveKind::Delta));
-        assert!(message.contains("save all rows first"), "{message}");
-        load(&store, &directory).unwrap();
     }
     fill_up_before_the_manifest(&disk, &store);
-    tables.iter().for_each(|table| step(&store, *table, 1_000));
-    assert!(!save(&store, &directory, SaveKind::Auto).unwrap().is_delta);
+    // What changed since the snapshot is known as before: it can be followed.
+    let report = save(&store, &directory, SaveKind::Delta).unwrap();
+    assert_eq!((report.is_delta, report.rows), (true, 2_000));
+    assert_eq!(state(&loaded(&directory)), state(&store));
     step(&store, tables[0], 10);
     assert!(save(&store, &directory, SaveKind::Delta).unwrap().is_delta);
     assert_eq!(state(&loaded(&directory)), state(&store));
@@ -191,21 +189,99 @@ fn a_second_saver_of_a_directory_is_refused() {
     assert_eq!(state(&loaded(directory.path())), state(&store));
 }
 
+/// Notes files as a save does that is about to write them.
+fn note(directory: &Path, save: &str, files: &[&str]) {
+    let note = json!({"format": "recstore-unfinished", "version": 1, "files": files});
+    fs::write(directory.join(format!("{save}-unfinished.json")), note.to_string()).unwrap();
+}
+
 #[test]
-fn what_killed_saves_left_is_removed_and_other_files_stay() {
+fn what_killed_saves_noted_is_removed_and_other_files_stay() {
     let (directory, (store, _)) = (tempfile::tempdir().unwrap(), filled(10));
-    let left = ["0123456789abcdef-000-one.safetensors", "fedcba9876543210-001-two.safetensors"];
+    let write = |name: &str| fs::write(directory.path().join(name), "x").unwrap();
+    let left = ["0123456789abcdef-000-one.safetensors", "fedcba9876543210-001-two.safetensors.zst"];
     let others = ["model.safetensors", "0123456789abcdef.safetensors", "notes.txt", "0123-one.safetensors"];
-    left.iter().chain(&others).for_each(|name| fs::write(directory.path().join(name), "x").unwrap());
+    left.iter().chain(&others).for_each(|name| write(name));
+    // A note says nothing of files that no save writes.
+    note(
+        directory.path(),
+        "0123456789abcdef",
+        &[left[0], "notes.txt", "../above", "ffffffffffffffff-gone.safetensors"],
+    );
+    note(directory.path(), "fedcba9876543210", &left[1..]);
     let nested = directory.path().join("aaaaaaaaaaaaaaaa-000-directory.safetensors");
     fs::create_dir(&nested).unwrap();
     fs::write(directory.path().join("manifest.new"), "{").unwrap();
     save(&store, directory.path(), SaveKind::Full).unwrap();
-    let names = names(directory.path());
-    assert!(left.iter().all(|name| !names.contains(&(*name).to_owned())), "{names:?}");
-    assert!(others.iter().all(|name| names.contains(&(*name).to_owned())), "{names:?}");
-    assert!(nested.is_dir() && !names.contains(&"manifest.new".to_owned()));
+    let found = names(directory.path());
+    assert!(left.iter().all(|name| !found.contains(&(*name).to_owned())), "{found:?}");
+    assert!(others.iter().all(|name| found.contains(&(*name).to_owned())), "{found:?}");
+    assert!(
+        nested.is_dir()
+            && !found.iter().any(|name| name == "manifest.new" || name.ends_with("unfinished.json"))
+    );
+    // Files of a like name that no note lists are somebody else's, and so is what only has the name of a note.
+    let foreign = [
+        "0123456789abcdef-000-one.safetensors",
+        "0123456789abcdef-unfinished.json",
+        "1111111111111111-x.json",
+    ];
+    foreign.iter().for_each(|name| write(name));
+    save(&store, directory.path(), SaveKind::Full).unwrap();
+    let found = names(directory.path());
+    assert!(foreign.iter().all(|name| found.contains(&(*name).to_owned())), "{found:?}");
     assert_eq!(state(&loaded(directory.path())), state(&store));
+}
+
+#[test]
+fn rows_without_their_manifest_are_refused_and_stay() {
+    let (directory, (store, _)) = (tempfile::tempdir().unwrap(), filled(10));
+    save(&store, directory.path(), SaveKind::Full).unwrap();
+    fs::remove_file(directory.path().join("manifest.json")).unwrap();
+    let before = names(directory.path());
+    let first = before.iter().find(|name| name.ends_with(".safetensors")).unwrap();
+    let expected = format!(
+        "there is no manifest.json here, but 2 files of rows, such as {first}: copy the manifest that they belong to, or choose another directory"
+    );
+    for kind in [SaveKind::Full, SaveKind::Delta, SaveKind::Auto] {
+        assert_eq!(refusal(save(&store, directory.path(), kind)).1, expected);
+        let part = (recstore::new_snapshot_name(), Shard { number: 0, of: 1 });
+        let refused = store.save_part(directory.path(), &part.0, part.1, &SaveOptions::default());
+        assert_eq!(refusal(refused).1, expected);
+    }
+    assert_eq!(refusal(load(&store, directory.path())).1, expected);
+    assert_eq!(names(directory.path()), before);
+}
+
+#[test]
+fn rows_are_not_replaced_by_those_of_an_empty_store_unless_that_is_meant() {
+    let (directory, (store, _)) = (tempfile::tempdir().unwrap(), filled(10));
+    save(&store, directory.path(), SaveKind::Full).unwrap();
+    let (empty, without_tables) = (filled(0).0, LocalStore::default());
+    for (other, kind) in [&empty, &without_tables]
+        .into_iter()
+        .flat_map(|other| [SaveKind::Full, SaveKind::Auto].map(|kind| (other, kind)))
+    {
+        let (_, message) = refusal(save(other, directory.path(), kind));
+        let expected =
+            "the newest snapshot here has 20 rows, and the store to be saved has none and never had those";
+        assert!(message.starts_with(expected), "{message}");
+        assert_eq!(state(&loaded(directory.path())), state(&store));
+    }
+    let snapshot = recstore::new_snapshot_name();
+    empty
+        .save_part(directory.path(), &snapshot, Shard { number: 0, of: 1 }, &SaveOptions::default())
+        .unwrap();
+    let committed = recstore::commit_snapshot(directory.path(), &snapshot, 1, &SaveOptions::default());
+    assert!(refusal(committed).1.starts_with("the newest snapshot here has 20 rows"));
+    // The store that has had them may have none now, and so may another one that says so.
+    let (kept, mut options) = (loaded(directory.path()), SaveOptions::default());
+    options.replace = true;
+    kept.table_names().unwrap().iter().for_each(|name| kept.drop_table(name).unwrap());
+    save(&kept, directory.path(), SaveKind::Full).unwrap();
+    save(&store, directory.path(), SaveKind::Full).unwrap();
+    empty.save(directory.path(), &options).unwrap();
+    assert_eq!(state(&loaded(directory.path())), state(&empty));
 }
 
 #[test]
@@ -284,7 +360,8 @@ fn a_compaction_that_was_killed_does_not_stand_in_the_way_of_the_next() {
     let newest = save(&store, directory.path(), SaveKind::Delta).unwrap().snapshot;
     for (number, name) in ["one", "two"].iter().enumerate() {
         let left = format!("{newest}-{number:03}-{name}-compacted.safetensors");
-        fs::write(directory.path().join(left), "x").unwrap();
+        fs::write(directory.path().join(&left), "x").unwrap();
+        note(directory.path(), &format!("{newest}-{number}"), &[&left]);
     }
     assert_eq!(compact(directory.path(), None).unwrap().unwrap().snapshot, newest);
     assert_eq!((kinds(directory.path()).as_str(), table_files(directory.path()).len()), ("F", 2));

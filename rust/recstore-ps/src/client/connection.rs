@@ -9,6 +9,7 @@ use recstore::{Error, Shard};
 use super::config::RemoteConfig;
 use crate::wire::channel::Channel;
 use crate::wire::codec::{ClientId, FrameError, Kind, Reply, Request, read_frame, take_part};
+use crate::wire::facts::Facts;
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, VERSIONS, Welcome};
 use crate::wire::transport::Timed;
@@ -130,6 +131,16 @@ impl Connection {
     /// Returns what tells this run of the server from others.
     pub(super) fn incarnation(&self) -> u64 {
         self.welcome.incarnation
+    }
+
+    /// Returns what counted of the store when the connection was opened; none if nobody has said it.
+    pub(super) fn facts(&self) -> Option<&Facts> {
+        self.welcome.facts.as_ref()
+    }
+
+    /// Whether the server says what counts of the store: one of an older release does not.
+    pub(super) fn tells_facts(&self) -> bool {
+        self.welcome.tells_facts()
     }
 
     /// Returns the most bytes of a request or an answer.

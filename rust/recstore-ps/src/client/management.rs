@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use recstore::{
-    Error, LoadOptions, LoadReport, OptimizerConfig, Result, SaveOptions, SaveReport, Shard, TableConfig,
-    TableId, TableStatistics, new_snapshot_name,
+    Compression, Error, LoadOptions, LoadReport, OptimizerConfig, Result, SaveOptions, SaveReport, Shard,
+    TableConfig, TableId, TableStatistics, new_snapshot_name,
 };
 
 use super::changes::change;
@@ -69,6 +69,7 @@ impl RemoteStore {
     ) -> Result<Arc<RemoteTable>> {
         // What all servers would refuse need not be sent.
         recstore::RowlessTable::new(name, config)?;
+        self.agree(session)?;
         let request =
             Management::OpenTable { name: name.to_owned(), dim: config.dim, config: config.clone() };
         let calls = self.shards().map(|shard| Call::manage(shard, request.clone())).collect();
@@ -271,6 +272,11 @@ impl RemoteStore {
             kind: options.kind,
             keep: options.keep,
             metadata: options.metadata.clone(),
+            compression: match options.compression {
+                Compression::None => None,
+                Compression::Zstd { level } => Some(level),
+            },
+            replace: options.replace,
         };
         let of_shard = |number| SavePart { shard: Shard { number, of }, ..part.clone() };
         let calls =
@@ -309,6 +315,8 @@ impl RemoteStore {
             return Err(Error::Unsupported { operation: OPERATION, message: message.to_owned() });
         }
         session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give_up();
+        // A server that lost its rows gets them now.
+        session.set_agreed(None);
         let (of, hash_method) = (self.router.shards(), self.router.method());
         let load = |number| {
             let shard = Shard { number, of };
@@ -326,6 +334,7 @@ impl RemoteStore {
             }
             add_report(&mut sum, report);
         }
+        self.agree_anew(session)?;
         // After a restart the servers call the tables otherwise.
         for (name, _) in &sum.tables {
             if let Some(table) = self.find(session, name)? {

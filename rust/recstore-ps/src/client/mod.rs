@@ -1,5 +1,6 @@
 //! The store whose tables lie on servers.
 
+mod agreement;
 mod changes;
 mod config;
 mod connection;

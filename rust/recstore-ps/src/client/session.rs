@@ -15,7 +15,9 @@ use super::changes::Changes;
 use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
 use super::tables::Tables;
+use crate::router::HashMethod;
 use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request};
+use crate::wire::facts::Facts;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
@@ -32,6 +34,8 @@ pub(super) struct Session {
     links: Vec<Link>,
     pub(super) tables: Mutex<Tables>,
     pub(super) changes: Mutex<Changes>,
+    /// What all servers say of the store, once they were asked.
+    agreed: Mutex<Option<Facts>>,
 }
 
 /// The way to one server.
@@ -124,6 +128,7 @@ impl Session {
             links: config.servers.iter().enumerate().map(link).collect(),
             tables: Mutex::new(tables),
             changes: Mutex::default(),
+            agreed: Mutex::default(),
         }
     }
 
@@ -239,6 +244,7 @@ impl Session {
             None => {
                 let opened =
                     Connection::open(&link.address(), link.shard, self.client, &self.config, deadline)?;
+                check_facts(&opened, self.config.hash_method, self.agreed().as_ref())?;
                 link.limit.store(opened.limit(), Ordering::Relaxed);
                 Ok(opened)
             }
@@ -295,6 +301,49 @@ impl Session {
         self.links.iter().zip(addresses).for_each(|(link, address)| link.move_to(address));
     }
 
+    /// Returns what all servers said of the store.
+    pub(super) fn agreed(&self) -> Option<Facts> {
+        self.agreed.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_agreed(&self, facts: Option<Facts>) {
+        *self.agreed.lock().unwrap_or_else(PoisonError::into_inner) = facts;
+    }
+
+    pub(super) fn hash_method(&self) -> HashMethod {
+        self.config.hash_method
+    }
+
+    /// Asks each server anew what counts of the store; none of those of an older release, which do not say it.
+    pub(super) fn ask_for_facts(&self, operation: &'static str) -> Result<Vec<Option<Option<Facts>>>, Error> {
+        let deadline = Instant::now() + self.config.timeout;
+        self.links.iter().map(|link| self.connect_anew(operation, link, deadline)).collect()
+    }
+
+    fn connect_anew(
+        &self,
+        operation: &'static str,
+        link: &Link,
+        deadline: Instant,
+    ) -> Result<Option<Option<Facts>>, Error> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            link.lock_idle().clear();
+            match self.connection(link, deadline) {
+                Ok(connection) => {
+                    let told = connection.tells_facts().then(|| connection.facts().cloned());
+                    link.put_back(connection);
+                    return Ok(told);
+                }
+                Err(Failure::Passing(_)) if Instant::now() + pause < deadline => thread::sleep(pause),
+                Err(Failure::Passing(message) | Failure::Final(message)) => {
+                    return Err(self.unavailable(operation, link.shard.number, message));
+                }
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
     pub(super) fn lock_tables(&self) -> MutexGuard<'_, Tables> {
         self.tables.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -326,6 +375,31 @@ impl Link {
         }
     }
 }
+
+/// Checks what a server says of the store against what this client, and all servers before, say.
+fn check_facts(connection: &Connection, own: HashMethod, agreed: Option<&Facts>) -> Result<(), Failure> {
+    if !connection.tells_facts() {
+        return Ok(());
+    }
+    let found = connection.facts();
+    if let Some(Facts { hash_method, .. }) = found.filter(|found| found.hash_method != own) {
+        return Err(Failure::Final(format!(
+            "its store spreads ids by hash_method \"{hash_method}\", and this client by \"{own}\": it would look for rows where they are not"
+        )));
+    }
+    match (agreed, found) {
+        (Some(agreed), Some(found)) if found.store != agreed.store => Err(Failure::Final(format!(
+            "it has rows of the store {}, and the other servers of the store {}",
+            found.store, agreed.store
+        ))),
+        (Some(_), None) => Err(Failure::Final(LOST.to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// What is said of a server that has forgotten the store.
+pub(super) const LOST: &str =
+    "it was started without the rows that it had: load a checkpoint, or start all servers anew";
 
 /// Refuses a request that the server would refuse unread.
 pub(super) fn check_size(operation: &'static str, call: &Call<'_>, limit: u64) -> Result<(), Error> {

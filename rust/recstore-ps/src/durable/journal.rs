@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
@@ -17,7 +17,6 @@ use recstore::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::durable::directory_lock::DirectoryLock;
 use crate::durable::log::{Lag, Log, LogError, Logged, Staged};
 use crate::metrics::Metrics;
 use crate::wire::codec::{Answer, ClientId, FrameError, Managed, Request, WireError};
@@ -26,8 +25,8 @@ use crate::workers::{SavedWorkers, Workers};
 /// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
 pub(crate) const MOST_CLIENTS: usize = 1 << 16;
 
-const CHECKPOINT: &str = "checkpoint";
-const LOG: &str = "log";
+pub(super) const CHECKPOINT: &str = "checkpoint";
+pub(super) const LOG: &str = "log";
 
 /// What came of a client's last change.
 #[derive(Debug, Clone)]
@@ -70,7 +69,7 @@ impl Drop for Turn<'_> {
 /// Checkpoint and log of a server.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    directory: DirectoryLock,
+    directory: PathBuf,
     log: Log,
     turns: Turns,
     order: Mutex<Order>,
@@ -135,13 +134,13 @@ impl Journal {
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be used.
     pub(crate) fn recover(
-        directory: DirectoryLock,
+        directory: &Path,
         store: &dyn EmbeddingStore,
         workers: &Workers,
         metrics: Arc<Metrics>,
         make: impl Fn(ClientId, &Request<'_>) -> Result<Answer>,
     ) -> Result<Self> {
-        let checkpoint = directory.directory().join(CHECKPOINT);
+        let checkpoint = directory.join(CHECKPOINT);
         fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
         let state = loaded(&checkpoint, store)?;
         workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
@@ -166,11 +165,11 @@ impl Journal {
             }
             Ok(())
         };
-        let log = Log::open(&directory.directory().join(LOG), state.last, again).map_err(in_log)?;
-        let shown = directory.directory().display();
+        let log = Log::open(&directory.join(LOG), state.last, again).map_err(in_log)?;
+        let shown = directory.display();
         tracing::info!(shard = metrics.shard(), directory = %shown, changes, "recovered");
         let (turns, order) = (Turns::default(), Mutex::new(order));
-        Ok(Self { directory, log, turns, order, metrics })
+        Ok(Self { directory: directory.to_owned(), log, turns, order, metrics })
     }
 
     /// Returns what tells this server from one that has lost its rows: drawn once for a directory.
@@ -216,7 +215,7 @@ impl Journal {
     ) -> Result<Answer> {
         let turn = self.turns.take();
         let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame, staged));
-        let unwritable = |error: FrameError| unusable(&self.directory.directory().join(LOG), error);
+        let unwritable = |error: FrameError| unusable(&self.directory.join(LOG), error);
         let number = appended.map_err(unwritable)?.map_err(in_log)?;
         let outcome = make();
         for (client, sequence) in makers(client, sequence, request) {
@@ -275,7 +274,7 @@ impl Journal {
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
         let last = self.log.rotate().map_err(in_log)?;
-        let directory = self.directory.directory().join(CHECKPOINT);
+        let directory = self.directory.join(CHECKPOINT);
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
         let mut options = SaveOptions::default();
         options.metadata = serde_json::to_value(state).map_err(|error| unusable(&directory, error))?;
@@ -351,6 +350,6 @@ fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
     Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
 }
 
-fn in_log(error: LogError) -> Error {
+pub(super) fn in_log(error: LogError) -> Error {
     unusable(&error.path, error.message)
 }

@@ -3,3 +3,4 @@
 pub(crate) mod directory_lock;
 pub(crate) mod journal;
 pub(crate) mod log;
+pub(crate) mod state_directory;

@@ -49,6 +49,8 @@ pub(super) fn save_part(request: proto::SavePartRequest) -> Result<SavePart, Sta
         kind,
         keep: request.keep as usize,
         metadata: metadata.map_err(|error| Status::invalid_argument(format!("metadata: {error}")))?,
+        compression: request.compression,
+        replace: request.replace,
     })
 }
 

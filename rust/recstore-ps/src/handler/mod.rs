@@ -4,23 +4,25 @@ mod clients;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport,
-    Shard, TableId, TableUpdate, commit_snapshot,
+    Compression, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions,
+    SaveReport, Shard, TableId, TableUpdate, check_checkpoint_directory, commit_snapshot,
 };
 
-use crate::durable::directory_lock::DirectoryLock;
+use crate::config::KeptState;
 use crate::durable::journal::Journal;
 use crate::durable::log::{Lag, Staged};
+use crate::durable::state_directory::{Durability, StateDirectory};
 use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::wire::codec::{
     Answer, ClientId, Floats, Header, Kind, LoadShard, Managed, Management, MergedUpdate, Request, Rows,
     SavePart, TableIds,
 };
+use crate::wire::facts::Facts;
 use crate::workers::{Contribution, Teamwork, Workers};
 use clients::Clients;
 
@@ -32,8 +34,12 @@ pub struct Handler {
     shard: Shard,
     max_frame_bytes: u64,
     incarnation: u64,
+    /// Where the tables are kept; none where they go with the server.
+    state: Option<StateDirectory>,
     /// None where a crash loses what came since the last save.
     journal: Option<Journal>,
+    /// What the clients agreed on; none before the first.
+    facts: Mutex<Option<Facts>>,
     metrics: Arc<Metrics>,
 }
 
@@ -58,31 +64,85 @@ impl Handler {
         let (clients, workers) = (Clients::default(), Workers::new(teamwork, shard.number));
         let incarnation = RandomState::new().hash_one(SystemTime::now());
         let metrics = Arc::new(Metrics::new(shard));
-        Ok(Self { store, clients, workers, shard, max_frame_bytes, incarnation, journal: None, metrics })
+        let (state, journal, facts) = (None, None, Mutex::default());
+        Ok(Self {
+            store,
+            clients,
+            workers,
+            shard,
+            max_frame_bytes,
+            incarnation,
+            state,
+            journal,
+            facts,
+            metrics,
+        })
     }
 
-    /// The same with tables that survive a crash, in `directory`: `store`, which is empty, gets those that are there.
+    /// The same with tables that are kept in a directory: `store`, which is empty, gets those that are there. One that
+    /// was kept otherwise until now is kept as asked from here on.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the file that cannot be used; as loading a checkpoint, and as [`Handler::new`].
-    pub fn durable(
+    /// [`Error::Checkpoint`] names the file that cannot be used, or another shard that the directory has; as loading a
+    /// checkpoint, and as [`Handler::new`].
+    pub fn kept(
         store: Arc<dyn EmbeddingStore>,
         shard: Shard,
         max_frame_bytes: u64,
         teamwork: Teamwork,
-        directory: &Path,
+        kept: &KeptState,
     ) -> Result<Self> {
-        let lock = DirectoryLock::take(directory)?;
-        let incarnation = Journal::incarnation(directory)?;
-        let mut handler = Self { incarnation, ..Self::new(store, shard, max_frame_bytes, teamwork)? };
-        let make = |client, request: &Request<'_>| handler.carry_out(client, request);
-        let metrics = Arc::clone(&handler.metrics);
-        let journal = Journal::recover(lock, &*handler.store, &handler.workers, metrics, make)?;
-        for (client, made) in journal.made() {
-            handler.clients.remember(client, made.sequence, made.outcome);
+        let state = StateDirectory::open(&kept.directory, shard, kept.durability)?;
+        let mut handler = Self::new(store, shard, max_frame_bytes, teamwork)?;
+        match state.durability() {
+            Durability::Wal => handler.recover(state.path())?,
+            Durability::Checkpoint => handler.load_kept(&state)?,
         }
-        handler.journal = Some(journal);
+        if state.durability() != kept.durability {
+            handler.switch(&state, kept.durability)?;
+        }
+        handler.facts = Mutex::new(state.facts());
+        handler.state = Some(state);
         Ok(handler)
+    }
+
+    /// Takes the tables that checkpoint and log have, and goes on with the log.
+    fn recover(&mut self, directory: &Path) -> Result<()> {
+        self.incarnation = Journal::incarnation(directory)?;
+        let make = |client, request: &Request<'_>| self.carry_out(client, request);
+        let metrics = Arc::clone(&self.metrics);
+        let journal = Journal::recover(directory, &*self.store, &self.workers, metrics, make)?;
+        for (client, made) in journal.made() {
+            self.clients.remember(client, made.sequence, made.outcome);
+        }
+        self.journal = Some(journal);
+        Ok(())
+    }
+
+    fn load_kept(&self, state: &StateDirectory) -> Result<()> {
+        if state.has_checkpoint() {
+            self.store.load(state.path(), &LoadOptions::default())?;
+        }
+        // Rows without a manifest are no state to begin with.
+        check_checkpoint_directory(state.path())
+    }
+
+    /// Keeps the tables, which are those of the directory, otherwise from here on.
+    fn switch(&mut self, state: &StateDirectory, to: Durability) -> Result<()> {
+        tracing::info!(shard = self.shard.number, directory = %state.path().display(), ?to, "switching durability");
+        match to {
+            Durability::Checkpoint => {
+                state.switch(to, || self.store.save(state.path(), &SaveOptions::default()))?;
+                self.journal = None;
+            }
+            Durability::Wal => state
+                .switch(to, || {
+                    self.recover(state.path())?;
+                    self.checkpoint_of(state)
+                })
+                .map(drop)?,
+        }
+        Ok(())
     }
 
     /// Returns what tells this server from one that has other rows.
@@ -103,22 +163,46 @@ impl Handler {
         self.journal.as_ref().and_then(|journal| journal.lag().ok())
     }
 
-    /// Saves the tables to a directory of the shard's own, and counts that as a checkpoint.
-    ///
-    /// # Errors
-    /// As a save.
-    pub fn save(&self, directory: &Path) -> Result<SaveReport> {
-        self.metrics.checkpoints.make(|| self.store.save(directory, &SaveOptions::default()))
-    }
-
-    /// Saves the tables of a durable server to its directory, and drops the log before.
+    /// Saves the tables to the server's directory; with a log, drops what was logged before.
     ///
     /// # Errors
     /// As a save; [`Error::Unsupported`] without a directory.
     pub fn checkpoint(&self) -> Result<SaveReport> {
-        let message = || "the server keeps no log".to_owned();
-        let none = || Error::Unsupported { operation: "save", message: message() };
-        self.journal.as_ref().ok_or_else(none)?.checkpoint(&*self.store, &self.workers)
+        let none = || Error::Unsupported {
+            operation: "save",
+            message: "the server has no directory to keep its tables in".to_owned(),
+        };
+        self.checkpoint_of(self.state.as_ref().ok_or_else(none)?)
+    }
+
+    fn checkpoint_of(&self, state: &StateDirectory) -> Result<SaveReport> {
+        match &self.journal {
+            Some(journal) => journal.checkpoint(&*self.store, &self.workers),
+            None => self.metrics.checkpoints.make(|| self.store.save(state.path(), &SaveOptions::default())),
+        }
+    }
+
+    /// Returns what the clients agreed on.
+    pub(crate) fn facts(&self) -> Option<Facts> {
+        self.lock_facts().clone()
+    }
+
+    /// Takes what a client says of the store, if none has said it before or `replaces` what was said, and returns what
+    /// counts.
+    fn agree(&self, facts: &Facts, replaces: bool) -> Result<Facts> {
+        let mut known = self.lock_facts();
+        match &*known {
+            Some(own) if !replaces => Ok(own.clone()),
+            _ => {
+                self.state.as_ref().map_or(Ok(()), |state| state.set_facts(facts))?;
+                *known = Some(facts.clone());
+                Ok(facts.clone())
+            }
+        }
+    }
+
+    fn lock_facts(&self) -> MutexGuard<'_, Option<Facts>> {
+        self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Does what a client asks. A change with a sequence number is made once, however often it comes; one with the
@@ -335,6 +419,7 @@ impl Handler {
                 commit_snapshot(directory, snapshot, shard.of, &save_options(part))?;
                 Managed::Done {}
             }
+            Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
             Management::Join { worker } => {
                 workers.join(client, *worker)?;
@@ -377,5 +462,7 @@ fn save_options(part: &SavePart) -> SaveOptions<'static> {
     options.kind = part.kind;
     options.keep = part.keep;
     options.metadata = part.metadata.clone();
+    options.compression = part.compression.map_or(Compression::None, |level| Compression::Zstd { level });
+    options.replace = part.replace;
     options
 }

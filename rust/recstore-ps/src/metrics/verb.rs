@@ -30,10 +30,11 @@ pub(super) enum Verb {
     Leave,
     Barrier,
     Workers,
+    Agree,
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 25] = [
+pub(super) const VERBS: [(Verb, &str); 26] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -59,6 +60,7 @@ pub(super) const VERBS: [(Verb, &str); 25] = [
     (Verb::Leave, "leave"),
     (Verb::Barrier, "barrier"),
     (Verb::Workers, "workers"),
+    (Verb::Agree, "agree"),
 ];
 
 impl Verb {
@@ -95,6 +97,7 @@ impl Verb {
             Management::Leave {} => Self::Leave,
             Management::Barrier { .. } => Self::Barrier,
             Management::Workers {} => Self::Workers,
+            Management::Agree { .. } => Self::Agree,
         }
     }
 

@@ -175,6 +175,7 @@ impl Shared {
             incarnation: self.incarnation,
             max_frame_bytes: self.config.max_frame_bytes,
             shard: self.config.shard,
+            facts: self.handler.facts(),
         }
     }
 

@@ -35,9 +35,9 @@ impl Server {
     pub fn start(store: Arc<dyn EmbeddingStore>, config: ServerConfig) -> Result<Self, ServerError> {
         let (address, metrics_address) = (config.address()?, config.metrics_address()?);
         let (shard, limit) = (config.shard, config.max_frame_bytes);
-        let handler = match &config.wal {
+        let handler = match &config.kept {
             None => Handler::new(store, shard, limit, config.teamwork)?,
-            Some(directory) => Handler::durable(store, shard, limit, config.teamwork, directory)?,
+            Some(kept) => Handler::kept(store, shard, limit, config.teamwork, kept)?,
         };
         let handler = Arc::new(handler);
         let start_metrics =

@@ -3,7 +3,8 @@
 //! The client sends [`Hello`]: the magic, the lowest and the highest version it speaks (u16 each), the length of its
 //! token (u32), its number (16 bytes), and the token. The server answers with [`Welcome`]: the magic, the version chosen
 //! or 0 for a refusal (u16), two zeros, the length of the refusal's text (u32), what tells this run of the server from
-//! others (u64), the most bytes of a frame's body (u64), its shard and of how many (u32 each), and the text.
+//! others (u64), the most bytes of a frame's body (u64), its shard and of how many (u32 each), and the text. Since version 2
+//! the text of a server that does not refuse is what counts of the store, [`Facts`] in JSON, or `null`.
 
 use std::io::{self, ErrorKind, Read, Write};
 
@@ -11,11 +12,15 @@ use recstore::Shard;
 use subtle::ConstantTimeEq;
 
 use crate::wire::codec::ClientId;
+use crate::wire::facts::Facts;
 
 const MAGIC: [u8; 8] = *b"RECSTORE";
 
 /// The versions that this program speaks.
-pub(crate) const VERSIONS: (u16, u16) = (1, 1);
+pub(crate) const VERSIONS: (u16, u16) = (1, 2);
+
+/// The first version in which a server says what counts of the store.
+const WITH_FACTS: u16 = 2;
 
 /// The longest token or refusal.
 const MOST_TEXT_BYTES: usize = 4096;
@@ -37,6 +42,8 @@ pub(crate) struct Welcome {
     pub(crate) incarnation: u64,
     pub(crate) max_frame_bytes: u64,
     pub(crate) shard: Shard,
+    /// What counts of the store; none before a client has said it.
+    pub(crate) facts: Option<Facts>,
 }
 
 impl Hello {
@@ -81,8 +88,17 @@ impl Hello {
 }
 
 impl Welcome {
+    /// Whether the server says what counts of the store.
+    pub(crate) fn tells_facts(&self) -> bool {
+        self.version.as_ref().is_ok_and(|&version| version >= WITH_FACTS)
+    }
+
     pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
-        let text = self.version.as_ref().err().map_or("", String::as_str);
+        let text = match &self.version {
+            Ok(WITH_FACTS..) => serde_json::to_string(&self.facts)?,
+            Ok(_) => String::new(),
+            Err(refusal) => refusal.clone(),
+        };
         let mut bytes = MAGIC.to_vec();
         bytes.extend(self.version.as_ref().copied().unwrap_or(0).to_le_bytes());
         bytes.extend([0; 2]);
@@ -107,6 +123,7 @@ impl Welcome {
         let refusal = || String::from_utf8_lossy(&text).into_owned();
         Ok(Self {
             version: if version == 0 { Err(refusal()) } else { Ok(version) },
+            facts: if version >= WITH_FACTS { serde_json::from_slice(&text)? } else { None },
             incarnation,
             max_frame_bytes,
             shard: Shard { number: number as usize, of: of as usize },
@@ -138,13 +155,15 @@ fn read_text(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::router::HashMethod;
 
     fn hello(versions: (u16, u16), token: &str) -> Hello {
         Hello { versions, client: ClientId(u128::MAX - 7), token: token.as_bytes().to_vec() }
     }
 
-    fn welcome(version: Result<u16, String>) -> Welcome {
-        Welcome { version, incarnation: 9, max_frame_bytes: 1 << 40, shard: Shard { number: 2, of: 3 } }
+    fn welcome(version: Result<u16, String>, facts: Option<Facts>) -> Welcome {
+        let shard = Shard { number: 2, of: 3 };
+        Welcome { version, incarnation: 9, max_frame_bytes: 1 << 40, shard, facts }
     }
 
     #[test]
@@ -152,19 +171,26 @@ mod tests {
         let mut bytes = Vec::new();
         hello((1, 2), "secret").write(&mut bytes).unwrap();
         assert_eq!(Hello::read(&mut &bytes[..]).unwrap(), hello((1, 2), "secret"));
-        for welcome in [welcome(Ok(1)), welcome(Err("no".to_owned()))] {
+        let facts = Some(Facts::new(HashMethod::SimpleMod));
+        let refused = welcome(Err("no".to_owned()), None);
+        for welcome in [welcome(Ok(1), None), welcome(Ok(2), None), welcome(Ok(2), facts.clone()), refused] {
             bytes.clear();
             welcome.write(&mut bytes).unwrap();
             assert_eq!(Welcome::read(&mut &bytes[..]).unwrap(), welcome);
         }
+        // Clients of version 1 know nothing of facts.
+        bytes.clear();
+        welcome(Ok(1), facts).write(&mut bytes).unwrap();
+        assert_eq!(Welcome::read(&mut &bytes[..]).unwrap(), welcome(Ok(1), None));
     }
 
     #[test]
     fn other_versions_and_tokens_are_refused_in_words() {
-        assert_eq!(hello((1, 9), "").accept(None), Ok(1));
+        assert_eq!(hello((1, 9), "").accept(None), Ok(2));
+        assert_eq!(hello((1, 1), "").accept(None), Ok(1));
         assert_eq!(hello((1, 1), "a").accept(Some("a")), Ok(1));
-        let versions = hello((2, 9), "").accept(None).unwrap_err();
-        assert_eq!(versions, "the server speaks the versions 1 to 1 of the protocol, the client 2 to 9");
+        let versions = hello((3, 9), "").accept(None).unwrap_err();
+        assert_eq!(versions, "the server speaks the versions 1 to 2 of the protocol, the client 3 to 9");
         assert!(hello((0, 0), "").accept(None).is_err());
         for token in ["", "b", "ab"] {
             assert_eq!(hello((1, 1), token).accept(Some("a")).unwrap_err(), "the token is not the server's");

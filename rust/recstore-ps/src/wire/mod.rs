@@ -2,6 +2,7 @@
 
 pub(crate) mod channel;
 pub mod codec;
+pub(crate) mod facts;
 pub(crate) mod gathered;
 pub(crate) mod handshake;
 pub(crate) mod tls;

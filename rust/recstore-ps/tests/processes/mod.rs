@@ -14,7 +14,7 @@ use std::thread;
 use std::time::Duration;
 
 use recstore::{LocalStore, Serial, Shard};
-use recstore_ps::{Server, ServerConfig};
+use recstore_ps::{KeptState, Server, ServerConfig};
 
 /// Tells a child which server it is: directory, port, shard, number of shards.
 const ROLE: &str = "RECSTORE_TEST_SERVER";
@@ -22,7 +22,7 @@ const ROLE: &str = "RECSTORE_TEST_SERVER";
 /// Starts a server with a log in this process.
 pub(crate) fn start(directory: &Path, port: u16, shard: Shard) -> Server {
     let mut config = ServerConfig::default();
-    (config.wal, config.port, config.shard) = (Some(directory.to_owned()), port, shard);
+    (config.kept, config.port, config.shard) = (Some(KeptState::logged(directory)), port, shard);
     Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap()
 }
 

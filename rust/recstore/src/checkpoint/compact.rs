@@ -9,7 +9,8 @@ use super::manifest::Manifest;
 use super::options::{LoadOptions, SaveOptions};
 use super::progress::Progress;
 use super::reports::SaveReport;
-use super::save::{Plan, cleaned, lock, remove_unneeded, write};
+use super::save::{Plan, Saves, cleaned, lock, write};
+use super::unfinished::remove_unneeded;
 use crate::Result;
 use crate::kernel::parallel::Serial;
 use crate::kernel::simd::Simd;
@@ -30,7 +31,7 @@ pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<S
         return Ok(None);
     }
     // One that was killed left a file of the same name.
-    remove_unneeded(directory)?;
+    remove_unneeded(directory, &manifest)?;
     let compression = manifest.newest_compression();
     let options = LoadOptions { progress, ..LoadOptions::default() };
     let store = LoadingStore {
@@ -41,12 +42,11 @@ pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<S
     };
     let loaded = load(directory, &options, store)?;
     let tables: Vec<_> = loaded.tables.into_iter().map(Arc::new).collect();
-    let plan =
-        Plan { directory, save: loaded.save, base: None, suffix: "-compacted".to_owned(), compression };
+    let suffix = "-compacted".to_owned();
+    let plan = Plan { directory, save: loaded.save, base: None, suffix, compression, part: None };
     let options = SaveOptions { progress, ..SaveOptions::default() };
-    let report = write(&|cut| cut(&tables), &mut None, &plan, &options, |tables| {
-        manifest.replace_chain(tables);
-        manifest.write(directory)
+    let report = write(&|cut| cut(&tables), &mut Saves::default(), &plan, &options, |tables, note| {
+        manifest.replace(directory, note, |manifest| manifest.replace_chain(tables))
     });
     cleaned(directory, report).map(Some)
 }

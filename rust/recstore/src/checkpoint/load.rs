@@ -13,6 +13,7 @@ use super::progress::Progress;
 use super::reports::LoadReport;
 use super::save::save_id;
 use super::table_file::{BYTES_AT_A_TIME, Layout, Reader, TableState, saved_slots};
+use super::unfinished::check_checkpoint_directory;
 use crate::Result;
 use crate::config::TableConfig;
 use crate::kernel::bits::Bits;
@@ -52,6 +53,9 @@ pub(crate) fn load(directory: &Path, options: &LoadOptions<'_>, store: LoadingSt
         Progress::restart(options.progress);
         let manifest = Manifest::read(directory)?;
         let Some(manifest) = manifest.filter(|manifest| !manifest.snapshots.is_empty()) else {
+            if directory.is_dir() {
+                check_checkpoint_directory(directory)?;
+            }
             return Err(refused(directory, "there is no checkpoint here"));
         };
         match load_newest(directory, &manifest, options, store) {

@@ -12,7 +12,10 @@ use super::compression::Compression;
 use super::entries::TableEntry;
 use super::files::{FILE_NAME, at, refused, sync_directory, write_beside};
 use super::options::SaveOptions;
+use super::save::save_id;
+use super::unfinished::{Unfinished, check_no_rows};
 use crate::Result;
+use crate::table::SaveId;
 
 const FORMAT: &str = "recstore-checkpoint";
 const VERSION: u32 = 1;
@@ -71,6 +74,10 @@ impl Snapshot {
     }
 }
 
+fn rows_of(tables: &[TableEntry]) -> usize {
+    tables.iter().map(TableEntry::rows).fold(0, usize::saturating_add)
+}
+
 impl Manifest {
     pub(super) fn empty() -> Self {
         let checksum = NO_CHECKSUM.to_owned();
@@ -92,6 +99,17 @@ impl Manifest {
         Ok(Some(manifest))
     }
 
+    /// Reads the manifest of a directory to save to; it is empty if nothing was saved there yet.
+    ///
+    /// # Errors
+    /// As [`Manifest::read`]; the directory has rows, but no manifest.
+    pub(super) fn read_or_new(directory: &Path) -> Result<Self> {
+        match Self::read(directory)? {
+            Some(manifest) => Ok(manifest),
+            None => check_no_rows(directory).map(|()| Self::empty()),
+        }
+    }
+
     fn validate(&self) -> std::result::Result<(), String> {
         if self.format != FORMAT {
             return Err(format!("expected the format \"{FORMAT}\", got \"{}\"", self.format));
@@ -108,8 +126,28 @@ impl Manifest {
         }
     }
 
+    /// Returns the save of the newest snapshot.
+    pub(super) fn newest_save(&self) -> Option<SaveId> {
+        self.snapshots.last().and_then(|newest| save_id(&newest.id).ok())
+    }
+
+    /// Puts the manifest that `change` makes of this one in its place. `note` is about the files that are no longer
+    /// needed then.
+    pub(super) fn replace(
+        &mut self,
+        directory: &Path,
+        note: &mut Unfinished,
+        change: impl FnOnce(&mut Self),
+    ) -> Result<()> {
+        let before: BTreeSet<String> = self.files().cloned().collect();
+        change(self);
+        let needed = self.files().cloned().collect();
+        note.add(before.difference(&needed).cloned().collect())?;
+        self.write(directory)
+    }
+
     /// Puts this manifest in the place of the directory's: readers see the old one or this one.
-    pub(super) fn write(&self, directory: &Path) -> Result<()> {
+    fn write(&self, directory: &Path) -> Result<()> {
         let path = directory.join(FILE_NAME);
         let mut signed = self.clone();
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
@@ -185,8 +223,29 @@ impl Manifest {
         tables.flat_map(|table| &table.shards).map(|shard| &shard.file)
     }
 
-    /// Whether a snapshot needs a file.
-    pub(super) fn needs(&self, file: &str) -> bool {
-        self.files().any(|needed| needed == file)
+    /// Returns the rows of the newest snapshot: those of its files, where it holds only changes.
+    fn newest_rows(&self) -> usize {
+        self.snapshots.last().map_or(0, |newest| rows_of(&newest.tables))
+    }
+
+    /// Checks that rows are not replaced by none, unless by the store that has just saved or loaded them, which
+    /// `follows` tells, or because the caller says so.
+    pub(super) fn check_not_emptied(
+        &self,
+        directory: &Path,
+        tables: &[TableEntry],
+        follows: bool,
+        options: &SaveOptions<'_>,
+    ) -> Result<()> {
+        let (before, now) = (self.newest_rows(), rows_of(tables));
+        if before == 0 || now > 0 || follows || options.replace {
+            return Ok(());
+        }
+        Err(refused(
+            directory,
+            format!(
+                "the newest snapshot here has {before} rows, and the store to be saved has none and never had those: load them first, save elsewhere, or say that they are to be replaced (replace=True)"
+            ),
+        ))
     }
 }

@@ -18,6 +18,7 @@ mod progress;
 mod reports;
 mod save;
 mod table_file;
+mod unfinished;
 
 pub use compact::compact;
 pub use compression::Compression;
@@ -29,4 +30,5 @@ pub use parts::{Shard, commit};
 pub use progress::Progress;
 pub use reports::{LoadReport, SaveReport};
 pub use save::new_snapshot_name;
-pub(crate) use save::{LastSave, save};
+pub(crate) use save::{Saves, save};
+pub use unfinished::{check_checkpoint_directory, remove_checkpoint};

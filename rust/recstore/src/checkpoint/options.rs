@@ -33,6 +33,8 @@ pub struct SaveOptions<'a> {
     pub metadata: serde_json::Value,
     /// How files are made smaller. A file is written plain first, and the room for both taken until it is compressed.
     pub compression: Compression,
+    /// Allows a store without rows to replace the rows of another that were saved to the directory.
+    pub replace: bool,
     /// Called when the moment of the save has come: what is done from then on is not in it.
     pub on_cut: Option<&'a (dyn Fn() + Sync)>,
     /// Follows the bytes written.

@@ -1,8 +1,9 @@
 //! A snapshot that several stores save together, each the rows of its shard, and one commits.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +12,8 @@ use super::files::{at, create_directory, refused, write_beside};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
 use super::reports::SaveReport;
-use super::save::{AllTables, LastSave, Plan, base_of, cleaned, lock, name_of, save_id, write};
+use super::save::{AllTables, Plan, Saves, base_of, cleaned, lock, name_of, save_id, write};
+use super::unfinished::Unfinished;
 use crate::Result;
 use crate::kernel::hash::mix;
 
@@ -40,17 +42,20 @@ impl Shard {
 #[serde(deny_unknown_fields)]
 struct Part {
     base: Option<String>,
+    /// Whether the store had saved or loaded the newest snapshot that there was.
+    #[serde(default)]
+    follows: bool,
     tables: Vec<TableEntry>,
 }
 
-fn path_of(directory: &Path, snapshot: &str, shard: Shard) -> PathBuf {
-    directory.join(format!("{snapshot}-part-{}-of-{}.json", shard.number, shard.of))
+fn part_name(snapshot: &str, shard: Shard) -> String {
+    format!("{snapshot}-part-{}-of-{}.json", shard.number, shard.of)
 }
 
 /// Saves the rows of one shard for `snapshot`, which [`commit`] makes the directory's newest when all shards are there.
 pub(crate) fn save_part(
     tables: &AllTables<'_>,
-    last: &mut LastSave,
+    saves: &mut Saves,
     directory: &Path,
     (snapshot, shard): (&str, Shard),
     options: &SaveOptions<'_>,
@@ -61,13 +66,16 @@ pub(crate) fn save_part(
     let save = save_id(snapshot).map_err(|message| refused(directory, message))?;
     options.compression.validate(directory)?;
     create_directory(directory)?;
-    let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
-    let base = base_of(&manifest, *last, directory, options.kind)?;
-    let suffix = format!("-{}-of-{}", shard.number, shard.of);
-    let plan = Plan { directory, save, base, suffix, compression: options.compression };
-    write(tables, last, &plan, options, |tables| {
-        let path = path_of(directory, snapshot, shard);
-        let text = serde_json::to_vec_pretty(&Part { base: base.map(name_of), tables }).map_err(at(&path))?;
+    let manifest = Manifest::read_or_new(directory)?;
+    let base = base_of(&manifest, saves, directory, options.kind)?;
+    let follows = saves.have_newest(&manifest);
+    let (suffix, name) = (format!("-{}-of-{}", shard.number, shard.of), part_name(snapshot, shard));
+    let (compression, part) = (options.compression, Some(name.clone()));
+    let plan = Plan { directory, save, base, suffix, compression, part };
+    write(tables, saves, &plan, options, |tables, _| {
+        let path = directory.join(name);
+        let part = Part { base: base.map(name_of), follows, tables };
+        let text = serde_json::to_vec_pretty(&part).map_err(at(&path))?;
         write_beside(&path, &text)
     })
 }
@@ -80,14 +88,30 @@ pub(crate) fn save_part(
 pub fn commit(directory: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<()> {
     save_id(snapshot).map_err(|message| refused(directory, message))?;
     let _lock = lock(directory)?;
-    let mut manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
-    let paths: Vec<PathBuf> =
-        (0..of).map(|number| path_of(directory, snapshot, Shard { number, of })).collect();
-    let parts = paths.iter().map(|path| read(path)).collect::<Result<Vec<_>>>()?;
-    let (base, tables) = merged(parts, directory)?;
-    manifest.add(snapshot.to_owned(), base, tables, options);
-    manifest.write(directory)?;
-    cleaned(directory, Ok(()))
+    let mut manifest = Manifest::read_or_new(directory)?;
+    let part = |number| directory.join(part_name(snapshot, Shard { number, of }));
+    let parts = (0..of).map(|number| read(&part(number))).collect::<Result<Vec<_>>>()?;
+    let Part { base, follows, tables } = merged(parts, directory)?;
+    manifest.check_not_emptied(directory, &tables, follows, options)?;
+    check_there(directory, &tables)?;
+    let mut note = Unfinished::begin(directory, &format!("{snapshot}-commit"), BTreeSet::new())?;
+    let added = manifest.replace(directory, &mut note, |manifest| {
+        manifest.add(snapshot.to_owned(), base, tables, options);
+    });
+    cleaned(directory, added)
+}
+
+/// Checks that what the parts list has not been removed: a save that another job began may have been taken for one that
+/// was killed.
+fn check_there(directory: &Path, tables: &[TableEntry]) -> Result<()> {
+    for shard in tables.iter().flat_map(|table| &table.shards) {
+        let path = directory.join(&shard.file);
+        let found = fs::metadata(&path).map_err(at(&path))?.len();
+        if found != shard.bytes {
+            return Err(refused(&path, format!("expected {} bytes, got {found}", shard.bytes)));
+        }
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<Part> {
@@ -99,9 +123,9 @@ fn read(path: &Path) -> Result<Part> {
 }
 
 /// Puts the parts of all shards together, table by table.
-fn merged(parts: Vec<Part>, directory: &Path) -> Result<(Option<String>, Vec<TableEntry>)> {
+fn merged(parts: Vec<Part>, directory: &Path) -> Result<Part> {
     let mut parts = parts.into_iter();
-    let Some(Part { base, mut tables }) = parts.next() else {
+    let Some(Part { base, mut follows, mut tables }) = parts.next() else {
         return Err(refused(directory, "a snapshot of no shard cannot be committed"));
     };
     for (number, part) in parts.enumerate() {
@@ -110,9 +134,10 @@ fn merged(parts: Vec<Part>, directory: &Path) -> Result<(Option<String>, Vec<Tab
         if part.base != base || part.tables.len() != tables.len() {
             return Err(differs("other changes or tables"));
         }
+        follows &= part.follows;
         for (table, own) in tables.iter_mut().zip(part.tables) {
             table.add_shards(own).map_err(|name| differs(&format!("another table \"{name}\"")))?;
         }
     }
-    Ok((base, tables))
+    Ok(Part { base, follows, tables })
 }

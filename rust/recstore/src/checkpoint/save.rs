@@ -1,9 +1,10 @@
 //! Writes the tables of a store to a directory.
 
+use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::hash::BuildHasher;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::SystemTime;
 
 use super::compression::{Compression, compress};
@@ -14,13 +15,31 @@ use super::options::{SaveKind, SaveOptions};
 use super::progress::Progress;
 use super::reports::SaveReport;
 use super::table_file::{BYTES_AT_A_TIME, Layout, TableState, Writer};
+use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
 
-const LOCK_NAME: &str = ".lock";
+pub(super) const LOCK_NAME: &str = ".lock";
 
-/// The last save that this store made, or that it was loaded from.
-pub(crate) type LastSave = Option<SaveId>;
+/// The saves that a store has made, or was loaded from.
+#[derive(Debug, Default)]
+pub(crate) struct Saves {
+    last: Option<SaveId>,
+    all: BTreeSet<SaveId>,
+}
+
+impl Saves {
+    /// Notes what the store now holds.
+    pub(crate) fn note(&mut self, save: SaveId) {
+        self.last = Some(save);
+        self.all.insert(save);
+    }
+
+    /// Whether the store has held, or saved, the newest snapshot of a directory.
+    pub(super) fn have_newest(&self, manifest: &Manifest) -> bool {
+        manifest.newest_save().is_some_and(|newest| self.all.contains(&newest))
+    }
+}
 
 /// Cuts all tables of a store by what it is given.
 pub(crate) type AllTables<'a> = dyn Fn(&CutTables<'_>) -> Result<Vec<TableCut>> + 'a;
@@ -32,20 +51,23 @@ pub(crate) type AllTables<'a> = dyn Fn(&CutTables<'_>) -> Result<Vec<TableCut>> 
 /// [`crate::Error::Checkpoint`] names the file; then the directory holds what it held before.
 pub(crate) fn save(
     tables: &AllTables<'_>,
-    last: &mut LastSave,
+    saves: &mut Saves,
     directory: &Path,
     options: &SaveOptions<'_>,
 ) -> Result<SaveReport> {
     options.compression.validate(directory)?;
     create_directory(directory)?;
     let _lock = lock(directory)?;
-    let mut manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
-    let base = base_of(&manifest, *last, directory, options.kind)?;
+    let mut manifest = Manifest::read_or_new(directory)?;
+    let base = base_of(&manifest, saves, directory, options.kind)?;
+    let follows = saves.have_newest(&manifest);
     let (suffix, compression) = (String::new(), options.compression);
-    let plan = Plan { directory, save: new_save(), base, suffix, compression };
-    let saved = write(tables, last, &plan, options, |tables| {
-        manifest.add(name_of(plan.save), base.map(name_of), tables, options);
-        manifest.write(directory)
+    let plan = Plan { directory, save: new_save(), base, suffix, compression, part: None };
+    let saved = write(tables, saves, &plan, options, |tables, note| {
+        manifest.check_not_emptied(directory, &tables, follows, options)?;
+        manifest.replace(directory, note, |manifest| {
+            manifest.add(name_of(plan.save), base.map(name_of), tables, options);
+        })
     });
     cleaned(directory, saved)
 }
@@ -59,6 +81,27 @@ pub(super) struct Plan<'a> {
     /// What tells the names of its files from those of other parts of the snapshot.
     pub(super) suffix: String,
     pub(super) compression: Compression,
+    /// The file that tells what a shard saved, where shards save together.
+    pub(super) part: Option<String>,
+}
+
+impl Plan<'_> {
+    /// What begins the names of its own files that hold no rows.
+    fn name(&self) -> String {
+        format!("{}{}", name_of(self.save), self.suffix)
+    }
+
+    /// Returns the names of all files that it may write.
+    fn files(&self, cuts: &[TableCut]) -> BTreeSet<String> {
+        let plain = cuts.iter().enumerate().map(|(number, cut)| file_name(self, number, cut.table.name()));
+        let mut files: BTreeSet<String> = plain.collect();
+        if self.compression != Compression::None {
+            let compressed = |file: &String| file.replace(FILE_EXTENSION, COMPRESSED_EXTENSION);
+            files.extend(files.iter().map(compressed).collect::<Vec<_>>());
+        }
+        files.extend(self.part.clone());
+        files
+    }
 }
 
 /// Returns the name of a snapshot that does not exist yet.
@@ -73,22 +116,33 @@ fn new_save() -> SaveId {
 /// Writes the files of all tables and then calls `commit`, which makes them count.
 pub(super) fn write(
     tables: &AllTables<'_>,
-    last: &mut LastSave,
+    saves: &mut Saves,
     plan: &Plan<'_>,
     options: &SaveOptions<'_>,
-    commit: impl FnOnce(Vec<TableEntry>) -> Result<()>,
+    commit: impl FnOnce(Vec<TableEntry>, &mut Unfinished) -> Result<()>,
 ) -> Result<SaveReport> {
     let cuts = tables(&|tables| cut(tables, plan.base, plan.save))?;
     if let Some(on_cut) = options.on_cut {
         on_cut();
     }
-    let saved = write_tables(&cuts, plan, options.progress).and_then(|entries| {
-        let report = report(plan.save, &entries);
-        commit(entries).map(|()| report)
-    });
+    let saved = write_noted(&cuts, plan, options.progress, commit);
     cuts.iter().for_each(|cut| cut.end(saved.is_ok()));
-    *last = saved.is_ok().then_some(plan.save);
+    if saved.is_ok() {
+        saves.note(plan.save);
+    }
     saved
+}
+
+fn write_noted(
+    cuts: &[TableCut],
+    plan: &Plan<'_>,
+    progress: Option<&Progress>,
+    commit: impl FnOnce(Vec<TableEntry>, &mut Unfinished) -> Result<()>,
+) -> Result<SaveReport> {
+    let mut note = Unfinished::begin(plan.directory, &plan.name(), plan.files(cuts))?;
+    let entries = write_tables(cuts, plan, progress)?;
+    let report = report(plan.save, &entries);
+    commit(entries, &mut note).map(|()| report)
 }
 
 /// Keeps others from saving to a directory.
@@ -115,12 +169,11 @@ pub(super) fn lock(directory: &Path) -> Result<DirectoryLock> {
 /// Returns the save that a delta follows; none for a full snapshot.
 pub(super) fn base_of(
     manifest: &Manifest,
-    last: LastSave,
+    saves: &Saves,
     directory: &Path,
     kind: SaveKind,
 ) -> Result<Option<SaveId>> {
-    let newest = manifest.snapshots.last().map(|snapshot| &snapshot.id);
-    let base = last.filter(|last| newest == Some(&name_of(*last)));
+    let base = saves.last.filter(|last| manifest.newest_save() == Some(*last));
     match kind {
         SaveKind::Full => Ok(None),
         SaveKind::Auto => Ok(base),
@@ -161,12 +214,12 @@ fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>)
 }
 
 /// Returns the name of a table's file: for people to recognize, and of no other table's.
-fn file_name(plan: &Plan<'_>, number: usize, table: &str) -> PathBuf {
+fn file_name(plan: &Plan<'_>, number: usize, table: &str) -> String {
     const MOST: usize = 64;
     let is_plain = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     let plain: String =
         table.chars().take(MOST).map(|letter| if is_plain(letter) { letter } else { '_' }).collect();
-    format!("{}-{number:03}-{plain}{}{FILE_EXTENSION}", name_of(plan.save), plan.suffix).into()
+    format!("{}-{number:03}-{plain}{}{FILE_EXTENSION}", name_of(plan.save), plan.suffix)
 }
 
 fn write_table(
@@ -211,29 +264,9 @@ fn report(save: SaveId, entries: &[TableEntry]) -> SaveReport {
 /// Removes what a save left, and returns what that save did. Files that cannot be removed do no harm: the save counts
 /// all the same, and the next one tries again.
 pub(super) fn cleaned<T>(directory: &Path, saved: Result<T>) -> Result<T> {
-    _ = remove_unneeded(directory);
+    let manifest = Manifest::read(directory).map(|manifest| manifest.unwrap_or_else(Manifest::empty));
+    _ = manifest.and_then(|manifest| remove_unneeded(directory, &manifest));
     saved
-}
-
-/// Removes files that no snapshot needs: of snapshots that were dropped, and of saves that never ended.
-pub(super) fn remove_unneeded(directory: &Path) -> Result<()> {
-    let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
-    for file in fs::read_dir(directory).map_err(at(directory))? {
-        let file = file.map_err(at(directory))?;
-        let name = file.file_name().to_string_lossy().into_owned();
-        let is_file = file.file_type().is_ok_and(|kind| kind.is_file());
-        if is_file && is_own(&name) && !manifest.needs(&name) {
-            fs::remove_file(file.path()).map_err(at(&file.path()))?;
-        }
-    }
-    Ok(())
-}
-
-/// Whether a file is one of ours by its name: rows, or what a shard saved.
-fn is_own(name: &str) -> bool {
-    let hexadecimal = name.bytes().take_while(u8::is_ascii_hexdigit).count();
-    let ends = [FILE_EXTENSION, COMPRESSED_EXTENSION, ".json", ".new"];
-    hexadecimal == 16 && name.as_bytes().get(16) == Some(&b'-') && ends.iter().any(|end| name.ends_with(end))
 }
 
 #[cfg(test)]

@@ -52,6 +52,21 @@ impl Bits {
         self.words.iter_mut().for_each(|word| *word.get_mut() = 0);
     }
 
+    /// Sets all bits of `others`, too.
+    pub(crate) fn join(&mut self, others: &Self) {
+        self.grow(others.words.len() * BITS_A_WORD);
+        for (word, other) in self.words.iter_mut().zip(&others.words) {
+            *word.get_mut() |= other.load(Ordering::Relaxed);
+        }
+    }
+
+    /// Clears all bits that are not set in `others`.
+    pub(crate) fn keep_only(&mut self, others: &Self) {
+        for (place, word) in self.words.iter_mut().enumerate() {
+            *word.get_mut() &= others.words.get(place).map_or(0, |other| other.load(Ordering::Relaxed));
+        }
+    }
+
     /// Returns how many bits are set.
     pub(crate) fn count(&self) -> usize {
         self.words.iter().map(|word| word.load(Ordering::Relaxed).count_ones() as usize).sum()
@@ -107,6 +122,14 @@ mod tests {
             prop_assert_eq!(bits.count(), model.len());
             prop_assert!((0..250).all(|bit| bits.is_set(bit) == model.contains(&bit)));
             prop_assert_eq!(bits.clone().ones_from(start).collect::<Vec<_>>(), model.range(start..).copied().collect::<Vec<_>>());
+            let (mut both, others) = (bits.clone(), Bits::default());
+            both.keep_only(&bits);
+            both.join(&bits);
+            prop_assert!(both.ones_from(0).eq(bits.ones_from(0)));
+            both.keep_only(&others);
+            prop_assert_eq!(both.count(), 0);
+            both.join(&bits);
+            prop_assert!(both.ones_from(0).eq(bits.ones_from(0)));
             bits.clear();
             prop_assert_eq!(bits.count(), 0);
         }

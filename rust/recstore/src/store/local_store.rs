@@ -12,9 +12,7 @@ use super::embedding_table::EmbeddingTable;
 use super::local_table::LocalTable;
 use super::tables::Tables;
 use crate::calls::{OptimizerState, StoreMemory, TableId, TableUpdate};
-use crate::checkpoint::{
-    self, LastSave, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Shard,
-};
+use crate::checkpoint::{self, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard};
 use crate::config::TableConfig;
 use crate::kernel::parallel::{Executor, Sparing};
 use crate::kernel::simd::{Simd, SimdLevel};
@@ -31,7 +29,7 @@ pub struct LocalStore {
     budget: Arc<MemoryBudget>,
     rules: UpdateRules,
     /// Saves and loads come one after another.
-    last_save: Mutex<LastSave>,
+    saves: Mutex<Saves>,
 }
 
 #[cfg(feature = "rayon")]
@@ -59,7 +57,7 @@ impl LocalStore {
             tables: RwLock::default(),
             budget: Arc::default(),
             rules: UpdateRules::default(),
-            last_save: Mutex::default(),
+            saves: Mutex::default(),
         }
     }
 
@@ -92,16 +90,14 @@ impl LocalStore {
     }
 
     /// Waits for the save or load under way. In a forked child that of the parent would never end.
-    fn lock_saves(&self, directory: &Path) -> Result<MutexGuard<'_, LastSave>> {
-        match self.last_save.try_lock() {
+    fn lock_saves(&self, directory: &Path) -> Result<MutexGuard<'_, Saves>> {
+        match self.saves.try_lock() {
             Err(TryLockError::WouldBlock) if fork::is_child() => Err(Error::Checkpoint {
                 path: directory.display().to_string(),
                 message: "the parent of this forked process was saving or loading when it was forked"
                     .to_owned(),
             }),
-            Err(TryLockError::WouldBlock) => {
-                Ok(self.last_save.lock().unwrap_or_else(PoisonError::into_inner))
-            }
+            Err(TryLockError::WouldBlock) => Ok(self.saves.lock().unwrap_or_else(PoisonError::into_inner)),
             Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
             Ok(last) => Ok(last),
         }
@@ -216,9 +212,9 @@ impl EmbeddingStore for LocalStore {
     }
 
     fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
-        let mut last = self.lock_saves(directory)?;
+        let mut saves = self.lock_saves(directory)?;
         let _besides = self.executor.besides();
-        checkpoint::save(&|cut| self.with_all(cut), &mut last, directory, options)
+        checkpoint::save(&|cut| self.with_all(cut), &mut saves, directory, options)
     }
 
     fn save_part(
@@ -228,13 +224,13 @@ impl EmbeddingStore for LocalStore {
         shard: Shard,
         options: &SaveOptions<'_>,
     ) -> Result<SaveReport> {
-        let mut last = self.lock_saves(directory)?;
+        let mut saves = self.lock_saves(directory)?;
         let _besides = self.executor.besides();
-        checkpoint::save_part(&|cut| self.with_all(cut), &mut last, directory, (snapshot, shard), options)
+        checkpoint::save_part(&|cut| self.with_all(cut), &mut saves, directory, (snapshot, shard), options)
     }
 
     fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
-        let mut last = self.lock_saves(directory)?;
+        let mut saves = self.lock_saves(directory)?;
         let configured = |name: &str, saved: &TableConfig| self.shared().config_for(name, saved);
         let (rules, budget) = (&self.rules, &self.budget);
         let store =
@@ -242,7 +238,7 @@ impl EmbeddingStore for LocalStore {
         let loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
         self.exclusive().replace(loaded.tables, options.numbers)?;
-        *last = Some(loaded.save);
+        saves.note(loaded.save);
         Ok(loaded.report)
     }
 }

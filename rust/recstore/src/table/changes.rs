@@ -134,6 +134,14 @@ struct Since {
 }
 
 impl Since {
+    /// Adds what changed after it. Of the indices only the `used` ones count: rows may have been deleted since.
+    fn joined(mut self, after: Self, used: &Bits) -> Self {
+        self.rows.join(&after.rows);
+        self.rows.keep_only(used);
+        self.deleted.extend(after.deleted);
+        self
+    }
+
     fn deleted_bytes(&self) -> usize {
         set_bytes(self.deleted.capacity())
     }
@@ -149,6 +157,8 @@ fn set_bytes(capacity: usize) -> usize {
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     since: Option<Since>,
+    /// What was noted until the cut of the snapshot under way, should its save fail.
+    before: Option<Since>,
     snapshot: Option<Arc<Snapshot>>,
     /// The indices there is room for.
     len: usize,
@@ -206,9 +216,10 @@ impl Changes {
     pub(super) fn cut(&mut self, used: &Bits, base: Option<SaveId>, save: SaveId) -> Cut {
         let mut now = Since { save, ..Since::default() };
         now.rows.grow(self.len);
-        let before = self.since.replace(now).filter(|since| Some(since.save) == base);
+        self.before = self.since.replace(now);
+        let before = self.before.as_ref().filter(|since| Some(since.save) == base);
         let (pending, deleted, is_delta) = match before {
-            Some(Since { rows, deleted, .. }) => (rows, deleted.into_iter().collect(), true),
+            Some(Since { rows, deleted, .. }) => (rows.clone(), deleted.iter().copied().collect(), true),
             None => (used.clone(), Vec::new(), false),
         };
         let rows = pending.count();
@@ -217,17 +228,19 @@ impl Changes {
         Cut { snapshot, rows, is_delta, deleted }
     }
 
-    /// Ends the snapshot; after a save that failed there is none that a delta could follow.
-    pub(super) fn end_snapshot(&mut self, was_saved: bool) {
+    /// Ends the snapshot. After a save that failed, changes are those since the save before it again; `used` are the
+    /// indices of rows.
+    pub(super) fn end_snapshot(&mut self, used: &Bits, was_saved: bool) {
         self.snapshot = None;
+        let before = self.before.take();
         if !was_saved {
-            self.forget();
+            self.since = before.zip(self.since.take()).map(|(before, since)| before.joined(since, used));
         }
     }
 
     /// Notes no changes any more until the next save, which then has all rows of the table.
     pub(super) fn forget(&mut self) {
-        self.since = None;
+        (self.since, self.before) = (None, None);
     }
 
     /// Counts changes from here on as those since `save`, which holds the table as it is.

@@ -122,7 +122,8 @@ impl TableCut {
     /// Ends the snapshot.
     pub(crate) fn end(&self, was_saved: bool) {
         let _gate = fork::enter();
-        self.table.exclusive().changes.end_snapshot(was_saved);
+        let rows = &mut *self.table.exclusive();
+        rows.changes.end_snapshot(rows.row_ids.used(), was_saved);
     }
 }
 

@@ -184,6 +184,16 @@ impl Log {
         Ok(())
     }
 
+    /// Removes the files of a log that no server keeps any more.
+    pub(crate) fn remove(directory: &Path) -> Result<(), LogError> {
+        if directory.is_dir() {
+            for (_, path) in segments(directory)? {
+                std::fs::remove_file(&path).map_err(at(&path))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Returns how much a server that starts now would make again, and how much a crash could take away.
     ///
     /// # Errors

@@ -31,7 +31,7 @@ pub(super) struct Segment {
 impl Segment {
     /// Creates the file whose first change will be number `first`, or takes up one that has none.
     pub(super) fn create(directory: &Path, first: u64) -> Result<Self, LogError> {
-        let path = directory.join(format!("{first:016x}.{EXTENSION}"));
+        let path = name_of(directory, first);
         let opened = OpenOptions::new().create(true).truncate(true).write(true).open(&path);
         let mut file = opened.map_err(at(&path))?;
         file.write_all(&HEADER).and_then(|()| file.sync_all()).map_err(at(&path))?;
@@ -149,6 +149,10 @@ pub(super) enum Entry {
     TakenBack { number: u64 },
 }
 
+fn name_of(directory: &Path, first: u64) -> PathBuf {
+    directory.join(format!("{first:016x}.{EXTENSION}"))
+}
+
 /// Returns the files of a log and the numbers of their first changes, in their order.
 pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>, LogError> {
     let mut found = Vec::new();
@@ -156,7 +160,9 @@ pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>, LogError
         let path = file.map_err(at(directory))?.path();
         let is_log = path.extension().is_some_and(|extension| extension == EXTENSION);
         let first = path.file_stem().and_then(|stem| u64::from_str_radix(stem.to_str()?, 16).ok());
-        if let Some(first) = first.filter(|_| is_log) {
+        // A like name is somebody else's.
+        let is_own = |first: &u64| is_log && path == name_of(directory, *first);
+        if let Some(first) = first.filter(is_own) {
             found.push((first, path));
         }
     }

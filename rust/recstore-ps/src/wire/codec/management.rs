@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use super::worker_state::WorkerState;
 use crate::router::HashMethod;
+use crate::wire::facts::Facts;
 
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -89,6 +90,13 @@ pub enum Management {
     },
     /// Says that the client, a worker, has finished; [`Managed::Done`].
     Leave {},
+    /// Says what counts of the store if nobody has said it before; [`Managed::Agreed`]. Since version 2.
+    Agree {
+        /// What the client says.
+        facts: Facts,
+        /// Whether it counts instead of what was said before: rows were loaded into all servers.
+        replaces: bool,
+    },
     /// Waits until all workers have come; [`Managed::Done`].
     Barrier {
         /// Its name.
@@ -116,6 +124,12 @@ pub struct SavePart {
     pub keep: usize,
     /// What is kept along with the tables.
     pub metadata: Value,
+    /// The level of zstd; plain files without it. Since version 2.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compression: Option<i32>,
+    /// Whether servers without rows may replace the rows of others. Since version 2.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub replace: bool,
 }
 
 /// A shard's share of the rows in a directory.
@@ -181,6 +195,11 @@ pub enum Managed {
     Loaded {
         /// The report.
         report: LoadReport,
+    },
+    /// What counts of the store.
+    Agreed {
+        /// It.
+        facts: Facts,
     },
     /// The client is a worker.
     Joined {

@@ -1,0 +1,276 @@
+//! The directory that a server keeps its shard in, and what it says of itself: which shard of how many, how ids are
+//! spread, how it is kept, and to which store it belongs. What is found is compared with what is asked for.
+
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use recstore::{Error, Result, Shard, remove_checkpoint};
+use serde::{Deserialize, Serialize};
+
+use super::directory_lock::DirectoryLock;
+use super::journal::{CHECKPOINT, LOG, in_log};
+use super::log::Log;
+use crate::wire::facts::Facts;
+
+const FORMAT: &str = "recstore-shard";
+const VERSION: u32 = 1;
+const NAME: &str = "recstore-shard.json";
+/// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
+const MANIFEST: &str = "manifest.json";
+
+/// What a crash of a server may lose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Durability {
+    /// What came since its last checkpoint.
+    Checkpoint,
+    /// Nothing that was acknowledged: the directory has a log of changes beside the checkpoint.
+    Wal,
+}
+
+/// What a directory says of itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Identity {
+    format: String,
+    version: u32,
+    shard: usize,
+    of: usize,
+    durability: Durability,
+    /// What lies here of another way to keep tables and counts no more: it is about to be removed, or was cut off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    discarded: Option<Durability>,
+    /// What the shard's clients agreed on; none before the first.
+    facts: Option<Facts>,
+}
+
+/// A directory that no other server uses and that has the shard it should.
+#[derive(Debug)]
+pub(crate) struct StateDirectory {
+    lock: DirectoryLock,
+    identity: Mutex<Identity>,
+}
+
+impl StateDirectory {
+    /// Takes the directory of a shard, which is made if it is not there. `durability` is how it is to be kept if it says
+    /// nothing about that.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names it: it has another shard, or other shards lie beside it; or another server has it.
+    pub(crate) fn open(directory: &Path, shard: Shard, durability: Durability) -> Result<Self> {
+        check_place(directory, shard)?;
+        let lock = DirectoryLock::take(directory)?;
+        let path = directory.join(NAME);
+        let identity = match read(&path)? {
+            Some(found) => {
+                found.check(&path, shard)?;
+                found
+            }
+            None => {
+                let durability = kept_before(directory)?.unwrap_or(durability);
+                let (format, Shard { number, of }) = (FORMAT.to_owned(), shard);
+                let version = VERSION;
+                let identity =
+                    Identity { format, version, shard: number, of, durability, discarded: None, facts: None };
+                write(&path, &identity)?;
+                identity
+            }
+        };
+        let state = Self { lock, identity: Mutex::new(identity) };
+        state.remove_discarded()?;
+        state.check_kept_once()?;
+        Ok(state)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.lock.directory()
+    }
+
+    /// Checks that there are not tables of both kinds, as an older release may leave them.
+    fn check_kept_once(&self) -> Result<()> {
+        kept_before(self.path()).map(drop)
+    }
+
+    /// Returns the manifest of a server that keeps no log.
+    pub(crate) fn has_checkpoint(&self) -> bool {
+        self.path().join(MANIFEST).exists()
+    }
+
+    /// Returns how the tables are kept there.
+    pub(crate) fn durability(&self) -> Durability {
+        self.get().durability
+    }
+
+    /// Changes how tables are kept there. `save` saves them in the other way, and what was saved before goes only then.
+    pub(crate) fn switch<T>(&self, to: Durability, save: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.change(|identity| identity.discarded = Some(to))?;
+        remove_kept(self.path(), to)?;
+        let saved = save()?;
+        self.change(|identity| {
+            identity.discarded = Some(identity.durability);
+            identity.durability = to;
+        })?;
+        self.remove_discarded()?;
+        Ok(saved)
+    }
+
+    /// Removes what a switch left.
+    fn remove_discarded(&self) -> Result<()> {
+        let Some(discarded) = self.get().discarded else { return Ok(()) };
+        remove_kept(self.path(), discarded)?;
+        self.change(|identity| identity.discarded = None)
+    }
+
+    /// Returns what the clients of the shard agreed on.
+    pub(crate) fn facts(&self) -> Option<Facts> {
+        self.get().facts
+    }
+
+    pub(crate) fn set_facts(&self, facts: &Facts) -> Result<()> {
+        self.change(|identity| identity.facts = Some(facts.clone()))
+    }
+
+    fn get(&self) -> Identity {
+        self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Identity)) -> Result<()> {
+        let mut identity = self.identity.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = identity.clone();
+        change(&mut changed);
+        if changed != *identity {
+            write(&self.path().join(NAME), &changed)?;
+            *identity = changed;
+        }
+        Ok(())
+    }
+}
+
+impl Identity {
+    fn check(&self, path: &Path, Shard { number, of }: Shard) -> Result<()> {
+        if self.format != FORMAT || self.version != VERSION {
+            let message = format!(
+                "expected the format \"{FORMAT}\" of version {VERSION}, got \"{}\" of version {}",
+                self.format, self.version
+            );
+            return Err(unusable(path, message));
+        }
+        if (self.shard, self.of) != (number, of) {
+            let message = format!(
+                "the directory has shard {} of {}, and shard {number} of {of} is to be served: `recstore reshard` spreads rows anew",
+                self.shard, self.of
+            );
+            return Err(unusable(path, message));
+        }
+        Ok(())
+    }
+}
+
+/// Checks what lies beside a shard's directory: neither the shards of another number, whose rows this one would lack, nor
+/// a checkpoint, whose rows a server does not take by itself.
+fn check_place(directory: &Path, shard: Shard) -> Result<()> {
+    let Some(data) = directory.parent().filter(|_| shard_of(directory).is_some()) else { return Ok(()) };
+    if data.join(MANIFEST).is_file() {
+        let message = "it is a checkpoint of tables: serve an empty directory, and load the checkpoint there (RecStoreClient.load, or `recstore reshard CHECKPOINT --to DATA --shards N`)";
+        return Err(unusable(data, message));
+    }
+    let others: Vec<(PathBuf, Shard)> =
+        shards_in(data)?.into_iter().filter(|(_, other)| other.of != shard.of).collect();
+    let Some((other, Shard { of, .. })) = others.first() else { return Ok(()) };
+    let message = format!(
+        "{} is one of {of} shards, and {} are to be served: `recstore reshard {} --shards {}` spreads their rows anew, as `recstore serve --reshard` does at the start",
+        other.display(),
+        shard.of,
+        data.display(),
+        shard.of
+    );
+    Err(unusable(data, message))
+}
+
+/// Returns the directories of shards in `data` that have something in them, in the order of their names.
+pub(crate) fn shards_in(data: &Path) -> Result<Vec<(PathBuf, Shard)>> {
+    let entries = match fs::read_dir(data) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| unusable(data, error))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| unusable(data, error))?.path();
+        if let Some(shard) = shard_of(&path).filter(|_| kept_before(&path).is_ok_and(|kept| kept.is_some())) {
+            found.push((path, shard));
+        }
+    }
+    found.sort_by(|(one, _), (other, _)| one.cmp(other));
+    Ok(found)
+}
+
+/// Returns the shard that a directory's name tells.
+fn shard_of(directory: &Path) -> Option<Shard> {
+    let name = directory.file_name()?.to_str()?;
+    let (number, of) = name.strip_prefix("shard-")?.split_once("-of-")?;
+    let shard = Shard { number: number.parse().ok()?, of: of.parse().ok()? };
+    (directory_name(shard) == name).then_some(shard)
+}
+
+/// Returns the name of a shard's directory.
+pub(crate) fn directory_name(Shard { number, of }: Shard) -> String {
+    format!("shard-{number}-of-{of}")
+}
+
+/// Removes what tables kept in one way left in a directory, and nothing else.
+fn remove_kept(directory: &Path, durability: Durability) -> Result<()> {
+    match durability {
+        Durability::Checkpoint => remove_checkpoint(directory),
+        Durability::Wal => {
+            let (checkpoint, log) = (directory.join(CHECKPOINT), directory.join(LOG));
+            Log::remove(&log).map_err(in_log)?;
+            remove_checkpoint(&checkpoint)?;
+            // They stay where somebody else's files are in them.
+            _ = (fs::remove_dir(log), fs::remove_dir(checkpoint));
+            Ok(())
+        }
+    }
+}
+
+/// Returns how tables lie in a directory that does not say so, if there are any.
+fn kept_before(directory: &Path) -> Result<Option<Durability>> {
+    let is_plain = directory.join(MANIFEST).exists();
+    let is_logged = directory.join(CHECKPOINT).join(MANIFEST).exists() || directory.join(LOG).exists();
+    match (is_plain, is_logged) {
+        (true, true) => Err(unusable(
+            directory,
+            format!(
+                "it has tables twice: {MANIFEST} of a server that keeps checkpoints, and {CHECKPOINT} and {LOG} of one with a log. Move away what is older"
+            ),
+        )),
+        (true, false) => Ok(Some(Durability::Checkpoint)),
+        (false, true) => Ok(Some(Durability::Wal)),
+        (false, false) => Ok(None),
+    }
+}
+
+fn read(path: &Path) -> Result<Option<Identity>> {
+    match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        text => {
+            let text = text.map_err(|error| unusable(path, error))?;
+            serde_json::from_slice(&text).map(Some).map_err(|error| unusable(path, error))
+        }
+    }
+}
+
+fn write(path: &Path, identity: &Identity) -> Result<()> {
+    let beside = path.with_extension("new");
+    let text = serde_json::to_vec_pretty(identity).map_err(|error| unusable(path, error))?;
+    let written = fs::File::create(&beside)
+        .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
+        .and_then(|()| fs::rename(&beside, path))
+        .and_then(|()| fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all());
+    written.map_err(|error| unusable(path, error))
+}
+
+fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
+    Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
+}
