@@ -37,6 +37,7 @@ mod workers;
 pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
 pub use client::{RemoteConfig, RemoteStore};
 pub use config::{KeptState, ServerConfig, ServerError};
+pub use durable::resharding::{Resharded, reshard};
 pub use durable::state_directory::Durability;
 pub use handler::Handler;
 pub use server::Server;

@@ -123,6 +123,8 @@ fn snapshots_are_saved_and_loaded() {
             keep: 1,
             metadata: r#"{"epoch": 3}"#.into(),
             shard: 0,
+            compression: Some(3),
+            replace: false,
         };
         assert_eq!(client.save_part(part.clone()).await.unwrap().into_inner().rows, 2);
         client.commit_snapshot(part).await.unwrap();

@@ -131,11 +131,14 @@ fn a_full_disk_in_a_full_save_a_delta_or_a_manifest_loses_nothing() {
         assert_eq!((names(&directory), state(&loaded(&directory))), (before.clone(), saved.clone()));
         fs::remove_file(filler).unwrap();
     }
-    fill_up_before_the_manifest(&disk, &store);
     // What changed since the snapshot is known as before: it can be followed.
     let report = save(&store, &directory, SaveKind::Delta).unwrap();
     assert_eq!((report.is_delta, report.rows), (true, 2_000));
     assert_eq!(state(&loaded(&directory)), state(&store));
+    step(&store, tables[1], 20);
+    fill_up_before_the_manifest(&disk, &store);
+    let report = save(&store, &directory, SaveKind::Auto).unwrap();
+    assert_eq!((report.is_delta, report.rows), (true, 20));
     step(&store, tables[0], 10);
     assert!(save(&store, &directory, SaveKind::Delta).unwrap().is_delta);
     assert_eq!(state(&loaded(&directory)), state(&store));
@@ -378,4 +381,31 @@ fn a_directory_is_made_with_those_above_it() {
     let (name, message) = refusal(save(&store, &below_a_file, SaveKind::Full));
     assert_eq!(name, "manifest.json");
     assert!(message.contains("File exists"), "{message}");
+}
+
+#[test]
+fn a_delta_after_failed_saves_has_all_that_changed_since_the_last_good_one() {
+    let Some(disk) = SmallDisk::new(4096) else { return };
+    let (store, tables) = filled(500);
+    let directory = disk.checkpoint();
+    save(&store, &directory, SaveKind::Full).unwrap();
+    for (round, kind) in [SaveKind::Delta, SaveKind::Full, SaveKind::Auto].into_iter().enumerate() {
+        let start = 100 * round as i64;
+        step(&store, tables[0], start + 3);
+        delete(&store, tables[1], &[start, start + 1]);
+        insert(&store, tables[1], &[9_000 + start]);
+        let filler = disk.fill(4);
+        refusal(save(&store, &directory, kind));
+        fs::remove_file(filler).unwrap();
+        // Its index may be another row's by now, and a row that came back is both deleted and there.
+        delete(&store, tables[1], &[9_000 + start]);
+        insert(&store, tables[1], &[start + 1, 8_000 + start]);
+    }
+    let report = save(&store, &directory, SaveKind::Delta).unwrap();
+    assert!(report.is_delta && report.rows < 300, "{report:?}");
+    assert_eq!(state(&loaded(&directory)), state(&store));
+}
+
+fn delete(store: &LocalStore, table: TableId, ids: &[i64]) {
+    store.table("hashtable_delete", table).unwrap().delete(ids).unwrap();
 }

@@ -263,6 +263,7 @@ impl RemoteStore {
         options: &SaveOptions<'_>,
     ) -> Result<SaveReport> {
         const OPERATION: &str = "save";
+        self.agree(session)?;
         let _changes = session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let of = self.router.shards();
         let part = SavePart {

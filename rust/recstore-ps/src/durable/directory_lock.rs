@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use recstore::{Error, Result};
 
-const NAME: &str = "lock";
+pub(super) const NAME: &str = "lock";
 
 /// How long to wait for one that is just ending.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -18,6 +18,7 @@ use recstore::{
 use serde::{Deserialize, Serialize};
 
 use crate::durable::log::{Lag, Log, LogError, Logged, Staged};
+use crate::durable::state_directory::write_synced;
 use crate::metrics::Metrics;
 use crate::wire::codec::{Answer, ClientId, FrameError, Managed, Request, WireError};
 use crate::workers::{SavedWorkers, Workers};
@@ -182,13 +183,8 @@ impl Journal {
             return u64::from_str_radix(text.trim(), 16).map_err(|error| unusable(&path, error));
         }
         let drawn = RandomState::new().hash_one(SystemTime::now());
-        let beside = directory.join("incarnation.new");
-        let written = fs::create_dir_all(directory)
-            .and_then(|()| fs::write(&beside, format!("{drawn:016x}\n")))
-            .and_then(|()| fs::File::open(&beside)?.sync_all())
-            .and_then(|()| fs::rename(&beside, &path))
-            .and_then(|()| fs::File::open(directory)?.sync_all());
-        written.map(|()| drawn).map_err(|error| unusable(&path, error))
+        fs::create_dir_all(directory).map_err(|error| unusable(directory, error))?;
+        write_synced(&path, format!("{drawn:016x}\n").as_bytes()).map(|()| drawn)
     }
 
     /// Returns the last change of each client.

@@ -12,13 +12,14 @@ use serde::{Deserialize, Serialize};
 use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
+use super::resharding::finish_moves;
 use crate::wire::facts::Facts;
 
 const FORMAT: &str = "recstore-shard";
 const VERSION: u32 = 1;
-const NAME: &str = "recstore-shard.json";
+pub(super) const NAME: &str = "recstore-shard.json";
 /// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
-const MANIFEST: &str = "manifest.json";
+pub(super) const MANIFEST: &str = "manifest.json";
 
 /// What a crash of a server may lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -172,6 +173,7 @@ impl Identity {
 /// a checkpoint, whose rows a server does not take by itself.
 fn check_place(directory: &Path, shard: Shard) -> Result<()> {
     let Some(data) = directory.parent().filter(|_| shard_of(directory).is_some()) else { return Ok(()) };
+    finish_moves(data)?;
     if data.join(MANIFEST).is_file() {
         let message = "it is a checkpoint of tables: serve an empty directory, and load the checkpoint there (RecStoreClient.load, or `recstore reshard CHECKPOINT --to DATA --shards N`)";
         return Err(unusable(data, message));
@@ -198,7 +200,8 @@ pub(crate) fn shards_in(data: &Path) -> Result<Vec<(PathBuf, Shard)>> {
     let mut found = Vec::new();
     for entry in entries {
         let path = entry.map_err(|error| unusable(data, error))?.path();
-        if let Some(shard) = shard_of(&path).filter(|_| kept_before(&path).is_ok_and(|kept| kept.is_some())) {
+        if let Some(shard) = shard_of(&path).filter(|_| !kept_before(&path).is_ok_and(|kept| kept.is_none()))
+        {
             found.push((path, shard));
         }
     }
@@ -262,15 +265,20 @@ fn read(path: &Path) -> Result<Option<Identity>> {
 }
 
 fn write(path: &Path, identity: &Identity) -> Result<()> {
-    let beside = path.with_extension("new");
     let text = serde_json::to_vec_pretty(identity).map_err(|error| unusable(path, error))?;
+    write_synced(path, &text)
+}
+
+/// Writes a file so that readers, and crashes, see the old one or the new one.
+pub(super) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
+    let beside = path.with_extension("new");
     let written = fs::File::create(&beside)
-        .and_then(|mut file| file.write_all(&text).and_then(|()| file.sync_all()))
+        .and_then(|mut file| file.write_all(text).and_then(|()| file.sync_all()))
         .and_then(|()| fs::rename(&beside, path))
         .and_then(|()| fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all());
     written.map_err(|error| unusable(path, error))
 }
 
-fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
+pub(super) fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
     Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
 }

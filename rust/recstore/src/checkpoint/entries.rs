@@ -71,6 +71,14 @@ impl TableEntry {
         })
     }
 
+    /// Gives this and another shard of the same table the step of the one that is ahead.
+    pub(super) fn level_steps(&mut self, other: &mut Self) {
+        let ahead = if self.progress.step >= other.progress.step { &self.progress } else { &other.progress };
+        let (step, sweep) = (ahead.step, ahead.sweep);
+        (self.progress.step, self.progress.sweep) = (step, sweep);
+        (other.progress.step, other.progress.sweep) = (step, sweep);
+    }
+
     /// Adds the files of another shard of the same table; fails with its name if it is not the same.
     pub(super) fn add_shards(&mut self, other: Self) -> std::result::Result<(), String> {
         let is_same = self.name == other.name

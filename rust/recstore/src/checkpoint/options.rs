@@ -35,6 +35,8 @@ pub struct SaveOptions<'a> {
     pub compression: Compression,
     /// Allows a store without rows to replace the rows of another that were saved to the directory.
     pub replace: bool,
+    /// Puts parts together though tables are at different steps on different shards; the greatest counts.
+    pub at_any_step: bool,
     /// Called when the moment of the save has come: what is done from then on is not in it.
     pub on_cut: Option<&'a (dyn Fn() + Sync)>,
     /// Follows the bytes written.

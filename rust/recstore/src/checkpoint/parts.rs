@@ -91,7 +91,7 @@ pub fn commit(directory: &Path, snapshot: &str, of: usize, options: &SaveOptions
     let mut manifest = Manifest::read_or_new(directory)?;
     let part = |number| directory.join(part_name(snapshot, Shard { number, of }));
     let parts = (0..of).map(|number| read(&part(number))).collect::<Result<Vec<_>>>()?;
-    let Part { base, follows, tables } = merged(parts, directory)?;
+    let Part { base, follows, tables } = merged(parts, directory, options)?;
     manifest.check_not_emptied(directory, &tables, follows, options)?;
     check_there(directory, &tables)?;
     let mut note = Unfinished::begin(directory, &format!("{snapshot}-commit"), BTreeSet::new())?;
@@ -123,7 +123,7 @@ fn read(path: &Path) -> Result<Part> {
 }
 
 /// Puts the parts of all shards together, table by table.
-fn merged(parts: Vec<Part>, directory: &Path) -> Result<Part> {
+fn merged(parts: Vec<Part>, directory: &Path, options: &SaveOptions<'_>) -> Result<Part> {
     let mut parts = parts.into_iter();
     let Some(Part { base, mut follows, mut tables }) = parts.next() else {
         return Err(refused(directory, "a snapshot of no shard cannot be committed"));
@@ -135,7 +135,10 @@ fn merged(parts: Vec<Part>, directory: &Path) -> Result<Part> {
             return Err(differs("other changes or tables"));
         }
         follows &= part.follows;
-        for (table, own) in tables.iter_mut().zip(part.tables) {
+        for (table, mut own) in tables.iter_mut().zip(part.tables) {
+            if options.at_any_step {
+                table.level_steps(&mut own);
+            }
             table.add_shards(own).map_err(|name| differs(&format!("another table \"{name}\"")))?;
         }
     }

@@ -1,0 +1,264 @@
+//! Spreading the rows of servers that do not run over another number of shards.
+//!
+//! New directories are made beside the old ones, which are then moved away, not removed. What is to be moved is written
+//! down first: a run that is cut off before begins anew, one that is cut off later is finished by the next.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use recstore::{
+    EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
+    remove_checkpoint,
+};
+use serde::{Deserialize, Serialize};
+
+use super::state_directory::{
+    Durability, MANIFEST, NAME, StateDirectory, directory_name, shards_in, unusable, write_synced,
+};
+use crate::config::KeptState;
+use crate::handler::Handler;
+use crate::router::{HashMethod, Router};
+use crate::wire::facts::Facts;
+use crate::workers::Teamwork;
+
+/// Where new directories are made.
+const WORKSHOP: &str = "resharding";
+/// The list of what is to be moved.
+const MOVES: &str = "moves.json";
+/// Where all rows lie between the old shards and the new ones.
+const GATHERED: &str = "gathered";
+
+/// What spreading rows anew came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resharded {
+    /// How many shards there were; none where a checkpoint was spread.
+    pub before: Option<usize>,
+    /// The rows on each shard.
+    pub rows: Vec<usize>,
+    /// How ids are spread over them.
+    pub hash_method: HashMethod,
+    /// Where the shards are that there were before, if they were in the same directory.
+    pub moved_to: Option<PathBuf>,
+}
+
+/// What is to be moved, in this order.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Moves {
+    moves: Vec<(PathBuf, PathBuf)>,
+}
+
+/// Spreads the rows of the shards in `from`, or of a checkpoint there, over so many shards in `to`, which may be the same
+/// directory. Ids are spread as before where `hash_method` is not given. Takes the memory of one shard of either.
+///
+/// # Errors
+/// [`recstore::Error::Checkpoint`] names the directory that lacks a shard, that a server uses, or that has others' shards; or the file
+/// that cannot be used. Then `from` and its shards are as they were.
+pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMethod>) -> Result<Resharded> {
+    finish_moves(to)?;
+    if shards == 0 {
+        return Err(unusable(to, "rows need one shard at least, got 0"));
+    }
+    let is_same = same_directory(from, to);
+    if !is_same {
+        check_free(to)?;
+    }
+    let workshop = to.join(WORKSHOP);
+    clear(&workshop)?;
+    let source = Source::of(from)?;
+    let facts = Facts {
+        hash_method: hash_method.or(source.facts.as_ref().map(|facts| facts.hash_method)).unwrap_or_default(),
+        ..source.facts.clone().unwrap_or_else(|| Facts::new(HashMethod::default()))
+    };
+    let gathered = source.gather(&workshop)?;
+    let mut rows = Vec::new();
+    for number in 0..shards {
+        rows.push(make_shard(&gathered, &workshop, Shard { number, of: shards }, &facts)?);
+    }
+    let moved_to = move_all(&source, &workshop, to, shards, is_same)?;
+    let before = (!source.shards.is_empty()).then_some(source.shards.len());
+    Ok(Resharded { before, rows, hash_method: facts.hash_method, moved_to })
+}
+
+/// Finishes what a run that was cut off had begun to move.
+pub(crate) fn finish_moves(data: &Path) -> Result<()> {
+    let workshop = data.join(WORKSHOP);
+    let list = workshop.join(MOVES);
+    let text = match fs::read(&list) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        text => text.map_err(|error| unusable(&list, error))?,
+    };
+    let Moves { moves } = serde_json::from_slice(&text).map_err(|error| unusable(&list, error))?;
+    for (from, to) in moves {
+        let (from, to) = (data.join(from), data.join(to));
+        match fs::rename(&from, &to) {
+            Err(error) if error.kind() == ErrorKind::NotFound && to.exists() => {}
+            moved => moved.map_err(|error| unusable(&from, error))?,
+        }
+    }
+    fs::remove_file(&list).map_err(|error| unusable(&list, error))?;
+    clear(&workshop)
+}
+
+/// Where rows come from.
+struct Source {
+    directory: PathBuf,
+    /// Directories of shards; none of a checkpoint.
+    shards: Vec<PathBuf>,
+    facts: Option<Facts>,
+}
+
+impl Source {
+    fn of(directory: &Path) -> Result<Self> {
+        let directory = directory.to_owned();
+        if directory.join(MANIFEST).is_file() {
+            return Ok(Self { directory, shards: Vec::new(), facts: None });
+        }
+        let found = shards_in(&directory)?;
+        let Some(&(_, Shard { of, .. })) = found.first() else {
+            return Err(unusable(&directory, "there are no shards and no checkpoint here"));
+        };
+        if let Some((other, _)) = found.iter().find(|(_, shard)| shard.of != of) {
+            return Err(unusable(
+                other,
+                format!("it is of another number of shards than {} beside it", found[0].0.display()),
+            ));
+        }
+        let missing: Vec<String> = (0..of)
+            .map(|number| Shard { number, of })
+            .filter(|shard| !found.iter().any(|(_, found)| found == shard))
+            .map(directory_name)
+            .collect();
+        if !missing.is_empty() {
+            let message = format!("{} missing here: bring all shards together first", missing.join(", "));
+            return Err(unusable(&directory, message));
+        }
+        let facts = agreed(&found)?;
+        Ok(Self { directory, shards: found.into_iter().map(|(path, _)| path).collect(), facts })
+    }
+
+    /// Makes one checkpoint of all rows, and returns where it is.
+    fn gather(&self, workshop: &Path) -> Result<PathBuf> {
+        if self.shards.is_empty() {
+            return Ok(self.directory.clone());
+        }
+        let (gathered, snapshot, of) = (workshop.join(GATHERED), new_snapshot_name(), self.shards.len());
+        let mut options = SaveOptions::default();
+        // Servers that were killed may have stopped a step apart.
+        options.at_any_step = true;
+        for (number, directory) in self.shards.iter().enumerate() {
+            let shard = Shard { number, of };
+            kept_store(directory, shard)?.save_part(&gathered, &snapshot, shard, &options)?;
+        }
+        commit_snapshot(&gathered, &snapshot, of, &options)?;
+        Ok(gathered)
+    }
+}
+
+/// Returns what the clients of all shards agreed on.
+fn agreed(shards: &[(PathBuf, Shard)]) -> Result<Option<Facts>> {
+    let mut all: Option<Facts> = None;
+    for (directory, shard) in shards {
+        let state = StateDirectory::open(directory, *shard, Durability::Checkpoint)?;
+        match (&all, state.facts()) {
+            (Some(all), Some(own)) if *all != own => {
+                return Err(unusable(directory, format!("it has the {own}, and another shard the {all}")));
+            }
+            (_, own) => all = all.or(own),
+        }
+    }
+    Ok(all)
+}
+
+/// Returns the tables of a shard, log and all.
+fn kept_store(directory: &Path, shard: Shard) -> Result<Arc<LocalStore>> {
+    let durability = StateDirectory::open(directory, shard, Durability::Checkpoint)?.durability();
+    let store = Arc::new(LocalStore::default());
+    let kept = KeptState { directory: directory.to_owned(), durability };
+    Handler::kept(Arc::clone(&store) as _, shard, u64::MAX, Teamwork::default(), &kept)?;
+    Ok(store)
+}
+
+/// Makes the directory of a new shard, and returns how many rows it has.
+fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &Facts) -> Result<usize> {
+    let (store, router) = (LocalStore::default(), Router::new(facts.hash_method, shard.of));
+    let keeps = |id| router.shard_of(id) == shard.number;
+    let mut options = LoadOptions::default();
+    options.keeps = Some(&keeps);
+    options.without_counts = shard.number > 0;
+    store.load(gathered, &options)?;
+    let directory = workshop.join(directory_name(shard));
+    let report = store.save(&directory, &SaveOptions::default())?;
+    StateDirectory::open(&directory, shard, Durability::Checkpoint)?.set_facts(facts)?;
+    Ok(report.rows)
+}
+
+/// Puts the new shards in the place of the old ones, and returns where those are then.
+fn move_all(
+    source: &Source,
+    workshop: &Path,
+    to: &Path,
+    shards: usize,
+    is_same: bool,
+) -> Result<Option<PathBuf>> {
+    let old: Vec<&PathBuf> = source.shards.iter().filter(|_| is_same).collect();
+    let aside = free_name(to);
+    let mut moves = Vec::new();
+    if !old.is_empty() {
+        fs::create_dir(&aside).map_err(|error| unusable(&aside, error))?;
+    }
+    let name = |path: &Path| PathBuf::from(path.file_name().unwrap_or_default());
+    for directory in &old {
+        moves.push((name(directory), name(&aside).join(name(directory))));
+    }
+    for number in 0..shards {
+        let new = directory_name(Shard { number, of: shards });
+        moves.push((Path::new(WORKSHOP).join(&new), PathBuf::from(new)));
+    }
+    let list = workshop.join(MOVES);
+    let text = serde_json::to_vec_pretty(&Moves { moves }).map_err(|error| unusable(&list, error))?;
+    write_synced(&list, &text)?;
+    finish_moves(to)?;
+    Ok((!old.is_empty()).then_some(aside))
+}
+
+/// Returns a name that nothing has yet, for the shards before.
+fn free_name(data: &Path) -> PathBuf {
+    let mut names = (1_u64..).map(|number| data.join(format!("before-reshard-{number}")));
+    names.find(|path| !path.exists()).unwrap_or_else(|| data.join("before-reshard"))
+}
+
+/// Removes what an earlier run made and did not come to use.
+fn clear(workshop: &Path) -> Result<()> {
+    if !workshop.is_dir() {
+        return Ok(());
+    }
+    for entry in fs::read_dir(workshop).map_err(|error| unusable(workshop, error))? {
+        let path = entry.map_err(|error| unusable(workshop, error))?.path();
+        if path.is_dir() {
+            remove_checkpoint(&path)?;
+            for own in [NAME, super::directory_lock::NAME] {
+                _ = fs::remove_file(path.join(own));
+            }
+            // It stays where somebody else's files are in it.
+            _ = fs::remove_dir(&path);
+        }
+    }
+    _ = fs::remove_dir(workshop);
+    Ok(())
+}
+
+fn check_free(to: &Path) -> Result<()> {
+    match shards_in(to)?.first() {
+        Some((found, _)) => Err(unusable(to, format!("it has shards, such as {}", found.display()))),
+        None if to.join(MANIFEST).exists() => Err(unusable(to, "it is a checkpoint of tables")),
+        None => fs::create_dir_all(to).map_err(|error| unusable(to, error)),
+    }
+}
+
+fn same_directory(one: &Path, other: &Path) -> bool {
+    let canonical = |path: &Path| fs::canonicalize(path).ok();
+    one == other || canonical(one).is_some_and(|one| Some(one) == canonical(other))
+}
