@@ -13,7 +13,9 @@ _MOST_NESTED = 100
 """Of lists and dicts in metadata: a manifest nested more than 128 deep could not be read again."""
 
 
-def save_arguments(kind: str, keep: int, metadata: Any, compression: Any = None) -> dict[str, Any]:
+def save_arguments(
+    kind: str, keep: int, metadata: Any, compression: Any = None, replace: bool = False
+) -> dict[str, Any]:
     """Checks what a save was given, and returns it as the store takes it.
 
     Raises:
@@ -23,7 +25,15 @@ def save_arguments(kind: str, keep: int, metadata: Any, compression: Any = None)
         raise ValueError(f"kind must be full, delta or auto, got {kind!r}")
     if not isinstance(keep, int) or keep < 1:
         raise ValueError(f"keep must be an int of at least 1, got {keep!r}")
-    return {"kind": kind, "keep": keep, "metadata": _as_json(metadata), "compression": _level_of(compression)}
+    if not isinstance(replace, bool):
+        raise TypeError(f"replace must be a bool, got {replace!r}")
+    return {
+        "kind": kind,
+        "keep": keep,
+        "metadata": _as_json(metadata),
+        "compression": _level_of(compression),
+        "replace": replace,
+    }
 
 
 def _level_of(compression: Any) -> int | None:

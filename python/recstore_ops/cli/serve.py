@@ -21,6 +21,7 @@ from recstore_ops.servers.serve_settings import (
     serve_settings,
     shard_directory,
 )
+from recstore_ops.servers.resharding import has_other_shards, reshard_directory
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
 
 _Config = Annotated[
@@ -63,6 +64,10 @@ _TlsClientCa = Annotated[
     Path | None,
     typer.Option(help="Clients must show a certificate signed by one of these, PEM.", show_default=False),
 ]
+_Reshard = Annotated[
+    bool,
+    typer.Option("--reshard", help="Spread the rows in --data over the shards of now, if they were others."),
+]
 _Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
@@ -84,11 +89,13 @@ def serve_command(
     tls_key: _TlsKey = None,
     tls_client_ca: _TlsClientCa = None,
     insecure: _Insecure = False,
+    reshard: _Reshard = False,
     **given: Any,
 ) -> None:
-    """Serve tables to other processes until SIGTERM or SIGINT.
+    """Serve tables to other processes until SIGTERM, SIGINT or SIGHUP.
 
-    With `--data` each shard has a directory of its own there, `shard-N-of-M`. What is not given is what `cache_ps` of
+    With `--data` each shard has a directory of its own there, `shard-N-of-M`, which says what it has: another number of
+    shards is refused without `--reshard`. What is not given is what `cache_ps` of
     the file says: `data`, `durability`, `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`,
     `log_level`, `tls`, `token_file`, and what is about workers.
     """
@@ -97,11 +104,25 @@ def serve_command(
     served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
     shards = _shards(served, shard, host, port, metrics_port)
     _check_ports(shards, {"--grpc-port": grpc_port, "--health-port": health_port})
+    if reshard:
+        _reshard(settings, len(served.servers))
     log = _native.log_to_stderr(settings.log_level.value)
     try:
-        _serve(served, shards, (grpc_port, health_port), insecure, settings)
+        failures = _serve(served, shards, (grpc_port, health_port), insecure, settings)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
     finally:
         log.end()
+    if failures:
+        raise ValueError("; ".join(failures))
+
+
+def _reshard(settings: ServeSettings, shards: int) -> None:
+    """Spreads the rows in the directory over as many shards as are to be served, if they are spread otherwise."""
+    if settings.data is None:
+        raise ValueError("--reshard needs --data, the directory of the shards")
+    if has_other_shards(settings.data, shards):
+        print(reshard_directory(settings.data, settings.data, shards), flush=True)
 
 
 def _serve(
@@ -110,11 +131,11 @@ def _serve(
     ports: tuple[int | None, int | None],
     insecure: bool,
     settings: ServeSettings,
-) -> None:
-    """Serves shards until a signal comes."""
+) -> list[str]:
+    """Serves shards until a signal comes, and returns which of them could not be saved at the end, and why."""
     # Of what wakes the main thread this may be used by a handler that interrupts it anywhere; an Event may not.
     signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: signals.put(number))
     running: list[_Running] = []
     try:
@@ -128,10 +149,8 @@ def _serve(
             for one in running:
                 one.checkpoint()
     finally:
-        for one in running:
-            one.stop()
-    for one in running:
-        one.save()
+        failures = [failure for one in running if (failure := one.stop()) is not None]
+    return failures + [failure for one in running if (failure := one.save()) is not None]
 
 
 def came(signals: queue.SimpleQueue[int], timeout: float) -> bool:
@@ -157,27 +176,29 @@ class _Running:
         if self.directory is None:
             return
         try:
-            self._save()
+            self.server.checkpoint()
         except RuntimeError as error:
             print(f"shard {self.shard}: no checkpoint: {error}", file=sys.stderr, flush=True)
 
-    def stop(self) -> None:
-        """Answers what is under way. With a log, what comes after its last checkpoint is in the log."""
-        if self.durability is Durability.WAL:
-            self._tell(self._save())
+    def stop(self) -> str | None:
+        """Answers what is under way, and returns why it could not be saved. With a log, what comes after its last
+        checkpoint is in the log."""
+        failure = self._save() if self.durability is Durability.WAL else None
         self.server.stop()
+        return failure
 
-    def save(self) -> None:
-        """Saves the tables of a server that was stopped, where that has not been done."""
-        if self.directory is not None and self.durability is not Durability.WAL:
-            self._tell(self._save())
+    def save(self) -> str | None:
+        """Saves the tables of a server that was stopped, if that has not been done, and returns why it could not."""
+        is_to_be_saved = self.directory is not None and self.durability is not Durability.WAL
+        return self._save() if is_to_be_saved else None
 
-    def _tell(self, rows: int) -> None:
+    def _save(self) -> str | None:
+        try:
+            rows = self.server.checkpoint()
+        except RuntimeError as error:
+            return f"shard {self.shard} was not saved: {error}"
         print(f"shard {self.shard}: saved {rows} rows to {self.directory}", flush=True)
-
-    def _save(self) -> int:
-        is_logged = self.durability is Durability.WAL
-        return self.server.checkpoint() if is_logged else self.server.save(str(self.directory))
+        return None
 
 
 def _served(
@@ -221,8 +242,6 @@ def _start(
     directory: Path | None,
     settings: ServeSettings,
 ) -> _native.Server:
-    is_logged = settings.durability is Durability.WAL
-    is_saved = not is_logged and directory is not None and (directory / "manifest.json").is_file()
     server = _native.Server(
         host=address.host,
         port=address.port,
@@ -236,8 +255,8 @@ def _start(
         token=served.token,
         tls=served.tls,
         insecure=insecure,
-        directory=str(directory) if is_saved else None,
-        wal=str(directory) if is_logged else None,
+        directory=None if directory is None else str(directory),
+        durability=settings.durability.value,
         workers=settings.teamwork,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"

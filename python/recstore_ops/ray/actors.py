@@ -14,7 +14,7 @@ from typing import Any
 import ray
 
 from recstore_ops import _native
-from recstore_ops.servers.serve_settings import ServeSettings
+from recstore_ops.servers.serve_settings import Durability, ServeSettings
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.servers.workers import Teamwork
 
@@ -71,7 +71,6 @@ class ShardSettings:
     def start(self, shard: int, host: str) -> _native.Server:
         """Starts a server, with the tables that its directory has."""
         directory = self.directory(shard)
-        is_saved = not self.is_logged and directory is not None and (directory / "manifest.json").is_file()
         return _native.Server(
             host=host,
             port=0,
@@ -85,8 +84,8 @@ class ShardSettings:
             token=self.token,
             tls=self.tls,
             insecure=self.insecure,
-            directory=str(directory) if is_saved else None,
-            wal=str(directory) if self.is_logged else None,
+            directory=None if directory is None else str(directory),
+            durability=(Durability.WAL if self.is_logged else Durability.CHECKPOINT).value,
             workers=Teamwork(),
         )
 
@@ -209,7 +208,5 @@ class Shard:
                     print(f"shard {self._shard}: no checkpoint: {error}", file=sys.stderr, flush=True)
 
     def _save(self) -> None:
-        if self._settings.is_logged:
+        if self._directory is not None:
             self._server.checkpoint()
-        elif self._directory is not None:
-            self._server.save(str(self._directory))

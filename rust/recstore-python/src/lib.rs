@@ -28,7 +28,9 @@ mod _native {
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
     #[pymodule_export]
-    use super::servers::{Server, barrier, leave_workers, move_servers, use_embedded, use_servers, workers};
+    use super::servers::{
+        Server, barrier, leave_workers, move_servers, reshard, use_embedded, use_servers, workers,
+    };
     use super::*;
     #[pymodule_export]
     use super::{

@@ -157,7 +157,7 @@ impl Workers {
 #[pyclass(frozen)]
 pub(crate) struct Server {
     running: Mutex<Option<recstore_ps::Server>>,
-    handler: Mutex<Option<Arc<Handler>>>,
+    handler: Arc<Handler>,
     address: String,
     grpc_address: Option<String>,
     health_address: Option<String>,
@@ -205,7 +205,7 @@ impl Server {
         let grpc_address = server.grpc_address().map(|address| address.to_string());
         let health_address = server.health_address().map(|address| address.to_string());
         let metrics_address = server.metrics_address().map(|address| address.to_string());
-        let handler = Mutex::new(Some(Arc::clone(server.handler())));
+        let handler = Arc::clone(server.handler());
         let running = Mutex::new(Some(server));
         Ok(Self { running, handler, address, grpc_address, health_address, metrics_address })
     }
@@ -234,18 +234,10 @@ impl Server {
         self.metrics_address.as_deref()
     }
 
-    /// Saves the tables to the server's directory, drops the log before, and returns the number of rows. A server that was
-    /// stopped still can, until it is released.
+    /// Saves the tables to the server's directory, drops the log before, and returns the number of rows; one that was
+    /// stopped still can.
     fn checkpoint(&self, py: Python<'_>) -> PyResult<usize> {
-        let handler = self.handler.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let released = || PyRuntimeError::new_err("the server was released");
-        let handler = handler.ok_or_else(released)?;
-        py.detach(|| handler.checkpoint()).map(|report| report.rows).map_err(raise)
-    }
-
-    /// Lets go of the tables and the directory of a server that was stopped.
-    fn release(&self) {
-        self.handler.lock().unwrap_or_else(PoisonError::into_inner).take();
+        py.detach(|| self.handler.checkpoint()).map(|report| report.rows).map_err(raise)
     }
 
     /// Answers what is under way, and then no more.
@@ -255,6 +247,22 @@ impl Server {
             py.detach(|| server.stop(GRACE));
         }
     }
+}
+
+/// Spreads the rows in `source` over so many shards in `target`. Returns how many shards there were, or `None`, the rows on
+/// each new one, how ids are spread, and where the shards before are now, or `None`.
+#[pyfunction]
+#[expect(clippy::type_complexity, reason = "a tuple in Python")]
+pub(crate) fn reshard(
+    py: Python<'_>,
+    source: PathBuf,
+    target: PathBuf,
+    shards: usize,
+    hash_method: Option<&str>,
+) -> PyResult<(Option<usize>, Vec<usize>, String, Option<PathBuf>)> {
+    let hash_method = hash_method.map(str::parse).transpose().map_err(raise)?;
+    let done = py.detach(|| recstore_ps::reshard(&source, &target, shards, hash_method)).map_err(raise)?;
+    Ok((done.before, done.rows, done.hash_method.to_string(), done.moved_to))
 }
 
 /// Returns a time that may be waited.

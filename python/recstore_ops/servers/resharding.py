@@ -1,0 +1,67 @@
+"""Spreading the rows of shards that are not served over another number of shards."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from recstore_ops import _native
+
+_SHARD = re.compile(r"shard-\d+-of-(\d+)")
+
+
+@dataclass(frozen=True)
+class Resharded:
+    """What spreading rows anew came to.
+
+    Attributes:
+        before: how many shards there were; `None` where a checkpoint was spread.
+        rows: the rows on each shard.
+        hash_method: how ids are spread over them.
+        data: where they are.
+        moved_to: where the shards before are now, if they were in the same directory.
+    """
+
+    before: int | None
+    rows: list[int]
+    hash_method: str
+    data: Path
+    moved_to: Path | None
+
+    def __str__(self) -> str:
+        before = "a checkpoint" if self.before is None else f"{self.before} shards"
+        text = (
+            f"{self.data}: {sum(self.rows):,} rows of {before} are on {len(self.rows)} shards now, by {self.hash_method}"
+        )
+        return text if self.moved_to is None else f"{text}; the shards before are in {self.moved_to}"
+
+
+def reshard_directory(source: Path, target: Path, shards: int, hash_method: str | None = None) -> Resharded:
+    """Spreads the rows of the shards in a directory, or of a checkpoint, over another number of shards.
+
+    Nothing is removed: shards in the same directory are moved aside.
+
+    Args:
+        source: the directory of the shards, or of a checkpoint.
+        target: where the new shards will be; may be the same.
+        shards: how many there will be.
+        hash_method: how ids are spread over them; as before if not given.
+
+    Raises:
+        ValueError: a shard is missing or served, the target has other shards, or a file cannot be used.
+    """
+    try:
+        before, rows, method, moved_to = _native.reshard(str(source), str(target), shards, hash_method)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    return Resharded(before, rows, method, target, None if moved_to is None else Path(moved_to))
+
+
+def has_other_shards(data: Path, shards: int) -> bool:
+    """Whether a directory has shards of another number, or is a checkpoint."""
+    if not data.is_dir():
+        return False
+    found = (_SHARD.fullmatch(path.name) for path in data.iterdir())
+    is_other = any(match is not None and int(match[1]) != shards for match in found)
+    return is_other and not any((data / f"shard-{number}-of-{shards}").is_dir() for number in range(shards))
