@@ -39,7 +39,9 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
     config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")
     if config.getoption("--served"):
-        try_fewer()
+        try_fewer(10)
+    elif config.getoption("--tier") != tiers.TIERS[-1]:
+        try_fewer(5)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
