@@ -38,7 +38,7 @@ pytestmark = pytest.mark.tier("test")
 
 # A row is one full run of the 16 lanes that sums go over, and a rest. A thread takes 32,768 floats, or a block:
 # 8,000 bags are 6 pieces of work, their 24,000 rows 16, and a step of some 10,000 distinct ids 180 blocks.
-DIM, SPAN, BAGS, BLOCK_SIZE, STEPS = 21, 6_000, 8_000, 64, 3
+DIM, SPAN, BAGS, BLOCK_SIZE, STEPS = 21, 6_000, 8_000, 64, 2
 
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"kind": "sgd", "lr": 0.1, "weight_decay": 0.01},
