@@ -47,6 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.select(config, items)
+    tiers.order(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

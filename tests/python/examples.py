@@ -18,6 +18,11 @@ def try_fewer(divisor: int) -> None:
     settings.load_profile("fewer")
 
 
+def steps(count: int) -> int:
+    """Returns how many steps to train side by side where `count` are in a run of all tests; rounding adds up."""
+    return min(count, examples(count))
+
+
 def examples(count: int) -> int:
     """Returns how many examples to try where `count` do in a run of all tests."""
     return max(1, int(count * _factor))

@@ -144,11 +144,11 @@ def test_nothing_is_left_behind(table: Table) -> None:
             ops.emb_update(table.handle, ids[:100], torch.ones(100, DIM))
             ops.emb_wait_result(handle, DIM)
 
-    rounds(20)
+    rounds(10)
     gc.collect()
     before = resident_bytes()
-    rounds(200)
-    # 200 rounds of rows, ids and changes would be 200 MB.
+    rounds(100)
+    # 100 rounds of rows, ids and changes would be 100 MB.
     gc.collect()
     assert resident_bytes() - before < 50e6
 

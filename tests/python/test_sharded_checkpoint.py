@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import torch
 from checkpoints import assert_same, contents, drop_all_tables
 from torch import Tensor
+from warm_processes import PROCESSES
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint, table_names
 from recstore_ops.ops import operators
@@ -21,10 +21,6 @@ pytestmark = pytest.mark.tier("test")
 
 IDS = torch.cat([torch.arange(-300, 300), torch.tensor([2**63 - 1, -(2**63)])])
 ADAM = {"kind": "adam", "lr": 0.1}
-
-# Processes that find torch imported, which takes longer than what they do.
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo"])
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +58,7 @@ def of_a_shard(job: str, path: Path, shard: tuple[int, int], snapshot: str, kind
 
 def run_all(job: str, path: Path, of: int, snapshot: str = "-", kind: str = "full", steps: int = 0) -> list[Any]:
     """Runs a process for each shard, all at once, and returns what they told."""
-    with ProcessPoolExecutor(of, _PROCESSES, max_tasks_per_child=1) as processes:
+    with ProcessPoolExecutor(of, PROCESSES, max_tasks_per_child=1) as processes:
         told = [processes.submit(of_a_shard, job, path, (number, of), snapshot, kind, steps) for number in range(of)]
         return [each.result(120) for each in told]
 
