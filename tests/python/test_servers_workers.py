@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from served_tables import ServerProcesses
-from warm_processes import PROCESSES
+from warm_processes import side_by_side
 from worker_training import NUM_IDS, batch, embedding, work
 
 import recstore_ops
@@ -26,9 +25,7 @@ SCRIPT = Path(__file__).parent / "worker_training.py"
 
 def run_workers(processes: ServerProcesses, mode: str) -> list[dict[str, Any]]:
     """Runs all workers to their end and returns what each saw."""
-    with ProcessPoolExecutor(WORKERS, PROCESSES, max_tasks_per_child=1) as workers:
-        seen = [workers.submit(work, processes.addresses, number, STEPS, mode) for number in range(WORKERS)]
-        return [each.result(120) for each in seen]
+    return side_by_side(work, [(processes.addresses, number, STEPS, mode) for number in range(WORKERS)])
 
 
 def test_synchronous_workers_are_one_worker_with_the_joined_batch(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 from checkpoints import assert_same, contents, drop_all_tables
 from torch import Tensor
-from warm_processes import PROCESSES
+from warm_processes import side_by_side
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint, table_names
 from recstore_ops.ops import operators
@@ -38,7 +37,7 @@ def train(module: DistEmbedding, ids: Tensor, steps: int) -> None:
         optimizer.step([module])
 
 
-def of_a_shard(job: str, path: Path, shard: tuple[int, int], snapshot: str, kind: str, steps: int) -> Any:
+def of_a_shard(job: str, path: Path, shard: tuple[int, int], snapshot: str, kind: Any, steps: int) -> Any:
     """Trains and saves the rows of a shard, or loads them, in a new process; returns what it has."""
     assert not table_names()
     torch.set_num_threads(1)
@@ -58,9 +57,7 @@ def of_a_shard(job: str, path: Path, shard: tuple[int, int], snapshot: str, kind
 
 def run_all(job: str, path: Path, of: int, snapshot: str = "-", kind: str = "full", steps: int = 0) -> list[Any]:
     """Runs a process for each shard, all at once, and returns what they told."""
-    with ProcessPoolExecutor(of, PROCESSES, max_tasks_per_child=1) as processes:
-        told = [processes.submit(of_a_shard, job, path, (number, of), snapshot, kind, steps) for number in range(of)]
-        return [each.result(120) for each in told]
+    return side_by_side(of_a_shard, [(job, path, (number, of), snapshot, kind, steps) for number in range(of)])
 
 
 def rows_of(told: list[Any]) -> dict[int, list[float]]:
