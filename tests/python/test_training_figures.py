@@ -169,7 +169,10 @@ def end_on_planted(
     return best.test, planted_rows(kind), records[0].train_rows
 
 
-@pytest.mark.parametrize(("kind", "options"), [("pairs", {}), ("rank8", {"batch_size": 1000, "lr": 1e-2})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("pairs", {}), pytest.param("rank8", {"batch_size": 1000, "lr": 1e-2}, marks=pytest.mark.tier("all"))],
+)
 def test_lr_ends_at_the_bound_of_models_without_interactions(
     table_name: TableName, kind: PlantedKind, options: dict[str, Any]
 ) -> None:
@@ -181,11 +184,9 @@ def test_lr_ends_at_the_bound_of_models_without_interactions(
 
 @pytest.mark.parametrize(
     ("kind", "options", "below", "above"),
-    [
-        ("pairs", {"dim": 4}, 0.010, 0.015),
-        pytest.param("rank8", {"batch_size": 1000, "lr": 1e-2}, 0.007, 0.012, marks=pytest.mark.tier("all")),
-    ],
+    [("pairs", {"dim": 4}, 0.010, 0.015), ("rank8", {"batch_size": 1000, "lr": 1e-2}, 0.007, 0.012)],
 )
+@pytest.mark.tier("all")
 def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(
     table_name: TableName, kind: PlantedKind, options: dict[str, Any], below: float, above: float
 ) -> None:
