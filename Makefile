@@ -163,8 +163,9 @@ endif
 # The folder of libtorch, found without importing torch.
 TORCH_LIBRARIES := $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0] + "/lib")'
 
-# A file goes to one process: its tests share what they set up.
-PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile
+# A file goes to one process: its tests share what they set up. Files go in the order of tests/python/tiers.py, those
+# that take longest first, and not by their numbers of tests.
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import sys
@@ -39,11 +40,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
     config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")
     if config.getoption("--served"):
-        try_fewer()
+        try_fewer(10)
+    elif config.getoption("--tier") != tiers.TIERS[-1]:
+        try_fewer(5)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.select(config, items)
+    tiers.order(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -64,6 +68,16 @@ def _served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     with ServerProcesses(tmp_path_factory.mktemp("servers"), num_shards) as processes:
         set_ps_servers(processes.addresses)
         yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_to_search() -> None:
+    """Searches for reference cycles, of which tests ask many, leave out what was there before the tests of a file.
+
+    Most of that are torch's functions, which take a quarter of a second each time.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from warm_processes import PROCESSES
 
 from recstore_ops import get_kv_client, table_names
 
@@ -82,11 +82,10 @@ second_groups: dict[int, dist.ProcessGroup] = {}
 @contextmanager
 def started_ranks() -> Iterator[Ranks]:
     """Starts the processes, and ends them."""
-    context = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        pairs = [context.Pipe() for _ in range(MOST_RANKS)]
+        pairs = [PROCESSES.Pipe() for _ in range(MOST_RANKS)]
         processes = [
-            context.Process(target=_serve, args=(rank, Path(folder) / "store", child), daemon=True)
+            PROCESSES.Process(target=_serve, args=(rank, Path(folder) / "store", child), daemon=True)
             for rank, (_, child) in enumerate(pairs)
         ]
         for process in processes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import resource
 import signal
@@ -15,14 +14,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from warm_processes import PROCESSES
 
 from recstore_ops import checkpoint, cli
 from recstore_ops.training import loop
 from recstore_ops.training.report import run_directory
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made. These imports take longer than the runs.
-_PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo"])
 # What is measured and not computed.
 _MEASURED = ("seconds", "train_seconds", "rows_per_second", "train_rows_per_second", "table_bytes", "process_bytes")
 
@@ -48,7 +45,7 @@ def run_train(
         largest_file: bytes; a file that would become larger cannot be written.
     """
     texts = [str(option) for option in options]
-    process = _PROCESSES.Process(target=_train, args=(folder, texts, signals, largest_file))
+    process = PROCESSES.Process(target=_train, args=(folder, texts, signals, largest_file))
     process.start()
     process.join(120)
     assert not process.is_alive(), "the run does not end"
@@ -90,7 +87,7 @@ def _signalled(take_step: Callable[..., float], signals: Signals) -> Callable[..
 def rows_of(path: Path) -> dict[str, dict[str, bytes]]:
     """The rows of a checkpoint directory's newest snapshot: of each table each tensor, by ascending ids, as bytes."""
     copy = path.with_name(f"{path.name}-copy")
-    process = _PROCESSES.Process(target=_copy, args=(path, copy))
+    process = PROCESSES.Process(target=_copy, args=(path, copy))
     process.start()
     process.join(60)
     assert process.exitcode == 0

@@ -169,7 +169,7 @@ def assert_equal_tables(eager: Fields, compiled: Fields) -> None:
         assert torch.allclose(ours.weight[ids], theirs.weight[ids], atol=1e-5)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", [pytest.param("aot_eager", marks=pytest.mark.tier("all")), "inductor"])
 def test_a_model_compiled_whole_trains_as_eager(backend: str, table_name: Callable[[], str]) -> None:
     eager, model = paired_models(table_name)
     counter = GraphCounter(backend)
@@ -183,7 +183,7 @@ def test_a_model_compiled_whole_trains_as_eager(backend: str, table_name: Callab
     assert_equal_tables(eager, model)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.tier("all"))])
 def test_one_graph_serves_26_tables_compiled_one_by_one(backend: str, table_name: Callable[[], str]) -> None:
     eager, model = paired_models(table_name)
     counter = GraphCounter(backend)

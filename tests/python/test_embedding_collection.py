@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import steps
 from torch import Tensor, nn
 
 from recstore_ops import SparseOptimizer
@@ -21,7 +22,7 @@ from recstore_ops.sparse import KeyedJaggedTensor
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
 pytestmark = [pytest.mark.tier("test"), pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
 
-NUM_IDS, STEPS, BATCH = 30, 50, 6
+NUM_IDS, STEPS, BATCH = 30, steps(50), 6
 TOLERANCE = 1e-5
 ADAGRAD = {"kind": "adagrad", "lr": 0.1, "convention": "torch", "eps": 1e-3}
 

@@ -79,6 +79,7 @@ def test_workers_on_ray_learn_the_weights(tmp_path: Path) -> None:
     assert losses == sorted(losses, reverse=True)
 
 
+@pytest.mark.tier("all")
 def test_workers_that_push_and_pull_come_near_the_best_and_keep_few_weights(tmp_path: Path) -> None:
     output = output_of("kv_worker.py", tmp_path)
     _, score, zeros = columns(output)[-1]

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from checkpoints import drop_all_tables
+from warm_recstore import run_recstore
 
 from recstore_ops import (
     DistEmbedding,
@@ -222,6 +223,6 @@ def test_a_configuration_file_with_servers_is_not_followed(saved: Path) -> None:
     servers = [{"host": "127.0.0.1", "port": 1, "shard": 0}]
     config = saved.parent / "recstore_config.json"
     config.write_text(json.dumps({"distributed_client": {"servers": servers, "num_shards": 1}}))
-    command = [sys.executable, "-m", "recstore_ops.cli", "inspect", str(saved), "--format", "json"]
-    ended = subprocess.run(command, cwd=saved.parent, capture_output=True, text=True, check=True)
+    ended = run_recstore("inspect", saved, "--format", "json", cwd=saved.parent)
+    assert ended.returncode == 0, ended.stderr
     assert [table["name"] for table in json.loads(ended.stdout)["tables"]] == ["[b]item", "user"]

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol
 import pytest
 import reference
 import torch
+from examples import steps
 from reference import LazyOptimizer, Rule
 from torch import Tensor, nn
 from torch.nn import functional
@@ -34,7 +35,7 @@ from recstore_ops import (
 # torch's Adagrad makes sparse tensors without saying whether they shall be checked.
 pytestmark = [pytest.mark.tier("test"), pytest.mark.filterwarnings("ignore:Sparse invariant checks")]
 
-NUM_IDS, DIM, STEPS = 40, 8, 50
+NUM_IDS, DIM, STEPS = 40, 8, steps(50)
 
 # Rows, outputs and gradients are of order 1, where float32 rounds to 6e-8; the sums of a step and 50 steps of
 # feedback add up to tens of such errors, a wrong equation to 1e-3 and more.

@@ -68,9 +68,10 @@ def sentences() -> list[str]:
 
 def is_given(sentence: str) -> bool:
     """Whether the package has a string with these words; `…` stands for what is put in."""
-    parts = [re.escape(part) for part in sentence.split("…")]
-    pattern = re.compile(r"(?:\{[^}]*\}|.)*?".join(parts), re.DOTALL)
-    return any(pattern.search(text) for text in sentences())
+    parts = sentence.split("…")
+    pattern = re.compile(r"(?:\{[^}]*\}|.)*?".join(map(re.escape, parts)), re.DOTALL)
+    # Most texts lack a part, which is told sooner than by the pattern.
+    return any(pattern.search(text) for text in sentences() if all(part in text for part in parts))
 
 
 def test_the_page_has_lines() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 from served_tables import ServerProcesses
-from worker_training import NUM_IDS, batch, embedding
+from warm_processes import side_by_side
+from worker_training import NUM_IDS, batch, embedding, work
 
 import recstore_ops
 from recstore_ops import DistEmbedding, SparseOptimizer, leave_ps_workers, ps_barrier, ps_workers, servers
@@ -25,14 +25,7 @@ SCRIPT = Path(__file__).parent / "worker_training.py"
 
 def run_workers(processes: ServerProcesses, mode: str) -> list[dict[str, Any]]:
     """Runs all workers to their end and returns what each saw."""
-    command = [sys.executable, str(SCRIPT), ",".join(processes.addresses)]
-    started = [
-        subprocess.Popen([*command, str(number), str(STEPS), mode], stdout=subprocess.PIPE, text=True)
-        for number in range(WORKERS)
-    ]
-    printed = [worker.communicate(timeout=120)[0] for worker in started]
-    assert [worker.returncode for worker in started] == [0] * WORKERS
-    return [json.loads(text) for text in printed]
+    return side_by_side(work, [(processes.addresses, number, STEPS, mode) for number in range(WORKERS)])
 
 
 def test_synchronous_workers_are_one_worker_with_the_joined_batch(tmp_path: Path) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,38 +10,16 @@ import pytest
 import torch
 from checkpoints import assert_same, contents, drop_all_tables
 from torch import Tensor
+from warm_processes import side_by_side
 
-from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint
+from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint, table_names
+from recstore_ops.ops import operators
 from recstore_ops.table.splitmix64 import splitmix64
 
 pytestmark = pytest.mark.tier("test")
 
 IDS = torch.cat([torch.arange(-300, 300), torch.tensor([2**63 - 1, -(2**63)])])
 ADAM = {"kind": "adam", "lr": 0.1}
-
-# A process that trains and saves the rows of its shard, or loads them and tells what it has.
-PROCESS = """
-import json, sys
-import torch
-from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint
-from recstore_ops.ops import operators
-from test_sharded_checkpoint import ADAM, IDS, train
-
-job, path, number, of, snapshot, kind, steps = sys.argv[1:]
-shard = (int(number), int(of))
-if job == "load":
-    checkpoint.load(path, shard=shard)
-else:
-    table = DistEmbedding(None, 3, "t", optimizer=ADAM)
-    if kind == "delta":
-        checkpoint.load(path, shard=shard)
-    train(table, IDS[checkpoint.shard_of(IDS, shard[1]) == shard[0]], int(steps))
-    checkpoint.save_part(path, snapshot, *shard, kind=kind)
-module = DistEmbedding(None, 3, "t", optimizer=ADAM)
-ids = operators.hashtable_ids(module.table.handle)
-assert bool((checkpoint.shard_of(ids, shard[1]) == shard[0]).all())
-print(json.dumps([ids.tolist(), module(ids).tolist(), module.table.statistics()["step"]]))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -62,17 +37,27 @@ def train(module: DistEmbedding, ids: Tensor, steps: int) -> None:
         optimizer.step([module])
 
 
+def of_a_shard(job: str, path: Path, shard: tuple[int, int], snapshot: str, kind: Any, steps: int) -> Any:
+    """Trains and saves the rows of a shard, or loads them, in a new process; returns what it has."""
+    assert not table_names()
+    torch.set_num_threads(1)
+    if job == "load":
+        checkpoint.load(path, shard=shard)
+    else:
+        table = DistEmbedding(None, 3, "t", optimizer=ADAM)
+        if kind == "delta":
+            checkpoint.load(path, shard=shard)
+        train(table, IDS[checkpoint.shard_of(IDS, shard[1]) == shard[0]], steps)
+        checkpoint.save_part(path, snapshot, *shard, kind=kind)
+    module = DistEmbedding(None, 3, "t", optimizer=ADAM, on_existing="share")
+    ids = operators.hashtable_ids(module.table.handle)
+    assert bool((checkpoint.shard_of(ids, shard[1]) == shard[0]).all())
+    return ids.tolist(), module(ids).tolist(), module.table.statistics()["step"]
+
+
 def run_all(job: str, path: Path, of: int, snapshot: str = "-", kind: str = "full", steps: int = 0) -> list[Any]:
     """Runs a process for each shard, all at once, and returns what they told."""
-    arguments = [[job, str(path), str(number), str(of), snapshot, kind, str(steps)] for number in range(of)]
-    command = [sys.executable, "-c", PROCESS]
-    processes = [
-        subprocess.Popen([*command, *own], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent)
-        for own in arguments
-    ]
-    told = [process.communicate(timeout=120)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0] * of
-    return [json.loads(text) for text in told]
+    return side_by_side(of_a_shard, [(job, path, (number, of), snapshot, kind, steps) for number in range(of)])
 
 
 def rows_of(told: list[Any]) -> dict[int, list[float]]:

@@ -77,7 +77,10 @@ class TableAndDict(RuleBasedStateMachine):
     def new_module(self) -> DistEmbedding:
         optimizer = {"kind": self.kind, "lr": float(LEARNING_RATE)}
         initializer = {"kind": "uniform", "a": -1.0}
-        return DistEmbedding(None, DIM, self.name, optimizer=optimizer, initializer=initializer, block_size=3)
+        # Meant to be shared: else the process is searched for earlier modules in reference cycles.
+        return DistEmbedding(
+            None, DIM, self.name, optimizer=optimizer, initializer=initializer, block_size=3, on_existing="share"
+        )
 
     @property
     def handle(self) -> Tensor:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import tiers
 
 pytestmark = pytest.mark.tier("quick")
 pytest_plugins = ["pytester"]
@@ -42,6 +45,18 @@ def test_a_tier_runs_with_those_before_it(suite: pytest.Pytester, tier: str, pas
     suite.runpytest_inprocess("--tier", tier).assert_outcomes(passed=passed, deselected=4 - passed)
 
 
+def test_long_files_come_first_and_each_stays_whole() -> None:
+    names = ["test_a", "test_fork", "test_train_on_ranks", "test_b", "test_fork"]
+    items: Any = [SimpleNamespace(path=Path(f"{name}.py"), number=number) for number, name in enumerate(names)]
+    tiers.order(items)
+    assert [item.number for item in items] == [2, 1, 4, 0, 3]
+
+
+def test_the_files_that_take_longest_are_there() -> None:
+    assert [name for name in tiers.LONGEST if not Path(__file__).with_name(f"test_{name}.py").is_file()] == []
+    assert len(set(tiers.LONGEST)) == len(tiers.LONGEST)
+
+
 def test_without_a_tier_all_tests_run(suite: pytest.Pytester) -> None:
     suite.runpytest_inprocess().assert_outcomes(passed=4)
 
@@ -60,7 +75,9 @@ def test_without_a_tier_all_tests_run(suite: pytest.Pytester) -> None:
         ),
     ],
 )
-@pytest.mark.parametrize("options", [(), ("--tier", "quick"), ("--numprocesses", "2")])
+@pytest.mark.parametrize(
+    "options", [(), ("--tier", "quick"), pytest.param(("--numprocesses", "2"), marks=pytest.mark.tier("test"))]
+)
 def test_a_file_without_its_one_tier_fails_the_run(
     suite: pytest.Pytester, options: tuple[str, ...], source: str, message: str
 ) -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_recstore import run_recstore
 
 pytestmark = pytest.mark.tier("test")
 
+IN_ALL = pytest.mark.tier("all")
 SECONDS = 240
 OPTIONS = ("--planted", "pairs", "--planted-rows", "3000", "--epochs", "2", "--batch-size", "100", "--log-every", "5")
 
@@ -58,11 +60,24 @@ def assert_same_figures(path: Path, alone: Path) -> None:
             assert own[f"{part}_logloss"] == pytest.approx(other[f"{part}_logloss"], abs=1e-4)
 
 
-@pytest.mark.parametrize(("model", "world"), [("fm", 2), ("deepfm", 1), ("deepfm", 4), ("lr", 2)])
+def run_alone(folder: Path, *options: str) -> None:
+    """Trains in one process, the run `alone`."""
+    alone = run_recstore("train", *options, "--run-name", "alone", cwd=folder)
+    assert alone.returncode == 0, alone.stderr
+
+
+@pytest.mark.parametrize(
+    ("model", "world"),
+    [
+        ("fm", 2),
+        pytest.param("deepfm", 1, marks=IN_ALL),
+        pytest.param("deepfm", 4, marks=IN_ALL),
+        pytest.param("lr", 2, marks=IN_ALL),
+    ],
+)
 def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, world: int) -> None:
     options = ("--model", model, "--optimizer", "adam")
-    alone = [sys.executable, "-m", "recstore_ops.cli", "train", *OPTIONS, *options, "--run-name", "alone"]
-    assert run(tmp_path, alone).returncode == 0
+    run_alone(tmp_path, *OPTIONS, *options)
     done = run(tmp_path, torchrun(world, *options, "--run-name", "ranks"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("lowest validation logloss") == 1, "one rank shows what happens"
@@ -73,11 +88,11 @@ FRAPPE = ("--epochs", "2", "--batch-size", "1000", "--log-every", "50", "--model
 IN_LONG_RUNS = pytest.mark.skipif(not os.environ.get("RECSTORE_LONG_TESTS"), reason="make test-long runs it")
 
 
+@pytest.mark.tier("all")
 @pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=IN_LONG_RUNS)])
 def test_deepfm_comes_to_the_auc_of_one_process_on_frappe(tmp_path: Path, data_root: Path, world: int) -> None:
     rows = (str(data_root / "frappe"), *FRAPPE)
-    alone = [sys.executable, "-m", "recstore_ops.cli", "train", *rows, "--run-name", "alone"]
-    assert run(tmp_path, alone).returncode == 0
+    run_alone(tmp_path, *rows)
     done = run(tmp_path, torchrun(world, "--run-name", "ranks", rows=rows))
     assert done.returncode == 0, done.stderr
     found, expected = (evaluations(tmp_path / "runs" / name)[-1] for name in ("ranks", "alone"))
@@ -86,19 +101,27 @@ def test_deepfm_comes_to_the_auc_of_one_process_on_frappe(tmp_path: Path, data_r
     assert found["test_auc"] > 0.9
 
 
-def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("killed", "last"),
+    [([(2, 10)], 1), pytest.param([(2, 10), (3, 25), (1, 40)], 2, marks=IN_ALL)],
+    ids=["one without torchrun", "more and fewer"],
+)
+def test_a_run_goes_on_with_another_number_of_ranks(tmp_path: Path, killed: list[tuple[int, int]], last: int) -> None:
     options = ("--model", "deepfm", "--save-every", "10")
-    whole = run(tmp_path, torchrun(2, *options, "--run-name", "whole"))
-    assert whole.returncode == 0, whole.stderr
+    run_alone(tmp_path, *OPTIONS, *options)
     named = (*options, "--run-name", "parts")
-    for world, epochs in ((2, 10), (3, 25), (1, 40)):
-        process = subprocess.Popen(torchrun(world, *named, *(["--resume"] if epochs > 10 else [])), cwd=tmp_path)
-        _wait_for_step(tmp_path / "runs" / "parts", epochs, process)
+    for number, (world, step) in enumerate(killed):
+        process = subprocess.Popen(torchrun(world, *named, *(["--resume"] if number else [])), cwd=tmp_path)
+        _wait_for_step(tmp_path / "runs" / "parts", step, process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS) != 0
-    done = run(tmp_path, torchrun(2, *named, "--resume"))
-    assert done.returncode == 0, done.stderr
-    assert_same_figures(tmp_path / "runs" / "parts", tmp_path / "runs" / "whole")
+    if last == 1:
+        alone = run_recstore("train", *OPTIONS, *named, "--resume", cwd=tmp_path)
+        assert alone.returncode == 0, alone.stderr
+    else:
+        done = run(tmp_path, torchrun(last, *named, "--resume"))
+        assert done.returncode == 0, done.stderr
+    assert_same_figures(tmp_path / "runs" / "parts", tmp_path / "runs" / "alone")
 
 
 def _wait_for_step(path: Path, step: int, process: "subprocess.Popen[bytes]") -> None:

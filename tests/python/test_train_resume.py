@@ -25,7 +25,11 @@ from recstore_ops.training.mirrored_directory import mirror_checkpoint
 
 pytestmark = pytest.mark.tier("test")
 
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+IN_ALL = pytest.mark.tier("all")
+OPTIMIZERS = [
+    *(pytest.param(name, marks=IN_ALL) for name in ("sgd", "adagrad", "adamw", "ftrl")),
+    *("rowwise_adagrad", "adam"),
+]
 # 60 steps in 3 epochs, with evaluations, saves and records that lie across each other.
 OPTIONS = (
     *("train.libfm", "--test", "test.libfm", "--model", "deepfm", "--dropout", 0.2, "--batch-size", 48),
@@ -86,8 +90,11 @@ def test_a_killed_run_ends_as_one_that_ran_through(small_files: Path, optimizer:
     "further",
     [
         ("--cache-mb", 0, "--shuffle-window", 100, "--schedule", "linear", "--row-type", "bfloat16"),
-        ("--schedule", "plateau", "--lr", 0.1, "--auc-by", "field_0", "--no-shuffle", "--dense-optimizer", "adamw"),
-        ("--validation-fraction", 0, "--schedule", "exponential"),
+        pytest.param(
+            ("--schedule", "plateau", "--lr", 0.1, "--auc-by", "field_0", "--no-shuffle", "--dense-optimizer", "adamw"),
+            marks=IN_ALL,
+        ),
+        pytest.param(("--validation-fraction", 0, "--schedule", "exponential"), marks=IN_ALL),
         ("--tables", "nn", "--schedule", "cosine"),
     ],
     ids=["streamed", "plateau", "without validation", "nn"],
@@ -251,7 +258,7 @@ def test_a_damaged_manifest_is_an_error(folder: Path) -> None:
 
 @pytest.mark.parametrize(("largest_file", "which"), [(60_000, "dense-"), (300_000, "fm_v.safetensors")])
 def test_a_run_that_cannot_be_saved_says_so(small_files: Path, largest_file: int, which: str) -> None:
-    options = ("--planted", "pairs", "--planted-rows", 20_000, "--model", "fm", "--dim", 512, "--batch-size", 5000)
+    options = ("--planted", "pairs", "--planted-rows", 20_000, "--model", "fm", "--dim", 64, "--batch-size", 5000)
     code, error = run_train(small_files, (*options, "--run-name", "full"), largest_file=largest_file)
     assert code == 2
     assert error.startswith("recstore: the run could not be saved: ")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,7 @@ def best_on_frappe(data_root: Path, name: str, **options: Any) -> Evaluation:
     return test
 
 
+@pytest.mark.tier("all")
 def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) -> None:
     test = best_on_frappe(data_root, table_name())
     assert test.auc >= 0.925
@@ -83,13 +85,35 @@ def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
     assert test.logloss == pytest.approx(0.5394, abs=0.0005)
 
 
-@pytest.mark.parametrize("hash_buckets", [None, 20_000], ids=["raw ids", "hashed ids"])
-@pytest.mark.parametrize(
-    "optimizer",
-    [{"optimizer": "adam"}, {"optimizer": "adagrad", "convention": "torch"}, {"optimizer": "sgd"}],
-    ids=["SparseAdam", "Adagrad", "SGD"],
-)
-@pytest.mark.parametrize("model", ["deepfm", "dlrm", "wide_deep"])
+LIKE_TORCH = {
+    "SparseAdam": {"optimizer": "adam"},
+    "Adagrad": {"optimizer": "adagrad", "convention": "torch"},
+    "SGD": {"optimizer": "sgd"},
+}
+IDS = {"raw ids": None, "hashed ids": 20_000}
+BEFORE_A_CHANGE = {
+    ("deepfm", "SparseAdam", "raw ids"),
+    ("dlrm", "SGD", "hashed ids"),
+    ("wide_deep", "Adagrad", "raw ids"),
+}
+"""Each model, each optimizer and each kind of ids once; `make test-all` has every combination."""
+
+
+def each_combination() -> list[Any]:
+    """Models, optimizers and numbers of hash buckets, as parameters of a test."""
+    return [
+        pytest.param(
+            model,
+            LIKE_TORCH[optimizer],
+            IDS[kind],
+            id=f"{model}-{optimizer}-{kind}",
+            marks=[] if (model, optimizer, kind) in BEFORE_A_CHANGE else [pytest.mark.tier("all")],
+        )
+        for model, optimizer, kind in itertools.product(("deepfm", "dlrm", "wide_deep"), LIKE_TORCH, IDS)
+    ]
+
+
+@pytest.mark.parametrize(("model", "optimizer", "hash_buckets"), each_combination())
 def test_losses_on_criteo_are_those_of_nn_embedding(
     data_root: Path, model: Any, optimizer: dict[str, Any], hash_buckets: int | None
 ) -> None:
@@ -145,7 +169,10 @@ def end_on_planted(
     return best.test, planted_rows(kind), records[0].train_rows
 
 
-@pytest.mark.parametrize(("kind", "options"), [("pairs", {}), ("rank8", {"batch_size": 1000, "lr": 1e-2})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("pairs", {}), pytest.param("rank8", {"batch_size": 1000, "lr": 1e-2}, marks=pytest.mark.tier("all"))],
+)
 def test_lr_ends_at_the_bound_of_models_without_interactions(
     table_name: TableName, kind: PlantedKind, options: dict[str, Any]
 ) -> None:
@@ -159,6 +186,7 @@ def test_lr_ends_at_the_bound_of_models_without_interactions(
     ("kind", "options", "below", "above"),
     [("pairs", {"dim": 4}, 0.010, 0.015), ("rank8", {"batch_size": 1000, "lr": 1e-2}, 0.007, 0.012)],
 )
+@pytest.mark.tier("all")
 def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(
     table_name: TableName, kind: PlantedKind, options: dict[str, Any], below: float, above: float
 ) -> None:

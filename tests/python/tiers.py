@@ -41,6 +41,20 @@ def check_made() -> Generator[None, Made, Made]:
     return made
 
 
+LONGEST = (
+    *("train_on_ranks", "train_command", "training_figures", "embedding_bag_collection", "determinism", "fork"),
+    *("foreign_handles", "activation_checkpointing", "servers_soak", "ray", "train_resume", "parity", "compile"),
+    *("servers_workers", "benches", "accumulation", "formats_text", "checkpoint", "servers", "tiers"),
+)
+"""The files that take longest, by their names without `test_`."""
+
+
+def order(items: list[pytest.Item]) -> None:
+    """Begins with the files that take longest: were one of them the last, other processes would wait for it."""
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+
+
 def tier_of(item: pytest.Item | pytest.Collector) -> str:
     """The tier of a test: its own, or its file's.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import sys
@@ -13,12 +12,9 @@ from pathlib import Path
 from typing import IO
 
 import torch
+from warm_processes import PROCESSES
 
 from recstore_ops import cli
-
-_PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made.
-_PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo"])
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class WarmRecstore:
         self.stderr, errors = _pipe() if splits else (None, written)
         texts = [str(argument) for argument in arguments]
         own = (texts, str(cwd or Path.cwd()), dict(env or {}), written, errors)
-        self._process = _PROCESSES.Process(target=_run, args=own)
+        self._process = PROCESSES.Process(target=_run, args=own)
         self._process.start()
         for connection in {written, errors}:
             connection.close()
@@ -102,7 +98,7 @@ def run_recstore(*arguments: object, cwd: Path | None = None) -> Ended:
 
 def _pipe() -> tuple[IO[str], Connection]:
     """The end that is read, as a file, and the one that is written to."""
-    reading, writing = _PROCESSES.Pipe(duplex=False)
+    reading, writing = PROCESSES.Pipe(duplex=False)
     return os.fdopen(os.dup(reading.fileno()), encoding="utf-8", errors="replace"), writing
 
 

@@ -1,14 +1,14 @@
-"""A worker of a test: trains one embedding on servers and prints what it saw as JSON.
+"""A worker of a test: trains one embedding on servers and tells what it saw.
 
-Arguments: the servers separated by commas, the worker's number, the number of steps, and a mode: `plain`, or `slow` for
-one that is slower the higher its number.
+Arguments of the script: the servers separated by commas, the worker's number, the number of steps, and a mode:
+`plain`, or `slow` for one that is slower the higher its number.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 import time
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,9 +34,9 @@ def embedding(name: str) -> tuple[DistEmbedding, SparseOptimizer]:
     return model, SparseOptimizer(modules=[model])
 
 
-def main() -> None:
-    """Trains, and prints all rows and the most steps that a worker was ahead."""
-    servers, number, steps, mode = sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+def work(servers: list[str], number: int, steps: int, mode: str) -> dict[str, Any]:
+    """Trains as a worker; returns all rows and the most steps that a worker was ahead."""
+    torch.set_num_threads(1)
     recstore_ops.set_ps_servers(servers, worker=number)
     model, optimizer = embedding("shared")
     recstore_ops.ps_barrier("begin")
@@ -50,8 +50,8 @@ def main() -> None:
     ahead = [shard.most_ahead for shard in recstore_ops.ps_workers()]
     recstore_ops.ps_barrier("read")
     recstore_ops.leave_ps_workers()
-    print(json.dumps({"rows": rows.tolist(), "ahead": ahead}), flush=True)
+    return {"rows": rows.tolist(), "ahead": ahead}
 
 
 if __name__ == "__main__":
-    main()
+    work(sys.argv[1].split(","), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
