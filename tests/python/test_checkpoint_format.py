@@ -272,8 +272,10 @@ def test_the_document_names_the_files_of_a_directory(tmp_path: Path) -> None:
 
 def test_files_of_other_names_are_left_alone(tmp_path: Path) -> None:
     DistEmbedding(None, 2, "t")
+    checkpoint.save(tmp_path)
     mine = {"model.safetensors", "0123456789abcdef-notes.txt", "0123456789abcde-t.safetensors"}
-    for name in mine | {"0123456789abcdef-000-t.safetensors"}:
+    mine |= {"0123456789abcdef-000-t.safetensors"}
+    for name in mine:
         (tmp_path / name).write_text("")
     report = checkpoint.save(tmp_path)
     expected = {*mine, "manifest.json", ".lock", f"{report.snapshot}-000-t.safetensors"}

@@ -228,7 +228,7 @@ def test_a_server_that_was_killed_is_named(tmp_path: Path, table_name: TableName
         assert time.monotonic() - began < 5
         module(torch.tensor([0, 2]))
         with pytest.raises(ConnectionError, match="connect: shard 1 at"):
-            servers.set_ps_servers(processes.addresses, timeout=0.5)
+            servers.set_ps_servers(processes.addresses, "simple_mod", timeout=0.5)
 
 
 def test_tables_are_saved_at_the_end_and_loaded_at_the_start(tmp_path: Path, table_name: TableName) -> None:

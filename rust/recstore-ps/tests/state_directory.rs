@@ -6,8 +6,6 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod cluster;
-#[path = "../../recstore/tests/numbered/mod.rs"]
-mod numbered;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -16,7 +14,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::connect;
-use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{EmbeddingStore, LocalStore, SaveOptions, Shard, TableConfig};
 use recstore_ps::router::HashMethod;

@@ -26,26 +26,40 @@ impl RemoteStore {
             return Ok(());
         }
         let until = Instant::now() + PATIENCE;
+        // What connections told when they were opened does at first.
+        let mut is_anew = false;
         loop {
             // Servers of an older release do not say.
-            let told: Option<Vec<Option<Facts>>> = session.ask_for_facts(OPERATION)?.into_iter().collect();
-            let Some(told) = told else { return Ok(()) };
-            match told.iter().flatten().next() {
-                None => self.tell_all(session, &Facts::new(session.hash_method()))?,
-                Some(facts) if told.iter().all(|own| own.as_ref() == Some(facts)) => {
-                    session.set_agreed(Some(facts.clone()));
-                    return Ok(());
-                }
-                Some(_) if Instant::now() < until => std::thread::sleep(PAUSE),
-                Some(facts) => return Err(disagreeing(session, &told, facts)),
+            let told = session.ask_for_facts(OPERATION, is_anew)?.into_iter().collect();
+            let told: Vec<Option<Facts>> = match told {
+                Some(told) => told,
+                None => return Ok(()),
+            };
+            let agreed = match told.iter().flatten().next() {
+                None => self.tell_all(session)?,
+                Some(facts) => told.iter().all(|own| own.as_ref() == Some(facts)).then(|| facts.clone()),
+            };
+            if let Some(facts) = agreed {
+                session.set_agreed(Some(facts));
+                return Ok(());
             }
+            // Another client may be about to tell all.
+            if Instant::now() > until {
+                return Err(disagreeing(session, &told));
+            }
+            std::thread::sleep(PAUSE);
+            is_anew = true;
         }
     }
 
-    fn tell_all(&self, session: &Session, drawn: &Facts) -> Result<()> {
-        let first = self.tell(session, [0], drawn, false)?.pop();
-        let facts = first.unwrap_or_else(|| drawn.clone());
-        self.tell(session, 1..self.router.shards(), &facts, false).map(drop)
+    /// Tells all servers what counts, and returns it if they take it.
+    fn tell_all(&self, session: &Session) -> Result<Option<Facts>> {
+        let own = Facts::new(session.hash_method());
+        let facts = self.tell(session, [0], &own, false)?.pop().unwrap_or(own);
+        let others = self.tell(session, 1..self.router.shards(), &facts, false)?;
+        let is_agreed =
+            facts.hash_method == session.hash_method() && others.iter().all(|other| *other == facts);
+        Ok(is_agreed.then_some(facts))
     }
 
     fn tell(
@@ -68,7 +82,7 @@ impl RemoteStore {
     /// Makes all servers agree again after a load, which gave each its rows.
     pub(super) fn agree_anew(&self, session: &Session) -> Result<()> {
         session.set_agreed(None);
-        let told: Option<Vec<Option<Facts>>> = session.ask_for_facts("load")?.into_iter().collect();
+        let told: Option<Vec<Option<Facts>>> = session.ask_for_facts("load", true)?.into_iter().collect();
         let Some(told) = told else { return Ok(()) };
         let known = told.iter().flatten().next().cloned();
         let facts = known.unwrap_or_else(|| Facts::new(session.hash_method()));
@@ -78,15 +92,15 @@ impl RemoteStore {
     }
 }
 
-/// Names the first server that does not say what another says.
-fn disagreeing(session: &Session, told: &[Option<Facts>], facts: &Facts) -> recstore::Error {
-    let other = told.iter().position(|own| own.as_ref() != Some(facts)).unwrap_or(0);
-    match &told[other] {
-        Some(own) => {
-            let message =
-                format!("it has rows of the store {}, and shard 0 of the store {}", own.store, facts.store);
-            session.unavailable(OPERATION, other, message)
+/// Names the first server that does not say what the first one that says something does.
+fn disagreeing(session: &Session, told: &[Option<Facts>]) -> recstore::Error {
+    let known = told.iter().enumerate().find_map(|(shard, facts)| Some((shard, facts.as_ref()?)));
+    let other = told.iter().position(|own| own.as_ref() != known.map(|(_, facts)| facts)).unwrap_or(0);
+    let message = match (&told[other], known) {
+        (Some(own), Some((shard, facts))) => {
+            format!("it has rows of the store {}, and shard {shard} of the store {}", own.store, facts.store)
         }
-        None => session.unavailable(OPERATION, other, LOST.to_owned()),
-    }
+        _ => LOST.to_owned(),
+    };
+    session.unavailable(OPERATION, other, message)
 }

@@ -254,20 +254,11 @@ impl Session {
     /// Returns the most bytes that each server takes at a time.
     pub(super) fn limits(&self, operation: &'static str) -> Result<Vec<u64>, Error> {
         let deadline = Instant::now() + self.config.timeout;
-        let limit = |link: &Link| loop {
-            let limit = link.limit.load(Ordering::Relaxed);
-            if limit > 0 {
-                return Ok(limit);
+        let limit = |link: &Link| {
+            if link.limit.load(Ordering::Relaxed) == 0 {
+                link.put_back(self.connect_patiently(operation, link, deadline)?);
             }
-            match self.connection(link, deadline) {
-                Ok(connection) => link.put_back(connection),
-                Err(Failure::Passing(_)) if Instant::now() + LONGEST_PAUSE < deadline => {
-                    thread::sleep(FIRST_PAUSE);
-                }
-                Err(Failure::Passing(message) | Failure::Final(message)) => {
-                    return Err(self.unavailable(operation, link.shard.number, message));
-                }
-            }
+            Ok(link.limit.load(Ordering::Relaxed))
         };
         self.links.iter().map(limit).collect()
     }
@@ -314,27 +305,37 @@ impl Session {
         self.config.hash_method
     }
 
-    /// Asks each server anew what counts of the store; none of those of an older release, which do not say it.
-    pub(super) fn ask_for_facts(&self, operation: &'static str) -> Result<Vec<Option<Option<Facts>>>, Error> {
+    /// Returns what each server told of the store when a connection was opened, which is done anew if `is_anew`; none
+    /// of those of an older release, which do not tell it.
+    pub(super) fn ask_for_facts(
+        &self,
+        operation: &'static str,
+        is_anew: bool,
+    ) -> Result<Vec<Option<Option<Facts>>>, Error> {
         let deadline = Instant::now() + self.config.timeout;
-        self.links.iter().map(|link| self.connect_anew(operation, link, deadline)).collect()
+        let told = |link: &Link| {
+            if is_anew {
+                link.lock_idle().clear();
+            }
+            let connection = self.connect_patiently(operation, link, deadline)?;
+            let told = connection.tells_facts().then(|| connection.facts().cloned());
+            link.put_back(connection);
+            Ok(told)
+        };
+        self.links.iter().map(told).collect()
     }
 
-    fn connect_anew(
+    /// Returns a connection, which a server that is just starting may take a while to take.
+    fn connect_patiently(
         &self,
         operation: &'static str,
         link: &Link,
         deadline: Instant,
-    ) -> Result<Option<Option<Facts>>, Error> {
+    ) -> Result<Connection, Error> {
         let mut pause = FIRST_PAUSE;
         loop {
-            link.lock_idle().clear();
             match self.connection(link, deadline) {
-                Ok(connection) => {
-                    let told = connection.tells_facts().then(|| connection.facts().cloned());
-                    link.put_back(connection);
-                    return Ok(told);
-                }
+                Ok(connection) => return Ok(connection),
                 Err(Failure::Passing(_)) if Instant::now() + pause < deadline => thread::sleep(pause),
                 Err(Failure::Passing(message) | Failure::Final(message)) => {
                     return Err(self.unavailable(operation, link.shard.number, message));
