@@ -22,6 +22,7 @@ from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part
 from recstore_ops.checkpoint.place import checked_directory, checkpoint_place
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.servers import store
 from recstore_ops.table.existing import note_loaded
 from recstore_ops.table.shard_of import check_shard, shard_of
 
@@ -69,7 +70,7 @@ def save(
     arguments = save_arguments(kind, keep, metadata, compression)
     place = checkpoint_place(path, storage_options)
     with shown("saving", progress) as native:
-        return SaveReport(**_native.save_tables(place, arguments, native))
+        return SaveReport(**store.save_tables(place, arguments, native))
 
 
 def save_async(
@@ -102,7 +103,7 @@ def save_async(
 
     def run() -> None:
         try:
-            report.set_result(SaveReport(**_native.save_tables(place, arguments, native)))
+            report.set_result(SaveReport(**store.save_tables(place, arguments, native)))
         except BaseException as error:
             report.set_exception(error)
 
@@ -153,7 +154,7 @@ def load(
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
     with shown("loading", progress) as native:
-        found = _native.load_tables(place, checked, native)
+        found = store.load_tables(place, checked, native)
     note_loaded([name for name, _ in found["tables"]])
     return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
 

@@ -28,10 +28,11 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 @dataclass
 class _Choice:
-    """What was chosen: the backend, and whether by the program or its configuration file."""
+    """What was chosen: the backend; whether by the program or its configuration file; who puts that off."""
 
     backend: str = EMBEDDED
     was_made: bool = False
+    times_put_off: int = 0
 
 
 _choice = _Choice()
@@ -142,19 +143,35 @@ def current_ps_backend() -> str:
 
 
 def prepare() -> None:
-    """Makes the configuration file's choice, unless the program has made one. Called before a table is opened.
+    """Makes the configuration file's choice, unless the program has made one.
+
+    It goes before every call that means the tables of the program without naming a store: `recstore_ops.servers.store`
+    and `recstore_ops.servers.first_call` are where these calls are.
 
     Raises:
-        ConnectionError: a server of the file does not answer.
+        ValueError, OSError: the file cannot be read, or holds what it must not.
+        ConnectionError: a server of the file does not answer; the next call tries again.
     """
+    if _choice.was_made:
+        return
     with _lock:
-        if _choice.was_made:
+        if is_settled():
             return
         config = active_config()
         found = chosen_servers(config) if config else None
         if found is not None:
             _use(found)
         _choice.was_made = True
+
+
+def is_settled() -> bool:
+    """Whether nothing is left to the configuration file: a choice was made, or is put off."""
+    return _choice.was_made or _choice.times_put_off > 0
+
+
+def was_chosen() -> bool:
+    """Whether a choice was made, by the program or its configuration file."""
+    return _choice.was_made
 
 
 @contextmanager
@@ -167,11 +184,12 @@ def embedded_for(what: str) -> Iterator[None]:
     with _lock:
         if _choice.backend == SERVERS:
             raise ValueError(f"{what} needs a process that keeps its tables itself; this one has chosen servers")
-        was_made, _choice.was_made = _choice.was_made, True
+        _choice.times_put_off += 1
     try:
         yield
     finally:
-        _choice.was_made = was_made
+        with _lock:
+            _choice.times_put_off -= 1
 
 
 def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:
