@@ -332,7 +332,7 @@ def set_memory_limit(memory_limit: int | None) -> None:
     what they have.
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: a limit below 1, or tables are opened on parameter servers.
     """
     if memory_limit is not None and memory_limit < 1:
         raise ValueError(f"memory_limit must be at least 1 or None, got {memory_limit}")
@@ -340,7 +340,7 @@ def set_memory_limit(memory_limit: int | None) -> None:
 
 
 def memory_in_use() -> int:
-    """Returns the bytes of memory that all tables of this process take together."""
+    """Returns the bytes of memory that all tables of this process take together; those on servers take none of it."""
     return store.memory_in_use()
 
 
