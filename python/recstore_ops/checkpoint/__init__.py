@@ -10,6 +10,7 @@ one `commit`. Any number of processes can `load` it, each its shard.
 
 from recstore_ops.checkpoint.arguments import Compression, SaveKind
 from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part
+from recstore_ops.checkpoint.pending import PendingSave
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.checkpoint.saving import compact, load, save, save_async
 from recstore_ops.table.shard_of import shard_of
@@ -17,6 +18,7 @@ from recstore_ops.table.shard_of import shard_of
 __all__ = [
     "Compression",
     "LoadReport",
+    "PendingSave",
     "SaveKind",
     "SaveReport",
     "commit",

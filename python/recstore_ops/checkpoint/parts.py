@@ -9,6 +9,7 @@ from typing import Any
 
 from recstore_ops import _native
 from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
+from recstore_ops.checkpoint.pending import tell_failures
 from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import SaveReport
@@ -53,6 +54,7 @@ def save_part(
     """
     place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression)
     directory = checked_directory(path, "save_part")
+    tell_failures()
     with shown("saving", progress) as native:
         return SaveReport(**store.save_part_of_tables(directory, snapshot, place, arguments, native))
 

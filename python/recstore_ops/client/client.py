@@ -1,7 +1,6 @@
 """`RecStoreClient`: tables by name, for code that calls the store itself."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops import checkpoint, servers
-from recstore_ops.checkpoint.saving import Compression, LoadReport, SaveKind, SaveReport
+from recstore_ops.checkpoint.saving import Compression, LoadReport, PendingSave, SaveKind, SaveReport
 from recstore_ops.client.dist_tensor import DistTensor, global_names
 from recstore_ops.client.update_queue import UpdateQueue
 from recstore_ops.config.config_file import configure_table
@@ -237,7 +236,7 @@ class RecStoreClient:
         metadata: Any = None,
         compression: Compression = None,
         storage_options: Mapping[str, str] | None = None,
-    ) -> "Future[SaveReport]":
+    ) -> PendingSave:
         """Saves all tables to a directory in a thread of its own; see `recstore_ops.checkpoint.save_async`."""
         return checkpoint.save_async(
             path,

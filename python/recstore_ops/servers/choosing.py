@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from recstore_ops import _native
 from recstore_ops.config.config_file import active_config
@@ -24,6 +26,11 @@ DEFAULT_PORT = 15000
 _lock = threading.RLock()
 # A child forked while another thread holds it would wait for ever.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+
+_under_way: set[Future[Any]] = set()
+"""What threads do with the tables on the servers that are chosen now."""
+
+os.register_at_fork(after_in_child=_under_way.clear)
 
 
 @dataclass
@@ -95,6 +102,7 @@ def set_ps_servers(
 def use_servers(choice: ServerChoice) -> int:
     """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
     addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
+    wait(list(_under_way))
     with _lock:
         number = _native.use_servers(addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker)
         _choice.backend, _choice.was_made = SERVERS, True
@@ -124,6 +132,7 @@ def set_ps_backend(backend: str) -> None:
     """
     if backend not in (EMBEDDED, SERVERS):
         raise ValueError(f'the backend must be "{EMBEDDED}" or "{SERVERS}", got "{backend}"')
+    wait(list(_under_way))
     with _lock:
         if backend == EMBEDDED:
             _native.use_embedded()
@@ -162,6 +171,12 @@ def prepare() -> None:
         if found is not None:
             _use(found)
         _choice.was_made = True
+
+
+def keep_choice_until_done(work: Future[Any]) -> None:
+    """Has whoever chooses another store wait until `work`, which a thread does, has ended with the one of now."""
+    _under_way.add(work)
+    work.add_done_callback(_under_way.discard)
 
 
 def is_settled() -> bool:
