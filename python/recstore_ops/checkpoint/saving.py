@@ -45,7 +45,7 @@ def save(
     Gradients that were collected and not applied are no part of it.
 
     Args:
-        path: the directory, made if it is not there; or a URL.
+        path: the directory, made if it is not there; or a URL. `~` is the home directory, here and in all paths.
         kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
             this process saved or loaded; `auto`: a delta where that is possible.
         keep: how many full snapshots stay in the directory, with their deltas.

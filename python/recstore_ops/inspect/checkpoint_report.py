@@ -15,6 +15,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.saving import LoadReport, load
 from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_table
 from recstore_ops.ops import operators
@@ -95,6 +96,7 @@ def inspect_checkpoint(
         RuntimeError: as `recstore_ops.checkpoint.load`.
         TypeError, IndexError: as `recstore_ops.inspect_table`.
     """
+    path = checked_directory(path, "inspect_checkpoint")
     with embedded_for("inspect_checkpoint"), _loaded(path) as (snapshots, found):
         chosen = _chosen(sorted(found.tables), table, ids is not None)
         chain = _chain(snapshots)

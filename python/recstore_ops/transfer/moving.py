@@ -7,7 +7,6 @@ a table while it is exported.
 Shape suffixes: N ids, D dim.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -20,6 +19,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from recstore_ops.client.dist_tensor import DistTensor
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
@@ -222,7 +222,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
     export = _Export(_opened(table))
     row_type = pyarrow.list_(pyarrow.float32(), export.table.dim)
     schema = pyarrow.schema([("id", pyarrow.int64()), ("row", row_type)])
-    beside = Path(f"{os.fspath(path)}.new")
+    beside = Path(f"{user_path(path)}.new")
     try:
         with (
             _bar("exporting", len(export), progress) as bar,
@@ -233,7 +233,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
                 rows = pyarrow.FixedSizeListArray.from_arrays(values, type=row_type)
                 group = pyarrow.table([pyarrow.array(ids_N.numpy()), rows], schema)
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
-        beside.replace(path)
+        beside.replace(user_path(path))
     finally:
         beside.unlink(missing_ok=True)
 
