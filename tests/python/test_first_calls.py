@@ -147,6 +147,8 @@ WITHOUT_STORE = {
     *("TableConfig", "TableOptions", "__version__", "active_config", "load_config_file", "merge_gradients"),
     *("set_merge", "set_ps_backend", "set_ps_config", "set_ps_servers", "client.set_ps_config"),
     *("checkpoint.Compression", "checkpoint.LoadReport", "checkpoint.SaveKind", "checkpoint.SaveReport"),
+    *("checkpoint.FileFinding", "checkpoint.PendingSave", "checkpoint.PruneReport", "checkpoint.VerifyReport"),
+    *("checkpoint.verify", "checkpoint.prune"),
     *("checkpoint.new_snapshot_name", "checkpoint.shard_of", "checkpoint.commit", "checkpoint"),
     # It keeps tables in the process, whatever the file says.
     "inspect_checkpoint",
