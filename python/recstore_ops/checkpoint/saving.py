@@ -97,8 +97,8 @@ def save_async(
     It waits for a save or load that is under way, and until the moment of the save has come: what is done afterwards is
     not in the snapshot. A process does not end before the save has. A save that began cannot be cancelled.
 
-    On parameter servers it returns at once, and each server saves its rows as they are when it comes to that: changes
-    made before the save has ended may be in the snapshot. Calls that choose other servers wait for the end.
+    On parameter servers it returns at once. Reads go on; changes of this process wait for the end of the save, but for
+    one that comes before the save has begun, which is in the snapshot. So do calls that choose other servers.
 
     A failure that nobody asks about is told by a `RuntimeWarning`: when the handle is gone, at the next save, or at the
     end of the process.
