@@ -4,7 +4,7 @@ from recstore_ops.ops import require_torch  # noqa: F401  isort: skip
 
 
 from recstore_ops import checkpoint
-from recstore_ops._native import __version__, table_names
+from recstore_ops._native import __version__
 from recstore_ops.autograd import merge_gradients, set_merge
 from recstore_ops.client.client import (
     EmbeddingTableConfig,
@@ -33,6 +33,7 @@ from recstore_ops.nn.hashtable import HashTable, HashTableRegister
 from recstore_ops.nn.optimizer import SparseOptimizer
 from recstore_ops.nn.prefetch import PrefetchingDataLoader
 from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
+from recstore_ops.servers.store import table_names
 from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.table.table import Table, default_table

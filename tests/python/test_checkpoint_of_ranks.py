@@ -63,6 +63,24 @@ def test_any_number_of_ranks_goes_on_from_a_save(ranks: Ranks, table_name: Calla
         torch.testing.assert_close(rows, alone, rtol=0, atol=1e-5)
 
 
+def save_plain_and_compressed(group: dist.ProcessGroup, name: str, path: Path) -> None:
+    table = DistEmbedding(None, 64, name, process_group=group)
+    table.reset_parameters()
+    SparseOptimizer(modules=[table])
+    table(torch.arange(2000)).sum().backward()
+    SparseOptimizer(modules=[table]).step()
+    plain = sharding.save(path / "plain", group, progress=False)
+    compressed = sharding.save(path / "compressed", group, compression=("zstd", 5), progress=True)
+    assert compressed.rows == plain.rows
+    sharding.load(path / "compressed", group)
+
+
+def test_ranks_compress_their_files(ranks: Ranks, table_name: Callable[[], str], tmp_path: Path) -> None:
+    ranks.run(2, save_plain_and_compressed, table_name(), tmp_path)
+    files = [sorted((tmp_path / place).glob("*.safetensors*")) for place in ("plain", "compressed")]
+    assert [{file.suffix for file in each} for each in files] == [{".safetensors"}, {".zst"}]
+
+
 def save_badly(group: dist.ProcessGroup, name: str, path: Path, what: str) -> None:
     """Saves where one rank cannot."""
     DistEmbedding(None, 2, name, process_group=group)
@@ -71,6 +89,10 @@ def save_badly(group: dist.ProcessGroup, name: str, path: Path, what: str) -> No
         file = path / "file"
         file.touch()
         sharding.save(file / "below" if is_last else path / "fine", group)
+    elif what == "URL":
+        sharding.save("s3://bucket/prefix", group)
+    elif what == "compression":
+        sharding.save(path, group, compression=("zstd", 50) if is_last else None)
     elif what == "metadata":
         sharding.save(path, group, metadata=object() if group.rank() == 0 else None)
     else:
@@ -81,7 +103,9 @@ def save_badly(group: dist.ProcessGroup, name: str, path: Path, what: str) -> No
     ("what", "message"),
     [
         ("path", "rank 2 could not save its part of the checkpoint: "),
-        ("metadata", "rank 0 of the checkpoint failed: metadata must be what JSON can hold"),
+        ("metadata", "rank 0 could not save its part of the checkpoint: metadata must be what JSON can hold"),
+        ("URL", "sharding.save needs a directory, got s3://bucket/prefix"),
+        ("compression", "rank 2 could not save its part of the checkpoint: compression must be None"),
         ("load", "no checkpoint"),
     ],
 )

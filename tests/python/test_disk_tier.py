@@ -166,7 +166,7 @@ def test_the_configuration_file_says_where_rows_lie(
     [
         ({"memory_limit": 0}, "memory_limit must be null or positive, got 0"),
         ({"disk": "/tmp"}, "disk needs memory_limit"),
-        ({"memory_limit": LIMIT, "disk": ""}, "disk must be null or the name of a directory"),
+        ({"memory_limit": LIMIT, "disk": ""}, "disk must name a file or directory, got "),
         ({"memory_limit": LIMIT, "disk": "/no/such/place"}, "slot file in /no/such/place: No such file"),
     ],
 )

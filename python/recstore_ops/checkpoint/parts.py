@@ -9,9 +9,11 @@ from typing import Any
 
 from recstore_ops import _native
 from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
+from recstore_ops.checkpoint.pending import tell_failures
 from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import SaveReport
+from recstore_ops.servers import store
 from recstore_ops.table.shard_of import check_shard, shard_of
 
 
@@ -52,8 +54,9 @@ def save_part(
     """
     place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression)
     directory = checked_directory(path, "save_part")
+    tell_failures()
     with shown("saving", progress) as native:
-        return SaveReport(**_native.save_part_of_tables(directory, snapshot, place, arguments, native))
+        return SaveReport(**store.save_part_of_tables(directory, snapshot, place, arguments, native))
 
 
 def commit(path: str | PathLike[str], snapshot: str, num_shards: int, *, keep: int = 1, metadata: Any = None) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from os import PathLike
 from typing import Any
 
+from recstore_ops.config.paths import user_path
+
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
@@ -13,10 +15,11 @@ def checkpoint_place(path: str | PathLike[str], storage_options: Mapping[str, st
     """Returns where a checkpoint is as the store takes it; a directory as an absolute path.
 
     Raises:
-        ValueError: storage options for a directory.
+        ValueError: storage options for a directory, or an empty path.
         TypeError: storage options that are no strings.
     """
     text, options = os.fspath(path), dict(storage_options or {})
+    text = text if _URL.match(text) else user_path(text)
     for key, value in options.items():
         if not isinstance(key, str) or not isinstance(value, str):
             raise TypeError(f"storage_options are strings by their names, got {key!r}: {type(value).__name__}")
@@ -31,9 +34,9 @@ def checked_directory(path: str | PathLike[str], operation: str) -> str:
     """Returns the directory of what can only be done in one.
 
     Raises:
-        ValueError: the URL of an object store.
+        ValueError: the URL of an object store, or an empty path.
     """
     text = os.fspath(path)
     if _URL.match(text):
         raise ValueError(f"{operation} needs a directory, got {text}")
-    return text
+    return user_path(text)

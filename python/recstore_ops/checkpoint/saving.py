@@ -9,23 +9,22 @@ one `commit`. Any number of processes can `load` it, each its shard.
 """
 
 import json
-import time
+import os
 from collections.abc import Mapping
-from concurrent.futures import Future
 from os import PathLike
-from threading import Thread
 from typing import Any
 
 from recstore_ops import _native
 from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
 from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part
+from recstore_ops.checkpoint.pending import PendingSave, begin, tell_failures
 from recstore_ops.checkpoint.place import checked_directory, checkpoint_place
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.servers import store
+from recstore_ops.servers.choosing import SERVERS, current_ps_backend, keep_choice_until_done
 from recstore_ops.table.existing import note_loaded
 from recstore_ops.table.shard_of import check_shard, shard_of
-
-_SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT = 0.0005
 
 
 def save(
@@ -46,30 +45,42 @@ def save(
     Gradients that were collected and not applied are no part of it.
 
     Args:
-        path: the directory, made if it is not there; or a URL.
+        path: the directory, made if it is not there; or a URL. `~` is the home directory, here and in all paths.
         kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
             this process saved or loaded; `auto`: a delta where that is possible.
         keep: how many full snapshots stay in the directory, with their deltas.
         metadata: what `load` gives back: what JSON can hold, with ints of 64 bits. Tuples come back as lists.
         compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
-            plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
+            plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed. Servers
+            save plain files only.
         storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
             options of the Rust crate `object_store`. What is not given is taken from `AWS_REGION` and the like.
-        progress: whether to show a progress bar; by default if the standard error is a terminal.
+        progress: whether to show a progress bar; by default if the standard error is a terminal. Servers do not tell
+            how far they are.
 
     Returns:
         What was written.
 
     Raises:
         ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
-            an int of more than 64 bits, or more than 100 lists and dicts within each other.
+            an int of more than 64 bits, or more than 100 lists and dicts within each other; or `compression` on
+            servers.
         TypeError: JSON cannot hold `metadata`.
         RuntimeError: the directory cannot be written; it holds what it held before. The message names the file.
     """
-    arguments = save_arguments(kind, keep, metadata, compression)
+    arguments = _save_arguments(kind, keep, metadata, compression)
     place = checkpoint_place(path, storage_options)
+    tell_failures()
     with shown("saving", progress) as native:
-        return SaveReport(**_native.save_tables(place, arguments, native))
+        return SaveReport(**store.save_tables(place, arguments, native))
+
+
+def _save_arguments(kind: str, keep: int, metadata: Any, compression: Any) -> dict[str, Any]:
+    """Checks what a save was given, and that the store which it means can do it."""
+    arguments = save_arguments(kind, keep, metadata, compression)
+    if compression is not None and current_ps_backend() == SERVERS:
+        raise ValueError("compression is for tables of this process: parameter servers save plain files")
+    return arguments
 
 
 def save_async(
@@ -80,37 +91,40 @@ def save_async(
     metadata: Any = None,
     compression: Compression = None,
     storage_options: Mapping[str, str] | None = None,
-) -> "Future[SaveReport]":
+) -> PendingSave:
     """Saves as `save` does, in a thread of its own. What is saved are the tables as they are when this returns.
 
     It waits for a save or load that is under way, and until the moment of the save has come: what is done afterwards is
     not in the snapshot. A process does not end before the save has. A save that began cannot be cancelled.
 
+    On parameter servers it returns at once. Reads go on; changes of this process wait for the end of the save, but for
+    one that comes before the save has begun, which is in the snapshot. So do calls that choose other servers.
+
+    A failure that nobody asks about is told by a `RuntimeWarning`: when the handle is gone, at the next save, or at the
+    end of the process.
+
     Args:
         path: as in `save`, and so are `kind`, `keep`, `metadata`, `compression` and `storage_options`.
 
     Returns:
-        The report to come; its `result()` raises the `RuntimeError` that `save` would.
+        A handle: a `Future` whose `result()` waits for the report and raises the `RuntimeError` that `save` would.
 
     Raises:
         ValueError, TypeError: as `save`.
     """
-    arguments, place = save_arguments(kind, keep, metadata, compression), checkpoint_place(path, storage_options)
+    arguments, place = _save_arguments(kind, keep, metadata, compression), checkpoint_place(path, storage_options)
+    tell_failures()
     native = _native.CheckpointProgress()
-    report: Future[SaveReport] = Future()
-    report.set_running_or_notify_cancel()
-
-    def run() -> None:
-        try:
-            report.set_result(SaveReport(**_native.save_tables(place, arguments, native)))
-        except BaseException as error:
-            report.set_exception(error)
-
-    Thread(target=run, name="recstore-save").start()
-    # The bytes in all are known once the moment of the save has come; there are none if no table has rows.
-    while native.bytes() == (0, 0) and not report.done():
-        time.sleep(_SECONDS_BETWEEN_LOOKS_AT_THE_MOMENT)
-    return report
+    saving = PendingSave(os.fspath(path))
+    is_served = current_ps_backend() == SERVERS
+    if is_served:
+        keep_choice_until_done(saving)
+    # The bytes in all are known once the moment of the save has come. Servers do not tell theirs.
+    return begin(
+        saving,
+        lambda: SaveReport(**store.save_tables(place, arguments, native)),
+        lambda: is_served or native.bytes() != (0, 0),
+    )
 
 
 def load(
@@ -153,7 +167,7 @@ def load(
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
     with shown("loading", progress) as native:
-        found = _native.load_tables(place, checked, native)
+        found = store.load_tables(place, checked, native)
     note_loaded([name for name, _ in found["tables"]])
     return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
 
@@ -186,6 +200,7 @@ def compact(path: str | PathLike[str], *, progress: bool | None = None) -> SaveR
 __all__ = [
     "Compression",
     "LoadReport",
+    "PendingSave",
     "SaveKind",
     "SaveReport",
     "commit",

@@ -6,6 +6,7 @@ import sys
 
 import typer
 
+from recstore_ops.cli.checkpoint import checkpoint_commands
 from recstore_ops.cli.compact import compact_command
 from recstore_ops.cli.doctor import doctor_command
 from recstore_ops.cli.inspect import inspect_command
@@ -29,6 +30,7 @@ app.command("reshard")(reshard_command)
 app.command("top")(top_command)
 app.command("inspect")(inspect_command)
 app.command("compact")(compact_command)
+app.add_typer(checkpoint_commands)
 app.command("doctor")(doctor_command)
 
 

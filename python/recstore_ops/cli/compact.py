@@ -8,9 +8,12 @@ from typing import Annotated
 import typer
 
 from recstore_ops import checkpoint
+from recstore_ops.config.command_options import read_user_path
 
 
-def compact_command(path: Annotated[Path, typer.Argument(help="The directory of a checkpoint.")]) -> None:
+def compact_command(
+    path: Annotated[Path, typer.Argument(help="The directory of a checkpoint.", parser=read_user_path)],
+) -> None:
     """Put one full snapshot in the place of the newest one and the deltas that it is made of.
 
     It takes the memory that the tables take in training. Nobody may save to the directory meanwhile.

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from recstore_ops.config.command_options import read_user_path
 from recstore_ops.doctor.examination import examine, examine_config
 from recstore_ops.doctor.finding import Finding
 
@@ -20,7 +21,9 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 def doctor_command(
     config: Annotated[
         Path | None,
-        typer.Option(help="Validate this configuration file instead.", show_default=False),
+        typer.Option(
+            help="Validate this configuration file instead.", show_default=False, metavar="PATH", parser=read_user_path
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of the findings.")] = False,
 ) -> None:

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 from torch import Tensor
 
+from recstore_ops.config.command_options import read_user_path
 from recstore_ops.inspect.checkpoint_report import (
     CheckpointReport,
     SavedTableReport,
@@ -28,7 +29,7 @@ _WIDE = 1000
 
 
 def inspect_command(
-    path: Annotated[Path, typer.Argument(help="The directory of a checkpoint.")],
+    path: Annotated[Path, typer.Argument(help="The directory of a checkpoint.", parser=read_user_path)],
     table: Annotated[str | None, typer.Option(help="Show this table only, with its configuration.")] = None,
     ids: Annotated[
         str | None, typer.Option(help="Show the rows of these ids: 3,-7. Needs --table if there are several.")

@@ -1,7 +1,6 @@
 """`RecStoreClient`: tables by name, for code that calls the store itself."""
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -9,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops import _native, checkpoint, servers
-from recstore_ops.checkpoint.saving import Compression, LoadReport, SaveKind, SaveReport
+from recstore_ops import checkpoint, servers
+from recstore_ops.checkpoint.saving import Compression, LoadReport, PendingSave, SaveKind, SaveReport
 from recstore_ops.client.dist_tensor import DistTensor, global_names
 from recstore_ops.client.update_queue import UpdateQueue
 from recstore_ops.config.config_file import configure_table
@@ -18,6 +17,7 @@ from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.config.table_config import TableConfig, check_learning_rate
 from recstore_ops.config.table_options import DEFAULT_LR, options_of
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.owners import keep
 from recstore_ops.table.table import Table
@@ -188,7 +188,7 @@ class RecStoreClient:
 
     def drop(self, name: str) -> None:
         """Deletes a table and its rows."""
-        if _native.find_table(name) is None:
+        if store.find_table(name) is None:
             raise KeyError(f'there is no table "{name}"')
         operators.drop_table(name)
         self._tables.pop(name, None)
@@ -236,7 +236,7 @@ class RecStoreClient:
         metadata: Any = None,
         compression: Compression = None,
         storage_options: Mapping[str, str] | None = None,
-    ) -> "Future[SaveReport]":
+    ) -> PendingSave:
         """Saves all tables to a directory in a thread of its own; see `recstore_ops.checkpoint.save_async`."""
         return checkpoint.save_async(
             path,
@@ -262,7 +262,7 @@ class RecStoreClient:
         """The statistics of one table, or of all by name; see `table_statistics`."""
         if name is not None:
             return table_statistics(name)
-        found = {table: _native.table_statistics(table) for table in _native.table_names()}
+        found = {table: store.table_statistics(table) for table in store.table_names()}
         return {table: statistics for table, statistics in found.items() if statistics is not None}
 
     def get_data_meta(self, name: str) -> tuple[torch.dtype, tuple[int | None, int]]:
@@ -272,7 +272,7 @@ class RecStoreClient:
 
     def data_name_list(self) -> list[str]:
         """The names of all tables."""
-        return _native.table_names()
+        return store.table_names()
 
     def gdata_name_list(self) -> list[str]:
         """The names of the tables declared as global data."""
@@ -291,7 +291,7 @@ class RecStoreClient:
 
     def _table(self, name: str) -> Table:
         """The open table, opened again where another table took over the name."""
-        number = _native.find_table(name)
+        number = store.find_table(name)
         kept = self._tables.get(name)
         if kept is not None and kept[0] == number:
             return kept[1]
@@ -318,7 +318,7 @@ def get_kv_client() -> RecStoreClient:
 def evict(name: str, dry_run: bool) -> Tensor:
     """Takes away the rows that a table's `eviction` chooses; see `RecStoreClient.evict`."""
     try:
-        return torch.tensor(_native.evict_rows(name, dry_run), dtype=torch.int64, device="cpu")
+        return torch.tensor(store.evict_rows(name, dry_run), dtype=torch.int64, device="cpu")
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 
@@ -331,16 +331,16 @@ def set_memory_limit(memory_limit: int | None) -> None:
     what they have.
 
     Raises:
-        ValueError: a limit below 1.
+        ValueError: a limit below 1, or tables are opened on parameter servers.
     """
     if memory_limit is not None and memory_limit < 1:
         raise ValueError(f"memory_limit must be at least 1 or None, got {memory_limit}")
-    _native.set_memory_limit(memory_limit)
+    store.set_memory_limit(memory_limit)
 
 
 def memory_in_use() -> int:
-    """Returns the bytes of memory that all tables of this process take together."""
-    return _native.store_memory()[1]
+    """Returns the bytes of memory that all tables of this process take together; those on servers take none of it."""
+    return store.memory_in_use()
 
 
 def table_statistics(name: str) -> dict[str, Any]:
@@ -359,7 +359,7 @@ def table_statistics(name: str) -> dict[str, Any]:
     Raises:
         KeyError: there is no such table.
     """
-    statistics = _native.table_statistics(name)
+    statistics = store.table_statistics(name)
     if statistics is None:
         raise KeyError(f'there is no table "{name}"')
     return statistics

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops import _native
 from recstore_ops.config.row_types import ROW_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.owners import is_owned, keep, opening, own
@@ -232,7 +232,7 @@ def _as_rows(rows: Any) -> Tensor:
 
 def _open_or_create(shape: tuple[int, int], dtype: torch.dtype, name: str) -> Table:
     """Opens the table, which another module may have given another initializer or optimizer, or creates it."""
-    if _native.find_table(name) is None:
+    if store.find_table(name) is None:
         config = TableConfig(num_embeddings=shape[0], dtype=type_name(dtype), initializer={"kind": "zeros"})
         return Table(name, shape[1], config)
     table = Table.open(name)
@@ -246,7 +246,7 @@ def _open_or_create(shape: tuple[int, int], dtype: torch.dtype, name: str) -> Ta
 
 def global_names() -> list[str]:
     """The names of the tables that a `DistTensor` declared as global, and that are there."""
-    return sorted(name for name, number in _global_tables.items() if _native.find_table(name) == number)
+    return sorted(name for name, number in _global_tables.items() if store.find_table(name) == number)
 
 
 def fill_rows(

@@ -5,11 +5,27 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from enum import Enum
-from typing import Annotated, Any, Optional, TypeVar
+from os import PathLike
+from pathlib import Path
+from typing import Annotated, Any, Optional, TypeVar, get_args
 
 import typer
 
 from recstore_ops.config.option import OptionField, option_fields
+from recstore_ops.config.paths import user_path
+
+
+def read_user_path(text: str | PathLike[str]) -> Path:
+    """Reads a path of the command line, where it is the `parser` of an option or argument.
+
+    Raises:
+        typer.BadParameter: as `recstore_ops.config.paths.user_path`.
+    """
+    try:
+        return Path(user_path(text, "it"))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
 
@@ -52,10 +68,16 @@ def _typer_option(field: OptionField, shown: str | bool) -> Any:
         help=option.help,
         rich_help_panel=option.panel,
         show_default=shown,
-        metavar=option.metavar,
+        metavar=option.metavar or ("PATH" if _is_path(field.type) else None),
+        parser=read_user_path if _is_path(field.type) else None,
         min=option.least,
         max=option.most,
     )
+
+
+def _is_path(type: Any) -> bool:
+    """Whether a type is a path, several, or perhaps one."""
+    return type is Path or Path in get_args(type)
 
 
 def _shown(field: OptionField, *, unset: bool) -> str | bool:

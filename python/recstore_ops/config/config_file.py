@@ -20,6 +20,7 @@ from typing_extensions import Unpack
 
 from recstore_ops.config.json_schema import Problem, Schema, find_problems
 from recstore_ops.config.keywords import takes
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.server_problems import server_problems
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.config.table_options import DEFAULT_LR, ConfigOptions, given, options_of
@@ -103,7 +104,7 @@ def find_config_file() -> Path | None:
     """Returns where the configuration file of this process is, or `None`."""
     named = os.environ.get(PATH_VARIABLE)
     if named:
-        return Path(named)
+        return Path(user_path(named, PATH_VARIABLE))
     here = Path.cwd()
     candidates = (folder / FILE_NAME for folder in (here, *here.parents))
     return next((path for path in candidates if path.is_file()), None)
@@ -117,7 +118,7 @@ def load_config_file(path: str | os.PathLike[str]) -> ConfigFile:
             path, as in `embedding_tables.user.optimzer`.
         OSError: the file cannot be read.
     """
-    path = Path(path)
+    path = Path(user_path(path))
     document = read_document(path)
     problems = document_problems(document)
     if problems:

@@ -2,10 +2,10 @@
 
 import json
 import math
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import type_name
 from recstore_ops.config.table_options import ConfigOptions, given
 
@@ -52,7 +52,7 @@ class TableConfig:
         if "dtype" in chosen:
             chosen["dtype"] = type_name(chosen["dtype"])
         if "disk" in chosen:
-            chosen["disk"] = os.fspath(chosen["disk"])
+            chosen["disk"] = user_path(chosen["disk"], "disk")
         return cls(num_embeddings=num_embeddings, **chosen)
 
     def to_json(self) -> str:

@@ -15,10 +15,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from recstore_ops import _native
+from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.saving import LoadReport, load
 from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_table
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.table.table import Table
 
@@ -95,6 +96,7 @@ def inspect_checkpoint(
         RuntimeError: as `recstore_ops.checkpoint.load`.
         TypeError, IndexError: as `recstore_ops.inspect_table`.
     """
+    path = checked_directory(path, "inspect_checkpoint")
     with embedded_for("inspect_checkpoint"), _loaded(path) as (snapshots, found):
         chosen = _chosen(sorted(found.tables), table, ids is not None)
         chain = _chain(snapshots)
@@ -105,7 +107,7 @@ def inspect_checkpoint(
 @contextmanager
 def _loaded(path: str | PathLike[str]) -> Iterator[tuple[list[dict[str, Any]], LoadReport]]:
     """Gives the snapshots of the manifest and the newest one loaded, as long as it is needed."""
-    if existing := _native.table_names():
+    if existing := store.table_names():
         raise ValueError(f"a checkpoint is inspected in a process without tables, this one has {_listed(existing)}")
     try:
         found = load(path)
@@ -114,7 +116,7 @@ def _loaded(path: str | PathLike[str]) -> Iterator[tuple[list[dict[str, Any]], L
             found = load(path)
         yield snapshots, found
     finally:
-        for name in _native.table_names():
+        for name in store.table_names():
             operators.drop_table(name)
 
 

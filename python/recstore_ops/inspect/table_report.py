@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from recstore_ops import _native
 from recstore_ops.client.client import table_statistics
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
 
@@ -136,7 +136,7 @@ def inspect_table(name: str, ids: Tensor | Iterable[int] | None = None, sample: 
     if sample < 1:
         raise ValueError(f"sample must be at least 1, got {sample}")
     table = Table.open(name)
-    slots = dict(_native.table_slots(name) or [])
+    slots = dict(store.table_slots(name) or [])
     return TableReport(
         name=name,
         dim=table.dim,

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from recstore_ops import _native
 from recstore_ops.client.dist_tensor import DistTensor, fill_rows
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.keywords import takes
@@ -23,6 +22,7 @@ from recstore_ops.nn.padding import PaddingIdx, padding_ids, with_one_padding
 from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
+from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
 from recstore_ops.state.keys import add_rows, load_rows
@@ -311,7 +311,7 @@ class DistEmbedding(TableModule):
 
 def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
-    description = _native.describe_table(table.name)
+    description = store.describe_table(table.name)
     if description is None:
         return  # Dropped meanwhile.
     kept = TableConfig.from_json(description[1]).optimizer

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recstore_ops import _native
 from recstore_ops.autograd import GradWorkerMeanFunction, HashTableLookupFunction
 from recstore_ops.client.client import evict
 from recstore_ops.config.keywords import takes
@@ -26,6 +25,7 @@ from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.transformed import Lookup, read_rows
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
@@ -283,7 +283,7 @@ class HashTable(TableModule):
 
     def slot_names(self) -> list[str]:
         """What is kept for each id: `embedding`, then the optimizer's slots."""
-        slots = _native.table_slots(self.name) or []
+        slots = store.table_slots(self.name) or []
         return [EMBEDDING_SLOT, *(name for name, _ in slots)]
 
     def slot(self, name: str, ids: Tensor | None = None) -> Tensor:

@@ -16,6 +16,7 @@ from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.collected_gradients import CollectedGradients
 from recstore_ops.ops.operators import eager_only
+from recstore_ops.servers import store
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
@@ -284,12 +285,12 @@ class SparseOptimizer(torch.optim.Optimizer):
         """The tables whose state is the optimizer's, by name."""
         if self._modules is not None:
             return {table.name: table for table in _tables_of(self._modules) if table.table_id in self._rates}
-        return {name: Table.open(name) for name in _native.table_names() if _native.find_table(name) in self._rates}
+        return {name: Table.open(name) for name in store.table_names() if store.find_table(name) in self._rates}
 
     def _tables_of_state(self, names: list[str]) -> dict[str, Table]:
         """The tables whose state is loaded, by name."""
         if self._modules is None:
-            missing = [name for name in names if _native.find_table(name) is None]
+            missing = [name for name in names if store.find_table(name) is None]
             if missing:
                 raise ValueError(f"the state is of tables that are not there, {missing}: make the model first")
             return {name: Table.open(name) for name in names}

@@ -28,6 +28,9 @@ _R = TypeVar("_R")
 EFFECTFUL: list[str] = []
 """The operators of this file that have an ordered effect, as `namespace::name.overload`."""
 
+NAMES: list[str] = []
+"""The operators of this file, as `name.overload`."""
+
 SUM, MEAN, MAX = 0, 1, 2
 """The pooling modes of `emb_bag`, numbered as in `torch.nn.functional.embedding_bag`."""
 
@@ -89,6 +92,7 @@ def _eager(name: str) -> Any:
 
 
 def _overload(name: str) -> Any:
+    NAMES.append(name)
     packet, _, overload = name.partition(".")
     return getattr(getattr(torch.ops.recstore, packet), overload or "default")
 

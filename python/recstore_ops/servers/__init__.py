@@ -19,6 +19,7 @@ from recstore_ops.servers.choosing import (
     use_constructor_address,
     use_servers,
 )
+from recstore_ops.servers.first_call import choose_at_first_call
 
 __all__ = [
     "DEFAULT_PORT",
@@ -35,3 +36,5 @@ __all__ = [
     "use_constructor_address",
     "use_servers",
 ]
+
+choose_at_first_call()

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from recstore_ops import _native
 from recstore_ops.config.config_file import active_config
@@ -25,13 +27,19 @@ _lock = threading.RLock()
 # A child forked while another thread holds it would wait for ever.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
+_under_way: set[Future[Any]] = set()
+"""What threads do with the tables on the servers that are chosen now."""
+
+os.register_at_fork(after_in_child=_under_way.clear)
+
 
 @dataclass
 class _Choice:
-    """What was chosen: the backend, and whether by the program or its configuration file."""
+    """What was chosen: the backend; whether by the program or its configuration file; who puts that off."""
 
     backend: str = EMBEDDED
     was_made: bool = False
+    times_put_off: int = 0
 
 
 _choice = _Choice()
@@ -94,6 +102,7 @@ def set_ps_servers(
 def use_servers(choice: ServerChoice) -> int:
     """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
     addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
+    wait(list(_under_way))
     with _lock:
         number = _native.use_servers(addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker)
         _choice.backend, _choice.was_made = SERVERS, True
@@ -123,6 +132,7 @@ def set_ps_backend(backend: str) -> None:
     """
     if backend not in (EMBEDDED, SERVERS):
         raise ValueError(f'the backend must be "{EMBEDDED}" or "{SERVERS}", got "{backend}"')
+    wait(list(_under_way))
     with _lock:
         if backend == EMBEDDED:
             _native.use_embedded()
@@ -142,19 +152,41 @@ def current_ps_backend() -> str:
 
 
 def prepare() -> None:
-    """Makes the configuration file's choice, unless the program has made one. Called before a table is opened.
+    """Makes the configuration file's choice, unless the program has made one.
+
+    It goes before every call that means the tables of the program without naming a store: `recstore_ops.servers.store`
+    and `recstore_ops.servers.first_call` are where these calls are.
 
     Raises:
-        ConnectionError: a server of the file does not answer.
+        ValueError, OSError: the file cannot be read, or holds what it must not.
+        ConnectionError: a server of the file does not answer; the next call tries again.
     """
+    if _choice.was_made:
+        return
     with _lock:
-        if _choice.was_made:
+        if is_settled():
             return
         config = active_config()
         found = chosen_servers(config) if config else None
         if found is not None:
             _use(found)
         _choice.was_made = True
+
+
+def keep_choice_until_done(work: Future[Any]) -> None:
+    """Has whoever chooses another store wait until `work`, which a thread does, has ended with the one of now."""
+    _under_way.add(work)
+    work.add_done_callback(_under_way.discard)
+
+
+def is_settled() -> bool:
+    """Whether nothing is left to the configuration file: a choice was made, or is put off."""
+    return _choice.was_made or _choice.times_put_off > 0
+
+
+def was_chosen() -> bool:
+    """Whether a choice was made, by the program or its configuration file."""
+    return _choice.was_made
 
 
 @contextmanager
@@ -167,11 +199,12 @@ def embedded_for(what: str) -> Iterator[None]:
     with _lock:
         if _choice.backend == SERVERS:
             raise ValueError(f"{what} needs a process that keeps its tables itself; this one has chosen servers")
-        was_made, _choice.was_made = _choice.was_made, True
+        _choice.times_put_off += 1
     try:
         yield
     finally:
-        _choice.was_made = was_made
+        with _lock:
+            _choice.times_put_off -= 1
 
 
 def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:

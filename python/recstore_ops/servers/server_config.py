@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from recstore_ops.config.config_file import ConfigFile
+from recstore_ops.config.paths import user_path
 
 HASH_METHODS = ("city_hash", "simple_mod")
 
@@ -59,6 +60,10 @@ class Tls:
     def __post_init__(self) -> None:
         if (self.certificate is None) != (self.key is None):
             raise ValueError("tls needs both certificate and key, or neither")
+        for name in ("certificate", "key", "ca"):
+            path = getattr(self, name)
+            if path is not None:
+                object.__setattr__(self, name, user_path(path, name))
 
 
 @dataclass(frozen=True)
@@ -141,14 +146,14 @@ def read_token(path: Path) -> str:
         ValueError: the file is empty.
         OSError: it cannot be read.
     """
-    token = path.read_text("utf-8").strip()
+    token = Path(user_path(path, "token_file")).read_text("utf-8").strip()
     if not token:
         raise ValueError(f"{path}: the token is empty")
     return token
 
 
 def _beside(config: ConfigFile, path: str) -> str:
-    return str(Path(config.path).parent / path)
+    return str(Path(config.path).parent / user_path(path))
 
 
 def _addresses(section: dict[str, Any]) -> tuple[ServerAddress, ...]:

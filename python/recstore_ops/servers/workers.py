@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Annotated
 
-from recstore_ops import _native
 from recstore_ops.config.option import Option
+from recstore_ops.servers import store
 
 
 class Consistency(str, Enum):
@@ -114,7 +114,7 @@ def ps_barrier(name: str, timeout: float = 60.0) -> None:
         RuntimeError: names the workers that have not come in time, or that are dead; tables are not on servers.
         ConnectionError: the server does not answer.
     """
-    _native.barrier(name, timeout)
+    store.barrier(name, timeout)
 
 
 def leave_ps_workers() -> None:
@@ -124,7 +124,7 @@ def leave_ps_workers() -> None:
         RuntimeError: tables are not on servers.
         ConnectionError: a server does not answer.
     """
-    _native.leave_workers()
+    store.leave_workers()
 
 
 def ps_workers() -> list[ShardWorkers]:
@@ -136,7 +136,7 @@ def ps_workers() -> list[ShardWorkers]:
     """
     return [
         ShardWorkers(tuple(WorkerState(*state) for state in states), most_ahead)
-        for states, most_ahead in _native.workers()
+        for states, most_ahead in store.workers()
     ]
 
 

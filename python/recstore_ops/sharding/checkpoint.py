@@ -9,7 +9,13 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from recstore_ops import checkpoint
-from recstore_ops.checkpoint.saving import LoadReport, SaveKind, SaveReport
+from recstore_ops._native import commit_parts
+from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
+from recstore_ops.checkpoint.pending import tell_failures
+from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops.checkpoint.progress import shown
+from recstore_ops.checkpoint.reports import LoadReport, SaveReport
+from recstore_ops.servers import store
 
 _Result = TypeVar("_Result")
 
@@ -21,6 +27,8 @@ def save(
     kind: SaveKind = "full",
     keep: int = 1,
     metadata: Any = None,
+    compression: Compression = None,
+    progress: bool | None = False,
 ) -> SaveReport:
     """Saves all tables of all ranks as one snapshot. All ranks call it together, between the same two steps.
 
@@ -30,23 +38,37 @@ def save(
     Args:
         path: a directory that all ranks see; made if it is not there.
         process_group: over which the tables are sharded.
-        kind: as in `recstore_ops.checkpoint.save`, and so are `keep` and `metadata`; the same on all ranks.
+        kind: as in `recstore_ops.checkpoint.save`, and so are `keep`, `metadata` and `compression`; the same on all
+            ranks.
         keep: how many full snapshots stay.
         metadata: what `load` gives back; that of the group's first rank.
+        compression: of the files of this rank.
+        progress: whether this rank shows a progress bar of its part; `None` for one on a terminal.
 
     Returns:
         What this rank wrote.
 
     Raises:
-        ValueError, TypeError: as `recstore_ops.checkpoint.save`.
+        ValueError, TypeError: as `recstore_ops.checkpoint.save`; or `path` is a URL: the parts of ranks need a
+            directory.
         RuntimeError: a rank could not write its part, or the parts do not fit together; all ranks raise.
     """
+    tell_failures()
     rank, world = dist.get_rank(process_group), dist.get_world_size(process_group)
+
+    def checked() -> tuple[str, dict[str, Any]]:
+        own_metadata = metadata if rank == 0 else None
+        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression)
+
+    directory, arguments = _all_or_none(process_group, "save", checked)
     snapshot = _of_first(process_group, checkpoint.new_snapshot_name)
-    report = _all_or_none(
-        process_group, "save", lambda: checkpoint.save_part(path, snapshot, rank, world, kind=kind, progress=False)
-    )
-    _of_first(process_group, lambda: checkpoint.commit(path, snapshot, world, keep=keep, metadata=metadata))
+    with shown("saving", progress) as native:
+
+        def write() -> SaveReport:
+            return SaveReport(**store.save_part_of_tables(directory, snapshot, (rank, world), arguments, native))
+
+        report = _all_or_none(process_group, "save", write)
+    _of_first(process_group, lambda: commit_parts(directory, snapshot, world, arguments))
     return report
 
 

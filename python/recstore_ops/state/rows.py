@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops import _native
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned
 from recstore_ops.table.table import Table
 
@@ -168,7 +168,7 @@ def _as_bytes(tensor: Tensor) -> bytes:
 
 
 def _slot_widths(table: Table) -> dict[str, int]:
-    return dict(_native.table_slots(table.name) or [])
+    return dict(store.table_slots(table.name) or [])
 
 
 def _check_ids(table: Table, ids_N: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from recstore_ops import _native
+from recstore_ops.servers import store
 from recstore_ops.table.shard import Shard
 
 _COPY = re.compile(r"\.copy\d*$")
@@ -20,7 +21,7 @@ def copy_content(name: str, number: int, shard: Shard | None) -> str:
         RuntimeError: the table was dropped, or lies on servers, or elsewhere than tables are opened now; or there is no
             memory for the copy.
     """
-    if _native.find_table(name) != number:
+    if store.find_table(name) != number:
         raise RuntimeError(f'table "{name}" cannot be copied: it was dropped, or tables are opened elsewhere now')
     copy = _free_name(name, shard)
     _native.copy_table(number, copy)
@@ -38,7 +39,7 @@ def _free_name(name: str, shard: Shard | None) -> str:
 
 
 def _next_free(base: str, place: int) -> int:
-    while _native.find_table(_name_at(base, place)) is not None:
+    while store.find_table(_name_at(base, place)) is not None:
         place += 1
     return place
 

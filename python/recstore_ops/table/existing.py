@@ -16,6 +16,7 @@ from recstore_ops import _native, servers
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.config.table_options import OnExisting
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table, disagreeing_on_error, open_tables
 
@@ -58,7 +59,7 @@ def note_module(table: Table) -> None:
 def note_loaded(names: list[str]) -> None:
     """Notes that tables have the rows of a checkpoint, with which a module made afterwards is meant to go on."""
     for name in names:
-        number = _native.find_table(name)
+        number = store.find_table(name)
         if number is not None:
             _before.pop(number, None)
 
@@ -80,7 +81,7 @@ def settle_existing(
             differently; or with `reset` an invalid configuration.
         RuntimeError: another rank could not open its shard.
     """
-    number = _native.find_table(name)
+    number = store.find_table(name)
     with disagreeing_on_error(shard):
         state = _FREE if number is None else _state(number, choice)
     if shard is not None and not shard.is_alone:

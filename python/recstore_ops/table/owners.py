@@ -9,8 +9,8 @@ from collections import Counter
 
 from torch.utils._python_dispatch import _disable_current_modes
 
-from recstore_ops import _native
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 
 opening = threading.RLock()
 """Held while a table is opened and first filled: of several threads one creates it, and none sees it half filled."""
@@ -49,5 +49,5 @@ def _disown(name: str, number: int, owner_pid: int) -> None:
             del _owners[number]
             # An owner may be collected as garbage while something else is traced.
             with _disable_current_modes():
-                if _native.find_table(name) == number:
+                if store.find_table(name) == number:
                     operators.drop_table(name)

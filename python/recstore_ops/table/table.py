@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from recstore_ops import _native, servers
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.table.copying import copy_content
 from recstore_ops.table.finite import is_finite
 from recstore_ops.table.owners import is_owned, opening, own
@@ -74,7 +75,7 @@ class Table:
         self.times_cleared = 0
         with disagreeing_on_error(shard):
             with opening, torch.inference_mode(False):
-                self.is_new = _native.find_table(name) is None
+                self.is_new = store.find_table(name) is None
                 self._open()
             weakref.finalize(self, _release, self.handle, self.collector)
             _open_tables.add(self)
@@ -100,7 +101,7 @@ class Table:
             self.handle: Tensor = operators.make_hashtable(self.name, self.dim, self.config.to_json())
         except RuntimeError as error:
             raise ValueError(str(error)) from None
-        self.table_id: int = _native.find_table(self.name) or 0
+        self.table_id: int = store.find_table(self.name) or 0
         self.collector: Tensor = operators.make_collector()
         self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)
 
@@ -127,7 +128,7 @@ class Table:
             KeyError: there is no such table.
         """
         with opening:
-            description = _native.describe_table(name)
+            description = store.describe_table(name)
             if description is None:
                 raise KeyError(f'there is no table "{name}"')
             dim, config = description
@@ -277,7 +278,7 @@ class Table:
         with disagreeing_on_error(self.shard):
             name = copy_content(self.name, self.table_id, self.shard)
         try:
-            dim, described = self._if_there(_native.describe_table(name))
+            dim, described = self._if_there(store.describe_table(name))
             config = replace(self.config, seed=TableConfig.from_json(described).seed)
             return type(self)(name, dim, config, self.shard)
         except BaseException:
@@ -364,7 +365,7 @@ _default_tables: dict[int, Table] = {}
 def default_table(dim: int) -> Table:
     """The table `default/<dim>` that the operators without a table address, opened; a new one starts at zeros."""
     name = f"default/{dim}"
-    number = _native.find_table(name)
+    number = store.find_table(name)
     kept = _default_tables.get(dim)
     if kept is None or kept.table_id != number:
         kept = Table(name, dim, TableConfig(initializer={"kind": "zeros"})) if number is None else Table.open(name)

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from multiprocessing.context import get_spawning_popen
 
-from recstore_ops import _native, servers
+from recstore_ops import servers
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 
 _made: ContextVar[list[str] | None] = ContextVar("made", default=None)
 """The names of the tables that pickles made; none where pickles make none."""
@@ -38,7 +39,7 @@ def opening_empty_tables() -> Iterator[None]:
         yield
     except BaseException:
         for name in _made.get() or []:
-            if _native.find_table(name) is not None:
+            if store.find_table(name) is not None:
                 operators.drop_table(name)
         raise
     finally:
@@ -62,7 +63,7 @@ def check_open(name: str, owner: str) -> None:
     Raises:
         RuntimeError: it is not open, and `opening_empty_tables` is not in effect.
     """
-    if _made.get() is None and _native.find_table(name) is None:
+    if _made.get() is None and store.find_table(name) is None:
         raise RuntimeError(
             f'{owner} over table "{name}" cannot be unpickled: the table is not open in this process and a pickle '
             "holds no rows; load them first, by recstore_ops.checkpoint.load, or make the module and load its "
@@ -85,4 +86,4 @@ def check_not_spawning(name: str, number: int, owner: str) -> None:
 
 
 def _is_on_servers(name: str, number: int) -> bool:
-    return servers.current_ps_backend() != servers.EMBEDDED and _native.find_table(name) == number
+    return servers.current_ps_backend() != servers.EMBEDDED and store.find_table(name) == number

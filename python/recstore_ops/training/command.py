@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from recstore_ops.config.command_options import takes_options_of
+from recstore_ops.config.command_options import read_user_path, takes_options_of
 from recstore_ops.config.option import field_values
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.rows.input_files import find_input_files
@@ -22,12 +22,16 @@ _Data = Annotated[
     list[Path] | None,
     typer.Argument(
         metavar="DATA",
+        parser=read_user_path,
         help="Training files, or one directory with files named train* and test* in it. Compressed ones "
         "(gzip, bz2, xz, zstd, lz4) are recognised.",
         show_default=False,
     ),
 ]
-_Test = Annotated[list[Path] | None, typer.Option(help="A test file; may be repeated.", rich_help_panel="Input")]
+_Test = Annotated[
+    list[Path] | None,
+    typer.Option(help="A test file; may be repeated.", metavar="PATH", parser=read_user_path, rich_help_panel="Input"),
+]
 _Alpha = Annotated[float | None, typer.Option(help="FTRL's name for --lr.", rich_help_panel="Optimizer")]
 _Baseline = Annotated[
     Literal["nn"] | None,
@@ -44,7 +48,9 @@ _RunName = Annotated[
         help="Name of a new directory for the results.", show_default="model and time", rich_help_panel="Output"
     ),
 ]
-_RunsDir = Annotated[Path, typer.Option(help="Where runs are kept.", rich_help_panel="Output")]
+_RunsDir = Annotated[
+    Path, typer.Option(help="Where runs are kept.", metavar="PATH", parser=read_user_path, rich_help_panel="Output")
+]
 _SaveEvery = Annotated[
     int | None,
     typer.Option(

@@ -7,7 +7,6 @@ a table while it is exported.
 Shape suffixes: N ids, D dim.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -19,13 +18,14 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from recstore_ops import _native
 from recstore_ops.client.dist_tensor import DistTensor
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops import operators
+from recstore_ops.servers import store
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.safetensors_file import Column, SafetensorsFile, write_safetensors
@@ -93,7 +93,7 @@ def _check_module(module: Any, name: str) -> None:
         raise TypeError(f"from_embedding takes nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}")
     if module.weight.dtype not in ROW_TYPES.values():
         raise TypeError(f"a table keeps {', '.join(map(str, ROW_TYPES.values()))}, got {module.weight.dtype}")
-    if _native.find_table(name) is not None:
+    if store.find_table(name) is not None:
         raise ValueError(f'table "{name}" exists; from_embedding needs a new one')
 
 
@@ -197,7 +197,7 @@ def export_safetensors(
         KeyError: there is no table of a name.
         OSError: the file cannot be written.
     """
-    opened = [_opened(table) for table in (_native.table_names() if tables is None else tables)]
+    opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
     exports = {table.name: _Export(table) for table in opened}
     with _bar("exporting", sum(len(export) for export in exports.values()), progress) as bar:
         write_safetensors(path, [column for export in exports.values() for column in export.columns(bar)])
@@ -222,7 +222,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
     export = _Export(_opened(table))
     row_type = pyarrow.list_(pyarrow.float32(), export.table.dim)
     schema = pyarrow.schema([("id", pyarrow.int64()), ("row", row_type)])
-    beside = Path(f"{os.fspath(path)}.new")
+    beside = Path(f"{user_path(path)}.new")
     try:
         with (
             _bar("exporting", len(export), progress) as bar,
@@ -233,7 +233,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
                 rows = pyarrow.FixedSizeListArray.from_arrays(values, type=row_type)
                 group = pyarrow.table([pyarrow.array(ids_N.numpy()), rows], schema)
                 writer.write_table(group, row_group_size=max(1, group.num_rows))
-        beside.replace(path)
+        beside.replace(user_path(path))
     finally:
         beside.unlink(missing_ok=True)
 

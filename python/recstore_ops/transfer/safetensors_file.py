@@ -9,7 +9,6 @@ Source: https://github.com/huggingface/safetensors, "Format".
 
 import json
 import math
-import os
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+
+from recstore_ops.config.paths import user_path
 
 TYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -84,7 +85,8 @@ def write_safetensors(path: str | PathLike[str], columns: Sequence[Column]) -> d
     columns = sorted(columns, key=lambda column: -column.dtype.itemsize)
     header = _header(columns)
     checksums = {"header": zlib.crc32(header)}
-    beside = Path(f"{os.fspath(path)}.new")
+    path = user_path(path)
+    beside = Path(f"{path}.new")
     try:
         with beside.open("wb") as file:
             file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
@@ -129,7 +131,7 @@ class SafetensorsFile:
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
-        self.path = os.fspath(path)
+        self.path = user_path(path)
         with open(self.path, "rb"):  # What the system refuses, Python reports with the file's name.
             pass
         try:

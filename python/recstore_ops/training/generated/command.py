@@ -9,11 +9,15 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from recstore_ops.config.command_options import read_user_path
 from recstore_ops.training.generated.criteo import write_criteo
 
 
 def generate_command(
-    path: Annotated[Path, typer.Argument(help="The file to write; one that ends in .gz is compressed.")],
+    path: Annotated[
+        Path,
+        typer.Argument(help="The file to write; one that ends in .gz is compressed.", parser=read_user_path),
+    ],
     rows: Annotated[int, typer.Option(help="Lines to write.")] = 1_000_000,
     seed: Annotated[int, typer.Option(help="Of the rows: give training and test files different ones.", min=0)] = 0,
     model_seed: Annotated[

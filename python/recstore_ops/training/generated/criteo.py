@@ -17,6 +17,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from recstore_ops.config.paths import user_path
 from recstore_ops.training.generated.criteo_rows import CHUNK_ROWS, draw_chunk, draw_values
 
 _LOGIT_LIMIT, _LOGIT_BINS = 16, 16_384
@@ -61,7 +62,7 @@ def write_criteo(
         ValueError: `num_rows` below one.
         OSError: the file cannot be written; nothing is left of it.
     """
-    path = Path(path)
+    path = Path(user_path(path))
     if num_rows < 1:
         raise ValueError(f"expected at least one row, got {num_rows}")
     if path.is_dir():

@@ -1,0 +1,158 @@
+"""The manifest of a checkpoint's directory, read and written without its tables; see `docs/checkpoint_format.md`."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+MANIFEST = "manifest.json"
+LOCK = ".lock"
+
+_FORMAT = "recstore-checkpoint"
+_VERSION = 1
+_BEFORE_CHECKSUM = b'"checksum": "'
+_NO_CHECKSUM = "00000000"
+_FILE_NAME = re.compile(r"[^/\\]+\.safetensors(\.zst)?")
+_KEYS_OF_MANIFEST = {"format", "version", "snapshots", "checksum"}
+_KEYS_OF_SNAPSHOT = {"id", "parent", "created", "metadata", "tables"}
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The snapshots of a directory.
+
+    Attributes:
+        directory: where it is.
+        text: the file's bytes.
+        snapshots: the oldest first, as the file has them.
+    """
+
+    directory: Path
+    text: bytes
+    snapshots: list[dict[str, Any]]
+
+    def files(self) -> dict[str, dict[str, Any]]:
+        """The entries of all files, by name."""
+        return {file["file"]: file for snapshot in self.snapshots for file in files_of(snapshot)}
+
+    def gaps(self) -> list[str]:
+        """The parents that are missing, each in a sentence."""
+        ids = {snapshot["id"] for snapshot in self.snapshots}
+        missing = [snapshot for snapshot in self.snapshots if snapshot["parent"] not in {None, *ids}]
+        return [f"the snapshot {found['id']} follows {found['parent']}, which is missing" for found in missing]
+
+
+def files_of(snapshot: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The entries of a snapshot's own files."""
+    for table in snapshot["tables"]:
+        yield from table["shards"]
+
+
+def read_manifest(directory: str) -> Manifest:
+    """Reads the manifest of a directory and checks it.
+
+    Raises:
+        RuntimeError: there is no checkpoint, or the manifest is not what it should be; names the file.
+    """
+    path = Path(directory) / MANIFEST
+    try:
+        text = path.read_bytes()
+        document = json.loads(text)
+    except FileNotFoundError:
+        raise RuntimeError(f"checkpoint: {directory}: there is no checkpoint here") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise RuntimeError(f"checkpoint: {path}: {error}") from None
+    try:
+        _check(document, text)
+    except (KeyError, TypeError, AttributeError):
+        raise RuntimeError(f"checkpoint: {path}: it is no manifest of a checkpoint") from None
+    except ValueError as error:
+        raise RuntimeError(f"checkpoint: {path}: {error}") from None
+    return Manifest(Path(directory), text, document["snapshots"])
+
+
+def _check(document: dict[str, Any], text: bytes) -> None:
+    if document.keys() != _KEYS_OF_MANIFEST or document["format"] != _FORMAT:
+        raise ValueError("it is no manifest of a checkpoint")
+    if document["version"] != _VERSION:
+        raise ValueError(f"this release reads version {_VERSION}, the checkpoint has {document['version']}")
+    if _checksum_of(text) != document["checksum"]:
+        raise ValueError("it was changed: its checksum is another")
+    for snapshot in document["snapshots"]:
+        if snapshot.keys() != _KEYS_OF_SNAPSHOT:
+            raise KeyError
+        for file in files_of(snapshot):
+            if not _FILE_NAME.fullmatch(file["file"]):
+                raise ValueError(f'"{file["file"]}" is not the name of a file of a checkpoint')
+            _ = file["bytes"] + file["rows"] + file["deleted"] + sum(file["checksums"].values())
+
+
+def _checksum_of(text: bytes) -> str | None:
+    """The checksum that a manifest should have; none if there is no place for one."""
+    place = text.rfind(_BEFORE_CHECKSUM)
+    begin = place + len(_BEFORE_CHECKSUM)
+    if place < 0 or len(text) < begin + len(_NO_CHECKSUM):
+        return None
+    return f"{zlib.crc32(text[:begin] + _NO_CHECKSUM.encode() + text[begin + len(_NO_CHECKSUM) :]):08x}"
+
+
+def write_manifest(directory: Path, snapshots: list[dict[str, Any]]) -> None:
+    """Puts a manifest of these snapshots in the place of the directory's: readers see the old one or this one.
+
+    Raises:
+        OSError: it cannot be written; the old one stays.
+    """
+    document = {"format": _FORMAT, "version": _VERSION, "snapshots": snapshots, "checksum": _NO_CHECKSUM}
+    unsigned = json.dumps(document, indent=2).encode()
+    document["checksum"] = _checksum_of(unsigned)
+    beside = directory / "manifest.new"
+    try:
+        with beside.open("wb") as file:
+            file.write(json.dumps(document, indent=2).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(directory / MANIFEST)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    sync_directory(directory)
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes renamed and removed files survive a crash."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(directory: str) -> Iterator[None]:
+    """Keeps others from saving to a directory.
+
+    Raises:
+        RuntimeError: somebody saves to it.
+        OSError: the directory cannot be written.
+    """
+    with (Path(directory) / LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError(f"checkpoint: {directory}: another process or store is saving to it") from None
+        try:
+            yield
+        finally:
+            # Closing the file would not do: a child forked meanwhile has it open too.
+            fcntl.flock(file, fcntl.LOCK_UN)
+
+
+__all__ = ["LOCK", "MANIFEST", "Manifest", "files_of", "locked", "read_manifest", "sync_directory", "write_manifest"]

@@ -1,0 +1,163 @@
+"""Reads all files of a directory and compares them with its manifest. No table is made, and little memory is needed."""
+
+from __future__ import annotations
+
+import json
+import stat
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from os import PathLike
+from pathlib import Path
+from typing import Any, BinaryIO, Literal
+
+from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, Manifest, read_manifest
+from recstore_ops.checkpoint.place import checked_directory
+
+_LENGTH_BYTES = 8
+_LONGEST_HEADER = 1 << 20
+_BYTES_AT_A_TIME = 1 << 20
+
+
+@dataclass(frozen=True)
+class FileFinding:
+    """A file that is not as the manifest says.
+
+    Attributes:
+        kind: `damaged`: its content is another; `missing`; `unexplained`: the manifest does not list it.
+        file: its name.
+        message: what is wrong with it.
+    """
+
+    kind: Literal["damaged", "missing", "unexplained"]
+    file: str
+    message: str
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What `verify` found.
+
+    Attributes:
+        snapshots: how many snapshots the directory has.
+        files: how many files they have.
+        bytes: of these files.
+        findings: what is not as it should be. Files that are unexplained harm no load.
+    """
+
+    snapshots: int
+    files: int
+    bytes: int
+    findings: list[FileFinding] = field(default_factory=list)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether no file is damaged or missing."""
+        return all(finding.kind == "unexplained" for finding in self.findings)
+
+
+def verify(path: str | PathLike[str]) -> VerifyReport:
+    """Reads every file of every snapshot of a directory, and compares lengths, headers and checksums.
+
+    The tables of this process have no part in it. Somebody may save meanwhile: then it begins anew.
+
+    Args:
+        path: the directory.
+
+    Returns:
+        What is damaged, missing or not explained by the manifest.
+
+    Raises:
+        ValueError: `path` is a URL.
+        RuntimeError: the directory holds no checkpoint, or its manifest is damaged.
+    """
+    directory = checked_directory(path, "verify")
+    manifest = read_manifest(directory)
+    while True:
+        report = _compared(manifest)
+        again = read_manifest(directory)
+        if report.is_sound or again.text == manifest.text:
+            return report
+        manifest = again
+
+
+def _compared(manifest: Manifest) -> VerifyReport:
+    files = manifest.files()
+    findings = [FileFinding("damaged", MANIFEST, gap) for gap in manifest.gaps()]
+    for name, entry in files.items():
+        findings += _file_findings(manifest.directory / name, entry)
+    listed = {MANIFEST, LOCK, *files}
+    others = sorted(other.name for other in manifest.directory.iterdir() if other.name not in listed)
+    findings += [FileFinding("unexplained", name, "the manifest does not list it") for name in others]
+    return VerifyReport(len(manifest.snapshots), len(files), sum(entry["bytes"] for entry in files.values()), findings)
+
+
+def _file_findings(path: Path, entry: dict[str, Any]) -> Iterator[FileFinding]:
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):  # Opening a FIFO would wait for ever.
+            raise ValueError("it is no file")
+        if found.st_size != entry["bytes"]:
+            raise ValueError(f"it has {found.st_size:,} bytes, not {entry['bytes']:,}")
+        with _plain(path, entry) as (file, plain_bytes):
+            _compare(file, plain_bytes, entry["checksums"])
+    except FileNotFoundError:
+        yield FileFinding("missing", path.name, "the manifest lists it")
+    except (KeyError, TypeError, AttributeError):
+        yield FileFinding("damaged", path.name, "its header is none of safetensors")
+    except (ValueError, RecursionError, OSError) as error:
+        yield FileFinding("damaged", path.name, str(error))
+
+
+@contextmanager
+def _plain(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
+    """The plain file, and its length."""
+    with path.open("rb") as file:
+        if "compressed" not in entry:
+            yield file, entry["bytes"]
+            return
+        import pyarrow
+
+        with pyarrow.CompressedInputStream(file, entry["compressed"]["kind"]) as plain:
+            yield plain, entry["compressed"]["bytes"]
+
+
+def _compare(file: BinaryIO, plain_bytes: int, checksums: dict[str, int]) -> None:
+    """Compares a plain file with its checksums, from its beginning to its end.
+
+    Raises:
+        ValueError: it differs.
+    """
+    length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    if length > min(_LONGEST_HEADER, plain_bytes - _LENGTH_BYTES):
+        raise ValueError("its header does not lie within it")
+    header = file.read(length)
+    if zlib.crc32(header) != checksums["header"]:
+        raise ValueError("its header was changed: the checksum is another")
+    tensors = json.loads(header)
+    if tensors.keys() != checksums.keys() - {"header"}:
+        raise ValueError(f"it has the tensors {sorted(tensors)}, and the manifest tells {sorted(checksums)}")
+    place = 0
+    for name, tensor in sorted(tensors.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = tensor["data_offsets"]
+        if begin != place or end < begin:
+            raise ValueError(f'its tensor "{name}" does not begin where the one before it ends')
+        if _crc32(file, end - begin) != checksums[name]:
+            raise ValueError(f'its tensor "{name}" was changed: the checksum is another')
+        place = end
+    if place != plain_bytes - _LENGTH_BYTES - length or file.read(1):
+        raise ValueError("it does not end where its last tensor does")
+
+
+def _crc32(file: BinaryIO, count: int) -> int:
+    checksum = 0
+    while count > 0:
+        part = file.read(min(count, _BYTES_AT_A_TIME))
+        if not part:
+            raise ValueError("it ends within a tensor")
+        checksum, count = zlib.crc32(part, checksum), count - len(part)
+    return checksum
+
+
+__all__ = ["FileFinding", "VerifyReport", "verify"]

@@ -1,0 +1,60 @@
+"""The commands `recstore checkpoint verify` and `recstore checkpoint prune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from recstore_ops import checkpoint
+from recstore_ops.config.command_options import read_user_path
+
+checkpoint_commands = typer.Typer(
+    name="checkpoint", help="Look after the directory of a checkpoint.", no_args_is_help=True
+)
+
+_Directory = Annotated[Path, typer.Argument(help="The directory of a checkpoint.", parser=read_user_path)]
+
+
+@checkpoint_commands.command("verify")
+def verify_command(path: _Directory) -> None:
+    """Read every file of every snapshot, and say what is damaged, missing or unexplained.
+
+    The exit code is 1 if a file is damaged or missing. It needs little memory.
+    """
+    try:
+        report = checkpoint.verify(path)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    for finding in report.findings:
+        print(f"{finding.kind}: {finding.file}: {finding.message}")
+    what = f"{report.snapshots:,} snapshots, {report.files:,} files, {report.bytes:,} bytes"
+    print(f"{path}: {what}: {'sound' if report.is_sound else 'not sound'}")
+    if not report.is_sound:
+        raise typer.Exit(1)
+
+
+@checkpoint_commands.command("prune")
+def prune_command(
+    path: _Directory,
+    keep: Annotated[int, typer.Option(help="Full snapshots that stay, with the deltas that follow them.", min=1)],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be removed, and remove nothing.")] = False,
+) -> None:
+    """Take all but the newest snapshots out of a directory.
+
+    What is removed is printed before. It is what the manifest lists for those snapshots alone.
+    """
+
+    def show(plan: checkpoint.PruneReport) -> None:
+        word = "would remove" if dry_run else "removes"
+        for snapshot in plan.snapshots:
+            print(f"{word} snapshot {snapshot}")
+        for name, size in plan.files.items():
+            print(f"{word} {name}, {size:,} bytes")
+
+    try:
+        plan = checkpoint.prune(path, keep, dry_run=dry_run, on_plan=show)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    print(f"{path}: {len(plan.kept):,} snapshots stay, {len(plan.snapshots):,} {'would go' if dry_run else 'are gone'}")

@@ -1,0 +1,172 @@
+"""Saves in a thread of their own: what the handle gives, and who is told of a failure."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoints import drop_all_tables
+from served_tables import ServerProcesses
+
+from recstore_ops import DistEmbedding, EmbeddingTableConfig, RecStoreClient, checkpoint, servers
+
+pytestmark = pytest.mark.tier("test")
+
+
+@pytest.fixture(autouse=True)
+def _empty_store() -> Iterator[None]:
+    drop_all_tables()
+    yield
+    servers.set_ps_backend("embedded")
+
+
+def failing(folder: Path) -> checkpoint.PendingSave:
+    """A save that has failed: its directory would lie in a file."""
+    file = folder / "file"
+    file.touch()
+    saving = checkpoint.save_async(file / "below")
+    while not saving.done():
+        time.sleep(0.001)
+    return saving
+
+
+def told(work: object) -> list[str]:
+    """What is warned of while `work()` runs."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert callable(work)
+        work()
+    assert all(warning.category is RuntimeWarning for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+def test_whoever_asks_is_told_and_nobody_else(tmp_path: Path) -> None:
+    for ask in ("result", "exception"):
+        saving = failing(tmp_path)
+        if ask == "result":
+            with pytest.raises(RuntimeError, match="file"):
+                saving.result()
+        else:
+            assert isinstance(saving.exception(), RuntimeError)
+
+        def forget() -> None:
+            nonlocal saving
+            saving = None  # type: ignore[assignment]
+            gc.collect()
+            checkpoint.save(tmp_path / "fine")
+
+        assert told(forget) == []
+
+
+def test_a_failure_is_told_when_its_handle_is_gone(tmp_path: Path) -> None:
+    def forget() -> None:
+        failing(tmp_path)
+
+    messages = told(forget)
+    assert len(messages) == 1
+    assert f"to {tmp_path}/file/below, failed, and nobody has asked for its result: " in messages[0]
+    assert told(lambda: checkpoint.save(tmp_path / "fine")) == []
+
+
+def test_a_failure_is_told_by_the_next_save_of_any_kind(tmp_path: Path) -> None:
+    name = checkpoint.new_snapshot_name()
+    saves = [
+        lambda: checkpoint.save(tmp_path / "a"),
+        lambda: checkpoint.save_async(tmp_path / "b").result(),
+        lambda: RecStoreClient().save(tmp_path / "c"),
+        lambda: checkpoint.save_part(tmp_path / "d", name, 0, 1),
+    ]
+    for save in saves:
+        saving = failing(tmp_path)
+        assert len(told(save)) == 1
+        assert told(lambda: checkpoint.save(tmp_path / "a")) == []
+        del saving
+
+
+def test_equal_failures_are_told_each(tmp_path: Path) -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        for _ in range(3):
+            failing(tmp_path)
+    assert len(caught) == 3
+
+
+def test_a_timeout_does_not_count_as_asked(tmp_path: Path) -> None:
+    saving = checkpoint.PendingSave("somewhere")
+    with pytest.raises(TimeoutError):
+        saving.result(timeout=0.01)
+    saving.set_exception(RuntimeError("no room"))
+    message = "to somewhere, failed, and nobody has asked for its result: no room"
+    assert [message in text for text in told(lambda: checkpoint.save(tmp_path))] == [True]
+
+
+ENDS_WITHOUT_ASKING = """
+import sys
+from recstore_ops import DistEmbedding, checkpoint
+DistEmbedding(None, 2, "t")
+saving = checkpoint.save_async(sys.argv[1])
+"""
+
+
+def test_a_failure_is_told_at_the_end_of_the_process(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-c", ENDS_WITHOUT_ASKING, str(tmp_path / "file" / "below")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "RuntimeWarning: save 1 that save_async began in this process, to " in done.stderr
+    assert done.stderr.count("nobody has asked") == 1
+
+
+def test_on_servers_a_save_goes_on_beside_the_program(tmp_path: Path) -> None:
+    with ServerProcesses(tmp_path, 1) as processes:
+        servers.set_ps_servers(processes.addresses)
+        client = RecStoreClient()
+        client.init_embedding_table("t", EmbeddingTableConfig(None, 64))
+        rows = torch.ones(100_000, 64)
+        for start in range(0, 500_000, 100_000):
+            client.push("t", torch.arange(start, start + 100_000), rows)
+        saving = checkpoint.save_async(tmp_path / "saved", metadata={"step": 7})
+        was_done = saving.done()
+        assert torch.equal(client.pull("t", torch.arange(3)), rows[:3])
+        servers.set_ps_backend("embedded")  # Waits for the save, which means the servers.
+        assert saving.done()
+        assert not was_done
+        assert saving.result().rows == 500_000
+    assert checkpoint.load(tmp_path / "saved").metadata == {"step": 7}
+
+
+def test_servers_do_not_compress(tmp_path: Path) -> None:
+    with ServerProcesses(tmp_path, 1) as processes:
+        servers.set_ps_servers(processes.addresses)
+        for save in (checkpoint.save, checkpoint.save_async, RecStoreClient().save):
+            with pytest.raises(ValueError, match="compression is for tables of this process: parameter servers save"):
+                save(tmp_path / "saved", compression="zstd")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_a_child_does_not_tell_its_parents_failures(tmp_path: Path) -> None:
+    DistEmbedding(None, 2, "t")
+    code = """
+import os, sys, warnings
+from recstore_ops import DistEmbedding, checkpoint
+warnings.simplefilter("always")
+saving = checkpoint.save_async(sys.argv[1])
+while not saving.done():
+    pass
+if os.fork() == 0:
+    checkpoint.save(sys.argv[2])
+    sys.exit(0)
+os.wait()
+saving.exception()
+"""
+    (tmp_path / "file").touch()
+    command = [sys.executable, "-c", code, str(tmp_path / "file" / "below"), str(tmp_path / "fine")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "nobody has asked" not in done.stderr
+    assert (tmp_path / "fine").exists()
