@@ -39,6 +39,8 @@ class ServerProcesses:
     def _started(process: WarmRecstore) -> re.Match[str]:
         line = process.stdout.readline()
         started = _STARTED.match(line)
+        if started is None:
+            process.kill()
         assert started, line + process.stdout.read()
         return started
 

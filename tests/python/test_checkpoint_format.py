@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import struct
 import zlib
@@ -346,3 +347,20 @@ def test_ids_of_a_file_are_checked(ids: list[int], message: str, tmp_path: Path)
     changed_manifest(tmp_path, lambda manifest: first_file(manifest)["checksums"].update(ids=zlib.crc32(column)))
     with pytest.raises(RuntimeError, match=f"{path}: .*{message}"):
         checkpoint.load(tmp_path)
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+def test_a_pipe_in_the_place_of_a_file_is_named_and_holds_nobody_up(tmp_path: Path, compression: Any) -> None:
+    DistEmbedding(None, 2, "t")
+    checkpoint.save(tmp_path, compression=compression)
+    for path in [tmp_path / "manifest.json", *tmp_path.glob("*.safetensors*")]:
+        text = path.read_bytes()
+        path.unlink()
+        os.mkfifo(path)
+        for call in (checkpoint.load, checkpoint.verify):
+            with pytest.raises(RuntimeError, match=f"{path.name}: it is no file"):
+                report = call(tmp_path)
+                raise RuntimeError("; ".join(f"{found.file}: {found.message}" for found in report.findings))
+        path.unlink()
+        path.write_bytes(text)
+    checkpoint.load(tmp_path)

@@ -131,13 +131,11 @@ def parsers_of(command: Callable[..., Any]) -> dict[str, Any]:
 
 
 def test_every_path_of_a_command_is_read_by_one_function() -> None:
-    """Those of `recstore serve` are read where it reads its settings."""
     for registered in cli.app.registered_commands:
         command = registered.callback
         assert command is not None
-        if command.__name__ != "serve_command":
-            parsers = parsers_of(command)
-            assert all(parser is read_user_path for parser in parsers.values()), (command.__name__, parsers)
+        parsers = parsers_of(command)
+        assert all(parser is read_user_path for parser in parsers.values()), (command.__name__, parsers)
 
 
 @pytest.mark.parametrize(

@@ -141,13 +141,21 @@ def test_on_servers_a_save_goes_on_beside_the_program(tmp_path: Path) -> None:
     assert checkpoint.load(tmp_path / "saved").metadata == {"step": 7}
 
 
-def test_servers_do_not_compress(tmp_path: Path) -> None:
-    with ServerProcesses(tmp_path, 1) as processes:
+def test_servers_compress_as_asked(tmp_path: Path) -> None:
+    with ServerProcesses(tmp_path, 2) as processes:
         servers.set_ps_servers(processes.addresses)
-        for save in (checkpoint.save, checkpoint.save_async, RecStoreClient().save):
-            with pytest.raises(ValueError, match="compression is for tables of this process: parameter servers save"):
-                save(tmp_path / "saved", compression="zstd")
-    assert not (tmp_path / "saved").exists()
+        client = RecStoreClient()
+        client.init_embedding_table("t", EmbeddingTableConfig(None, 8, optimizer="sgd"))
+        client.push("t", torch.arange(2000), torch.ones(2000, 8))
+        plain = client.save(tmp_path / "plain")
+        saves = {"save": checkpoint.save, "async": checkpoint.save_async, "client": client.save}
+        for name, save in saves.items():
+            report = save(tmp_path / name, compression="zstd")
+            report = report.result() if name == "async" else report
+            assert report.bytes < plain.bytes / 4
+            assert sorted(path.suffix for path in (tmp_path / name).glob("*.safetensors*")) == [".zst", ".zst"]
+        client.load(tmp_path / "save")
+        assert client.pull("t", torch.arange(2000)).eq(1).all()
 
 
 def test_a_child_does_not_tell_its_parents_failures(tmp_path: Path) -> None:

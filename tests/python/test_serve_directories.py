@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from served_tables import ServerProcesses
-from warm_recstore import run_recstore
+from warm_recstore import WarmRecstore, run_recstore
 
 from recstore_ops import EmbeddingTableConfig, RecStoreClient, checkpoint, servers, table_names
 
@@ -19,6 +19,12 @@ pytestmark = pytest.mark.tier("test")
 
 IDS = torch.arange(1000)
 ROWS = torch.arange(2000.0).view(1000, 2)
+
+
+@pytest.fixture(autouse=True)
+def _embedded_again() -> Iterator[None]:
+    yield
+    servers.set_ps_backend("embedded")
 
 
 def write_rows(processes: ServerProcesses, hash_method: str = "city_hash") -> None:
@@ -85,9 +91,11 @@ def test_another_number_of_shards_is_refused_and_spread_on_demand(tmp_path: Path
 def test_serve_spreads_rows_at_its_start_if_asked_to(tmp_path: Path) -> None:
     data = tmp_path / "data"
     trained(tmp_path, data, 2, "--durability", "wal")
-    with ServerProcesses(tmp_path, 1, "--data", str(data), "--reshard") as processes:
-        assert_has_rows(processes)
-        processes.stop()
+    process = WarmRecstore("serve", "--data", data, "--port", 0, "--reshard")
+    assert process.stdout.readline().startswith(f"{data}: 1,000 rows of 2 shards are on 1 shards now, by city_hash; ")
+    assert process.stdout.readline().startswith("shard 0 of 1 at ")
+    process.send_signal(signal.SIGTERM)
+    assert "shard 0: saved 1000 rows" in process.communicate(timeout=60)[0]
     # Once they are as asked for, the option has nothing to do.
     with ServerProcesses(tmp_path, 1, "--data", str(data), "--reshard") as processes:
         assert_has_rows(processes)
@@ -125,6 +133,7 @@ def test_rows_without_their_manifest_are_refused_and_stay(tmp_path: Path) -> Non
     before = files(data)
     for durability in ("checkpoint", "wal"):
         assert "there is no manifest.json here, but a file of rows" in refusal("--data", data, "--durability", durability)
+    servers.set_ps_backend("embedded")
     with pytest.raises(RuntimeError, match=r"there is no manifest\.json here, but a file of rows"):
         checkpoint.save(shard)
     assert files(data) == before
@@ -148,16 +157,16 @@ def test_of_two_shards_one_that_cannot_be_saved_is_named_and_the_other_is_saved(
         write_rows(processes)
         processes.stop()
     broken = data / "shard-0-of-2" / "manifest.new"
-    done = run_recstore("serve", "--config", str(config), "--data", str(data), meanwhile=lambda process: _end(process, broken))
-    assert done.returncode == 2
-    assert "recstore: shard 0 was not saved: " in done.stderr
-    assert "manifest.new" in done.stderr
-    assert "shard 1: saved" in done.stdout
-
-
-def _end(process: object, in_the_way: Path) -> None:
-    in_the_way.mkdir()
-    process.send_signal(signal.SIGTERM)  # type: ignore[attr-defined]
+    process = WarmRecstore("serve", "--config", config, "--data", data)
+    assert process.stdout.readline().startswith("shard 0 of 2 at")
+    assert process.stdout.readline().startswith("shard 1 of 2 at")
+    broken.mkdir()
+    process.send_signal(signal.SIGTERM)
+    printed = process.communicate(timeout=60)[0]
+    assert process.returncode == 2, printed
+    assert "shard 1: saved" in printed
+    assert "recstore: shard 0 was not saved: " in printed
+    assert "manifest.new" in printed
 
 
 def test_a_closed_terminal_saves_as_an_end_does(tmp_path: Path) -> None:

@@ -59,21 +59,23 @@ def save_part(
         return SaveReport(**store.save_part_of_tables(directory, snapshot, place, arguments, native))
 
 
-def commit(path: str | PathLike[str], snapshot: str, num_shards: int, *, keep: int = 1, metadata: Any = None) -> None:
+def commit(
+    path: str | PathLike[str], snapshot: str, num_shards: int, *, keep: int = 1, metadata: Any = None, replace: bool = False
+) -> None:
     """Makes what all shards saved the newest snapshot of a directory. One process calls it, when all parts are there.
 
     Args:
         path: the directory.
         snapshot: the name that the shards saved under.
         num_shards: how many parts there are.
-        keep: as in `save`, and so is `metadata`.
+        keep: as in `save`, and so are `metadata` and `replace`.
 
     Raises:
         ValueError, TypeError: `keep` or `metadata` is invalid, as in `save`, or `path` a URL.
         RuntimeError: a part is missing, or the parts do not fit together: they are of other tables, configurations,
             steps or parents. The directory's newest snapshot is what it was.
     """
-    arguments = save_arguments("full", keep, metadata)
+    arguments = save_arguments("full", keep, metadata, replace=replace)
     check_shard(0, num_shards)
     _native.commit_parts(checked_directory(path, "commit"), snapshot, num_shards, arguments)
 

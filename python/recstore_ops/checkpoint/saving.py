@@ -34,6 +34,7 @@ def save(
     keep: int = 1,
     metadata: Any = None,
     compression: Compression = None,
+    replace: bool = False,
     storage_options: Mapping[str, str] | None = None,
     progress: bool | None = None,
 ) -> SaveReport:
@@ -51,8 +52,9 @@ def save(
         keep: how many full snapshots stay in the directory, with their deltas.
         metadata: what `load` gives back: what JSON can hold, with ints of 64 bits. Tuples come back as lists.
         compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
-            plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed. Servers
-            save plain files only.
+            plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
+        replace: whether tables without rows may take the place of the rows of a snapshot that this process neither
+            saved nor loaded; else that is refused.
         storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
             options of the Rust crate `object_store`. What is not given is taken from `AWS_REGION` and the like.
         progress: whether to show a progress bar; by default if the standard error is a terminal. Servers do not tell
@@ -63,24 +65,16 @@ def save(
 
     Raises:
         ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
-            an int of more than 64 bits, or more than 100 lists and dicts within each other; or `compression` on
-            servers.
-        TypeError: JSON cannot hold `metadata`.
-        RuntimeError: the directory cannot be written; it holds what it held before. The message names the file.
+            an int of more than 64 bits, or more than 100 lists and dicts within each other.
+        TypeError: JSON cannot hold `metadata`, or `replace` is no bool.
+        RuntimeError: the directory cannot be written, has rows without a manifest, or would have no rows any more; it
+            holds what it held before. The message names the file.
     """
-    arguments = _save_arguments(kind, keep, metadata, compression)
+    arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
     tell_failures()
     with shown("saving", progress) as native:
         return SaveReport(**store.save_tables(place, arguments, native))
-
-
-def _save_arguments(kind: str, keep: int, metadata: Any, compression: Any) -> dict[str, Any]:
-    """Checks what a save was given, and that the store which it means can do it."""
-    arguments = save_arguments(kind, keep, metadata, compression)
-    if compression is not None and current_ps_backend() == SERVERS:
-        raise ValueError("compression is for tables of this process: parameter servers save plain files")
-    return arguments
 
 
 def save_async(
@@ -90,6 +84,7 @@ def save_async(
     keep: int = 1,
     metadata: Any = None,
     compression: Compression = None,
+    replace: bool = False,
     storage_options: Mapping[str, str] | None = None,
 ) -> PendingSave:
     """Saves as `save` does, in a thread of its own. What is saved are the tables as they are when this returns.
@@ -104,7 +99,7 @@ def save_async(
     end of the process.
 
     Args:
-        path: as in `save`, and so are `kind`, `keep`, `metadata`, `compression` and `storage_options`.
+        path: as in `save`, and so are `kind`, `keep`, `metadata`, `compression`, `replace` and `storage_options`.
 
     Returns:
         A handle: a `Future` whose `result()` waits for the report and raises the `RuntimeError` that `save` would.
@@ -112,7 +107,8 @@ def save_async(
     Raises:
         ValueError, TypeError: as `save`.
     """
-    arguments, place = _save_arguments(kind, keep, metadata, compression), checkpoint_place(path, storage_options)
+    arguments = save_arguments(kind, keep, metadata, compression, replace)
+    place = checkpoint_place(path, storage_options)
     tell_failures()
     native = _native.CheckpointProgress()
     saving = PendingSave(os.fspath(path))

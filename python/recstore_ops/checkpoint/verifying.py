@@ -15,6 +15,9 @@ from typing import Any, BinaryIO, Literal
 from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from recstore_ops.checkpoint.place import checked_directory
 
+_OF_SERVERS = ("recstore-shard.json", "lock", "incarnation", "checkpoint", "log")
+"""What the directory of a server has beside a checkpoint."""
+
 _LENGTH_BYTES = 8
 _LONGEST_HEADER = 1 << 20
 _BYTES_AT_A_TIME = 1 << 20
@@ -87,7 +90,7 @@ def _compared(manifest: Manifest) -> VerifyReport:
     findings = [FileFinding("damaged", MANIFEST, gap) for gap in manifest.gaps()]
     for name, entry in files.items():
         findings += _file_findings(manifest.directory / name, entry)
-    listed = {MANIFEST, LOCK, *files}
+    listed = {MANIFEST, LOCK, *_OF_SERVERS, *files}
     others = sorted(other.name for other in manifest.directory.iterdir() if other.name not in listed)
     findings += [FileFinding("unexplained", name, "the manifest does not list it") for name in others]
     return VerifyReport(len(manifest.snapshots), len(files), sum(entry["bytes"] for entry in files.values()), findings)

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from recstore_ops.config.command_options import read_user_path
 from recstore_ops.servers.resharding import reshard_directory
 
 
@@ -17,12 +18,15 @@ class _HashMethod(str, Enum):
 
 
 def reshard_command(
-    source: Annotated[Path, typer.Argument(help="The `--data` of servers that do not run, or a checkpoint.")],
+    source: Annotated[Path, typer.Argument(help="The `--data` of servers that do not run, or a checkpoint.", parser=read_user_path)],
     shards: Annotated[int, typer.Option(help="How many servers there will be.", min=1)],
     hash_method: Annotated[
         _HashMethod | None, typer.Option(help="How ids are spread over them.", show_default="as before")
     ] = None,
-    to: Annotated[Path | None, typer.Option(help="Where the new shards go.", show_default="the same")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="Where the new shards go.", show_default="the same", metavar="PATH", parser=read_user_path),
+    ] = None,
 ) -> None:
     """Spread rows over another number of servers, none of which runs.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from recstore_ops import _native
-from recstore_ops.config.command_options import takes_options_of
+from recstore_ops.config.command_options import read_user_path, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.servers.serve_settings import (
     Durability,
@@ -25,7 +25,13 @@ from recstore_ops.servers.resharding import has_other_shards, reshard_directory
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
 
 _Config = Annotated[
-    Path | None, typer.Option(help="Serve the shards of `cache_ps.servers` in this file.", show_default=False)
+    Path | None,
+    typer.Option(
+        help="Serve the shards of `cache_ps.servers` in this file.",
+        show_default=False,
+        metavar="PATH",
+        parser=read_user_path,
+    ),
 ]
 _Shard = Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")]
 _Host = Annotated[str | None, typer.Option(help="Listen here instead of what the file says.", show_default="127.0.0.1")]
@@ -55,14 +61,33 @@ _MetricsPort = Annotated[
         show_default="off",
     ),
 ]
-_TokenFile = Annotated[Path | None, typer.Option(help="Clients must know the token in this file.", show_default=False)]
-_TlsCertificate = Annotated[
-    Path | None, typer.Option(help="Encrypt: the server's certificate and its chain, PEM.", show_default=False)
+_TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        help="Clients must know the token in this file.", show_default=False, metavar="PATH", parser=read_user_path
+    ),
 ]
-_TlsKey = Annotated[Path | None, typer.Option(help="The certificate's key, PEM.", show_default=False)]
+_TlsCertificate = Annotated[
+    Path | None,
+    typer.Option(
+        help="Encrypt: the server's certificate and its chain, PEM.",
+        show_default=False,
+        metavar="PATH",
+        parser=read_user_path,
+    ),
+]
+_TlsKey = Annotated[
+    Path | None,
+    typer.Option(help="The certificate's key, PEM.", show_default=False, metavar="PATH", parser=read_user_path),
+]
 _TlsClientCa = Annotated[
     Path | None,
-    typer.Option(help="Clients must show a certificate signed by one of these, PEM.", show_default=False),
+    typer.Option(
+        help="Clients must show a certificate signed by one of these, PEM.",
+        show_default=False,
+        metavar="PATH",
+        parser=read_user_path,
+    ),
 ]
 _Reshard = Annotated[
     bool,

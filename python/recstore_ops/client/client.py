@@ -213,6 +213,7 @@ class RecStoreClient:
         keep: int = 1,
         metadata: Any = None,
         compression: Compression = None,
+        replace: bool = False,
         storage_options: Mapping[str, str] | None = None,
         progress: bool | None = None,
     ) -> SaveReport:
@@ -223,6 +224,7 @@ class RecStoreClient:
             keep=keep,
             metadata=metadata,
             compression=compression,
+            replace=replace,
             storage_options=storage_options,
             progress=progress,
         )
@@ -235,6 +237,7 @@ class RecStoreClient:
         keep: int = 1,
         metadata: Any = None,
         compression: Compression = None,
+        replace: bool = False,
         storage_options: Mapping[str, str] | None = None,
     ) -> PendingSave:
         """Saves all tables to a directory in a thread of its own; see `recstore_ops.checkpoint.save_async`."""
@@ -244,6 +247,7 @@ class RecStoreClient:
             keep=keep,
             metadata=metadata,
             compression=compression,
+            replace=replace,
             storage_options=storage_options,
         )
 

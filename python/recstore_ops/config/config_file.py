@@ -141,6 +141,8 @@ def read_document(path: Path) -> Any:
         return json.loads(path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_distinct_keys)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: its arrays and objects are nested too deeply") from None
 
 
 def document_problems(document: Any) -> list[Problem]:

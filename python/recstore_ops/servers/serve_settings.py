@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from recstore_ops.config.config_file import ConfigFile, load_config_file
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.option import Option, option_fields
 from recstore_ops.servers.workers import Combine, Consistency, Teamwork
 
@@ -99,7 +100,7 @@ def serve_settings(config: ConfigFile | None, given: Mapping[str, Any]) -> Serve
 def _of_file(config: ConfigFile) -> dict[str, Any]:
     """Reads the keys of `cache_ps`; a directory is sought from where the file is."""
     readings: dict[str, Any] = {
-        "data": lambda path: Path(config.path).parent / path,
+        "data": lambda path: Path(config.path).parent / user_path(path, "data"),
         "durability": Durability,
         "max_connections": int,
         "log_level": LogLevel,

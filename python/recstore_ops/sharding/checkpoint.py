@@ -28,6 +28,7 @@ def save(
     keep: int = 1,
     metadata: Any = None,
     compression: Compression = None,
+    replace: bool = False,
     progress: bool | None = False,
 ) -> SaveReport:
     """Saves all tables of all ranks as one snapshot. All ranks call it together, between the same two steps.
@@ -38,11 +39,12 @@ def save(
     Args:
         path: a directory that all ranks see; made if it is not there.
         process_group: over which the tables are sharded.
-        kind: as in `recstore_ops.checkpoint.save`, and so are `keep`, `metadata` and `compression`; the same on all
-            ranks.
+        kind: as in `recstore_ops.checkpoint.save`, and so are `keep`, `metadata`, `compression` and
+            `replace`; the same on all ranks.
         keep: how many full snapshots stay.
         metadata: what `load` gives back; that of the group's first rank.
         compression: of the files of this rank.
+        replace: whether tables without rows on any rank may take the place of the rows that others saved.
         progress: whether this rank shows a progress bar of its part; `None` for one on a terminal.
 
     Returns:
@@ -58,7 +60,7 @@ def save(
 
     def checked() -> tuple[str, dict[str, Any]]:
         own_metadata = metadata if rank == 0 else None
-        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression)
+        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression, replace)
 
     directory, arguments = _all_or_none(process_group, "save", checked)
     snapshot = _of_first(process_group, checkpoint.new_snapshot_name)

@@ -43,7 +43,7 @@ pub use calls::{
 pub use checkpoint::{
     CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport,
     Shard, check_checkpoint_directory, checkpoint_files, checkpoint_metadata, commit as commit_snapshot,
-    compact, new_snapshot_name, remove_checkpoint,
+    compact, new_snapshot_name, open_file, read_file, remove_checkpoint,
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,

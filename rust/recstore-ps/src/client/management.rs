@@ -264,6 +264,8 @@ impl RemoteStore {
     ) -> Result<SaveReport> {
         const OPERATION: &str = "save";
         self.agree(session)?;
+        // A save is not repeated: whether a server has lost its rows is to be known before.
+        session.ask_for_facts(OPERATION, true)?;
         let _changes = session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         let of = self.router.shards();
         let part = SavePart {

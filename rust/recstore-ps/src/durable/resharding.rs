@@ -86,7 +86,7 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
 pub(crate) fn finish_moves(data: &Path) -> Result<()> {
     let workshop = data.join(WORKSHOP);
     let list = workshop.join(MOVES);
-    let text = match fs::read(&list) {
+    let text = match recstore::read_file(&list) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         text => text.map_err(|error| unusable(&list, error))?,
     };

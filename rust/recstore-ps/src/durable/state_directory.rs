@@ -255,7 +255,7 @@ fn kept_before(directory: &Path) -> Result<Option<Durability>> {
 }
 
 fn read(path: &Path) -> Result<Option<Identity>> {
-    match fs::read(path) {
+    match recstore::read_file(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         text => {
             let text = text.map_err(|error| unusable(path, error))?;

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use zstd::stream::{read::Decoder, write::Encoder};
 
 use super::entries::{Compressed, Kind, ShardEntry};
-use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, refused};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, open_file, refused};
 use crate::Result;
 
 const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
@@ -106,7 +106,7 @@ pub(super) struct Contents {
 impl Contents {
     /// Opens a file and checks its length.
     pub(super) fn open(path: &Path, entry: &ShardEntry) -> Result<Self> {
-        let file = Arc::new(File::open(path).map_err(at(path))?);
+        let file = Arc::new(open_file(path).map_err(at(path))?);
         let bytes = file.metadata().map_err(at(path))?.len();
         if bytes != entry.bytes {
             return Err(refused(path, format!("expected {} bytes, got {bytes}", entry.bytes)));

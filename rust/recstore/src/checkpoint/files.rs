@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::path::Path;
 
 use crate::{Error, Result};
@@ -24,6 +24,20 @@ pub(super) fn refused(path: impl AsRef<Path>, message: impl Display) -> Error {
 /// Says which file an error is about.
 pub(super) fn at<E: Display>(path: &Path) -> impl FnOnce(E) -> Error {
     move |error| refused(path, error)
+}
+
+/// Opens a file to be read. A pipe in its place would wait for ever.
+pub fn open_file(path: &Path) -> io::Result<fs::File> {
+    match fs::metadata(path)?.is_file() {
+        true => fs::File::open(path),
+        false => Err(io::Error::other("it is no file")),
+    }
+}
+
+/// Reads a whole file, as [`open_file`] opens it.
+pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
+    let mut text = Vec::new();
+    open_file(path)?.read_to_end(&mut text).map(|_| text)
 }
 
 /// Writes a file beside `path` and then gives it that name: readers see the old file or the new one.

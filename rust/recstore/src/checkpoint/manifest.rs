@@ -1,7 +1,6 @@
 //! The manifest of a checkpoint directory: which files make up which snapshot.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
 use super::entries::TableEntry;
-use super::files::{FILE_NAME, at, refused, sync_directory, write_beside};
+use super::files::{FILE_NAME, at, read_file, refused, sync_directory, write_beside};
 use super::options::SaveOptions;
 use super::save::save_id;
 use super::unfinished::{Unfinished, check_no_rows};
@@ -87,7 +86,7 @@ impl Manifest {
     /// Reads the manifest of a directory; `None` if there is none.
     pub(super) fn read(directory: &Path) -> Result<Option<Self>> {
         let path = directory.join(FILE_NAME);
-        let text = match fs::read(&path) {
+        let text = match read_file(&path) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             text => text.map_err(at(&path))?,
         };

@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::entries::TableEntry;
-use super::files::{at, create_directory, refused, write_beside};
+use super::files::{at, create_directory, read_file, refused, write_beside};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
 use super::reports::SaveReport;
@@ -115,7 +115,7 @@ fn check_there(directory: &Path, tables: &[TableEntry]) -> Result<()> {
 }
 
 fn read(path: &Path) -> Result<Part> {
-    let text = fs::read(path).map_err(|error| match error.kind() {
+    let text = read_file(path).map_err(|error| match error.kind() {
         ErrorKind::NotFound => refused(path, "this shard has not been saved"),
         _ => refused(path, error),
     })?;

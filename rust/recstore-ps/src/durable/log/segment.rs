@@ -181,7 +181,7 @@ pub(super) fn read(
     is_last: bool,
     mut each: impl FnMut(Entry) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
-    let mut file = BufReader::new(File::open(path).map_err(at(path))?);
+    let mut file = BufReader::new(recstore::open_file(path).map_err(at(path))?);
     let mut header = [0; HEADER.len()];
     match file.read_exact(&mut header) {
         Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
