@@ -25,7 +25,7 @@ from recstore_ops import (
     load_config_file,
     table_statistics,
 )
-from recstore_ops.config.config_file import config_schema, configure_table, document_problems, load_config_file
+from recstore_ops.config.config_file import config_schema, configure_table, document_problems
 from recstore_ops.config.json_schema import find_problems
 
 pytestmark = pytest.mark.tier("quick")
@@ -416,7 +416,7 @@ def test_a_keyword_that_the_checker_does_not_know_is_no_silent_pass() -> None:
         find_problems("text", {"pattern": "^a"})
 
 
-@pytest.mark.parametrize("opening, closing", ["[]", ("{\"a\":", "}")])
+@pytest.mark.parametrize(("opening", "closing"), ["[]", ('{"a":', "}")])
 def test_a_configuration_that_is_nested_deeply_is_refused(tmp_path: Path, opening: str, closing: str) -> None:
     path = tmp_path / "recstore_config.json"
     path.write_text(f'{{"cache_ps": {opening * 5000}1{closing * 5000}}}')

@@ -132,7 +132,9 @@ def test_rows_without_their_manifest_are_refused_and_stay(tmp_path: Path) -> Non
     (shard / "manifest.json").unlink()
     before = files(data)
     for durability in ("checkpoint", "wal"):
-        assert "there is no manifest.json here, but a file of rows" in refusal("--data", data, "--durability", durability)
+        assert "there is no manifest.json here, but a file of rows" in refusal(
+            "--data", data, "--durability", durability
+        )
     servers.set_ps_backend("embedded")
     with pytest.raises(RuntimeError, match=r"there is no manifest\.json here, but a file of rows"):
         checkpoint.save(shard)
@@ -183,7 +185,9 @@ def test_clients_that_spread_ids_otherwise_are_refused_when_they_connect(tmp_pat
     data = tmp_path / "data"
     with ServerProcesses(tmp_path, 2, "--data", str(data)) as processes:
         write_rows(processes)
-        with pytest.raises(ConnectionError, match='spreads ids by hash_method "city_hash", and this client by "simple_mod"'):
+        with pytest.raises(
+            ConnectionError, match='spreads ids by hash_method "city_hash", and this client by "simple_mod"'
+        ):
             servers.set_ps_servers(processes.addresses, "simple_mod")
         processes.stop()
     with ServerProcesses(tmp_path, 2, "--data", str(data)) as processes:
@@ -212,7 +216,7 @@ def test_a_shard_that_came_back_without_its_rows_is_refused(
         client = RecStoreClient()
         client.save(tmp_path / "saved")
         processes.kill_and_start_again(1)
-        with pytest.raises(RuntimeError, match="shard 1 at .* it was started without the rows that it had"):
+        with pytest.raises(RuntimeError, match=r"shard 1 at .* it was started without the rows that it had"):
             call(client)
         client.load(tmp_path / "saved")
         assert_has_rows(processes)

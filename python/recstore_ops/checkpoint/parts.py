@@ -60,7 +60,13 @@ def save_part(
 
 
 def commit(
-    path: str | PathLike[str], snapshot: str, num_shards: int, *, keep: int = 1, metadata: Any = None, replace: bool = False
+    path: str | PathLike[str],
+    snapshot: str,
+    num_shards: int,
+    *,
+    keep: int = 1,
+    metadata: Any = None,
+    replace: bool = False,
 ) -> None:
     """Makes what all shards saved the newest snapshot of a directory. One process calls it, when all parts are there.
 

@@ -18,7 +18,9 @@ class _HashMethod(str, Enum):
 
 
 def reshard_command(
-    source: Annotated[Path, typer.Argument(help="The `--data` of servers that do not run, or a checkpoint.", parser=read_user_path)],
+    source: Annotated[
+        Path, typer.Argument(help="The `--data` of servers that do not run, or a checkpoint.", parser=read_user_path)
+    ],
     shards: Annotated[int, typer.Option(help="How many servers there will be.", min=1)],
     hash_method: Annotated[
         _HashMethod | None, typer.Option(help="How ids are spread over them.", show_default="as before")

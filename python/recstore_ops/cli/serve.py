@@ -14,6 +14,7 @@ import typer
 from recstore_ops import _native
 from recstore_ops.config.command_options import read_user_path, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
+from recstore_ops.servers.resharding import has_other_shards, reshard_directory
 from recstore_ops.servers.serve_settings import (
     Durability,
     ServeSettings,
@@ -21,7 +22,6 @@ from recstore_ops.servers.serve_settings import (
     serve_settings,
     shard_directory,
 )
-from recstore_ops.servers.resharding import has_other_shards, reshard_directory
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
 
 _Config = Annotated[

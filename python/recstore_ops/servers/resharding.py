@@ -31,9 +31,8 @@ class Resharded:
 
     def __str__(self) -> str:
         before = "a checkpoint" if self.before is None else f"{self.before} shards"
-        text = (
-            f"{self.data}: {sum(self.rows):,} rows of {before} are on {len(self.rows)} shards now, by {self.hash_method}"
-        )
+        now = f"on {len(self.rows)} shards now, by {self.hash_method}"
+        text = f"{self.data}: {sum(self.rows):,} rows of {before} are {now}"
         return text if self.moved_to is None else f"{text}; the shards before are in {self.moved_to}"
 
 

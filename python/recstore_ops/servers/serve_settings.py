@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from recstore_ops.config.config_file import ConfigFile, load_config_file
-from recstore_ops.config.paths import user_path
 from recstore_ops.config.option import Option, option_fields
+from recstore_ops.config.paths import user_path
 from recstore_ops.servers.workers import Combine, Consistency, Teamwork
 
 

@@ -2,30 +2,13 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use recstore::{Error, Shard};
 
-use crate::durable::state_directory::Durability;
+use crate::durable::state_directory::KeptState;
 use crate::wire::tls::ServerTls;
 use crate::workers::Teamwork;
-
-/// Where and how a server keeps its tables.
-#[derive(Debug, Clone)]
-pub struct KeptState {
-    /// The shard's own directory.
-    pub directory: PathBuf,
-    /// What a crash may lose.
-    pub durability: Durability,
-}
-
-impl KeptState {
-    /// Keeps a checkpoint and a log of changes: what was acknowledged survives `kill -9`.
-    pub fn logged(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), durability: Durability::Wal }
-    }
-}
 
 /// How a server is set up.
 #[derive(Debug, Clone)]

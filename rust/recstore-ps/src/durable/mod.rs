@@ -3,5 +3,5 @@
 pub(crate) mod directory_lock;
 pub(crate) mod journal;
 pub(crate) mod log;
-pub(crate) mod resharding;
+pub(crate) mod moves;
 pub(crate) mod state_directory;

@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
-use super::resharding::finish_moves;
+use super::moves::finish_moves;
 use crate::wire::facts::Facts;
 
 const FORMAT: &str = "recstore-shard";
 const VERSION: u32 = 1;
-pub(super) const NAME: &str = "recstore-shard.json";
+pub(crate) const NAME: &str = "recstore-shard.json";
 /// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
-pub(super) const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 
 /// What a crash of a server may lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +29,22 @@ pub enum Durability {
     Checkpoint,
     /// Nothing that was acknowledged: the directory has a log of changes beside the checkpoint.
     Wal,
+}
+
+/// Where and how a server keeps its tables.
+#[derive(Debug, Clone)]
+pub struct KeptState {
+    /// The shard's own directory.
+    pub directory: PathBuf,
+    /// What a crash may lose.
+    pub durability: Durability,
+}
+
+impl KeptState {
+    /// Keeps a checkpoint and a log of changes: what was acknowledged survives `kill -9`.
+    pub fn logged(directory: &Path) -> Self {
+        Self { directory: directory.to_owned(), durability: Durability::Wal }
+    }
 }
 
 /// What a directory says of itself.
@@ -270,7 +286,7 @@ fn write(path: &Path, identity: &Identity) -> Result<()> {
 }
 
 /// Writes a file so that readers, and crashes, see the old one or the new one.
-pub(super) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
+pub(crate) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
     let beside = path.with_extension("new");
     let written = fs::File::create(&beside)
         .and_then(|mut file| file.write_all(text).and_then(|()| file.sync_all()))
@@ -279,6 +295,6 @@ pub(super) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
     written.map_err(|error| unusable(path, error))
 }
 
-pub(super) fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
+pub(crate) fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
     Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
 }

@@ -12,10 +12,9 @@ use recstore::{
     SaveReport, Shard, TableId, TableUpdate, check_checkpoint_directory, commit_snapshot,
 };
 
-use crate::config::KeptState;
 use crate::durable::journal::Journal;
 use crate::durable::log::{Lag, Staged};
-use crate::durable::state_directory::{Durability, StateDirectory};
+use crate::durable::state_directory::{Durability, KeptState, StateDirectory};
 use crate::metrics::Metrics;
 use crate::router::Router;
 use crate::wire::codec::{
@@ -414,11 +413,7 @@ impl Handler {
                 Managed::Statistics { statistics: opened("statistics", table)?.statistics()? }
             }
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
-            Management::Commit(part) => {
-                let SavePart { directory, snapshot, shard, .. } = part;
-                commit_snapshot(directory, snapshot, shard.of, &save_options(part))?;
-                Managed::Done {}
-            }
+            Management::Commit(part) => commit(part).map(|()| Managed::Done {})?,
             Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
             Management::Join { worker } => {
@@ -455,6 +450,10 @@ impl Handler {
         options.without_counts = load.shard.number > 0;
         self.store.load(&load.directory, &options)
     }
+}
+
+fn commit(part: &SavePart) -> Result<()> {
+    commit_snapshot(&part.directory, &part.snapshot, part.shard.of, &save_options(part))
 }
 
 fn save_options(part: &SavePart) -> SaveOptions<'static> {

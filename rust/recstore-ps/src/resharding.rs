@@ -1,32 +1,23 @@
 //! Spreading the rows of servers that do not run over another number of shards.
 //!
-//! New directories are made beside the old ones, which are then moved away, not removed. What is to be moved is written
-//! down first: a run that is cut off before begins anew, one that is cut off later is finished by the next.
+//! New directories are made beside the old ones, which are then moved away, not removed.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use recstore::{
-    EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
-    remove_checkpoint,
+use crate::durable::moves::{WORKSHOP, clear, finish_moves, move_to};
+use crate::durable::state_directory::{
+    Durability, KeptState, MANIFEST, StateDirectory, directory_name, shards_in, unusable,
 };
-use serde::{Deserialize, Serialize};
-
-use super::state_directory::{
-    Durability, MANIFEST, NAME, StateDirectory, directory_name, shards_in, unusable, write_synced,
-};
-use crate::config::KeptState;
 use crate::handler::Handler;
 use crate::router::{HashMethod, Router};
 use crate::wire::facts::Facts;
 use crate::workers::Teamwork;
+use recstore::{
+    EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
+};
 
-/// Where new directories are made.
-const WORKSHOP: &str = "resharding";
-/// The list of what is to be moved.
-const MOVES: &str = "moves.json";
 /// Where all rows lie between the old shards and the new ones.
 const GATHERED: &str = "gathered";
 
@@ -41,13 +32,6 @@ pub struct Resharded {
     pub hash_method: HashMethod,
     /// Where the shards are that there were before, if they were in the same directory.
     pub moved_to: Option<PathBuf>,
-}
-
-/// What is to be moved, in this order.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Moves {
-    moves: Vec<(PathBuf, PathBuf)>,
 }
 
 /// Spreads the rows of the shards in `from`, or of a checkpoint there, over so many shards in `to`, which may be the same
@@ -77,29 +61,9 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
     for number in 0..shards {
         rows.push(make_shard(&gathered, &workshop, Shard { number, of: shards }, &facts)?);
     }
-    let moved_to = move_all(&source, &workshop, to, shards, is_same)?;
+    let moved_to = move_all(&source, to, shards, is_same)?;
     let before = (!source.shards.is_empty()).then_some(source.shards.len());
     Ok(Resharded { before, rows, hash_method: facts.hash_method, moved_to })
-}
-
-/// Finishes what a run that was cut off had begun to move.
-pub(crate) fn finish_moves(data: &Path) -> Result<()> {
-    let workshop = data.join(WORKSHOP);
-    let list = workshop.join(MOVES);
-    let text = match recstore::read_file(&list) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        text => text.map_err(|error| unusable(&list, error))?,
-    };
-    let Moves { moves } = serde_json::from_slice(&text).map_err(|error| unusable(&list, error))?;
-    for (from, to) in moves {
-        let (from, to) = (data.join(from), data.join(to));
-        match fs::rename(&from, &to) {
-            Err(error) if error.kind() == ErrorKind::NotFound && to.exists() => {}
-            moved => moved.map_err(|error| unusable(&from, error))?,
-        }
-    }
-    fs::remove_file(&list).map_err(|error| unusable(&list, error))?;
-    clear(&workshop)
 }
 
 /// Where rows come from.
@@ -196,13 +160,7 @@ fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &Facts) -> 
 }
 
 /// Puts the new shards in the place of the old ones, and returns where those are then.
-fn move_all(
-    source: &Source,
-    workshop: &Path,
-    to: &Path,
-    shards: usize,
-    is_same: bool,
-) -> Result<Option<PathBuf>> {
+fn move_all(source: &Source, to: &Path, shards: usize, is_same: bool) -> Result<Option<PathBuf>> {
     let old: Vec<&PathBuf> = source.shards.iter().filter(|_| is_same).collect();
     let aside = free_name(to);
     let mut moves = Vec::new();
@@ -217,10 +175,7 @@ fn move_all(
         let new = directory_name(Shard { number, of: shards });
         moves.push((Path::new(WORKSHOP).join(&new), PathBuf::from(new)));
     }
-    let list = workshop.join(MOVES);
-    let text = serde_json::to_vec_pretty(&Moves { moves }).map_err(|error| unusable(&list, error))?;
-    write_synced(&list, &text)?;
-    finish_moves(to)?;
+    move_to(to, moves)?;
     Ok((!old.is_empty()).then_some(aside))
 }
 
@@ -228,26 +183,6 @@ fn move_all(
 fn free_name(data: &Path) -> PathBuf {
     let mut names = (1_u64..).map(|number| data.join(format!("before-reshard-{number}")));
     names.find(|path| !path.exists()).unwrap_or_else(|| data.join("before-reshard"))
-}
-
-/// Removes what an earlier run made and did not come to use.
-fn clear(workshop: &Path) -> Result<()> {
-    if !workshop.is_dir() {
-        return Ok(());
-    }
-    for entry in fs::read_dir(workshop).map_err(|error| unusable(workshop, error))? {
-        let path = entry.map_err(|error| unusable(workshop, error))?.path();
-        if path.is_dir() {
-            remove_checkpoint(&path)?;
-            for own in [NAME, super::directory_lock::NAME] {
-                _ = fs::remove_file(path.join(own));
-            }
-            // It stays where somebody else's files are in it.
-            _ = fs::remove_dir(&path);
-        }
-    }
-    _ = fs::remove_dir(workshop);
-    Ok(())
 }
 
 fn check_free(to: &Path) -> Result<()> {
