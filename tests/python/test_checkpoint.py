@@ -684,3 +684,29 @@ def test_what_was_collected_is_not_saved(tmp_path: Path) -> None:
 def test_the_client_takes_the_same_arguments(name: str) -> None:
     method, function = getattr(RecStoreClient(), name), getattr(checkpoint, name)
     assert inspect.signature(method) == inspect.signature(function)
+
+
+@pytest.mark.parametrize("kind", ["full", "auto"])
+def test_rows_are_not_replaced_by_none_unless_that_is_said(tmp_path: Path, kind: Any) -> None:
+    module = DistEmbedding(None, 2, "kept", initializer="zeros")
+    module.weight[[1]] = torch.ones(1, 2)
+    checkpoint.save(tmp_path)
+    drop_all_tables()
+    # A process that has not had these rows, as one that forgot to load them.
+    script = f"""
+from recstore_ops import DistEmbedding, checkpoint
+DistEmbedding(None, 2, "kept", initializer="zeros")
+try:
+    checkpoint.save({str(tmp_path)!r}, kind={kind!r})
+except RuntimeError as error:
+    print(error)
+checkpoint.save_async({str(tmp_path / "other")!r}, kind={kind!r}).result()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert "the newest snapshot here has 1 rows, and the store to be saved has none and never had those" in done.stdout
+    assert checkpoint.load(tmp_path).tables == {"kept": 1}
+    drop_all_tables()
+    checkpoint.save(tmp_path, kind=kind)
+    assert checkpoint.load(tmp_path).tables == {}
+    with pytest.raises(TypeError, match="replace must be a bool, got 'yes'"):
+        checkpoint.save(tmp_path, replace="yes")  # type: ignore[arg-type]

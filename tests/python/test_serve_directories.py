@@ -153,6 +153,22 @@ def test_a_directory_is_served_once(tmp_path: Path, first: str, second: str) -> 
         assert_has_rows(processes)
 
 
+@pytest.mark.parametrize("durability", ["checkpoint", "wal"])
+def test_nothing_else_is_saved_to_the_directory_of_a_server(tmp_path: Path, durability: str) -> None:
+    data = tmp_path / "data"
+    with ServerProcesses(tmp_path, 1, "--data", str(data), "--durability", durability) as processes:
+        write_rows(processes)
+        processes.stop()
+    servers.set_ps_backend("embedded")
+    before = files(data)
+    shard = data / "shard-0-of-1"
+    for place in (shard, shard / "checkpoint"):
+        if durability == "wal" or place == shard:
+            with pytest.raises(RuntimeError, match="a server keeps its tables here, and would go on without what was saved"):
+                checkpoint.save(place)
+    assert files(data) == before
+
+
 def test_of_two_shards_one_that_cannot_be_saved_is_named_and_the_other_is_saved(tmp_path: Path) -> None:
     data, config = tmp_path / "data", serving(tmp_path, 2)
     with ServerProcesses(tmp_path, 2, "--data", str(data)) as processes:

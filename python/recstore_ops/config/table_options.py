@@ -59,9 +59,9 @@ class TableOptions(ConfigOptions, total=False):
             `{"kind": "sketch", "threshold": n, "epsilon": 1e-6, "delta": 0.01}`: the same, counted in fixed memory.
             `{"kind": "probability", "probability": p}`: each update admits with this probability.
         eviction: which rows leave; none by default. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
-            `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave), further `interval` (1000) steps between
-            two sweeps, `delay` (a tenth of it) steps until the rows leave, and `keep`, ids that never do. The row of
-            a module's `padding_idx` never does either.
+            `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave: a target of each sweep, between which there
+            may be more), further `interval` (1000) steps between two sweeps, `delay` (a tenth of it) steps until the
+            rows leave, and `keep`, ids that never do. The row of a module's `padding_idx` never does either.
         memory_limit: the most bytes of memory that the table may take; no limit by default. Of a table with
             `eviction` the least rows by its policy leave at once for new ones; else, without `disk`, a call whose new
             rows would exceed it is refused and changes nothing.

@@ -69,7 +69,10 @@ class SparseOptimizer(torch.optim.Optimizer):
         tables = _tables_of(self._modules or [])
         if self._modules is not None and not tables:
             raise ValueError("SparseOptimizer got modules without any table")
-        super().__init__(self._groups(tables), {})
+        first, *others = self._groups(tables)
+        super().__init__([first], {})
+        # torch compares each group with all before it, which takes a minute for 10,000 tables; these are all distinct.
+        self.param_groups.extend(others)
         groups = self._groups_by_table()
         for table in tables:
             self._seen.add(table)

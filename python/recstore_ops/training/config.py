@@ -97,7 +97,7 @@ class TrainingConfig:
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
         ttl, min_norm, capacity: rows that no step updated for more steps leave their table, those of a smaller norm,
-            and of each table as many as it has too many; None: none do.
+            and of each table, at each sweep, as many as it then has too many; None: none do.
         eviction_policy: which rows leave for capacity, "lru" (default) or "lfu".
         eviction_interval: steps between two sweeps for rows that leave (default 1000).
         memory_limit: the most bytes of memory that each table of the store may take.
@@ -264,7 +264,14 @@ class TrainingConfig:
         None
     )
     capacity: Annotated[
-        int | None, Option("Of more rows in a table some leave.", _MODEL, shown="none", metavar="ROWS"), _AT_LEAST_ONE
+        int | None,
+        Option(
+            "The rows that a table has after each sweep; between sweeps it may have more.",
+            _MODEL,
+            shown="none",
+            metavar="ROWS",
+        ),
+        _AT_LEAST_ONE,
     ] = None
     eviction_policy: Annotated[
         Literal["lru", "lfu"] | None,

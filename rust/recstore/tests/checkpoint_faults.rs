@@ -225,7 +225,7 @@ fn files_swapped_missing_or_replaced_are_refused() {
         };
         refused("No such file");
         fs::create_dir(file).unwrap();
-        refused("bytes, got");
+        refused("it is no file");
         fs::remove_dir(file).unwrap();
         fs::write(file, whole).unwrap();
     }

@@ -306,7 +306,9 @@ fn as_many_full_snapshots_stay_as_asked_for_with_their_deltas() {
         step(&store, tables[0], 3);
         save_keeping(&store, directory.path(), kind, keep).unwrap();
         assert_eq!(kinds(directory.path()), left);
-        assert_eq!(table_files(directory.path()).len(), 2 * left.len());
+        // Only one of the two tables has changed.
+        let files = |letter| if letter == 'F' { 2 } else { 1 };
+        assert_eq!(table_files(directory.path()).len(), left.chars().map(files).sum::<usize>());
         assert_eq!(state(&loaded(directory.path())), state(&store));
     }
 }
@@ -408,4 +410,20 @@ fn a_delta_after_failed_saves_has_all_that_changed_since_the_last_good_one() {
 
 fn delete(store: &LocalStore, table: TableId, ids: &[i64]) {
     store.table("hashtable_delete", table).unwrap().delete(ids).unwrap();
+}
+
+#[test]
+fn a_delta_writes_files_of_changed_tables_alone_and_is_compacted_with_the_others() {
+    let (directory, (store, tables)) = (tempfile::tempdir().unwrap(), filled(10));
+    save(&store, directory.path(), SaveKind::Full).unwrap();
+    let report = save(&store, directory.path(), SaveKind::Delta).unwrap();
+    assert_eq!((report.is_delta, report.rows, report.bytes), (true, 0, 0));
+    assert_eq!(table_files(directory.path()).len(), 2);
+    step(&store, tables[1], 3);
+    let report = save(&store, directory.path(), SaveKind::Delta).unwrap();
+    assert_eq!((report.is_delta, report.rows), (true, 3));
+    assert_eq!(table_files(directory.path()).len(), 3);
+    assert_eq!(state(&loaded(directory.path())), state(&store));
+    compact(directory.path(), None).unwrap().unwrap();
+    assert_eq!(state(&loaded(directory.path())), state(&store));
 }

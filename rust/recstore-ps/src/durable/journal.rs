@@ -273,6 +273,7 @@ impl Journal {
         let directory = self.directory.join(CHECKPOINT);
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
         let mut options = SaveOptions::default();
+        options.by_its_server = true;
         options.metadata = serde_json::to_value(state).map_err(|error| unusable(&directory, error))?;
         // From the moment of the save on others may make changes again.
         let turn = Mutex::new(Some(turn));

@@ -17,7 +17,7 @@ use crate::wire::facts::Facts;
 
 const FORMAT: &str = "recstore-shard";
 const VERSION: u32 = 1;
-pub(crate) const NAME: &str = "recstore-shard.json";
+pub(crate) const NAME: &str = recstore::SERVER_STATE;
 /// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
 pub(crate) const MANIFEST: &str = "manifest.json";
 

@@ -131,7 +131,7 @@ impl Handler {
         tracing::info!(shard = self.shard.number, directory = %state.path().display(), ?to, "switching durability");
         match to {
             Durability::Checkpoint => {
-                state.switch(to, || self.store.save(state.path(), &SaveOptions::default()))?;
+                state.switch(to, || self.store.save(state.path(), &own_directory()))?;
                 self.journal = None;
             }
             Durability::Wal => state
@@ -177,7 +177,7 @@ impl Handler {
     fn checkpoint_of(&self, state: &StateDirectory) -> Result<SaveReport> {
         match &self.journal {
             Some(journal) => journal.checkpoint(&*self.store, &self.workers),
-            None => self.metrics.checkpoints.make(|| self.store.save(state.path(), &SaveOptions::default())),
+            None => self.metrics.checkpoints.make(|| self.store.save(state.path(), &own_directory())),
         }
     }
 
@@ -450,6 +450,13 @@ impl Handler {
         options.without_counts = load.shard.number > 0;
         self.store.load(&load.directory, &options)
     }
+}
+
+/// Returns how a server saves to the directory of its own.
+fn own_directory() -> SaveOptions<'static> {
+    let mut options = SaveOptions::default();
+    options.by_its_server = true;
+    options
 }
 
 fn commit(part: &SavePart) -> Result<()> {

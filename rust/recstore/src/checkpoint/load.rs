@@ -137,7 +137,8 @@ fn load_newest(
             Some(rules) => Table::new(&entry.name, &config, rules, store.budget)?,
             None => {
                 let slots = |shard: &ShardEntry| saved_slots(&directory.join(&shard.file), shard);
-                let slots = entry.shards.first().map_or(Ok(Vec::new()), slots)?;
+                let first = parts.iter().flat_map(|part| &part.shards).next();
+                let slots = first.map_or(Ok(Vec::new()), slots)?;
                 let rules = UpdateRules::elsewhere(slots);
                 Table::new(&entry.name, &config, &rules, store.budget)?
             }

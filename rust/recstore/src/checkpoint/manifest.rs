@@ -201,9 +201,9 @@ impl Manifest {
         self.snapshots.push(Snapshot { parent: None, tables, ..newest });
     }
 
-    /// Returns how the files of the newest snapshot are compressed.
+    /// Returns how the newest files are compressed.
     pub(super) fn newest_compression(&self) -> Compression {
-        let tables = self.snapshots.last().into_iter().flat_map(|snapshot| &snapshot.tables);
+        let tables = self.snapshots.iter().rev().flat_map(|snapshot| &snapshot.tables);
         tables.flat_map(|table| &table.shards).map(Compression::of).next().unwrap_or_default()
     }
 

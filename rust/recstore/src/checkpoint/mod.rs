@@ -30,6 +30,6 @@ pub(crate) use parts::save_part;
 pub use parts::{Shard, commit};
 pub use progress::Progress;
 pub use reports::{LoadReport, SaveReport};
-pub use save::new_snapshot_name;
+pub use save::{SERVER_STATE, new_snapshot_name};
 pub(crate) use save::{Saves, save};
 pub use unfinished::{check_checkpoint_directory, remove_checkpoint};

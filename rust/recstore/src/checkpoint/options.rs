@@ -35,6 +35,8 @@ pub struct SaveOptions<'a> {
     pub compression: Compression,
     /// Allows a store without rows to replace the rows of another that were saved to the directory.
     pub replace: bool,
+    /// The directory is that of the server which saves; one of another server is refused.
+    pub by_its_server: bool,
     /// Puts parts together though tables are at different steps on different shards; the greatest counts.
     pub at_any_step: bool,
     /// Called when the moment of the save has come: what is done from then on is not in it.

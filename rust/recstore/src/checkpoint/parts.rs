@@ -12,7 +12,7 @@ use super::files::{at, create_directory, read_file, refused, write_beside};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
 use super::reports::SaveReport;
-use super::save::{AllTables, Plan, Saves, base_of, cleaned, lock, name_of, save_id, write};
+use super::save::{AllTables, Plan, Saves, base_of, check_free, cleaned, lock, name_of, save_id, write};
 use super::unfinished::Unfinished;
 use crate::Result;
 use crate::kernel::hash::mix;
@@ -65,6 +65,7 @@ pub(crate) fn save_part(
     }
     let save = save_id(snapshot).map_err(|message| refused(directory, message))?;
     options.compression.validate(directory)?;
+    check_free(directory, options)?;
     create_directory(directory)?;
     let manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;

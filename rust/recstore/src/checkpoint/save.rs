@@ -19,6 +19,9 @@ use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
 
+/// What a server writes into the directory of its tables.
+pub const SERVER_STATE: &str = "recstore-shard.json";
+
 pub(super) const LOCK_NAME: &str = ".lock";
 
 /// The saves that a store has made, or was loaded from.
@@ -56,6 +59,7 @@ pub(crate) fn save(
     options: &SaveOptions<'_>,
 ) -> Result<SaveReport> {
     options.compression.validate(directory)?;
+    check_free(directory, options)?;
     create_directory(directory)?;
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read_or_new(directory)?;
@@ -70,6 +74,18 @@ pub(crate) fn save(
         })
     });
     cleaned(directory, saved)
+}
+
+/// Checks that a directory does not keep the tables of a server, which expects its own there.
+pub(super) fn check_free(directory: &Path, options: &SaveOptions<'_>) -> Result<()> {
+    let is_of_server = |directory: &Path| directory.join(SERVER_STATE).exists();
+    // That of a server with a log lies in a directory of the server's.
+    let is_kept = is_of_server(directory) || directory.parent().is_some_and(is_of_server);
+    if options.by_its_server || !is_kept {
+        return Ok(());
+    }
+    let message = "a server keeps its tables here, and would go on without what was saved: choose another directory, or load it into the server";
+    Err(refused(directory, message))
 }
 
 /// What is to be saved where.
@@ -195,7 +211,7 @@ pub(super) fn save_id(snapshot: &str) -> std::result::Result<SaveId, String> {
     parsed.ok_or_else(|| format!("\"{snapshot}\" is not the name of a snapshot: sixteen hexadecimal digits"))
 }
 
-/// Writes a file for each table; all or, after an error, none.
+/// Writes a file for each table of which there is something to tell; all or, after an error, none.
 fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>) -> Result<Vec<TableEntry>> {
     let layouts: Vec<Layout> = cuts.iter().map(|cut| Layout::of(&cut.table)).collect();
     let bytes = cuts.iter().zip(&layouts).map(|(cut, layout)| (cut.cut.rows * layout.row_bytes()) as u64);
@@ -205,8 +221,10 @@ fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>)
         let table = &cut.table;
         let mut entry =
             TableEntry::new(table.name(), table.config(), cut.progress.clone(), cut.cut.is_delta)?;
-        let path = plan.directory.join(file_name(plan, number, table.name()));
-        entry.shards.push(write_table(cut, layout, &path, plan.compression, progress)?);
+        if !cut.is_empty_delta() {
+            let path = plan.directory.join(file_name(plan, number, table.name()));
+            entry.shards.push(write_table(cut, layout, &path, plan.compression, progress)?);
+        }
         entries.push(entry);
     }
     sync_directory(plan.directory)?;

@@ -119,6 +119,12 @@ impl TableCut {
         self.table.config.eviction.as_ref().map(|_| chosen())
     }
 
+    /// Whether a file would say nothing: no row of the table has changed, and it remembers nothing of ids without one.
+    pub(crate) fn is_empty_delta(&self) -> bool {
+        let is_unchanged = self.cut.is_delta && self.cut.rows == 0 && self.cut.deleted.is_empty();
+        is_unchanged && self.admission.is_none() && self.table.config.eviction.is_none()
+    }
+
     /// Ends the snapshot.
     pub(crate) fn end(&self, was_saved: bool) {
         let _gate = fork::enter();
