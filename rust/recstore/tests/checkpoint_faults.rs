@@ -233,7 +233,7 @@ fn files_swapped_missing_or_replaced_are_refused() {
     fs::rename(&path, &aside).unwrap();
     fs::create_dir(&path).unwrap();
     let (name, message) = subject.refusal();
-    assert!(name == "manifest.json" && message.contains("Is a directory"), "{message}");
+    assert!(name == "manifest.json" && message == "it is no file", "{message}");
     fs::remove_dir(&path).unwrap();
     fs::rename(&aside, &path).unwrap();
 }

@@ -29,7 +29,7 @@ use recstore::{
     commit_snapshot, compact,
 };
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// What is written down of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
@@ -300,9 +300,24 @@ fn the_same_training_writes_the_same_checkpoints() {
         let (written, recorded) = (written(&made(name)), written(&fixture(name)));
         assert_eq!(written.keys().collect::<Vec<_>>(), recorded.keys().collect::<Vec<_>>(), "{name}");
         for (table, recorded) in recorded {
-            assert_eq!(written[&table], recorded, "{name}: {table:?}");
+            assert_eq!(written[&table], without_silent_files(recorded), "{name}: {table:?}");
         }
     }
+}
+
+/// Files of deltas that tell nothing are not written any more: a table without files says the same.
+fn without_silent_files(mut written: Written) -> Written {
+    let shards = written.entry["shards"].as_array().unwrap();
+    let tells_nothing = |shard: &Value| {
+        shard["rows"] == 0
+            && shard["deleted"] == 0
+            && shard["state"].as_object().is_some_and(|state| state.is_empty())
+    };
+    if written.entry["is_delta"] == true && shards.iter().all(tells_nothing) {
+        written.entry["shards"] = json!([]);
+        written.files.clear();
+    }
+    written
 }
 
 fn written_down(directory: &Path) -> Expected {

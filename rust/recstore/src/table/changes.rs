@@ -256,9 +256,9 @@ impl Changes {
     }
 
     /// Returns the bytes in use with room for the indices below `len`, whether there is something to count from or not: a
-    /// save makes it so.
+    /// save makes it so. Room that there was stays, though all rows went.
     pub(super) fn bytes_for(&self, len: usize) -> usize {
-        len.div_ceil(64) * 8 + self.since.as_ref().map_or(0, Since::deleted_bytes)
+        len.max(self.len).div_ceil(64) * 8 + self.since.as_ref().map_or(0, Since::deleted_bytes)
     }
 
     /// Returns at most how many more bytes are in use after so many rows were deleted.
