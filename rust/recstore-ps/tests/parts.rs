@@ -131,6 +131,9 @@ fn pass(client: TcpStream, server: &str, fault: Fault, faults: &AtomicUsize) -> 
     let mut welcome = [0; 40];
     server.read_exact(&mut welcome)?;
     client.write_all(&welcome)?;
+    let mut text = vec![0; u32::from_le_bytes(welcome[12..16].try_into().unwrap_or_default()) as usize];
+    server.read_exact(&mut text)?;
+    client.write_all(&text)?;
     loop {
         let received = read_frame(&mut server, 1 << 30).map_err(io::Error::other)?;
         let is_part = received.header.kind == Kind::Part;
