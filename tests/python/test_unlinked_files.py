@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from recstore_ops import DistEmbedding, checkpoint
 
@@ -157,7 +158,7 @@ def test_only_what_a_manifest_or_a_note_lists_is_removed(tmp_path: Path) -> None
     (root / "saved").mkdir()
     environment = {**os.environ, "LD_PRELOAD": str(watcher), "WATCHED": str(watched)}
     # There is a manifest already: without one such files would be refused.
-    DistEmbedding(None, 4, "t")
+    DistEmbedding(None, 4, "removals").weight[[1]] = torch.ones(1, 4)
     checkpoint.save(root / "saved")
     for name in FOREIGN:
         (root / "saved" / name).write_text("of another program")
