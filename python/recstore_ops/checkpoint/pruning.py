@@ -60,9 +60,10 @@ def prune(
     directory = checked_directory(path, "prune")
     if type(keep) is not int or keep < 1:
         raise ValueError(f"keep must be an int of at least 1, got {keep!r}")
-    read_manifest(directory)
+    # Without one here, no lock is made here either.
+    manifest = read_manifest(directory)
     if dry_run:
-        plan = _plan(read_manifest(directory), keep)
+        plan = _plan(manifest, keep)
         _tell(on_plan, plan)
         return plan
     with locked(directory):

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from recstore_ops.config.command_options import read_user_path
+from recstore_ops.config.command_options import path_option
 from recstore_ops.doctor.examination import examine, examine_config
 from recstore_ops.doctor.finding import Finding
 
@@ -19,12 +19,7 @@ _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
 def doctor_command(
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Validate this configuration file instead.", show_default=False, metavar="PATH", parser=read_user_path
-        ),
-    ] = None,
+    config: Annotated[Path | None, path_option("Validate this configuration file instead.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON array of the findings.")] = False,
 ) -> None:
     """Look at this installation and machine, or at a configuration file: what was found, and what to do.

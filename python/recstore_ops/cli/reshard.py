@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from recstore_ops.config.command_options import read_user_path
+from recstore_ops.config.command_options import path_option, read_user_path
 from recstore_ops.servers.resharding import reshard_directory
 
 
@@ -25,10 +25,7 @@ def reshard_command(
     hash_method: Annotated[
         _HashMethod | None, typer.Option(help="How ids are spread over them.", show_default="as before")
     ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(help="Where the new shards go.", show_default="the same", metavar="PATH", parser=read_user_path),
-    ] = None,
+    to: Annotated[Path | None, path_option("Where the new shards go.", shown="the same")] = None,
 ) -> None:
     """Spread rows over another number of servers, none of which runs.
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from recstore_ops import _native
-from recstore_ops.config.command_options import read_user_path, takes_options_of
+from recstore_ops.config.command_options import path_option, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.servers.resharding import has_other_shards, reshard_directory
 from recstore_ops.servers.serve_settings import (
@@ -24,15 +24,7 @@ from recstore_ops.servers.serve_settings import (
 )
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, read_token, served_shards
 
-_Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="Serve the shards of `cache_ps.servers` in this file.",
-        show_default=False,
-        metavar="PATH",
-        parser=read_user_path,
-    ),
-]
+_Config = Annotated[Path | None, path_option("Serve the shards of `cache_ps.servers` in this file.")]
 _Shard = Annotated[int | None, typer.Option(help="Serve this shard only.", min=0, show_default="all")]
 _Host = Annotated[str | None, typer.Option(help="Listen here instead of what the file says.", show_default="127.0.0.1")]
 _Port = Annotated[
@@ -61,34 +53,10 @@ _MetricsPort = Annotated[
         show_default="off",
     ),
 ]
-_TokenFile = Annotated[
-    Path | None,
-    typer.Option(
-        help="Clients must know the token in this file.", show_default=False, metavar="PATH", parser=read_user_path
-    ),
-]
-_TlsCertificate = Annotated[
-    Path | None,
-    typer.Option(
-        help="Encrypt: the server's certificate and its chain, PEM.",
-        show_default=False,
-        metavar="PATH",
-        parser=read_user_path,
-    ),
-]
-_TlsKey = Annotated[
-    Path | None,
-    typer.Option(help="The certificate's key, PEM.", show_default=False, metavar="PATH", parser=read_user_path),
-]
-_TlsClientCa = Annotated[
-    Path | None,
-    typer.Option(
-        help="Clients must show a certificate signed by one of these, PEM.",
-        show_default=False,
-        metavar="PATH",
-        parser=read_user_path,
-    ),
-]
+_TokenFile = Annotated[Path | None, path_option("Clients must know the token in this file.")]
+_TlsCertificate = Annotated[Path | None, path_option("Encrypt: the server's certificate and its chain, PEM.")]
+_TlsKey = Annotated[Path | None, path_option("The certificate's key, PEM.")]
+_TlsClientCa = Annotated[Path | None, path_option("Clients must show a certificate signed by one of these, PEM.")]
 _Reshard = Annotated[
     bool,
     typer.Option("--reshard", help="Spread the rows in --data over the shards of now, if they were others."),
@@ -120,9 +88,9 @@ def serve_command(
     """Serve tables to other processes until SIGTERM, SIGINT or SIGHUP.
 
     With `--data` each shard has a directory of its own there, `shard-N-of-M`, which says what it has: another number of
-    shards is refused without `--reshard`. What is not given is what `cache_ps` of
-    the file says: `data`, `durability`, `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`,
-    `log_level`, `tls`, `token_file`, and what is about workers.
+    shards is refused without `--reshard`. What is not given is what `cache_ps` of the file says: `data`, `durability`,
+    `checkpoint_every`, `metrics_port`, `metrics_host`, `max_connections`, `log_level`, `tls`, `token_file`, and what is
+    about workers.
     """
     file = None if config is None else load_served_file(config)
     settings = serve_settings(file, given)

@@ -16,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table as Grid
 
 from recstore_ops.cli.top_figures import ShardFigures, TableFigures, shard_figures
-from recstore_ops.config.command_options import read_user_path
+from recstore_ops.config.command_options import path_option
 from recstore_ops.servers.metrics_text import NoMetrics, Scrape, fetch
 from recstore_ops.servers.serve_settings import load_served_file, serve_settings
 from recstore_ops.servers.server_config import ServerAddress, served_shards
@@ -39,15 +39,7 @@ def top_command(
     addresses: Annotated[
         list[str] | None, typer.Argument(metavar="[HOST:PORT]...", help="Where servers tell their metrics.")
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option(
-            help="Show the shards of `cache_ps.servers` in this file.",
-            show_default=False,
-            metavar="PATH",
-            parser=read_user_path,
-        ),
-    ] = None,
+    config: Annotated[Path | None, path_option("Show the shards of `cache_ps.servers` in this file.")] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Show it once and end; with exit code 1 if a shard is down.")
     ] = False,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from recstore_ops.config.command_options import read_user_path, takes_options_of
+from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
 from recstore_ops.config.option import field_values
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.rows.input_files import find_input_files
@@ -30,7 +30,7 @@ _Data = Annotated[
 ]
 _Test = Annotated[
     list[Path] | None,
-    typer.Option(help="A test file; may be repeated.", metavar="PATH", parser=read_user_path, rich_help_panel="Input"),
+    path_option("A test file; may be repeated.", shown=True, panel="Input"),
 ]
 _Alpha = Annotated[float | None, typer.Option(help="FTRL's name for --lr.", rich_help_panel="Optimizer")]
 _Baseline = Annotated[
@@ -48,9 +48,7 @@ _RunName = Annotated[
         help="Name of a new directory for the results.", show_default="model and time", rich_help_panel="Output"
     ),
 ]
-_RunsDir = Annotated[
-    Path, typer.Option(help="Where runs are kept.", metavar="PATH", parser=read_user_path, rich_help_panel="Output")
-]
+_RunsDir = Annotated[Path, path_option("Where runs are kept.", shown=True, panel="Output")]
 _SaveEvery = Annotated[
     int | None,
     typer.Option(
