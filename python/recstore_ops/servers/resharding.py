@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from recstore_ops import _native
-
-_SHARD = re.compile(r"shard-\d+-of-(\d+)")
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,13 @@ def reshard_directory(source: Path, target: Path, shards: int, hash_method: str 
 
 
 def has_other_shards(data: Path, shards: int) -> bool:
-    """Whether a directory has shards of another number, or is a checkpoint."""
-    if not data.is_dir():
-        return False
-    found = (_SHARD.fullmatch(path.name) for path in data.iterdir())
-    is_other = any(match is not None and int(match[1]) != shards for match in found)
-    return is_other and not any((data / f"shard-{number}-of-{shards}").is_dir() for number in range(shards))
+    """Whether the rows in a directory are spread, and over another number of shards.
+
+    Raises:
+        ValueError: the directory cannot be read.
+    """
+    try:
+        found = _native.shard_counts(str(data))
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    return found != [] and shards not in found

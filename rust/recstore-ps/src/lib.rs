@@ -38,7 +38,7 @@ mod workers;
 pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
 pub use client::{RemoteConfig, RemoteStore};
 pub use config::{ServerConfig, ServerError};
-pub use durable::state_directory::{Durability, KeptState};
+pub use durable::state_directory::{Durability, KeptState, shard_counts};
 pub use handler::Handler;
 pub use resharding::{Resharded, reshard};
 pub use server::Server;

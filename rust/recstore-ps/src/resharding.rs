@@ -6,17 +6,17 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use crate::durable::moves::{WORKSHOP, clear, finish_moves, move_to};
-use crate::durable::state_directory::{
-    Durability, KeptState, MANIFEST, StateDirectory, directory_name, shards_in, unusable,
+use recstore::{
+    EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
 };
+
+use crate::durable::moves::{WORKSHOP, clear, finish_moves, move_to};
+use crate::durable::state_directory::{Durability, MANIFEST, StateDirectory, directory_name, shards_in};
+use crate::durable::unusable;
 use crate::handler::Handler;
 use crate::router::{HashMethod, Router};
 use crate::wire::facts::Facts;
 use crate::workers::Teamwork;
-use recstore::{
-    EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
-};
 
 /// Where all rows lie between the old shards and the new ones.
 const GATHERED: &str = "gathered";
@@ -38,8 +38,8 @@ pub struct Resharded {
 /// directory. Ids are spread as before where `hash_method` is not given. Takes the memory of one shard of either.
 ///
 /// # Errors
-/// [`recstore::Error::Checkpoint`] names the directory that lacks a shard, that a server uses, or that has others' shards; or the file
-/// that cannot be used. Then `from` and its shards are as they were.
+/// [`recstore::Error::Checkpoint`] names the directory that lacks a shard, that a server uses, or that has others' shards;
+/// or the file that cannot be used. Then `from` and its shards are as they were.
 pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMethod>) -> Result<Resharded> {
     finish_moves(to)?;
     if shards == 0 {
@@ -69,8 +69,8 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
 /// Where rows come from.
 struct Source {
     directory: PathBuf,
-    /// Directories of shards; none of a checkpoint.
-    shards: Vec<PathBuf>,
+    /// The shards, which no server gets before they are moved away; none of a checkpoint.
+    shards: Vec<StateDirectory>,
     facts: Option<Facts>,
 }
 
@@ -99,8 +99,11 @@ impl Source {
             let message = format!("{} missing here: bring all shards together first", missing.join(", "));
             return Err(unusable(&directory, message));
         }
-        let facts = agreed(&found)?;
-        Ok(Self { directory, shards: found.into_iter().map(|(path, _)| path).collect(), facts })
+        let open =
+            |(path, shard): &(PathBuf, Shard)| StateDirectory::open(path, *shard, Durability::Checkpoint);
+        let shards = found.iter().map(open).collect::<Result<Vec<_>>>()?;
+        let facts = agreed(&shards)?;
+        Ok(Self { directory, shards, facts })
     }
 
     /// Makes one checkpoint of all rows, and returns where it is.
@@ -112,9 +115,9 @@ impl Source {
         let mut options = SaveOptions::default();
         // Servers that were killed may have stopped a step apart.
         options.at_any_step = true;
-        for (number, directory) in self.shards.iter().enumerate() {
+        for (number, state) in self.shards.iter().enumerate() {
             let shard = Shard { number, of };
-            kept_store(directory, shard)?.save_part(&gathered, &snapshot, shard, &options)?;
+            kept_store(state, shard)?.save_part(&gathered, &snapshot, shard, &options)?;
         }
         commit_snapshot(&gathered, &snapshot, of, &options)?;
         Ok(gathered)
@@ -122,13 +125,13 @@ impl Source {
 }
 
 /// Returns what the clients of all shards agreed on.
-fn agreed(shards: &[(PathBuf, Shard)]) -> Result<Option<Facts>> {
+fn agreed(shards: &[StateDirectory]) -> Result<Option<Facts>> {
     let mut all: Option<Facts> = None;
-    for (directory, shard) in shards {
-        let state = StateDirectory::open(directory, *shard, Durability::Checkpoint)?;
+    for state in shards {
         match (&all, state.facts()) {
             (Some(all), Some(own)) if *all != own => {
-                return Err(unusable(directory, format!("it has the {own}, and another shard the {all}")));
+                let message = format!("it has the {own}, and another shard the {all}");
+                return Err(unusable(state.path(), message));
             }
             (_, own) => all = all.or(own),
         }
@@ -137,11 +140,9 @@ fn agreed(shards: &[(PathBuf, Shard)]) -> Result<Option<Facts>> {
 }
 
 /// Returns the tables of a shard, log and all.
-fn kept_store(directory: &Path, shard: Shard) -> Result<Arc<LocalStore>> {
-    let durability = StateDirectory::open(directory, shard, Durability::Checkpoint)?.durability();
+fn kept_store(state: &StateDirectory, shard: Shard) -> Result<Arc<LocalStore>> {
     let store = Arc::new(LocalStore::default());
-    let kept = KeptState { directory: directory.to_owned(), durability };
-    Handler::kept(Arc::clone(&store) as _, shard, u64::MAX, Teamwork::default(), &kept)?;
+    Handler::new(Arc::clone(&store) as _, shard, u64::MAX, Teamwork::default())?.take(state)?;
     Ok(store)
 }
 
@@ -161,7 +162,7 @@ fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &Facts) -> 
 
 /// Puts the new shards in the place of the old ones, and returns where those are then.
 fn move_all(source: &Source, to: &Path, shards: usize, is_same: bool) -> Result<Option<PathBuf>> {
-    let old: Vec<&PathBuf> = source.shards.iter().filter(|_| is_same).collect();
+    let old: Vec<&Path> = source.shards.iter().filter(|_| is_same).map(StateDirectory::path).collect();
     let aside = free_name(to);
     let mut moves = Vec::new();
     if !old.is_empty() {

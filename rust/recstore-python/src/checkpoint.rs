@@ -7,8 +7,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use recstore::{
-    Compression, LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport, Shard,
-    commit_snapshot, compact,
+    LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport, Shard, commit_snapshot, compact,
 };
 use recstore_object_store::ObjectCheckpoint;
 
@@ -59,7 +58,7 @@ impl SaveArguments {
         options.keep = self.keep;
         options.metadata =
             serde_json::from_str(&self.metadata).map_err(|error| invalid(error.to_string()))?;
-        options.compression = self.compression.map_or(Compression::None, |level| Compression::Zstd { level });
+        options.compression = self.compression.into();
         options.replace = self.replace;
         options.progress = progress.map(|progress| &progress.0);
         Ok(options)

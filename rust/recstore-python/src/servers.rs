@@ -265,6 +265,13 @@ pub(crate) fn reshard(
     Ok((done.before, done.rows, done.hash_method.to_string(), done.moved_to))
 }
 
+/// Returns the numbers of shards that there are in a directory of servers, ascending.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "pyo3 gives it so")]
+pub(crate) fn shard_counts(data: PathBuf) -> PyResult<Vec<usize>> {
+    Ok(recstore_ps::shard_counts(&data).map_err(raise)?.into_iter().collect())
+}
+
 /// Returns a time that may be waited.
 fn seconds(value: f64) -> PyResult<Duration> {
     const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);

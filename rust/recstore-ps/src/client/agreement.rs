@@ -29,12 +29,7 @@ impl RemoteStore {
         // What connections told when they were opened does at first.
         let mut is_anew = false;
         loop {
-            // Servers of an older release do not say.
-            let told = session.ask_for_facts(OPERATION, is_anew)?.into_iter().collect();
-            let told: Vec<Option<Facts>> = match told {
-                Some(told) => told,
-                None => return Ok(()),
-            };
+            let Some(told) = session.ask_for_facts(OPERATION, is_anew)? else { return Ok(()) };
             let agreed = match told.iter().flatten().next() {
                 None => self.tell_all(session)?,
                 Some(facts) => told.iter().all(|own| own.as_ref() == Some(facts)).then(|| facts.clone()),
@@ -82,8 +77,7 @@ impl RemoteStore {
     /// Makes all servers agree again after a load, which gave each its rows.
     pub(super) fn agree_anew(&self, session: &Session) -> Result<()> {
         session.set_agreed(None);
-        let told: Option<Vec<Option<Facts>>> = session.ask_for_facts("load", true)?.into_iter().collect();
-        let Some(told) = told else { return Ok(()) };
+        let Some(told) = session.ask_for_facts("load", true)? else { return Ok(()) };
         let known = told.iter().flatten().next().cloned();
         let facts = known.unwrap_or_else(|| Facts::new(session.hash_method()));
         self.tell(session, self.shards(), &facts, true)?;

@@ -4,8 +4,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use recstore::{
-    Compression, Error, LoadOptions, LoadReport, OptimizerConfig, Result, SaveOptions, SaveReport, Shard,
-    TableConfig, TableId, TableStatistics, new_snapshot_name,
+    Error, LoadOptions, LoadReport, OptimizerConfig, Result, SaveOptions, SaveReport, Shard, TableConfig,
+    TableId, TableStatistics, new_snapshot_name,
 };
 
 use super::changes::change;
@@ -275,10 +275,7 @@ impl RemoteStore {
             kind: options.kind,
             keep: options.keep,
             metadata: options.metadata.clone(),
-            compression: match options.compression {
-                Compression::None => None,
-                Compression::Zstd { level } => Some(level),
-            },
+            compression: options.compression.level(),
             replace: options.replace,
         };
         let of_shard = |number| SavePart { shard: Shard { number, of }, ..part.clone() };

@@ -305,13 +305,13 @@ impl Session {
         self.config.hash_method
     }
 
-    /// Returns what each server told of the store when a connection was opened, which is done anew if `is_anew`; none
-    /// of those of an older release, which do not tell it.
+    /// Returns what each server told of the store when a connection was opened, which is done anew if `is_anew`; nothing
+    /// if one is of an older release, which does not tell it.
     pub(super) fn ask_for_facts(
         &self,
         operation: &'static str,
         is_anew: bool,
-    ) -> Result<Vec<Option<Option<Facts>>>, Error> {
+    ) -> Result<Option<Vec<Option<Facts>>>, Error> {
         let deadline = Instant::now() + self.config.timeout;
         let told = |link: &Link| {
             if is_anew {

@@ -14,11 +14,12 @@ use std::time::SystemTime;
 
 use recstore::{
     EmbeddingStore, Error, LoadOptions, Result, SaveOptions, SaveReport, TableId, checkpoint_metadata,
+    write_file,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::durable::log::{Lag, Log, LogError, Logged, Staged};
-use crate::durable::state_directory::write_synced;
+use crate::durable::unusable;
 use crate::metrics::Metrics;
 use crate::wire::codec::{Answer, ClientId, FrameError, Managed, Request, WireError};
 use crate::workers::{SavedWorkers, Workers};
@@ -184,7 +185,7 @@ impl Journal {
         }
         let drawn = RandomState::new().hash_one(SystemTime::now());
         fs::create_dir_all(directory).map_err(|error| unusable(directory, error))?;
-        write_synced(&path, format!("{drawn:016x}\n").as_bytes()).map(|()| drawn)
+        write_file(&path, format!("{drawn:016x}\n").as_bytes()).map(|()| drawn)
     }
 
     /// Returns the last change of each client.
@@ -341,10 +342,6 @@ fn remember(order: &mut Order, client: ClientId, made: Made) {
         quietest.and_then(|quietest| order.remove(&quietest));
     }
     order.insert(client, made);
-}
-
-fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
-    Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
 }
 
 pub(super) fn in_log(error: LogError) -> Error {

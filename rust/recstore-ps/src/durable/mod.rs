@@ -5,3 +5,11 @@ pub(crate) mod journal;
 pub(crate) mod log;
 pub(crate) mod moves;
 pub(crate) mod state_directory;
+
+use std::fmt::Display;
+use std::path::Path;
+
+/// Returns an error about a file or directory.
+pub(crate) fn unusable(path: &Path, message: impl Display) -> recstore::Error {
+    recstore::Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
+}

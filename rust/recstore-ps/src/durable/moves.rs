@@ -7,16 +7,17 @@ use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use recstore::{Result, remove_checkpoint};
+use recstore::{Result, remove_checkpoint, write_file};
 use serde::{Deserialize, Serialize};
 
-use super::directory_lock;
-use super::state_directory::{NAME, unusable, write_synced};
+use super::state_directory::NAME;
+use super::{directory_lock, unusable};
 
 /// Where new directories are made.
 pub(crate) const WORKSHOP: &str = "resharding";
 /// The list of what is to be moved.
 const MOVES: &str = "moves.json";
+
 /// What is to be moved, in this order.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -28,7 +29,7 @@ struct Moves {
 pub(crate) fn move_to(data: &Path, moves: Vec<(PathBuf, PathBuf)>) -> Result<()> {
     let list = data.join(WORKSHOP).join(MOVES);
     let text = serde_json::to_vec_pretty(&Moves { moves }).map_err(|error| unusable(&list, error))?;
-    write_synced(&list, &text)?;
+    write_file(&list, &text)?;
     finish_moves(data)
 }
 

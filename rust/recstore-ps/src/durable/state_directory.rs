@@ -1,18 +1,20 @@
 //! The directory that a server keeps its shard in, and what it says of itself: which shard of how many, how ids are
 //! spread, how it is kept, and to which store it belongs. What is found is compared with what is asked for.
 
+use std::collections::BTreeSet;
 use std::fs;
-use std::io::{ErrorKind, Write};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use recstore::{Error, Result, Shard, remove_checkpoint};
+use recstore::{Result, Shard, remove_checkpoint, write_file};
 use serde::{Deserialize, Serialize};
 
 use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
 use super::moves::finish_moves;
+use super::unusable;
 use crate::wire::facts::Facts;
 
 const FORMAT: &str = "recstore-shard";
@@ -75,7 +77,7 @@ impl StateDirectory {
     /// nothing about that.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names it: it has another shard, or other shards lie beside it; or another server has it.
+    /// [`recstore::Error::Checkpoint`] names it: it has another shard, or other shards lie beside it; or another server has it.
     pub(crate) fn open(directory: &Path, shard: Shard, durability: Durability) -> Result<Self> {
         check_place(directory, shard)?;
         let lock = DirectoryLock::take(directory)?;
@@ -87,17 +89,15 @@ impl StateDirectory {
             }
             None => {
                 let durability = kept_before(directory)?.unwrap_or(durability);
-                let (format, Shard { number, of }) = (FORMAT.to_owned(), shard);
-                let version = VERSION;
-                let identity =
-                    Identity { format, version, shard: number, of, durability, discarded: None, facts: None };
+                let identity = Identity::new(shard, durability);
                 write(&path, &identity)?;
                 identity
             }
         };
         let state = Self { lock, identity: Mutex::new(identity) };
         state.remove_discarded()?;
-        state.check_kept_once()?;
+        // An older release may have left tables of both kinds.
+        kept_before(directory)?;
         Ok(state)
     }
 
@@ -105,12 +105,7 @@ impl StateDirectory {
         self.lock.directory()
     }
 
-    /// Checks that there are not tables of both kinds, as an older release may leave them.
-    fn check_kept_once(&self) -> Result<()> {
-        kept_before(self.path()).map(drop)
-    }
-
-    /// Returns the manifest of a server that keeps no log.
+    /// Whether there are tables of a server that keeps no log.
     pub(crate) fn has_checkpoint(&self) -> bool {
         self.path().join(MANIFEST).exists()
     }
@@ -166,6 +161,11 @@ impl StateDirectory {
 }
 
 impl Identity {
+    fn new(Shard { number, of }: Shard, durability: Durability) -> Self {
+        let (format, version) = (FORMAT.to_owned(), VERSION);
+        Self { format, version, shard: number, of, durability, discarded: None, facts: None }
+    }
+
     fn check(&self, path: &Path, Shard { number, of }: Shard) -> Result<()> {
         if self.format != FORMAT || self.version != VERSION {
             let message = format!(
@@ -225,6 +225,14 @@ pub(crate) fn shards_in(data: &Path) -> Result<Vec<(PathBuf, Shard)>> {
     Ok(found)
 }
 
+/// Returns the numbers of shards that there are in `data`, such as 3 where a directory is that of one of three.
+///
+/// # Errors
+/// [`recstore::Error::Checkpoint`]: the directory cannot be read.
+pub fn shard_counts(data: &Path) -> Result<BTreeSet<usize>> {
+    Ok(shards_in(data)?.into_iter().map(|(_, shard)| shard.of).collect())
+}
+
 /// Returns the shard that a directory's name tells.
 fn shard_of(directory: &Path) -> Option<Shard> {
     let name = directory.file_name()?.to_str()?;
@@ -282,19 +290,5 @@ fn read(path: &Path) -> Result<Option<Identity>> {
 
 fn write(path: &Path, identity: &Identity) -> Result<()> {
     let text = serde_json::to_vec_pretty(identity).map_err(|error| unusable(path, error))?;
-    write_synced(path, &text)
-}
-
-/// Writes a file so that readers, and crashes, see the old one or the new one.
-pub(crate) fn write_synced(path: &Path, text: &[u8]) -> Result<()> {
-    let beside = path.with_extension("new");
-    let written = fs::File::create(&beside)
-        .and_then(|mut file| file.write_all(text).and_then(|()| file.sync_all()))
-        .and_then(|()| fs::rename(&beside, path))
-        .and_then(|()| fs::File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all());
-    written.map_err(|error| unusable(path, error))
-}
-
-pub(crate) fn unusable(path: &Path, message: impl std::fmt::Display) -> Error {
-    Error::Checkpoint { path: path.display().to_string(), message: message.to_string() }
+    write_file(path, &text)
 }

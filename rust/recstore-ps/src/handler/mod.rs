@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use recstore::{
-    Compression, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions,
-    SaveReport, Shard, TableId, TableUpdate, check_checkpoint_directory, commit_snapshot,
+    EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport,
+    Shard, TableId, TableUpdate, check_checkpoint_directory, commit_snapshot,
 };
 
 use crate::durable::journal::Journal;
@@ -93,16 +93,28 @@ impl Handler {
     ) -> Result<Self> {
         let state = StateDirectory::open(&kept.directory, shard, kept.durability)?;
         let mut handler = Self::new(store, shard, max_frame_bytes, teamwork)?;
-        match state.durability() {
-            Durability::Wal => handler.recover(state.path())?,
-            Durability::Checkpoint => handler.load_kept(&state)?,
-        }
+        handler.take(&state)?;
         if state.durability() != kept.durability {
             handler.switch(&state, kept.durability)?;
         }
         handler.facts = Mutex::new(state.facts());
         handler.state = Some(state);
         Ok(handler)
+    }
+
+    /// Takes the tables that a directory has.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file that cannot be used.
+    pub(crate) fn take(&mut self, state: &StateDirectory) -> Result<()> {
+        match state.durability() {
+            Durability::Wal => self.recover(state.path()),
+            Durability::Checkpoint if state.has_checkpoint() => {
+                self.store.load(state.path(), &LoadOptions::default()).map(drop)
+            }
+            // Rows without a manifest are no state to begin with.
+            Durability::Checkpoint => check_checkpoint_directory(state.path()),
+        }
     }
 
     /// Takes the tables that checkpoint and log have, and goes on with the log.
@@ -116,14 +128,6 @@ impl Handler {
         }
         self.journal = Some(journal);
         Ok(())
-    }
-
-    fn load_kept(&self, state: &StateDirectory) -> Result<()> {
-        if state.has_checkpoint() {
-            self.store.load(state.path(), &LoadOptions::default())?;
-        }
-        // Rows without a manifest are no state to begin with.
-        check_checkpoint_directory(state.path())
     }
 
     /// Keeps the tables, which are those of the directory, otherwise from here on.
@@ -468,7 +472,7 @@ fn save_options(part: &SavePart) -> SaveOptions<'static> {
     options.kind = part.kind;
     options.keep = part.keep;
     options.metadata = part.metadata.clone();
-    options.compression = part.compression.map_or(Compression::None, |level| Compression::Zstd { level });
+    options.compression = part.compression.into();
     options.replace = part.replace;
     options
 }

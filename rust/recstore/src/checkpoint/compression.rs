@@ -38,7 +38,22 @@ pub enum Compression {
     },
 }
 
+impl From<Option<i32>> for Compression {
+    /// Takes the level of zstd; none for plain files.
+    fn from(level: Option<i32>) -> Self {
+        level.map_or(Self::None, |level| Self::Zstd { level })
+    }
+}
+
 impl Compression {
+    /// Returns the level of zstd; none for plain files.
+    pub fn level(self) -> Option<i32> {
+        match self {
+            Self::None => None,
+            Self::Zstd { level } => Some(level),
+        }
+    }
+
     /// Checks that there is such a level.
     pub(super) fn validate(self, directory: &Path) -> Result<()> {
         match self {
@@ -55,7 +70,7 @@ impl Compression {
 
     /// Returns how the file of an entry was made smaller.
     pub(super) fn of(entry: &ShardEntry) -> Self {
-        entry.compressed.as_ref().map_or(Self::None, |compressed| Self::Zstd { level: compressed.level })
+        entry.compressed.as_ref().map(|compressed| compressed.level).into()
     }
 }
 

@@ -52,6 +52,12 @@ pub(super) fn write_beside(path: &Path, text: &[u8]) -> Result<()> {
     fs::rename(&beside, path).map_err(at(path))
 }
 
+/// As [`write_beside`], so that the name survives a crash too.
+pub fn write_file(path: &Path, text: &[u8]) -> Result<()> {
+    write_beside(path, text)?;
+    path.parent().map_or(Ok(()), sync_directory)
+}
+
 /// Makes a directory and those above it that are not there, so that they survive a crash.
 pub(super) fn create_directory(directory: &Path) -> Result<()> {
     if directory.is_dir() {

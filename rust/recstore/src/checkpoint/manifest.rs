@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
 use super::entries::TableEntry;
-use super::files::{FILE_NAME, at, read_file, refused, sync_directory, write_beside};
+use super::files::{FILE_NAME, at, read_file, refused, write_file};
 use super::options::SaveOptions;
 use super::save::save_id;
 use super::unfinished::{Unfinished, check_no_rows};
@@ -154,8 +154,7 @@ impl Manifest {
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
         // Metadata can be nested deeper than is read: found out now, the old manifest is still there.
         serde_json::from_slice::<Self>(&text).map_err(at(&path))?;
-        write_beside(&path, &text)?;
-        sync_directory(directory)
+        write_file(&path, &text)
     }
 
     /// Returns the newest snapshot and those it follows, the full one first.

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use super::files::{
-    COMPRESSED_EXTENSION, FILE_EXTENSION, FILE_NAME, at, refused, sync_directory, write_beside,
+    COMPRESSED_EXTENSION, FILE_EXTENSION, FILE_NAME, at, refused, sync_directory, write_file,
 };
 use super::manifest::Manifest;
 use super::save::{LOCK_NAME, lock};
@@ -41,7 +41,6 @@ impl Unfinished {
     pub(super) fn begin(directory: &Path, name: &str, files: BTreeSet<String>) -> Result<Self> {
         let note = Self { path: directory.join(format!("{name}{END}")), files };
         note.write()?;
-        sync_directory(directory)?;
         Ok(note)
     }
 
@@ -57,7 +56,7 @@ impl Unfinished {
     fn write(&self) -> Result<()> {
         let note = Note { format: FORMAT.to_owned(), version: VERSION, files: self.files.clone() };
         let text = serde_json::to_vec_pretty(&note).map_err(at(&self.path))?;
-        write_beside(&self.path, &text)
+        write_file(&self.path, &text)
     }
 }
 
