@@ -217,7 +217,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 .PHONY: wheel
 wheel: $(BUILDER_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs
 	rm -f dist/*.whl
-	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
+	CARGO_PROFILE_RELEASE_LTO=thin $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
 	@ls dist/*.whl
 
 .PHONY: sdist

@@ -15,6 +15,7 @@ from benches.cells import (
     merge,
     one_id,
     optimizers,
+    replicas,
     row_types,
     servers,
     sharding,
@@ -37,6 +38,7 @@ TITLES = {
     checkpoint.CELL: "Checkpoints",
     disk_tier.CELL: "A table of four times its memory",
     servers.CELL: "A server",
+    replicas.CELL: "A server that is followed",
     sharding.CELL: "Tables sharded over two ranks",
     id_map.CELL: "The id map alone",
 }
@@ -57,6 +59,7 @@ _STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
     checkpoint.stages,
     disk_tier.stages,
     servers.stages,
+    replicas.stages,
     sharding.stages,
     id_map.stages,
 )

@@ -36,7 +36,7 @@ CELL = "servers"
 
 _ROWS, _DIM = 100_000, 64
 _ROUNDS, _ONE_ROW_CALLS = 30, 500
-_STARTED = re.compile(r"shard 0 of 1 at (\S+)")
+_STARTED = re.compile(r"shard 0 of 1 at ([^\s,]+)(?:, metrics at (http\S+/metrics))?")
 
 
 def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
@@ -53,28 +53,28 @@ def _figures(scale: Scale) -> Iterator[Figure]:
     with (
         bench_directory("servers-") as logs,
         Peer(sent_bytes) as peer,
-        _served() as plain,
-        _served("--durability", "wal", "--data", str(logs)) as logged,
+        served() as plain,
+        served("--durability", "wal", "--data", str(logs)) as logged,
     ):
-        tables = [_Table(server.address, ids_N) for server in (plain, logged)]
+        tables = [ServedTable(server.address, ids_N) for server in (plain, logged)]
         # A vector that is as long as ids and gradients together: what a push sends.
         sent, nothing = torch.zeros(sent_bytes, dtype=torch.uint8), torch.zeros(8, dtype=torch.uint8)
-        pulls = _seconds(
+        pulls = seconds_of(
             rounds,
             [lambda: peer.round_trip(ids_N, torch.empty(rows, _DIM)), lambda: tables[0].pull(ids_N)],
         )
-        pushes = _seconds(
+        pushes = seconds_of(
             rounds,
             [lambda: peer.round_trip(sent, nothing), *(lambda t=table: t.push(ids_N, grad_ND) for table in tables)],
         )
-        written = _seconds(rounds, [lambda: _write(logs / "plain", sent)])
+        written = seconds_of(rounds, [lambda: _write(logs / "plain", sent)])
         one = ids_N[:1].clone()
         calls = (lambda: peer.round_trip(one, torch.empty(1, _DIM)), lambda: tables[0].pull(one))
         singles = {}
         cores = sorted(os.sched_getaffinity(0))
         for where, core in zip(("both on one core", "a core each"), cores, strict=False):
             with _on_core(cores[0], [0]), _on_core(core, [*_threads(peer.pid), *_threads(plain.pid)]):
-                singles[where] = _seconds(rounds, [lambda c=call: _repeat(scale, c) for call in calls])
+                singles[where] = seconds_of(rounds, [lambda c=call: _repeat(scale, c) for call in calls])
     yield Figure(CELL, "pull of 100,000 rows, speed over plain TCP", pulls[0] / pulls[1], "x", ">= 0.5")
     yield Figure(CELL, "push of 100,000 rows, speed over plain TCP", pushes[0] / pushes[1], "x", ">= 0.5")
     for where, (plain_one, own_one) in singles.items():
@@ -88,7 +88,7 @@ def _figures(scale: Scale) -> Iterator[Figure]:
         yield Figure(CELL, f"round trip of one row, {where}", 1e6 * own_one / scale.of(_ONE_ROW_CALLS), "us")
 
 
-def _seconds(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
+def seconds_of(rounds: int, calls: Sequence[Callable[[], object]]) -> list[float]:
     """The median seconds of each call, one after another in every round; the first round does not count."""
     seconds: list[list[float]] = [[] for _ in calls]
     for _ in range(rounds + 1):
@@ -127,12 +127,13 @@ def _repeat(scale: Scale, call: Callable[[], object]) -> None:
         call()
 
 
-class _Server(NamedTuple):
+class ServerProcess(NamedTuple):
     address: str
     pid: int
+    metrics: str | None
 
 
-class _Table:
+class ServedTable:
     """A table on a server, whose rows are there."""
 
     def __init__(self, address: str, ids_N: Tensor) -> None:
@@ -151,7 +152,7 @@ class _Table:
 
 
 @contextmanager
-def _served(*options: str) -> Iterator[_Server]:
+def served(*options: str) -> Iterator[ServerProcess]:
     """A server of one shard in a process of its own."""
     command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as errors:
@@ -162,7 +163,7 @@ def _served(*options: str) -> Iterator[_Server]:
             if started is None:
                 errors.seek(0)
                 raise RuntimeError(f"the server did not start: {errors.read()}")
-            yield _Server(started[1].rstrip(","), server.pid)
+            yield ServerProcess(started[1], server.pid, started[2])
         finally:
             server.kill()
             server.communicate()

@@ -55,6 +55,21 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProces
         yield running
 
 
+@pytest.fixture(scope="module")
+def told(processes: ServerProcesses, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """The names of all samples: of a shard, and of one that is followed and its follower."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("leader", "follower")]
+    options = [("--metrics-port", "0", "--data", str(folder), "--durability", "wal") for folder in folders]
+    with (
+        ServerProcesses(folders[0], 1, *options[0]) as leader,
+        ServerProcesses(folders[1], 1, *options[1], "--follow", leader.addresses[0]) as follower,
+    ):
+        while not fetch(leader.metrics[0]).of("recstore_follower_in_step"):
+            time.sleep(0.01)
+        addresses = (processes.metrics[0], leader.metrics[0], follower.metrics[0])
+        return {name for address in addresses for name in fetch(address).samples}
+
+
 def _has_checkpoint(address: str) -> bool:
     return bool(fetch(address).of("recstore_last_checkpoint_timestamp_seconds"))
 
@@ -74,20 +89,18 @@ def test_training_is_told(processes: ServerProcesses) -> None:
         assert {sample.labels["shard"] for samples in scrape.samples.values() for sample in samples} == {str(shard)}
 
 
-def test_every_metric_is_documented_and_every_documented_one_is_told(processes: ServerProcesses) -> None:
-    told = {base(name) for name in fetch(processes.metrics[0]).samples}
+def test_every_metric_is_documented_and_every_documented_one_is_told(told: set[str]) -> None:
     documented = set(re.findall(r"^\| `(recstore_[a-z_]+)` ", OPERATIONS.read_text("utf-8"), flags=re.MULTILINE))
-    assert documented == told
+    assert documented == {base(name) for name in told}
 
 
-def test_the_dashboard_asks_for_metrics_that_are_told(processes: ServerProcesses) -> None:
+def test_the_dashboard_asks_for_metrics_that_are_told(told: set[str]) -> None:
     dashboard = json.loads((ROOT / "dashboards" / "recstore.json").read_text("utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     asked += [variable["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"]
     names = {name for expression in asked for name in NAME.findall(expression)}
-    samples = set(fetch(processes.metrics[0]).samples)
-    assert names <= samples
-    assert {base(name) for name in names} == {base(name) for name in samples}
+    assert names <= told
+    assert {base(name) for name in names} == {base(name) for name in told}
     places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in dashboard["panels"]]
     assert len(set(places)) == len(places)
 

@@ -111,6 +111,7 @@ def serve(durability):
         host="127.0.0.1", port=0, shard=0, num_shards=1, grpc_port=None, health_port=None, metrics_host="127.0.0.1",
         metrics_port=None, max_connections=8, token=None, tls=None, insecure=False,
         directory=str(root / "data" / "shard-0-of-1"), durability=durability, workers=Teamwork(),
+        follow=None, synchronous=False,
     )
     servers.set_ps_servers([server.address])
     client = RecStoreClient()

@@ -10,6 +10,7 @@ from recstore_ops.cli.checkpoint import checkpoint_commands
 from recstore_ops.cli.compact import compact_command
 from recstore_ops.cli.doctor import doctor_command
 from recstore_ops.cli.inspect import inspect_command
+from recstore_ops.cli.promote import promote_command
 from recstore_ops.cli.reshard import reshard_command
 from recstore_ops.cli.serve import serve_command
 from recstore_ops.cli.top import top_command
@@ -26,6 +27,7 @@ app = typer.Typer(
 app.command("train")(train_command)
 app.command("generate")(generate_command)
 app.command("serve")(serve_command)
+app.command("promote")(promote_command)
 app.command("reshard")(reshard_command)
 app.command("top")(top_command)
 app.command("inspect")(inspect_command)

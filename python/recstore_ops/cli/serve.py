@@ -14,6 +14,7 @@ import typer
 from recstore_ops import _native
 from recstore_ops.config.command_options import path_option, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
+from recstore_ops.servers.addresses import is_address
 from recstore_ops.servers.resharding import has_other_shards, reshard_directory
 from recstore_ops.servers.serve_settings import (
     Durability,
@@ -61,6 +62,18 @@ _Reshard = Annotated[
     bool,
     typer.Option("--reshard", help="Spread the rows in --data over the shards of now, if they were others."),
 ]
+_Follow = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Copy the server of this shard there, and its changes as they come, until `recstore promote`.",
+        show_default="none",
+    ),
+]
+_Synchronous = Annotated[
+    bool,
+    typer.Option("--synchronous", help="With --follow: no change is acknowledged before it is on the disk here too."),
+]
 _Insecure = Annotated[
     bool,
     typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
@@ -83,6 +96,8 @@ def serve_command(
     tls_client_ca: _TlsClientCa = None,
     insecure: _Insecure = False,
     reshard: _Reshard = False,
+    follow: _Follow = None,
+    synchronous: _Synchronous = False,
     **given: Any,
 ) -> None:
     """Serve tables to other processes until SIGTERM, SIGINT or SIGHUP.
@@ -97,11 +112,12 @@ def serve_command(
     served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
     shards = _shards(served, shard, host, port, metrics_port)
     _check_ports(shards, {"--grpc-port": grpc_port, "--health-port": health_port})
+    followed = _followed(follow, synchronous, shards, settings)
     if reshard:
         _reshard(settings, len(served.servers))
     log = _native.log_to_stderr(settings.log_level.value)
     try:
-        failures = _serve(served, shards, (grpc_port, health_port), insecure, settings)
+        failures = _serve(served, shards, (grpc_port, health_port), insecure, settings, followed)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     finally:
@@ -118,12 +134,35 @@ def _reshard(settings: ServeSettings, shards: int) -> None:
         print(reshard_directory(settings.data, settings.data, shards), flush=True)
 
 
+@dataclass(frozen=True)
+class _Followed:
+    """The server that is followed, if one is."""
+
+    leader: str | None
+    synchronous: bool
+
+
+def _followed(leader: str | None, synchronous: bool, shards: list[ServerAddress], settings: ServeSettings) -> _Followed:
+    """Checks which server is to be followed, and how."""
+    if leader is None:
+        if synchronous:
+            raise ValueError("--synchronous goes with --follow, the server that waits for this one")
+        return _Followed(None, False)
+    if not is_address(leader):
+        raise ValueError(f'--follow takes "host:port", the bulk port of a server, got "{leader}"')
+    if settings.durability is not Durability.WAL:
+        raise ValueError("--follow needs --durability wal and --data: changes come one by one, and none may be lost")
+    _check_ports(shards, {"--follow": shards[0].port})
+    return _Followed(leader, synchronous)
+
+
 def _serve(
     served: ServerList,
     shards: list[ServerAddress],
     ports: tuple[int | None, int | None],
     insecure: bool,
     settings: ServeSettings,
+    followed: _Followed,
 ) -> list[str]:
     """Serves shards until a signal comes, and returns which of them could not be saved at the end, and why."""
     # Of what wakes the main thread this may be used by a handler that interrupts it anywhere; an Event may not.
@@ -136,7 +175,7 @@ def _serve(
             directory = (
                 None if settings.data is None else shard_directory(settings.data, address.shard, len(served.servers))
             )
-            server = _start(served, address, ports, insecure, directory, settings)
+            server = _start(served, address, ports, insecure, directory, settings, followed)
             running.append(_Running(address.shard, server, directory, settings.durability))
         while not came(signals, settings.checkpoint_every):
             for one in running:
@@ -234,6 +273,7 @@ def _start(
     insecure: bool,
     directory: Path | None,
     settings: ServeSettings,
+    followed: _Followed,
 ) -> _native.Server:
     server = _native.Server(
         host=address.host,
@@ -251,10 +291,13 @@ def _start(
         directory=None if directory is None else str(directory),
         durability=settings.durability.value,
         workers=settings.teamwork,
+        follow=followed.leader,
+        synchronous=followed.synchronous,
     )
     grpc = "" if server.grpc_address is None else f", gRPC at {server.grpc_address}"
     health = "" if server.health_address is None else f", health at {server.health_address}"
     metrics = "" if server.metrics_address is None else f", metrics at http://{server.metrics_address}/metrics"
-    others = f"{grpc}{health}{metrics}"
+    follows = "" if followed.leader is None else f", follows {followed.leader}"
+    others = f"{grpc}{health}{metrics}{follows}"
     print(f"shard {address.shard} of {len(served.servers)} at {server.address}{others}", flush=True)
     return server

@@ -87,6 +87,8 @@ class ShardSettings:
             directory=None if directory is None else str(directory),
             durability=(Durability.WAL if self.is_logged else Durability.CHECKPOINT).value,
             workers=Teamwork(),
+            follow=None,
+            synchronous=False,
         )
 
 

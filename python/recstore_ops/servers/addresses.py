@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:\s/]+):(?P<port>\d+)")
 _LAST_PORT = 65535
+REPLICA_SEPARATOR = "|"
+"""Stands between the addresses of servers of one shard."""
 
 
 def check_addresses(servers: Sequence[str]) -> list[str]:
@@ -22,10 +24,16 @@ def check_addresses(servers: Sequence[str]) -> list[str]:
 def _checked(shard: int, server: str) -> str:
     if not isinstance(server, str):
         raise TypeError(f'server {shard} must be a text "host:port", got {server!r}')
-    found = _ADDRESS.fullmatch(server)
-    if found is None or not 0 < int(found["port"]) <= _LAST_PORT:
-        raise ValueError(
-            f'server {shard} must be "host:port", with a port from 1 to {_LAST_PORT} '
-            f'and an IPv6 address in brackets, got "{server}"'
-        )
+    for address in server.split(REPLICA_SEPARATOR):
+        if not is_address(address):
+            raise ValueError(
+                f'server {shard} must be "host:port", with a port from 1 to {_LAST_PORT} '
+                f'and an IPv6 address in brackets, got "{address}"'
+            )
     return server
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is `host:port`."""
+    found = _ADDRESS.fullmatch(text)
+    return found is not None and 0 < int(found["port"]) <= _LAST_PORT

@@ -82,7 +82,8 @@ def set_ps_servers(
     """Opens tables on servers from now on, each row on one of them.
 
     Args:
-        servers: `host:port` of the bulk ports, in the order of the shards.
+        servers: `host:port` of the bulk ports, in the order of the shards. The servers of one shard that follow one
+            another stand together, `host:port|host:port`: the one that leads is called.
         hash_method: how ids are spread, `city_hash` or `simple_mod`; all programs that share servers say the same.
         token: what the servers want to hear.
         tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
@@ -218,5 +219,5 @@ def use_constructor_address(ps_host: str | None, ps_port: int | None) -> None:
 
 
 def _use(found: ServerList) -> None:
-    servers = [str(server) for server in found.servers]
+    servers = [server.all_servers for server in found.servers]
     set_ps_servers(servers, found.hash_method, token=found.token, tls=found.tls)

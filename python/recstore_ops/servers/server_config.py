@@ -3,7 +3,8 @@
 `cache_ps` has what `recstore serve` starts: `servers`, one `{"host", "port", "shard"}` a shard, and `num_shards`.
 `distributed_client` has where a program opens its tables: `servers` of the same form and `hash_method`, `city_hash` or
 `simple_mod`; without `servers` those of `cache_ps`. `client` is a single server, where neither has any. `cache_ps` and
-`distributed_client` may have `tls` and a `token_file` each. What else `cache_ps` may say of its servers is in
+`distributed_client` may have `tls` and a `token_file` each. Servers of either may name `replicas`, the other servers of
+their shard. What else `cache_ps` may say of its servers is in
 `recstore_ops.serve_settings`; their ports of metrics are `metrics_port`, of a server or of them all.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.config.paths import user_path
+from recstore_ops.servers.addresses import REPLICA_SEPARATOR
 
 HASH_METHODS = ("city_hash", "simple_mod")
 
@@ -29,16 +31,23 @@ class ServerAddress:
         port: the bulk port.
         shard: the number of the shard, from 0.
         metrics_port: where its metrics are, if anywhere.
+        replicas: `host:port` of the shard's other servers, which follow this one or take its place.
     """
 
     host: str
     port: int
     shard: int
     metrics_port: int | None = None
+    replicas: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
+
+    @property
+    def all_servers(self) -> str:
+        """`host:port` of all servers of the shard, with a bar between them."""
+        return REPLICA_SEPARATOR.join([str(self), *self.replicas])
 
 
 @dataclass(frozen=True)
@@ -166,7 +175,8 @@ def _address(entry: dict[str, Any], metrics_port: int | None) -> ServerAddress:
     # JSON Schema takes 1.0 for an integer.
     metrics = entry.get("metrics_port", metrics_port)
     port, shard = int(entry["port"]), int(entry["shard"])
-    return ServerAddress(entry.get("host", "127.0.0.1"), port, shard, None if metrics is None else int(metrics))
+    metrics = None if metrics is None else int(metrics)
+    return ServerAddress(entry.get("host", "127.0.0.1"), port, shard, metrics, tuple(entry.get("replicas", ())))
 
 
 __all__ = [

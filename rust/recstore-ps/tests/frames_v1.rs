@@ -1,9 +1,9 @@
 //! A specimen of every frame and message of version 1 is read to the same value, and that value written to the same
 //! bytes, for ever.
 //!
-//! The bytes were written down once, in `fixtures/frames_v1`; its README says how. What version 2 adds, and what servers
-//! say to clients that speak both, lies in `fixtures/frames_v2`. A kind of frame, section, request, answer, error or message
-//! without a specimen fails a test.
+//! The bytes were written down once, in `fixtures/frames_v1`; its README says how. What later versions add, and what
+//! servers say to clients that speak several, lies in `fixtures/frames_v2` and `fixtures/frames_v3`. A kind of frame,
+//! section, request, answer, error or message without a specimen fails a test.
 
 // tier: test
 
@@ -47,11 +47,9 @@ fn folder(version: u32) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/frames_v{version}"))
 }
 
-/// Returns the specimens of version 1, with those that version 2 adds or has in their place.
+/// Returns the specimens of version 1, with those that later versions add or have in their place.
 fn recorded(file: &str) -> Bytes {
-    let mut all = recorded_of(1, file);
-    all.extend(recorded_of(2, file));
-    all
+    (1..=3).flat_map(|version| recorded_of(version, file)).collect()
 }
 
 /// Reads lines of a name and bytes in hexadecimal; none where a version has no such file.
@@ -247,7 +245,7 @@ fn a_client_greets_as_it_did_and_understands_the_welcome() {
     let number = 16..32;
     assert!(greeting[number.clone()].iter().any(|byte| *byte != 7), "a client draws its number");
     greeting[number].fill(7);
-    assert_eq!(greeting[10], 2, "the highest version that it speaks");
+    assert_eq!(greeting[10], 3, "the highest version that it speaks");
     greeting[10] = 1;
     assert_eq!(greeting, recorded["00_accepted_hello"]);
     let error = connected.unwrap_err().to_string();

@@ -138,7 +138,11 @@ fn log_and_checkpoints_are_told() {
 #[test]
 fn a_save_that_fails_is_counted() {
     let directory = tempfile::tempdir().unwrap();
-    let kept = KeptState { directory: directory.path().to_owned(), durability: Durability::Checkpoint };
+    let kept = KeptState {
+        directory: directory.path().to_owned(),
+        durability: Durability::Checkpoint,
+        follows: None,
+    };
     let cluster = cluster(|config| config.kept = Some(kept.clone()));
     let in_the_way = directory.path().join("manifest.new");
     std::fs::create_dir(&in_the_way).unwrap();

@@ -40,7 +40,7 @@ fn directory(data: &Path, shard: Shard) -> PathBuf {
 fn start(data: &Path, shard: Shard, durability: Durability) -> Result<Server, ServerError> {
     let mut config = ServerConfig::default();
     config.shard = shard;
-    config.kept = Some(KeptState { directory: directory(data, shard), durability });
+    config.kept = Some(KeptState { directory: directory(data, shard), durability, follows: None });
     Server::start(Arc::new(LocalStore::default()), config)
 }
 

@@ -29,8 +29,8 @@ mod _native {
     use super::optimizer_state::put_optimizer_states;
     #[pymodule_export]
     use super::servers::{
-        Server, barrier, leave_workers, move_servers, reshard, shard_counts, use_embedded, use_servers,
-        workers,
+        Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,
+        use_servers, workers,
     };
     use super::*;
     #[pymodule_export]

@@ -8,8 +8,8 @@ use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueErro
 use pyo3::prelude::*;
 use recstore::{Error, LocalStore, Shard};
 use recstore_ps::{
-    ClientTls, Combine, Consistency, Durability, Handler, IdentityFiles, KeptState, RemoteConfig,
-    RemoteStore, ServerConfig, ServerError, ServerTls, Teamwork, TlsError, WorkerState,
+    ClientTls, Combine, Consistency, Durability, FollowedServer, Handler, IdentityFiles, KeptState,
+    RemoteConfig, RemoteStore, ServerConfig, ServerError, ServerTls, Teamwork, TlsError, WorkerState,
 };
 
 use crate::registry;
@@ -170,7 +170,7 @@ impl Server {
     /// service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, durability, workers))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, durability, workers, follow, synchronous))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -188,6 +188,8 @@ impl Server {
         directory: Option<PathBuf>,
         durability: &str,
         workers: Workers,
+        follow: Option<String>,
+        synchronous: bool,
     ) -> PyResult<Self> {
         let store = Arc::new(LocalStore::default());
         let mut config = ServerConfig::default();
@@ -195,9 +197,11 @@ impl Server {
         config.health_port = health_port;
         (config.metrics_host, config.metrics_port) = (metrics_host, metrics_port);
         (config.token, config.insecure, config.max_connections) = (token, insecure, max_connections);
+        let to_leader = tls.as_ref().filter(|_| follow.is_some()).map(TlsFiles::of_client).transpose()?;
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         let durability = durability_of(durability)?;
-        config.kept = directory.map(|directory| KeptState { directory, durability });
+        config.follow = follow.clone().map(|address| FollowedServer { address, tls: to_leader, synchronous });
+        config.kept = directory.map(|directory| KeptState { directory, durability, follows: follow });
         config.teamwork = workers.teamwork()?;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store, config)).map_err(cannot_start)?;
@@ -247,6 +251,22 @@ impl Server {
             py.detach(|| server.stop(GRACE));
         }
     }
+}
+
+/// Makes the follower at `address` lead its shard. Returns the number of the shard and of how many it is, the epoch, and the
+/// number of the last change that it has.
+#[pyfunction]
+pub(crate) fn promote(
+    py: Python<'_>,
+    address: String,
+    token: Option<String>,
+    tls: Option<TlsFiles>,
+) -> PyResult<(usize, usize, u64, u64)> {
+    let mut config = RemoteConfig::new(vec![address]);
+    config.token = token;
+    config.tls = tls.map(|tls| tls.of_client()).transpose()?;
+    let done = py.detach(|| recstore_ps::promote(&config)).map_err(raise)?;
+    Ok((done.shard.number, done.shard.of, done.epoch, done.last))
 }
 
 /// Spreads the rows in `source` over so many shards in `target`. Returns how many shards there were, or `None`, the rows on

@@ -15,7 +15,7 @@ mod numbered;
 #[path = "fixtures/checkpoint_v1/recorded.rs"]
 mod recorded;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -279,14 +279,37 @@ fn written_table(directory: &Path, mut entry: Value) -> Written {
         shard["file"] = name[16..].into();
         // How the header is written is a matter of the crate; deleted ids come in any order.
         (shard["bytes"], shard["checksums"]["header"]) = (Value::Null, Value::Null);
-        shard["checksums"]["deleted_ids"] = Value::Null;
+        (shard["checksums"]["deleted_ids"], shard["checksums"]["eviction.ids"]) = (Value::Null, Value::Null);
+        if let Some(count) = shard.pointer_mut("/state/eviction.ids") {
+            *count = Value::Null;
+        }
     }
-    for (.., content) in files.iter_mut().flatten().filter(|(name, ..)| name == "deleted_ids") {
-        let mut ids: Vec<[u8; 8]> = content.as_chunks().0.to_vec();
-        ids.sort_unstable();
-        *content = ids.concat();
-    }
+    let began = entry["progress"]["sweep"]["began"].as_i64().unwrap_or(0);
+    files.iter_mut().for_each(|file| leave_what_counts(file, began));
     Written { entry, files }
+}
+
+/// Leaves those rows that a sweep chose and that were not deleted or changed since it `began`. Whether it saw the others
+/// before that is chance, for it goes on beside training, and they stay in any case.
+fn leave_what_counts(file: &mut [Tensor], began: i64) {
+    let words = |name: &str| -> Vec<[u8; 8]> {
+        let found = file.iter().find(|tensor| tensor.0 == name);
+        found.map_or(Vec::new(), |tensor| tensor.3.as_chunks().0.to_vec())
+    };
+    let mut gone = words("deleted_ids");
+    gone.sort_unstable();
+    let steps = words("usage.step").into_iter().map(i64::from_le_bytes);
+    let changed = words("ids").into_iter().zip(steps).filter(|(_, step)| *step > began).map(|(id, _)| id);
+    let stay: BTreeSet<[u8; 8]> = gone.iter().copied().chain(changed).collect();
+    let mut chosen = words("eviction.ids");
+    chosen.retain(|id| !stay.contains(id));
+    for (name, _, shape, content) in file {
+        match name.as_str() {
+            "deleted_ids" => *content = gone.concat(),
+            "eviction.ids" => (*shape, *content) = (vec![chosen.len()], chosen.concat()),
+            _ => {}
+        }
+    }
 }
 
 #[test]

@@ -9,7 +9,8 @@ use crate::wire::tls::ClientTls;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RemoteConfig {
-    /// The bulk ports, `host:port`, in the order of the shards.
+    /// The bulk ports, `host:port`, in the order of the shards. Where servers follow one another, all of a shard stand
+    /// together, with a bar between them: `host:port|host:port`.
     pub servers: Vec<String>,
     /// How ids are spread over them. All clients of the servers must say the same.
     pub hash_method: HashMethod,

@@ -8,19 +8,30 @@ use recstore::{Error, Shard};
 
 use super::config::RemoteConfig;
 use crate::wire::channel::Channel;
-use crate::wire::codec::{ClientId, FrameError, Kind, Reply, Request, read_frame, take_part};
+use crate::wire::codec::{
+    ClientId, FrameError, Kind, Managed, Management, Reply, Request, read_frame, take_part,
+};
 use crate::wire::facts::Facts;
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, VERSIONS, Welcome};
+use crate::wire::standing::Standing;
 use crate::wire::transport::Timed;
 
 /// Why an attempt failed.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(crate) enum Failure {
     /// Another attempt may do better.
     Passing(String),
     /// It will not.
     Final(String),
+}
+
+impl Failure {
+    pub(crate) fn into_message(self) -> String {
+        match self {
+            Self::Passing(message) | Self::Final(message) => message,
+        }
+    }
 }
 
 impl From<io::Error> for Failure {
@@ -86,7 +97,7 @@ impl From<FrameError> for Failure {
 
 /// A connection that has been welcomed.
 #[derive(Debug)]
-pub(super) struct Connection {
+pub(crate) struct Connection {
     address: String,
     stream: Channel,
     welcome: Welcome,
@@ -94,10 +105,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Connects to the server at `address`, which must be `shard`.
-    pub(super) fn open(
+    /// Connects to the server at `address`, whichever shard it is.
+    pub(crate) fn open_any(
         address: &str,
-        shard: Shard,
         client: ClientId,
         config: &RemoteConfig,
         deadline: Instant,
@@ -109,47 +119,85 @@ impl Connection {
         let token = config.token.clone().unwrap_or_default().into_bytes();
         Hello { versions: VERSIONS, client, token }.write(&mut stream)?;
         let welcome = Welcome::read(&mut stream).map_err(|error| unwelcome(error, config.tls.is_some()))?;
-        if let Err(refusal) = &welcome.version {
-            return Err(Failure::Final(format!("the server refused: {refusal}")));
+        match &welcome.version {
+            Err(refusal) => Err(Failure::Final(format!("the server refused: {refusal}"))),
+            Ok(_) => Ok(Self { address: address.to_owned(), stream, welcome, last: 0 }),
         }
-        if welcome.shard != shard {
-            let Shard { number, of } = welcome.shard;
+    }
+
+    /// Connects to the server at `address`, which must be `shard`.
+    pub(crate) fn open(
+        address: &str,
+        shard: Shard,
+        client: ClientId,
+        config: &RemoteConfig,
+        deadline: Instant,
+    ) -> Result<Self, Failure> {
+        let opened = Self::open_any(address, client, config, deadline)?;
+        let Shard { number, of } = opened.welcome.shard;
+        if opened.welcome.shard != shard {
             let message = format!(
                 "the server there is shard {number} of {of}, expected shard {} of {}",
                 shard.number, shard.of
             );
             return Err(Failure::Final(message));
         }
-        Ok(Self { address: address.to_owned(), stream, welcome, last: 0 })
+        Ok(opened)
     }
 
     /// Returns where it was opened to.
-    pub(super) fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         &self.address
     }
 
     /// Returns what tells this run of the server from others.
-    pub(super) fn incarnation(&self) -> u64 {
+    pub(crate) fn incarnation(&self) -> u64 {
         self.welcome.incarnation
     }
 
     /// Returns what counted of the store when the connection was opened; none if nobody has said it.
-    pub(super) fn facts(&self) -> Option<&Facts> {
+    pub(crate) fn facts(&self) -> Option<&Facts> {
         self.welcome.facts.as_ref()
     }
 
     /// Whether the server says what counts of the store: one of an older release does not.
-    pub(super) fn tells_facts(&self) -> bool {
+    pub(crate) fn tells_facts(&self) -> bool {
         self.welcome.tells_facts()
     }
 
+    /// Returns which shard the server is.
+    pub(crate) fn shard(&self) -> Shard {
+        self.welcome.shard
+    }
+
+    /// Returns what the server is to its shard.
+    pub(crate) fn standing(&self) -> &Standing {
+        &self.welcome.standing
+    }
+
+    /// Makes a management request.
+    ///
+    /// # Errors
+    /// What the server, or the connection, says.
+    pub(crate) fn manage(&mut self, request: &Management, deadline: Instant) -> Result<Managed, String> {
+        let request = Request::Manage(request.clone());
+        let number = self.send(&request, 0, deadline).map_err(Failure::into_message)?;
+        let reply = self.receive(number, deadline, |_, _| Ok(())).map_err(Failure::into_message)?;
+        reply.map_err(|error| error.to_string())?.managed().map_err(|error| error.to_string())
+    }
+
+    /// Returns the connection itself, for what follows an answer.
+    pub(crate) fn into_stream(self) -> Channel {
+        self.stream
+    }
+
     /// Returns the most bytes of a request or an answer.
-    pub(super) fn limit(&self) -> u64 {
+    pub(crate) fn limit(&self) -> u64 {
         self.welcome.max_frame_bytes
     }
 
     /// Sends a request and returns its number.
-    pub(super) fn send(
+    pub(crate) fn send(
         &mut self,
         request: &Request<'_>,
         sequence: u64,
@@ -164,7 +212,7 @@ impl Connection {
 
     /// Waits for the reply to a request. `take` gets the rows that come before it, and how many floats came before them;
     /// none at the beginning.
-    pub(super) fn receive(
+    pub(crate) fn receive(
         &mut self,
         request: u64,
         deadline: Instant,

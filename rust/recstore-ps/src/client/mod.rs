@@ -1,9 +1,10 @@
 //! The store whose tables lie on servers.
 
+mod addresses;
 mod agreement;
 mod changes;
 mod config;
-mod connection;
+pub(crate) mod connection;
 mod distinct;
 mod errors;
 mod fetch;
@@ -24,6 +25,7 @@ use recstore::{Executor, Result, fork};
 use crate::router::Router;
 use crate::wire::codec::{Management, Request};
 pub use config::RemoteConfig;
+pub(crate) use session::new_client;
 use session::{Call, Session};
 use tables::{RemoteTable, Tables};
 

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use recstore::{Error, Shard};
 
+use super::addresses::Addresses;
 use super::changes::Changes;
 use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
@@ -20,7 +21,10 @@ use crate::wire::codec::{ClientId, FrameError, Management, Reply, Request};
 use crate::wire::facts::Facts;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(250);
+
+/// How long a server may take to answer where another one can be asked instead.
+const SHORT_CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connections kept for the next calls to a server.
 const MOST_IDLE: usize = 8;
@@ -42,8 +46,10 @@ pub(super) struct Session {
 #[derive(Debug)]
 struct Link {
     shard: Shard,
-    /// Changes when the server is started again elsewhere.
-    address: Mutex<String>,
+    /// Changes when the server is started again elsewhere, or another one leads the shard.
+    addresses: Mutex<Addresses>,
+    /// The last promotion that is known among the servers of the shard.
+    epoch: AtomicU64,
     idle: Mutex<Vec<Connection>>,
     /// The most bytes that the server takes at a time; 0 before it was asked.
     limit: AtomicU64,
@@ -117,7 +123,8 @@ impl Session {
         let of = config.servers.len();
         let link = |(number, address): (usize, &String)| Link {
             shard: Shard { number, of },
-            address: Mutex::new(address.clone()),
+            addresses: Mutex::new(Addresses::of(address)),
+            epoch: AtomicU64::new(0),
             idle: Mutex::default(),
             limit: AtomicU64::new(0),
         };
@@ -241,14 +248,38 @@ impl Session {
         let idle = link.lock_idle().pop();
         match idle {
             Some(connection) => Ok(connection),
-            None => {
-                let opened =
-                    Connection::open(&link.address(), link.shard, self.client, &self.config, deadline)?;
-                check_facts(&opened, self.config.hash_method, self.agreed().as_ref())?;
-                link.limit.store(opened.limit(), Ordering::Relaxed);
-                Ok(opened)
+            None => self.connect_to_leader(link, deadline),
+        }
+    }
+
+    /// Returns a connection to the one of a shard's servers that leads it.
+    fn connect_to_leader(&self, link: &Link, deadline: Instant) -> Result<Connection, Failure> {
+        let candidates = link.lock_addresses().in_turn();
+        let of_several = candidates.len() > 1;
+        let mut failures = Vec::new();
+        for address in candidates {
+            let soon = Instant::now() + SHORT_CONNECT_TIMEOUT;
+            let deadline = if of_several { deadline.min(soon) } else { deadline };
+            match self.connect_to(link, &address, deadline) {
+                Ok(opened) => {
+                    link.lock_addresses().choose(&address);
+                    link.limit.store(opened.limit(), Ordering::Relaxed);
+                    return Ok(opened);
+                }
+                Err(Failure::Passing(message)) if of_several => {
+                    failures.push(format!("{address}: {message}"));
+                }
+                Err(failure) => return Err(failure),
             }
         }
+        Err(Failure::Passing(failures.join("; ")))
+    }
+
+    fn connect_to(&self, link: &Link, address: &str, deadline: Instant) -> Result<Connection, Failure> {
+        let mut opened = Connection::open(address, link.shard, self.client, &self.config, deadline)?;
+        link.check_standing(&mut opened, deadline)?;
+        check_facts(&opened, self.config.hash_method, self.agreed().as_ref())?;
+        Ok(opened)
     }
 
     /// Returns the most bytes that each server takes at a time.
@@ -282,9 +313,9 @@ impl Session {
         Error::Unavailable { operation, shard, address: self.links[shard].address(), message }
     }
 
-    /// Returns where the servers are, in the order of the shards.
+    /// Returns where the servers are, in the order of the shards; those of one shard with a bar between them.
     pub(super) fn addresses(&self) -> Vec<String> {
-        self.links.iter().map(Link::address).collect()
+        self.links.iter().map(|link| link.lock_addresses().joined()).collect()
     }
 
     /// Calls the servers at other addresses, one a shard.
@@ -355,15 +386,35 @@ impl Link {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn lock_addresses(&self) -> MutexGuard<'_, Addresses> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns where the server is that is called.
     fn address(&self) -> String {
-        self.address.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.lock_addresses().current().to_owned()
+    }
+
+    /// Checks that a server leads the shard, as far as this client knows. One that does not know of another is told.
+    fn check_standing(&self, opened: &mut Connection, deadline: Instant) -> Result<(), Failure> {
+        let standing = opened.standing().clone();
+        if !standing.leads() {
+            return Err(Failure::Passing(standing.to_string()));
+        }
+        let epoch = self.epoch.fetch_max(standing.epoch, Ordering::Relaxed);
+        if standing.epoch < epoch {
+            _ = opened.manage(&Management::StandDown { epoch }, deadline);
+            let message = format!("another server leads its shard since epoch {epoch}");
+            return Err(Failure::Passing(message));
+        }
+        Ok(())
     }
 
     fn move_to(&self, address: &str) {
         let mut idle = self.lock_idle();
-        let mut known = self.address.lock().unwrap_or_else(PoisonError::into_inner);
-        if *known != address {
-            address.clone_into(&mut known);
+        let mut known = self.lock_addresses();
+        if known.joined() != address {
+            *known = Addresses::of(address);
             idle.clear();
             self.limit.store(0, Ordering::Relaxed);
         }
@@ -412,7 +463,7 @@ pub(super) fn check_size(operation: &'static str, call: &Call<'_>, limit: u64) -
 }
 
 /// Draws a client's number.
-fn new_client() -> ClientId {
+pub(crate) fn new_client() -> ClientId {
     let draw = || u128::from(RandomState::new().hash_one((SystemTime::now(), std::process::id())));
     ClientId(draw() << 64 | draw())
 }

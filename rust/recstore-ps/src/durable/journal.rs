@@ -6,22 +6,26 @@
 //! came of it, the numbers of tables, and what tells this server from one that has lost its rows.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fs;
+use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
+use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use recstore::{
-    EmbeddingStore, Error, LoadOptions, Result, SaveOptions, SaveReport, TableId, checkpoint_metadata,
-    write_file,
+    EmbeddingStore, Error, LoadOptions, Result, SaveOptions, SaveReport, TableId, checkpoint_files,
+    checkpoint_metadata, write_file,
 };
 use serde::{Deserialize, Serialize};
 
-use crate::durable::log::{Lag, Log, LogError, Logged, Staged};
+use crate::durable::feed::Feed;
+use crate::durable::followers::Followers;
+use crate::durable::log::{Lag, Log, LogError, Logged, Reader, Staged};
+use crate::durable::state_directory::MANIFEST;
 use crate::durable::unusable;
 use crate::metrics::Metrics;
-use crate::wire::codec::{Answer, ClientId, FrameError, Managed, Request, WireError};
+use crate::wire::codec::{Answer, ClientId, Frame, FrameError, Managed, Request, WireError};
 use crate::workers::{SavedWorkers, Workers};
 
 /// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
@@ -29,6 +33,7 @@ pub(crate) const MOST_CLIENTS: usize = 1 << 16;
 
 pub(super) const CHECKPOINT: &str = "checkpoint";
 pub(super) const LOG: &str = "log";
+const INCARNATION: &str = "incarnation";
 
 /// What came of a client's last change.
 #[derive(Debug, Clone)]
@@ -76,6 +81,16 @@ pub(crate) struct Journal {
     turns: Turns,
     order: Mutex<Order>,
     metrics: Arc<Metrics>,
+    /// Why no changes of clients are made, if none are.
+    closed: Mutex<Option<String>>,
+    /// Held while a checkpoint is made, or its files are opened.
+    saving: Mutex<()>,
+    /// The last change that was made, or refused.
+    pub(crate) made: Feed,
+    /// The last change that was acknowledged.
+    pub(crate) acknowledged: Feed,
+    /// The servers that follow this one.
+    pub(crate) followers: Followers,
 }
 
 /// What a checkpoint holds besides rows.
@@ -146,32 +161,31 @@ impl Journal {
         fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
         let state = loaded(&checkpoint, store)?;
         workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
-        let mut order = Order::new();
-        for saved in state.clients {
-            let SavedClient { client, sequence, number, outcome } = saved;
-            let client = u128::from_str_radix(&client, 16).map_err(|error| unusable(&checkpoint, error))?;
-            order.insert(ClientId(client), Made { sequence, outcome: outcome.outcome(), number });
-        }
+        let mut order = order_of(state.clients).map_err(|error| unusable(&checkpoint, error))?;
         let mut changes = 0_u64;
         let again = |logged: Logged| -> std::result::Result<(), String> {
-            let Logged { number, client, frame } = logged;
             changes += 1;
-            let request = Request::of(&frame).map_err(|error: FrameError| error.to_string())?;
-            let outcome = make(client, &request);
-            if let Err(error @ Error::UnknownRule { .. }) = &outcome {
-                return Err(error.to_string());
-            }
-            // Any other one that is refused was refused before the crash as well, or nobody was told of it.
-            for (client, sequence) in makers(client, frame.header.sequence, &request) {
-                remember(&mut order, client, Made { sequence, outcome: outcome.clone(), number });
-            }
+            let request = Request::of(&logged.frame).map_err(|error: FrameError| error.to_string())?;
+            let outcome = again_made(make(logged.client, &request)).map_err(|error| error.to_string())?;
+            note(&mut order, &logged, &request, &outcome);
             Ok(())
         };
         let log = Log::open(&directory.join(LOG), state.last, again).map_err(in_log)?;
         let shown = directory.display();
         tracing::info!(shard = metrics.shard(), directory = %shown, changes, "recovered");
-        let (turns, order) = (Turns::default(), Mutex::new(order));
-        Ok(Self { directory: directory.to_owned(), log, turns, order, metrics })
+        let (directory, last, order) = (directory.to_owned(), log.last(), Mutex::new(order));
+        Ok(Self {
+            directory,
+            log,
+            turns: Turns::default(),
+            order,
+            metrics,
+            closed: Mutex::default(),
+            saving: Mutex::default(),
+            made: Feed::new(last),
+            acknowledged: Feed::new(last),
+            followers: Followers::default(),
+        })
     }
 
     /// Returns what tells this server from one that has lost its rows: drawn once for a directory.
@@ -179,13 +193,21 @@ impl Journal {
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be used.
     pub(crate) fn incarnation(directory: &Path) -> Result<u64> {
-        let path = directory.join("incarnation");
+        let path = directory.join(INCARNATION);
         if let Ok(text) = fs::read_to_string(&path) {
             return u64::from_str_radix(text.trim(), 16).map_err(|error| unusable(&path, error));
         }
         let drawn = RandomState::new().hash_one(SystemTime::now());
         fs::create_dir_all(directory).map_err(|error| unusable(directory, error))?;
-        write_file(&path, format!("{drawn:016x}\n").as_bytes()).map(|()| drawn)
+        Self::set_incarnation(directory, drawn).map(|()| drawn)
+    }
+
+    /// Takes over what tells the server that this one follows from others.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file that cannot be written.
+    pub(crate) fn set_incarnation(directory: &Path, incarnation: u64) -> Result<()> {
+        write_file(&directory.join(INCARNATION), format!("{incarnation:016x}\n").as_bytes())
     }
 
     /// Returns the last change of each client.
@@ -210,7 +232,7 @@ impl Journal {
         staged: Option<Staged>,
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
-        let turn = self.turns.take();
+        let turn = self.open_turn()?;
         let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame, staged));
         let unwritable = |error: FrameError| unusable(&self.directory.join(LOG), error);
         let number = appended.map_err(unwritable)?.map_err(in_log)?;
@@ -219,23 +241,139 @@ impl Journal {
             remember(&mut self.lock(), client, Made { sequence, outcome: outcome.clone(), number });
         }
         if outcome.is_err() {
-            return self.log.take_back(number).map_err(in_log).and(outcome);
+            let taken_back = self.log.take_back(number).map_err(in_log);
+            self.made.advance(number);
+            return taken_back.and(outcome);
         }
+        self.made.advance(number);
         drop(turn);
-        self.log.wait(number).map_err(in_log).and(outcome)
+        self.log.wait(number).map_err(in_log)?;
+        self.followers.wait(number);
+        self.acknowledged.advance(number);
+        outcome
     }
 
-    /// Makes a change that no log can tell, and a checkpoint of it.
+    /// Makes a change that another server has made, under its number there. It is on the disk after [`Journal::wait`].
     ///
     /// # Errors
-    /// As `make`; as the checkpoint: then no change is taken any more.
+    /// As the log; [`Error::UnknownRule`] for a rule that this process has not been told.
+    pub(crate) fn follow(
+        &self,
+        logged: &Logged,
+        make: impl FnOnce(&Request<'_>) -> Result<Answer>,
+    ) -> Result<()> {
+        let unwritable = |error: FrameError| unusable(&self.directory.join(LOG), error);
+        let request = Request::of(&logged.frame).map_err(unwritable)?;
+        let _turn = self.turns.take();
+        let sequence = logged.frame.header.sequence;
+        let append = |frame: &Frame<'_>| self.log.append_as(logged.number, logged.client, frame);
+        request.with_frame(0, sequence, append).map_err(unwritable)?.map_err(in_log)?;
+        match again_made(make(&request)) {
+            Ok(outcome) => note(&mut self.lock(), logged, &request, &outcome),
+            Err(error) => return self.log.take_back(logged.number).map_err(in_log).and(Err(error)),
+        }
+        self.made.advance(logged.number);
+        Ok(())
+    }
+
+    /// Waits until the disk has all changes up to a number.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`]: the disk failed.
+    pub(crate) fn wait(&self, number: u64) -> Result<()> {
+        self.log.wait(number).map_err(in_log)
+    }
+
+    /// Returns the number of the last change.
+    pub(crate) fn last(&self) -> u64 {
+        self.log.last()
+    }
+
+    /// Makes no more changes of clients, and returns the number of the last one.
+    pub(crate) fn close(&self, why: &str) -> u64 {
+        let _turn = self.turns.take();
+        *self.lock_closed() = Some(why.to_owned());
+        self.log.last()
+    }
+
+    /// Makes changes of clients from now on.
+    pub(crate) fn open(&self) {
+        *self.lock_closed() = None;
+    }
+
+    /// Takes the turn to make a change of a client.
+    fn open_turn(&self) -> Result<Turn<'_>> {
+        let turn = self.turns.take();
+        match &*self.lock_closed() {
+            None => Ok(turn),
+            Some(why) => Err(Error::Unsupported { operation: "a change", message: why.clone() }),
+        }
+    }
+
+    fn lock_closed(&self) -> MutexGuard<'_, Option<String>> {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns what reads the changes behind number `last`; none if the log begins later.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file that cannot be read.
+    pub(crate) fn reader(&self, last: u64) -> Result<Option<Reader>> {
+        self.log.reader(last).map_err(in_log)
+    }
+
+    /// Opens the files of the last checkpoint, the manifest first, and returns them with their names and the number of the
+    /// last change in them.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file that cannot be read.
+    pub(crate) fn checkpoint_files(&self) -> Result<(u64, Vec<(String, File)>)> {
+        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let checkpoint = self.directory.join(CHECKPOINT);
+        let Some(state) = saved_state(&checkpoint)? else { return Ok((0, Vec::new())) };
+        let names = [MANIFEST.to_owned()].into_iter().chain(checkpoint_files(&checkpoint)?.all);
+        let open = |name: String| {
+            let path = checkpoint.join(&name);
+            let file = recstore::open_file(&path).map_err(|error| unusable(&path, error))?;
+            Ok((name, file))
+        };
+        Ok((state.last, names.map(open).collect::<Result<_>>()?))
+    }
+
+    /// Begins anew with the checkpoint that now lies in the directory, in the place of all tables.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the file that cannot be used.
+    pub(crate) fn restart(&self, store: &dyn EmbeddingStore, workers: &Workers) -> Result<()> {
+        let _turn = self.turns.take();
+        store.table_names()?.iter().try_for_each(|name| store.drop_table(name))?;
+        let checkpoint = self.directory.join(CHECKPOINT);
+        let state = loaded(&checkpoint, store)?;
+        workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
+        *self.lock() = order_of(state.clients).map_err(|error| unusable(&checkpoint, error))?;
+        self.log.restart(state.last).map_err(in_log)?;
+        self.made.restart(state.last);
+        self.acknowledged.restart(state.last);
+        Ok(())
+    }
+
+    /// Makes a change that no log can tell, and a checkpoint of it. `begin` notes the number of the first change behind it.
+    ///
+    /// # Errors
+    /// As `begin` and `make`; as the checkpoint: then no change is taken any more.
     pub(crate) fn replace(
         &self,
         store: &dyn EmbeddingStore,
         workers: &Workers,
+        begin: impl FnOnce(u64) -> Result<()>,
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
-        let turn = self.turns.take();
+        let turn = self.open_turn()?;
+        // Followers, which cannot be told of it, must find that they lack something.
+        let passed = self.log.pass_over().map_err(in_log)?;
+        begin(passed + 1)?;
+        self.made.advance(passed);
+        self.followers.end();
         let outcome = make()?;
         let saved = self.save_and_count(store, workers, turn);
         if let Err(error) = &saved {
@@ -270,6 +408,7 @@ impl Journal {
     }
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
+        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let last = self.log.rotate().map_err(in_log)?;
         let directory = self.directory.join(CHECKPOINT);
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
@@ -281,7 +420,8 @@ impl Journal {
         let on_cut = || drop(turn.lock().unwrap_or_else(PoisonError::into_inner).take());
         options.on_cut = Some(&on_cut);
         let report = store.save(&directory, &options)?;
-        self.log.trim(last).map_err(in_log)?;
+        let sent = self.followers.sent_to_all().unwrap_or(last);
+        self.log.trim(last.min(sent)).map_err(in_log)?;
         Ok(report)
     }
 
@@ -292,13 +432,46 @@ impl Journal {
 
 /// Loads the tables of a checkpoint, if there is one, under the numbers they had.
 fn loaded(checkpoint: &Path, store: &dyn EmbeddingStore) -> Result<ServerState> {
-    let Some(metadata) = checkpoint_metadata(checkpoint)? else { return Ok(ServerState::default()) };
-    let state: ServerState = serde_json::from_value(metadata).map_err(|error| unusable(checkpoint, error))?;
+    let Some(state) = saved_state(checkpoint)? else { return Ok(ServerState::default()) };
     let numbers = state.tables.iter().map(|(name, number)| (name.clone(), TableId(*number))).collect();
     let mut options = LoadOptions::default();
     options.numbers = Some(&numbers);
     store.load(checkpoint, &options)?;
     Ok(state)
+}
+
+/// Returns what a checkpoint holds besides rows, if there is one.
+fn saved_state(checkpoint: &Path) -> Result<Option<ServerState>> {
+    let state = checkpoint_metadata(checkpoint)?.map(serde_json::from_value).transpose();
+    state.map_err(|error| unusable(checkpoint, error))
+}
+
+/// Returns the last changes of the clients in a checkpoint.
+fn order_of(clients: Vec<SavedClient>) -> std::result::Result<Order, ParseIntError> {
+    let known = |SavedClient { client, sequence, number, outcome }| {
+        let client = ClientId(u128::from_str_radix(&client, 16)?);
+        Ok((client, Made { sequence, outcome: outcome.outcome(), number }))
+    };
+    clients.into_iter().map(known).collect()
+}
+
+/// Returns what came of a change that was made again. One that is refused was refused the first time as well, or nobody
+/// was told of it.
+///
+/// # Errors
+/// [`Error::UnknownRule`]: this process cannot make it yet.
+fn again_made(outcome: Result<Answer>) -> Result<Result<Answer>> {
+    match outcome {
+        Err(error @ Error::UnknownRule { .. }) => Err(error),
+        outcome => Ok(outcome),
+    }
+}
+
+/// Notes what came of a change of the log.
+fn note(order: &mut Order, logged: &Logged, request: &Request<'_>, outcome: &Result<Answer>) {
+    for (client, sequence) in makers(logged.client, logged.frame.header.sequence, request) {
+        remember(order, client, Made { sequence, outcome: outcome.clone(), number: logged.number });
+    }
 }
 
 fn state(store: &dyn EmbeddingStore, order: &Order, last: u64) -> Result<ServerState> {

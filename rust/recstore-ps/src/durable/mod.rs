@@ -1,6 +1,8 @@
 //! What a server keeps on disk.
 
 pub(crate) mod directory_lock;
+pub(crate) mod feed;
+pub(crate) mod followers;
 pub(crate) mod journal;
 pub(crate) mod log;
 pub(crate) mod moves;

@@ -3,9 +3,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 use recstore::{Result, Shard, remove_checkpoint, write_file};
 use serde::{Deserialize, Serialize};
@@ -16,12 +18,15 @@ use super::log::Log;
 use super::moves::finish_moves;
 use super::unusable;
 use crate::wire::facts::Facts;
+use crate::wire::standing::{Role, Run, Standing};
 
 const FORMAT: &str = "recstore-shard";
 const VERSION: u32 = 1;
 pub(crate) const NAME: &str = recstore::SERVER_STATE;
 /// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
 pub(crate) const MANIFEST: &str = "manifest.json";
+/// The copy of another server's checkpoint, while it is made.
+const COPY: &str = "copy";
 
 /// What a crash of a server may lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -40,12 +45,14 @@ pub struct KeptState {
     pub directory: PathBuf,
     /// What a crash may lose.
     pub durability: Durability,
+    /// The bulk port of the server that this one follows, which takes a log; none for one that answers clients.
+    pub follows: Option<String>,
 }
 
 impl KeptState {
     /// Keeps a checkpoint and a log of changes: what was acknowledged survives `kill -9`.
     pub fn logged(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), durability: Durability::Wal }
+        Self { directory: directory.to_owned(), durability: Durability::Wal, follows: None }
     }
 }
 
@@ -63,6 +70,25 @@ struct Identity {
     discarded: Option<Durability>,
     /// What the shard's clients agreed on; none before the first.
     facts: Option<Facts>,
+    /// What the server is to its shard.
+    #[serde(default, skip_serializing_if = "is_default")]
+    standing: Standing,
+    /// Who made the changes, the newest last.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    runs: Vec<Run>,
+    /// Whether the server has begun to follow another one and does not have that one's tables yet.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    awaits_leader: bool,
+    /// Whether the copy of another server's tables that lies beside takes the place of those here.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    copied: bool,
+}
+
+/// So many runs are remembered: a follower that was away for more copies all tables.
+const MOST_RUNS: usize = 64;
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A directory that no other server uses and that has the shard it should.
@@ -96,6 +122,7 @@ impl StateDirectory {
         };
         let state = Self { lock, identity: Mutex::new(identity) };
         state.remove_discarded()?;
+        state.finish_copy()?;
         // An older release may have left tables of both kinds.
         kept_before(directory)?;
         Ok(state)
@@ -144,6 +171,78 @@ impl StateDirectory {
         self.change(|identity| identity.facts = Some(facts.clone()))
     }
 
+    /// Returns what the server was to its shard when it last ran.
+    pub(crate) fn standing(&self) -> Standing {
+        self.get().standing
+    }
+
+    /// Notes what the server is to its shard.
+    pub(crate) fn set_standing(&self, standing: &Standing) -> Result<()> {
+        self.change(|identity| {
+            let follows = |standing: &Standing| matches!(standing.role, Role::Follower { .. });
+            identity.awaits_leader =
+                follows(standing) && (identity.awaits_leader || !follows(&identity.standing));
+            identity.standing = standing.clone();
+        })
+    }
+
+    /// Whether the server has begun to follow another one and does not have that one's tables yet.
+    pub(crate) fn awaits_leader(&self) -> bool {
+        self.get().awaits_leader
+    }
+
+    /// Returns who made the changes, the newest last.
+    pub(crate) fn runs(&self) -> Vec<Run> {
+        self.get().runs
+    }
+
+    /// Takes over who made the changes that are copied from another server, whose tables are here now.
+    pub(crate) fn set_runs(&self, runs: &[Run]) -> Result<()> {
+        self.change(|identity| {
+            identity.runs = runs.to_vec();
+            identity.awaits_leader = false;
+        })
+    }
+
+    /// Notes that this server makes the changes from number `first` on; `loaded` if tables are loaded just before.
+    pub(crate) fn begin_run(&self, first: u64, loaded: bool) -> Result<()> {
+        let run = format!("{:016x}", RandomState::new().hash_one(SystemTime::now()));
+        self.change(|identity| {
+            // One that made no change is told by the next.
+            identity.runs.retain(|run| run.first < first || run.loaded);
+            identity.runs.push(Run { run, first, loaded });
+            let surplus = identity.runs.len().saturating_sub(MOST_RUNS);
+            identity.runs.drain(..surplus);
+        })
+    }
+
+    /// Returns where the copy of another server's tables is made.
+    pub(crate) fn copy(&self) -> PathBuf {
+        self.path().join(COPY)
+    }
+
+    /// Puts the copy of another server's tables in the place of those here, as if at once: who is cut off goes on at the
+    /// next start.
+    pub(crate) fn take_copy(&self) -> Result<()> {
+        self.change(|identity| identity.copied = true)?;
+        self.finish_copy()
+    }
+
+    fn finish_copy(&self) -> Result<()> {
+        if !self.get().copied {
+            return Ok(());
+        }
+        let (copy, checkpoint) = (self.copy(), self.path().join(CHECKPOINT));
+        Log::remove(&self.path().join(LOG)).map_err(in_log)?;
+        if copy.is_dir() {
+            remove_checkpoint(&checkpoint)?;
+            // It stays where somebody else's files are in it, and then the copy cannot take its place.
+            _ = fs::remove_dir(&checkpoint);
+            fs::rename(&copy, &checkpoint).map_err(|error| unusable(&checkpoint, error))?;
+        }
+        self.change(|identity| identity.copied = false)
+    }
+
     fn get(&self) -> Identity {
         self.identity.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -163,7 +262,20 @@ impl StateDirectory {
 impl Identity {
     fn new(Shard { number, of }: Shard, durability: Durability) -> Self {
         let (format, version) = (FORMAT.to_owned(), VERSION);
-        Self { format, version, shard: number, of, durability, discarded: None, facts: None }
+        let (standing, runs) = (Standing::default(), Vec::new());
+        Self {
+            format,
+            version,
+            shard: number,
+            of,
+            durability,
+            discarded: None,
+            facts: None,
+            standing,
+            runs,
+            awaits_leader: false,
+            copied: false,
+        }
     }
 
     fn check(&self, path: &Path, Shard { number, of }: Shard) -> Result<()> {

@@ -1,9 +1,11 @@
 //! What a server does with a request, however it came.
 
 mod clients;
+mod standing;
 
 use std::hash::{BuildHasher, RandomState};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -22,8 +24,10 @@ use crate::wire::codec::{
     SavePart, TableIds,
 };
 use crate::wire::facts::Facts;
+use crate::wire::standing::Standing;
 use crate::workers::{Contribution, Teamwork, Workers};
 use clients::Clients;
+pub(crate) use standing::{Progress, Stream, not_following};
 
 /// A store and who changed it.
 pub struct Handler {
@@ -32,13 +36,16 @@ pub struct Handler {
     workers: Workers,
     shard: Shard,
     max_frame_bytes: u64,
-    incarnation: u64,
+    incarnation: AtomicU64,
     /// Where the tables are kept; none where they go with the server.
     state: Option<StateDirectory>,
     /// None where a crash loses what came since the last save.
     journal: Option<Journal>,
     /// What the clients agreed on; none before the first.
     facts: Mutex<Option<Facts>>,
+    standing: Mutex<Standing>,
+    /// How far a server that follows another one is.
+    pub(crate) progress: Progress,
     metrics: Arc<Metrics>,
 }
 
@@ -61,9 +68,9 @@ impl Handler {
     ) -> Result<Self> {
         teamwork.check()?;
         let (clients, workers) = (Clients::default(), Workers::new(teamwork, shard.number));
-        let incarnation = RandomState::new().hash_one(SystemTime::now());
+        let incarnation = AtomicU64::new(RandomState::new().hash_one(SystemTime::now()));
         let metrics = Arc::new(Metrics::new(shard));
-        let (state, journal, facts) = (None, None, Mutex::default());
+        let (state, journal, facts, standing) = (None, None, Mutex::default(), Mutex::default());
         Ok(Self {
             store,
             clients,
@@ -74,6 +81,8 @@ impl Handler {
             state,
             journal,
             facts,
+            standing,
+            progress: Progress::default(),
             metrics,
         })
     }
@@ -98,6 +107,7 @@ impl Handler {
             handler.switch(&state, kept.durability)?;
         }
         handler.facts = Mutex::new(state.facts());
+        handler.take_standing(&state, kept.follows.as_deref())?;
         handler.state = Some(state);
         Ok(handler)
     }
@@ -119,7 +129,7 @@ impl Handler {
 
     /// Takes the tables that checkpoint and log have, and goes on with the log.
     fn recover(&mut self, directory: &Path) -> Result<()> {
-        self.incarnation = Journal::incarnation(directory)?;
+        self.incarnation = AtomicU64::new(Journal::incarnation(directory)?);
         let make = |client, request: &Request<'_>| self.carry_out(client, request);
         let metrics = Arc::clone(&self.metrics);
         let journal = Journal::recover(directory, &*self.store, &self.workers, metrics, make)?;
@@ -150,7 +160,7 @@ impl Handler {
 
     /// Returns what tells this server from one that has other rows.
     pub(crate) fn incarnation(&self) -> u64 {
-        self.incarnation
+        self.incarnation.load(Ordering::Relaxed)
     }
 
     pub(crate) fn store(&self) -> &dyn EmbeddingStore {
@@ -241,6 +251,7 @@ impl Handler {
             let message = "a step of several clients comes from each of them".to_owned();
             return Err(Error::Unsupported { operation: "emb_update", message });
         }
+        self.check_leads(request)?;
         self.metrics.requests.observe(request, || {
             if request.is_change() && sequence > 0 {
                 self.clients.once(client, sequence, || self.go_together(client, sequence, request, staged))
@@ -289,7 +300,10 @@ impl Handler {
     ) -> Result<Answer> {
         let carry_out = || self.carry_out(client, request);
         match &self.journal {
-            Some(journal) if request.is_load() => journal.replace(&*self.store, &self.workers, carry_out),
+            Some(journal) if request.is_load() => {
+                let begin = |first| self.state.as_ref().map_or(Ok(()), |state| state.begin_run(first, true));
+                journal.replace(&*self.store, &self.workers, begin, carry_out)
+            }
             Some(journal) if request.alters() => journal.change(client, sequence, request, staged, carry_out),
             _ => carry_out(),
         }
@@ -419,11 +433,14 @@ impl Handler {
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
             Management::Commit(part) => commit(part).map(|()| Managed::Done {})?,
             Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
+            Management::Confirm { number } => self.confirm(client, *number).map(|()| Managed::Done {})?,
+            Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
+            Management::Promote {} => return Err(not_following(&self.standing())),
+            Management::Follow(_) => return Err(standing::not_streamed()),
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
             Management::Join { worker } => {
                 workers.join(client, *worker)?;
-                let teamwork = workers.teamwork();
-                Managed::Joined { patience_ms: teamwork.patience.as_millis() as u64 }
+                Managed::Joined { patience_ms: workers.teamwork().patience.as_millis() as u64 }
             }
             Management::Beat { worker } => workers.beat(client, *worker).map(|()| Managed::Done {})?,
             Management::Leave {} => {

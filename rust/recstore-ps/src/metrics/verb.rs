@@ -31,10 +31,14 @@ pub(super) enum Verb {
     Barrier,
     Workers,
     Agree,
+    Follow,
+    Confirm,
+    Promote,
+    StandDown,
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 26] = [
+pub(super) const VERBS: [(Verb, &str); 30] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -61,6 +65,10 @@ pub(super) const VERBS: [(Verb, &str); 26] = [
     (Verb::Barrier, "barrier"),
     (Verb::Workers, "workers"),
     (Verb::Agree, "agree"),
+    (Verb::Follow, "follow"),
+    (Verb::Confirm, "confirm"),
+    (Verb::Promote, "promote"),
+    (Verb::StandDown, "stand_down"),
 ];
 
 impl Verb {
@@ -98,6 +106,10 @@ impl Verb {
             Management::Barrier { .. } => Self::Barrier,
             Management::Workers {} => Self::Workers,
             Management::Agree { .. } => Self::Agree,
+            Management::Follow(_) => Self::Follow,
+            Management::Confirm { .. } => Self::Confirm,
+            Management::Promote {} => Self::Promote,
+            Management::StandDown { .. } => Self::StandDown,
         }
     }
 

@@ -10,16 +10,18 @@ use std::time::{Duration, Instant};
 
 use recstore::{Error, Result as StoreResult};
 
+use super::sending::followed;
 use crate::config::ServerConfig;
 use crate::durable::log::Staged;
+use crate::following::Following;
 use crate::handler::Handler;
 use crate::metrics::{OpenConnection, Refusal};
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
-    Answer, ClientId, FrameError, Header, Received, Request, read_frame_beside, write_reply,
+    Answer, ClientId, FrameError, Header, Management, Received, Request, read_frame_beside, write_reply,
 };
 use crate::wire::gathered::Gathered;
-use crate::wire::handshake::{Hello, Welcome};
+use crate::wire::handshake::{Hello, WITH_STANDING, Welcome};
 use crate::wire::transport::Timed;
 
 /// How long a peer that is turned away may take to hear why.
@@ -34,10 +36,11 @@ pub(super) struct Bulk {
 }
 
 #[derive(Debug)]
-struct Shared {
-    handler: Arc<Handler>,
-    config: ServerConfig,
-    incarnation: u64,
+pub(super) struct Shared {
+    pub(super) handler: Arc<Handler>,
+    /// Where this server follows another one.
+    following: Option<Arc<Following>>,
+    pub(super) config: ServerConfig,
     connections: Mutex<Connections>,
     ended: Condvar,
 }
@@ -52,14 +55,14 @@ struct Connections {
 impl Bulk {
     pub(super) fn start(
         handler: Arc<Handler>,
+        following: Option<Arc<Following>>,
         config: ServerConfig,
         address: SocketAddr,
     ) -> io::Result<Self> {
         let listener = TcpListener::bind(address)?;
         let address = listener.local_addr()?;
-        let incarnation = handler.incarnation();
         let connections = Mutex::default();
-        let shared = Arc::new(Shared { handler, config, incarnation, connections, ended: Condvar::new() });
+        let shared = Arc::new(Shared { handler, following, config, connections, ended: Condvar::new() });
         let accepting = Arc::clone(&shared);
         let acceptor = thread::Builder::new()
             .name("recstore-accept".to_owned())
@@ -145,6 +148,10 @@ impl Shared {
         }
     }
 
+    pub(super) fn is_stopping(&self) -> bool {
+        self.lock().stopping
+    }
+
     fn register(&self, control: TcpStream) -> Option<u64> {
         let mut connections = self.lock();
         if connections.open.len() >= self.config.max_connections {
@@ -172,10 +179,11 @@ impl Shared {
     fn welcome(&self, version: Result<u16, String>) -> Welcome {
         Welcome {
             version,
-            incarnation: self.incarnation,
+            incarnation: self.handler.incarnation(),
             max_frame_bytes: self.config.max_frame_bytes,
             shard: self.config.shard,
             facts: self.handler.facts(),
+            standing: self.handler.standing(),
         }
     }
 
@@ -185,7 +193,7 @@ impl Shared {
         let mut stream = Channel::of_server(socket, self.config.tls.as_ref().map(|tls| &tls.config))?;
         let hello = Hello::read(&mut stream);
         let accepted = match &hello {
-            Ok(hello) => hello.accept(self.config.token.as_deref()),
+            Ok(hello) => hello.accept(self.config.token.as_deref()).and_then(|version| self.admit(version)),
             Err(error) => Err(error.to_string()),
         };
         let is_refused = accepted.is_err();
@@ -202,7 +210,19 @@ impl Shared {
             let (from, limit) = (stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
-            self.answer(&mut stream, hello.client, frame, staged)?;
+            match followed(&frame)? {
+                Some(follow) => return self.send_changes(&mut stream, hello.client, &frame, &follow),
+                None => self.answer(&mut stream, hello.client, frame, staged)?,
+            }
+        }
+    }
+
+    /// Refuses clients that would not understand that the server does not lead its shard.
+    fn admit(&self, version: u16) -> Result<u16, String> {
+        let standing = self.handler.standing();
+        match standing.leads() || version >= WITH_STANDING {
+            true => Ok(version),
+            false => Err(standing.to_string()),
         }
     }
 
@@ -227,7 +247,16 @@ impl Shared {
         metrics.bytes_received.inc_by(frame.bytes() as u64);
         let (number, sequence) = (frame.header.request, frame.header.sequence);
         let request = Request::of(&frame)?;
-        let outcome = self.guarded(|| self.handler.handle_staged(client, sequence, &request, staged));
+        let outcome = self.guarded(|| match (&request, &self.following) {
+            (Request::Manage(Management::Promote {}), Some(following)) => {
+                following.promote().map(Answer::Managed)
+            }
+            _ => self.handler.handle_staged(client, sequence, &request, staged),
+        });
+        if outcome.is_err() && self.is_for_the_leader(&request) {
+            // Who finds the connection ended looks for the server that leads.
+            return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
+        }
         // The answer is made: the request's memory can go before the peer takes it.
         drop(frame);
         let mut stream = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
@@ -235,6 +264,13 @@ impl Shared {
         stream.flush()?;
         metrics.bytes_sent.inc_by(sent);
         Ok(())
+    }
+
+    /// Whether another server is to be asked, since this one does not lead its shard.
+    fn is_for_the_leader(&self, request: &Request<'_>) -> bool {
+        let is_about_leading =
+            matches!(request, Request::Manage(Management::Promote {} | Management::StandDown { .. }));
+        !is_about_leading && !self.handler.leads()
     }
 
     /// A panic becomes an error of the request that met it.

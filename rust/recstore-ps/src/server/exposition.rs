@@ -1,11 +1,14 @@
 //! All metrics of a server as Prometheus' text, version 0.0.4.
 
+use std::sync::atomic::Ordering;
+
 use prometheus::{IntGauge, IntGaugeVec, Opts, Registry, Result, TextEncoder};
 use recstore::{EmbeddingStore, TableStatistics};
 
 use crate::durable::log::Lag;
 use crate::handler::Handler;
 use crate::metrics::{of_shard, registered};
+use crate::wire::standing::Role;
 
 /// Returns all metrics of a server as text.
 ///
@@ -18,6 +21,7 @@ pub(crate) fn exposition(handler: &Handler) -> Result<String> {
     if let Some(lag) = handler.log_lag() {
         add_log(lag, &now)?;
     }
+    add_replication(handler, &now)?;
     metrics.checkpoints.add_last(&now)?;
     let mut families = metrics.registry.gather();
     families.extend(now.gather());
@@ -43,6 +47,46 @@ fn add_tables(store: &dyn EmbeddingStore, to: &Registry) -> Result<()> {
 
 fn statistics(store: &dyn EmbeddingStore, name: &str) -> Option<TableStatistics> {
     store.find_table(name).ok()??.statistics().ok()
+}
+
+/// Adds how far followers are, or how far this server is behind the one that it follows.
+fn add_replication(handler: &Handler, to: &Registry) -> Result<()> {
+    let Some((followers, last)) = handler.followers() else { return Ok(()) };
+    let standing = handler.standing();
+    let gauge = |name, meaning| registered(to, IntGauge::new(name, meaning)?);
+    gauge("recstore_log_last_change", "The number of the last change in the log.")?.set(last as i64);
+    gauge("recstore_leads", "1 if the server answers clients, 0 if it follows or was demoted.")?
+        .set(standing.leads().into());
+    gauge("recstore_epoch", "How often another server of the shard was promoted.")?
+        .set(standing.epoch as i64);
+    let progress = &handler.progress;
+    if let Role::Follower { .. } = standing.role {
+        let is_connected = progress.is_connected.load(Ordering::Relaxed);
+        gauge("recstore_leader_connected", "1 if changes come from the server that this one follows.")?
+            .set(is_connected.into());
+        let behind = progress.leader_last.load(Ordering::Relaxed).saturating_sub(last);
+        gauge(
+            "recstore_leader_lag_changes",
+            "Changes of the server that this one follows that are not here yet.",
+        )?
+        .set(behind as i64);
+    }
+    let of_follower =
+        |name, meaning| registered(to, IntGaugeVec::new(Opts::new(name, meaning), &["follower"])?);
+    let behind = of_follower(
+        "recstore_follower_lag_changes",
+        "Changes that a follower does not have on its disk yet.",
+    )?;
+    let in_step = of_follower(
+        "recstore_follower_in_step",
+        "1 if changes are acknowledged only when a follower has them.",
+    )?;
+    for known in followers {
+        let follower = format!("{:032x}", known.follower.0);
+        behind.with_label_values(&[&follower]).set(last.saturating_sub(known.confirmed) as i64);
+        in_step.with_label_values(&[&follower]).set(known.is_in_step.into());
+    }
+    Ok(())
 }
 
 fn add_log(lag: Lag, to: &Registry) -> Result<()> {

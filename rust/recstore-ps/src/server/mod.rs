@@ -3,6 +3,7 @@
 mod bulk;
 mod exposition;
 mod metrics_port;
+mod sending;
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -12,6 +13,7 @@ use std::time::Duration;
 use recstore::{EmbeddingStore, Shard};
 
 use crate::config::{ServerConfig, ServerError};
+use crate::following::Following;
 use crate::grpc::Grpc;
 use crate::handler::Handler;
 use bulk::Bulk;
@@ -25,6 +27,7 @@ pub struct Server {
     probe: Option<Grpc>,
     metrics: Option<MetricsPort>,
     handler: Arc<Handler>,
+    following: Option<Arc<Following>>,
 }
 
 impl Server {
@@ -43,8 +46,11 @@ impl Server {
         let start_metrics =
             |address| MetricsPort::start(Arc::clone(&handler), address).map_err(cannot(address));
         let metrics = metrics_address.map(start_metrics).transpose()?;
-        let bulk = Bulk::start(Arc::clone(&handler), config.clone(), address).map_err(cannot(address))?;
-        let mut server = Self { bulk, grpc: None, probe: None, metrics, handler };
+        let start = |followed| Arc::new(Following::start(&handler, shard, followed, config.token.clone()));
+        let following = config.follow.as_ref().map(start);
+        let bulk = Bulk::start(Arc::clone(&handler), following.clone(), config.clone(), address);
+        let bulk = bulk.map_err(cannot(address))?;
+        let mut server = Self { bulk, grpc: None, probe: None, metrics, handler, following };
         match server.open_grpc(&config, address.ip()) {
             Ok(()) => {
                 server.tell_of_start(shard);
@@ -108,6 +114,9 @@ impl Server {
         // Whoever watches is told first, and sends no one here any more.
         if let Some(probe) = self.probe {
             probe.stop(Duration::ZERO);
+        }
+        if let Some(following) = self.following {
+            following.stop();
         }
         self.bulk.stop(grace);
         if let Some(grpc) = self.grpc {

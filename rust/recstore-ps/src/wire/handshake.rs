@@ -4,23 +4,29 @@
 //! token (u32), its number (16 bytes), and the token. The server answers with [`Welcome`]: the magic, the version chosen
 //! or 0 for a refusal (u16), two zeros, the length of the refusal's text (u32), what tells this run of the server from
 //! others (u64), the most bytes of a frame's body (u64), its shard and of how many (u32 each), and the text. Since version 2
-//! the text of a server that does not refuse is what counts of the store, [`Facts`] in JSON, or `null`.
+//! the text of a server that does not refuse is what counts of the store, [`Facts`] in JSON, or `null`; since version 3 it
+//! is an object of those `facts` and of the server's `standing`, [`Standing`].
 
 use std::io::{self, ErrorKind, Read, Write};
 
 use recstore::Shard;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use crate::wire::codec::ClientId;
 use crate::wire::facts::Facts;
+use crate::wire::standing::Standing;
 
 const MAGIC: [u8; 8] = *b"RECSTORE";
 
 /// The versions that this program speaks.
-pub(crate) const VERSIONS: (u16, u16) = (1, 2);
+pub(crate) const VERSIONS: (u16, u16) = (1, 3);
 
 /// The first version in which a server says what counts of the store.
 const WITH_FACTS: u16 = 2;
+
+/// The first version in which a server says whether it leads its shard.
+pub(crate) const WITH_STANDING: u16 = 3;
 
 /// The longest token or refusal.
 const MOST_TEXT_BYTES: usize = 4096;
@@ -44,6 +50,34 @@ pub(crate) struct Welcome {
     pub(crate) shard: Shard,
     /// What counts of the store; none before a client has said it.
     pub(crate) facts: Option<Facts>,
+    /// Whether the server leads its shard: those that do not refuse clients of older versions.
+    pub(crate) standing: Standing,
+}
+
+/// The text of a server that does not refuse.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Told {
+    facts: Option<Facts>,
+    standing: Standing,
+}
+
+impl Told {
+    fn read(version: u16, text: &[u8]) -> io::Result<Self> {
+        Ok(match version {
+            WITH_STANDING.. => serde_json::from_slice(text)?,
+            WITH_FACTS => Self { facts: serde_json::from_slice(text)?, ..Self::default() },
+            _ => Self::default(),
+        })
+    }
+
+    fn text(&self, version: u16) -> io::Result<String> {
+        Ok(match version {
+            WITH_STANDING.. => serde_json::to_string(self)?,
+            WITH_FACTS => serde_json::to_string(&self.facts)?,
+            _ => String::new(),
+        })
+    }
 }
 
 impl Hello {
@@ -94,9 +128,9 @@ impl Welcome {
     }
 
     pub(crate) fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        let told = || Told { facts: self.facts.clone(), standing: self.standing.clone() };
         let text = match &self.version {
-            Ok(WITH_FACTS..) => serde_json::to_string(&self.facts)?,
-            Ok(_) => String::new(),
+            Ok(version) => told().text(*version)?,
             Err(refusal) => refusal.clone(),
         };
         let mut bytes = MAGIC.to_vec();
@@ -121,9 +155,11 @@ impl Welcome {
         let [number, of] = [u32::from_le_bytes(array(from)?), u32::from_le_bytes(array(from)?)];
         let text = read_text(from, len)?;
         let refusal = || String::from_utf8_lossy(&text).into_owned();
+        let Told { facts, standing } = Told::read(version, &text)?;
         Ok(Self {
             version: if version == 0 { Err(refusal()) } else { Ok(version) },
-            facts: if version >= WITH_FACTS { serde_json::from_slice(&text)? } else { None },
+            facts,
+            standing,
             incarnation,
             max_frame_bytes,
             shard: Shard { number: number as usize, of: of as usize },
@@ -156,6 +192,7 @@ fn read_text(from: &mut impl Read, len: usize) -> io::Result<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::router::HashMethod;
+    use crate::wire::standing::Role;
 
     fn hello(versions: (u16, u16), token: &str) -> Hello {
         Hello { versions, client: ClientId(u128::MAX - 7), token: token.as_bytes().to_vec() }
@@ -163,7 +200,8 @@ mod tests {
 
     fn welcome(version: Result<u16, String>, facts: Option<Facts>) -> Welcome {
         let shard = Shard { number: 2, of: 3 };
-        Welcome { version, incarnation: 9, max_frame_bytes: 1 << 40, shard, facts }
+        let standing = Standing::default();
+        Welcome { version, incarnation: 9, max_frame_bytes: 1 << 40, shard, facts, standing }
     }
 
     #[test]
@@ -178,6 +216,11 @@ mod tests {
             welcome.write(&mut bytes).unwrap();
             assert_eq!(Welcome::read(&mut &bytes[..]).unwrap(), welcome);
         }
+        let standing = Standing { role: Role::Follower { leader: "a:1".to_owned() }, epoch: 7 };
+        let follower = Welcome { standing, ..welcome(Ok(3), facts.clone()) };
+        bytes.clear();
+        follower.write(&mut bytes).unwrap();
+        assert_eq!(Welcome::read(&mut &bytes[..]).unwrap(), follower);
         // Clients of version 1 know nothing of facts.
         bytes.clear();
         welcome(Ok(1), facts).write(&mut bytes).unwrap();
@@ -186,11 +229,11 @@ mod tests {
 
     #[test]
     fn other_versions_and_tokens_are_refused_in_words() {
-        assert_eq!(hello((1, 9), "").accept(None), Ok(2));
+        assert_eq!(hello((1, 9), "").accept(None), Ok(3));
         assert_eq!(hello((1, 1), "").accept(None), Ok(1));
         assert_eq!(hello((1, 1), "a").accept(Some("a")), Ok(1));
-        let versions = hello((3, 9), "").accept(None).unwrap_err();
-        assert_eq!(versions, "the server speaks the versions 1 to 2 of the protocol, the client 3 to 9");
+        let versions = hello((4, 9), "").accept(None).unwrap_err();
+        assert_eq!(versions, "the server speaks the versions 1 to 3 of the protocol, the client 4 to 9");
         assert!(hello((0, 0), "").accept(None).is_err());
         for token in ["", "b", "ab"] {
             assert_eq!(hello((1, 1), token).accept(Some("a")).unwrap_err(), "the token is not the server's");

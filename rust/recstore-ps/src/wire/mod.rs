@@ -5,5 +5,6 @@ pub mod codec;
 pub(crate) mod facts;
 pub(crate) mod gathered;
 pub(crate) mod handshake;
+pub(crate) mod standing;
 pub(crate) mod tls;
 pub(crate) mod transport;

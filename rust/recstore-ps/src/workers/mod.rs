@@ -206,11 +206,17 @@ impl Workers {
     /// What is no client's number.
     pub(crate) fn restore(&self, saved: SavedWorkers) -> std::result::Result<(), ParseIntError> {
         let mut state = self.lock();
+        (state.members, state.numbers) = Default::default();
         for SavedWorker { worker, client, steps } in saved.members {
             state.enter(worker, ClientId(u128::from_str_radix(&client, 16)?), steps);
         }
         state.left = saved.left;
         Ok(())
+    }
+
+    /// Takes all workers for alive: they were heard by another server until now.
+    pub(crate) fn hear_all(&self) {
+        self.lock().members.values_mut().for_each(|member| member.heard = Instant::now());
     }
 
     fn numbers(&self) -> std::ops::Range<u32> {

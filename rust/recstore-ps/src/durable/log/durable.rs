@@ -30,6 +30,11 @@ impl Durable {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).last
     }
 
+    /// Begins anew: the disk has change `last`, and none behind it.
+    pub(super) fn restart(&self, last: u64) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).last = last;
+    }
+
     /// Says why no more changes are taken, if the disk failed.
     pub(super) fn check(&self) -> Result<(), String> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);

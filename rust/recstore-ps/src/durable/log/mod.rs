@@ -6,8 +6,10 @@
 
 mod appended;
 mod durable;
+mod reader;
 mod record;
 mod segment;
+pub(crate) mod stream;
 
 use std::cell::Cell;
 use std::fmt::Display;
@@ -17,6 +19,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::wire::codec::{ClientId, Frame, Received};
 use appended::LARGE_BYTES;
 use durable::Durable;
+pub(crate) use reader::{Reader, Sent};
 use record::Record;
 pub(crate) use segment::Staged;
 use segment::{Entry, Segment, segments};
@@ -131,12 +134,69 @@ impl Log {
         frame: &Frame<'_>,
         staged: Option<Staged>,
     ) -> Result<u64, LogError> {
-        let mut tail = self.lock();
-        self.durable.check().map_err(|message| refused(tail.segment.path(), message))?;
+        let mut tail = self.writable()?;
         let number = tail.last + 1;
         tail.segment.append_change(number, client, frame, staged)?;
         tail.last = number;
         Ok(number)
+    }
+
+    /// Appends a change under the number that it has in the log of the server that made it.
+    ///
+    /// # Errors
+    /// [`LogError`]: nothing was appended, or the log has a change of that number.
+    pub(crate) fn append_as(&self, number: u64, client: ClientId, frame: &Frame<'_>) -> Result<(), LogError> {
+        let mut tail = self.writable()?;
+        if number <= tail.last {
+            let message = format!("change {number} comes behind change {}", tail.last);
+            return Err(refused(tail.segment.path(), message));
+        }
+        tail.segment.append_change(number, client, frame, None)?;
+        tail.last = number;
+        Ok(())
+    }
+
+    /// Gives a number to no change, and returns it.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    pub(crate) fn pass_over(&self) -> Result<u64, LogError> {
+        let mut tail = self.writable()?;
+        let number = tail.last + 1;
+        tail.segment.append(&Record::TakenBack { number }, None)?;
+        tail.last = number;
+        Ok(number)
+    }
+
+    /// Returns the number of the last change.
+    pub(crate) fn last(&self) -> u64 {
+        self.lock().last
+    }
+
+    /// Begins anew behind change `last`: what was in the log is gone.
+    ///
+    /// # Errors
+    /// [`LogError`]: a file cannot be removed or made.
+    pub(crate) fn restart(&self, last: u64) -> Result<(), LogError> {
+        let mut tail = self.writable()?;
+        Self::remove(&self.directory)?;
+        *tail = Tail { segment: Segment::create(&self.directory, last + 1)?, last };
+        self.durable.restart(last);
+        Ok(())
+    }
+
+    /// Returns what reads the changes behind number `last` while more are written; none if the log begins later.
+    ///
+    /// # Errors
+    /// [`LogError`]: a file cannot be read.
+    pub(crate) fn reader(&self, last: u64) -> Result<Option<Reader>, LogError> {
+        Reader::behind(&self.directory, last)
+    }
+
+    fn writable(&self) -> Result<MutexGuard<'_, Tail>, LogError> {
+        let tail = self.lock();
+        self.durable.check().map_err(|message| refused(tail.segment.path(), message))?;
+        Ok(tail)
     }
 
     /// Takes change `number` back, the last one: the store refused it.

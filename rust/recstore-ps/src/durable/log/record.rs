@@ -15,6 +15,7 @@
 //! | 2 | the change before is taken back | |
 //! | 3 | room for a frame that was coming | that much of it as came, before other records were written behind it |
 //! | 4 | a change whose frame is in such room before | |
+//! | 5 | the last change there is; only on the way to a follower, never in a file | |
 //!
 //! The frame has a checksum of its own. Its length is in the head all the same: a frame that says another than was
 //! written must not pass for one that a crash cut short.
@@ -31,6 +32,7 @@ const CHANGE: u8 = 1;
 const TAKEN_BACK: u8 = 2;
 const ROOM: u8 = 3;
 const CHANGE_IN_ROOM: u8 = 4;
+const TAIL: u8 = 5;
 
 /// A record without its frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +41,7 @@ pub(super) enum Record {
     TakenBack { number: u64 },
     Room { bytes: u64 },
     ChangeInRoom { number: u64, client: ClientId, start: u64 },
+    Tail { number: u64 },
 }
 
 impl Record {
@@ -49,6 +52,7 @@ impl Record {
             Self::TakenBack { number } => (number, nobody, 0, TAKEN_BACK),
             Self::Room { bytes } => (0, nobody, bytes, ROOM),
             Self::ChangeInRoom { number, client, start } => (number, client, start, CHANGE_IN_ROOM),
+            Self::Tail { number } => (number, nobody, 0, TAIL),
         };
         let mut head = [0; HEAD_BYTES];
         head[..8].copy_from_slice(&number.to_le_bytes());
@@ -64,7 +68,7 @@ impl Record {
     pub(super) fn following_bytes(&self) -> u64 {
         match *self {
             Self::Change { frame_bytes: bytes, .. } | Self::Room { bytes } => bytes,
-            Self::TakenBack { .. } | Self::ChangeInRoom { .. } => 0,
+            Self::TakenBack { .. } | Self::ChangeInRoom { .. } | Self::Tail { .. } => 0,
         }
     }
 
@@ -83,6 +87,7 @@ impl Record {
             TAKEN_BACK => Ok(Self::TakenBack { number }),
             ROOM => Ok(Self::Room { bytes: word }),
             CHANGE_IN_ROOM => Ok(Self::ChangeInRoom { number, client, start: word }),
+            TAIL => Ok(Self::Tail { number }),
             _ => Err(invalid("a record of an unknown kind")),
         }
     }

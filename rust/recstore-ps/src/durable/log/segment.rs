@@ -13,7 +13,7 @@ use crate::wire::codec::{ClientId, Frame, FrameError, read_frame};
 const EXTENSION: &str = "log";
 
 /// What a file begins with: what it is, and the version of its layout.
-const HEADER: [u8; 16] = *b"RECSTORELOG\0\x01\0\0\0";
+pub(super) const HEADER: [u8; 16] = *b"RECSTORELOG\0\x01\0\0\0";
 
 /// There is no more room for frames that come in a file of this length: who begins frames and goes away must not make it
 /// longer than a file can be.
@@ -220,6 +220,7 @@ fn read_entry(file: &mut (impl Read + Seek), rooms: &mut File) -> Result<Option<
                 let frame = read_frame(&mut BufReader::new(rooms), u64::MAX)?;
                 Entry::Change(Logged { number, client, frame })
             }
+            Record::Tail { .. } => return Err(record::invalid("a record that no file has")),
             // The file may end in it: a frame that was still coming then counts nowhere.
             Record::Room { bytes } => {
                 let bytes = i64::try_from(bytes).map_err(|_| record::invalid("room without end"))?;

@@ -305,6 +305,12 @@ pub fn decode(mut bytes: &[u8], limit: u64) -> Result<Received, FrameError> {
     }
 }
 
+/// Returns the bytes of the whole frame that a header begins, as it says.
+pub(crate) fn frame_bytes(header: &[u8; HEADER_BYTES]) -> u64 {
+    let body = u64::from_le_bytes(std::array::from_fn(|byte| header[8 + byte]));
+    body.saturating_add((HEADER_BYTES + TRAILER_BYTES) as u64)
+}
+
 fn unfitting_checksum() -> FrameError {
     malformed("the checksum does not fit")
 }

@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::worker_state::WorkerState;
 use crate::router::HashMethod;
 use crate::wire::facts::Facts;
+use crate::wire::standing::{Position, Run};
 
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
@@ -106,6 +107,41 @@ pub enum Management {
     },
     /// What is known of the workers; [`Managed::Workers`].
     Workers {},
+    /// Sends the shard's changes from now on; [`Managed::Following`], the files that it lists one after another, and then
+    /// what the log has, until the connection ends. Since version 3.
+    Follow(Follow),
+    /// Says that a follower has all changes up to a number on its disk; [`Managed::Done`]. Since version 3.
+    Confirm {
+        /// The number.
+        number: u64,
+    },
+    /// Makes a follower lead its shard; [`Managed::Promoted`]. Since version 3.
+    Promote {},
+    /// Says that another server leads the shard; [`Managed::StoodDown`]. Since version 3.
+    StandDown {
+        /// The epoch since when, which is beyond the server's own.
+        epoch: u64,
+    },
+}
+
+/// Where a follower is, and how it follows.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Follow {
+    /// What it has.
+    pub position: Position,
+    /// Whether changes are acknowledged only when it has them too.
+    pub synchronous: bool,
+}
+
+/// A file that a follower copies.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CopiedFile {
+    /// Its name in the directory of the checkpoint.
+    pub name: String,
+    /// Its length.
+    pub bytes: u64,
 }
 
 /// A shard's part of a snapshot.
@@ -212,6 +248,25 @@ pub enum Managed {
         workers: Vec<WorkerState>,
         /// The most steps that one was ahead of another when it made one.
         most_ahead: u64,
+    },
+    /// A follower is sent changes from now on.
+    Following {
+        /// The runs of the server's changes.
+        runs: Vec<Run>,
+        /// The files of its checkpoint, if the follower must begin with them; they come behind this answer.
+        files: Option<Vec<CopiedFile>>,
+    },
+    /// A follower leads.
+    Promoted {
+        /// The epoch that begins.
+        epoch: u64,
+        /// The last change that it has.
+        last: u64,
+    },
+    /// A server leads no more.
+    StoodDown {
+        /// The last change that it made.
+        last: u64,
     },
 }
 

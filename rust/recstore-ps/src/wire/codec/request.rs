@@ -125,6 +125,7 @@ impl<'a> Request<'a> {
                     | Management::Join { .. }
                     | Management::Leave {}
                     | Management::SetLearningRate { .. }
+                    | Management::Agree { .. }
             )
         };
         match self {
