@@ -315,6 +315,12 @@ class TestInputFiles:
         _, test = find_input_files([directory], [directory / "README"])
         assert test == (directory / "README",)
 
+    def test_what_programs_leave_is_passed_over(self, directory: Path) -> None:
+        before = find_input_files([directory], [])
+        for name in ("train.txt~", ".train.txt.swp", "_train", "#train#", "test.txt.bak", "train.tmp", "test.orig"):
+            (directory / name).write_text("1 3:1\n")
+        assert find_input_files([directory], []) == before
+
     def test_files_keep_their_order(self, directory: Path) -> None:
         files = [directory / "small_train-01", directory / "small_train-00"]
         assert find_input_files(files, []) == (tuple(files), ())

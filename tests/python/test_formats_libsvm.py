@@ -49,9 +49,9 @@ class TestRows:
 
     @pytest.mark.parametrize(
         ("label", "expected"),
-        [(b"-1", 0), (b"0", 0), (b"1", 1), (b"+1", 1), (b"0.0", 0), (b"2.5", 1), (b"1e-3", 1), (b"2", 1)],
+        [(b"-1", 0), (b"0", 0), (b"1", 1), (b"+1", 1), (b"0.0", 0), (b"1e0", 1), (b"-1.0", 0)],
     )
-    def test_label_above_zero_is_one(self, label: bytes, expected: int) -> None:
+    def test_labels(self, label: bytes, expected: int) -> None:
         assert pairs(LibsvmFormat(), label + b" 3:1\n") == [(expected, 1, [(3, 1.0)])]
 
     def test_row_without_features(self) -> None:
@@ -118,19 +118,22 @@ class TestGrammar:
         try:
             row_format.parse(line)
         except ValueError:
-            assert not pattern.fullmatch(line.decode())
+            assert not (pattern.fullmatch(line.decode()) and float(parts[0]) in (-1, 0, 1))
             assert "expected" in row_format.explain(line)
         else:
             assert pattern.fullmatch(line.decode())
+            assert float(parts[0]) in (-1, 0, 1)
 
     @pytest.mark.parametrize(
         ("line", "message"),
         [
-            (b"x 3:1", "expected a finite number as label, got 'x'"),
-            (b"nan 3:1", "expected a finite number as label, got 'nan'"),
-            (b"inf 3:1", "expected a finite number as label, got 'inf'"),
-            (b"3:1 4:1", "expected a finite number as label, got '3:1'"),
-            (b"1_0 3:1", "expected a finite number as label, got '1_0'"),
+            (b"2 3:1", "expected 0, 1 or -1 as label, got '2'"),
+            (b"4.5 3:1", "expected 0, 1 or -1 as label, got '4.5'"),
+            (b"x 3:1", "expected 0, 1 or -1 as label, got 'x'"),
+            (b"nan 3:1", "expected 0, 1 or -1 as label, got 'nan'"),
+            (b"inf 3:1", "expected 0, 1 or -1 as label, got 'inf'"),
+            (b"3:1 4:1", "expected 0, 1 or -1 as label, got '3:1'"),
+            (b"1_0 3:1", "expected 0, 1 or -1 as label, got '1_0'"),
             (b"1 3:1 4", "expected id:value (libsvm) with integer id and finite value, got '4'"),
             (b"1 3:1 4:", "got '4:'"),
             (b"1 3:1 :1", "got ':1'"),

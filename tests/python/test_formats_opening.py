@@ -70,6 +70,9 @@ class TestDetection:
             (b"\n \n", "has no line of text"),
             (b"hello there\n", "begins with 'hello there'"),
             (b"a,b,c\n1,2,3\n", "begins with 'a,b,c'"),
+            (b"click,user,item,price\n1,5,7,300\n", "begins with 'click,user,item,price'"),
+            (b"1,5,7,3.5\n", "begins with '1,5,7,3.5'"),
+            (b"1,5,70,300\n", "begins with '1,5,70,300'"),
         ],
     )
     def test_what_formats_there_are_where_none_fits(self, text_file, content: bytes, found: str) -> None:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from text_lines import MISSING, Row, as_rows
 
 from recstore_ops.table.splitmix64 import splitmix64
-from recstore_ops.training.formats import parquet_rows
+from recstore_ops.training.formats import open_rows, parquet_rows
 from recstore_ops.training.formats.parquet_rows import ParquetRows
 
 pytestmark = pytest.mark.tier("quick")
@@ -267,16 +267,52 @@ class TestFiles:
     @pytest.mark.parametrize(
         ("other", "difference"),
         [
-            ({"label": [1], "a": ["x"]}, "a column, 'a' of int64 and 'a' of string"),
-            ({"label": [1], "b": [5]}, "a column, 'a' of int64 and 'b' of int64"),
-            ({"label": [1]}, "their number of columns, 2 and 1"),
+            ({"label": [1], "a": ["x"]}, "column 'a' is string, and int64 in {first}"),
+            ({"label": [1], "a": [5.0]}, "column 'a' is double, and int64 in {first}"),
+            ({"label": [1], "a": [[5]]}, "column 'a' is list<element: int64>, and int64 in {first}"),
+            ({"label": [1], "b": [5]}, "there is no column 'a', which is int64 in {first}"),
+            ({"label": [1]}, "there is no column 'a', which is int64 in {first}"),
+            ({"label": ["1"], "a": [5]}, "column 'label' is string, and int64 in {first}"),
+            ({"label": [1], "a": [5], "b": [6]}, "there is a column 'b', which {first} lacks"),
         ],
     )
-    def test_files_of_two_schemas(self, path: Path, other: dict, difference: str) -> None:
+    def test_files_with_other_columns(self, path: Path, other: dict, difference: str) -> None:
+        first = write(path, {"label": [1], "a": [5]})
         second = write(path.with_name("second.parquet"), other)
-        message = f"expected files of one schema, but {path} and {second} differ in {difference}"
-        with pytest.raises(ValueError, match=re.escape(message)):
-            ParquetRows([write(path, {"label": [1], "a": [5]}), second])
+        message = re.escape(f"{second}: {difference.format(first=first)}")
+        with pytest.raises(ValueError, match=message):
+            ParquetRows([first, second])
+        with pytest.raises(ValueError, match=message):
+            ParquetRows([second], like=ParquetRows([first]))
+
+    def test_columns_are_found_by_name(self, path: Path) -> None:
+        first = write(path, {"label": [1], "user": pa.array([5], pa.int64()), "item": ["x"]})
+        columns = {"item": ["y"], "user": pa.array([7], pa.int32()), "label": [False]}
+        second = write(path.with_name("second.parquet"), columns)
+        expected = [(0, (((integer_id(0, 7), 1.0),), ((string_id(1, "y"), 1.0),)), ())]
+        for rows in (ParquetRows([second], like=ParquetRows([first])), open_rows([second], like=open_rows([first]))):
+            assert [row for batch in rows for row in as_rows(batch)] == expected
+            assert rows.field_names == ("user", "item")
+        hashed = open_rows([second], hash_buckets=100, like=open_rows([first], hash_buckets=100))
+        assert hashed.field_names == ("user", "item")
+        assert ParquetRows([first, second]).estimated_rows == 2
+
+    def test_the_index_of_pandas_is_no_feature(self, path: Path) -> None:
+        rows = ParquetRows([write(path, {"label": [1], "a": [5], "__index_level_0__": [160]})])
+        assert rows.field_names == ("a",)
+
+    def test_two_columns_that_may_be_the_labels(self, path: Path) -> None:
+        write(path, {"label": [1], "click": [0], "a": [5]})
+        with pytest.raises(
+            ValueError, match="columns 'label' and 'click' could both be the labels: label_column names"
+        ):
+            ParquetRows([path])
+        assert ParquetRows([path], label_column="click", drop_columns=["label"]).field_names == ("a",)
+
+    def test_the_number_of_a_missing_id_is_no_id(self, path: Path) -> None:
+        (batch,) = ParquetRows([write(path, {"label": [1, 1, 1], "a": [2**32, None, 2**32]})])
+        there, missing, again = batch.ids.flatten().tolist()
+        assert there == again != missing
 
     @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(-9, 9)), st.text(max_size=3)), min_size=1))
     @settings(max_examples=examples(30), deadline=None)

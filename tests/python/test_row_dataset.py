@@ -78,7 +78,7 @@ def test_workers_that_are_spawned(path: Path) -> None:
 def test_skipped_rows_are_warned_of(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"bad\nbad\n")
     dataset = RowDataset(TextRows([path], LibsvmFormat(), on_bad_line="skip"), batch_size=64)
-    with pytest.warns(UserWarning, match=r"skipped 2 bad rows of .*rows, the first: .*rows:1001: expected a finite"):
+    with pytest.warns(UserWarning, match=r"skipped 2 bad rows of .*rows, the first: .*rows:1001: expected 0, 1 or -1"):
         assert len(ids_of(dataset, 0)) == NUM_ROWS
 
 
@@ -95,7 +95,7 @@ def test_workers_warn_too(path: Path) -> None:
 def test_a_bad_line_in_a_worker_is_an_error_with_file_and_line(path: Path) -> None:
     path.write_bytes(path.read_bytes() + b"bad\n")
     dataset = RowDataset(TextRows([path], LibsvmFormat()), batch_size=64)
-    with pytest.raises(ValueError, match=r"rows:1001: expected a finite number as label, got 'bad'"):
+    with pytest.raises(ValueError, match=r"rows:1001: expected 0, 1 or -1 as label, got 'bad'"):
         ids_of(dataset, 2)
 
 

@@ -86,7 +86,7 @@ def _planted_note(planted: PlantedRows) -> str:
 def _file_input(config: TrainingConfig) -> TrainingInput:
     read = [_open_files(config, config.train, config.num_fields)]
     if config.test:
-        read.append(_open_files(config, config.test, _fields_of_test_rows(config, read[0])))
+        read.append(_open_files(config, config.test, _fields_of_test_rows(config, read[0]), read[0]))
     train, *test = [CachedRows(rows, config.cache_bytes) for rows in read]
     train, validation = _hold_out(config, train)
     if validation is not None:
@@ -106,7 +106,9 @@ def _is_by_field(config: TrainingConfig) -> bool:
     return config.model in MODELS_BY_FIELD or config.auc_by is not None
 
 
-def _open_files(config: TrainingConfig, paths: tuple[Path, ...], num_fields: int | None) -> RowSource:
+def _open_files(
+    config: TrainingConfig, paths: tuple[Path, ...], num_fields: int | None, like: RowSource | None = None
+) -> RowSource:
     return open_rows(
         paths,
         file_format=config.file_format,
@@ -118,6 +120,7 @@ def _open_files(config: TrainingConfig, paths: tuple[Path, ...], num_fields: int
         rating_threshold=config.rating_threshold,
         label_column=config.label_column,
         drop_columns=config.drop_columns,
+        like=like,
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,6 +16,8 @@ LINES_LOOKED_AT = 4096
 _PARQUET_MAGIC = b"PAR1"
 _CRITEO_TABS = 39
 _AVAZU_COMMAS = 23
+_RATINGS_HEADER = [b"userId", b"movieId", b"rating", b"timestamp"]
+_BEST_RATING = 10
 
 
 def detect_format(path: Path) -> FormatName:
@@ -31,7 +33,8 @@ def detect_format(path: Path) -> FormatName:
             return "parquet"
     lines = list(_lines_with_content(path))
     for line in lines:
-        if (shape := _shape(line)) is not None:
+        # Rows of other columns may look like ratings.
+        if (shape := _shape(line)) is not None and not (shape == "movielens" and _names_other_columns(lines[0])):
             return shape
     if any(_is_label(line) for line in lines):
         return "libsvm"
@@ -74,8 +77,23 @@ def _movielens_shape(line: bytes) -> MovieLensKind | None:
     if b":" in line:
         return None
     if line.count(b",") == 3:
-        return "ratings.csv"
-    return "u.data" if line.count(b"\t") == 3 else None
+        return "ratings.csv" if _has_rating(line.split(b",")) else None
+    return "u.data" if line.count(b"\t") == 3 and _has_rating(line.split(b"\t")) else None
+
+
+def _names_other_columns(line: bytes) -> bool:
+    """Whether a line is a header of four columns that are not those of MovieLens."""
+    cells = [cell.strip() for cell in line.replace(b"\t", b",").split(b",")]
+    return len(cells) == 4 and cells != _RATINGS_HEADER and not any(_is_label(cell) for cell in cells)
+
+
+def _has_rating(cells: Sequence[bytes]) -> bool:
+    """Whether four cells are a header of MovieLens, or two ids, a rating and a time: other columns are no ratings."""
+    if [cell.strip() for cell in cells] == _RATINGS_HEADER:
+        return True
+    user, movie, rating, time = cells
+    ids = all(cell.strip().isdigit() for cell in (user, movie, time))
+    return ids and _is_label(rating) and 0 <= float(rating) <= _BEST_RATING
 
 
 def _is_label(line: bytes) -> bool:

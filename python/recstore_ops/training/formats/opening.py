@@ -50,6 +50,7 @@ def open_rows(
     rating_threshold: float = DEFAULT_THRESHOLD,
     label_column: str | None = None,
     drop_columns: Sequence[str] = (),
+    like: RowSource | None = None,
 ) -> RowSource:
     """Returns the rows of files of one format; the beginnings of the files are read now, the rest when asked for.
 
@@ -66,6 +67,7 @@ def open_rows(
         rating_threshold: the least rating of MovieLens that is a 1.
         label_column: of Parquet; None takes `label` or `click`.
         drop_columns: columns of Parquet that are not read.
+        like: the training rows of test rows: Parquet must have their columns, by name, in any order.
 
     Raises:
         ValueError: no format fits, files are of several formats, or an option has no meaning for their format.
@@ -78,7 +80,7 @@ def open_rows(
         by_field, num_fields, on_bad_line, ignore_values, rating_threshold, label_column, tuple(drop_columns)
     )
     _check_options(name, options)
-    rows = _open(paths, name, options)
+    rows = _open(paths, name, options, like)
     return rows if hash_buckets is None else HashedRows(rows, hash_buckets)
 
 
@@ -112,16 +114,23 @@ def _check_options(name: FormatName, options: _Options) -> None:
         raise ValueError(f"expected on_bad_line to be stop or skip, got {options.on_bad_line!r}")
 
 
-def _open(paths: Sequence[Path], name: FormatName, options: _Options) -> RowSource:
+def _open(paths: Sequence[Path], name: FormatName, options: _Options, like: RowSource | None) -> RowSource:
     if name == "parquet":
         return ParquetRows(
             paths,
             label_column=options.label_column,
             drop_columns=options.drop_columns,
             on_bad_line=options.on_bad_line,
+            like=_unhashed(like),
         )
     row_format = _row_format(paths[0], name, options)
     return TextRows(paths, row_format, on_bad_line=options.on_bad_line, ignore_values=options.ignore_values)
+
+
+def _unhashed(rows: RowSource | None) -> ParquetRows | None:
+    """Returns the rows of Parquet that were opened, whatever was made of their ids."""
+    rows = rows.unhashed if isinstance(rows, HashedRows) else rows
+    return rows if isinstance(rows, ParquetRows) else None
 
 
 def _row_format(path: Path, name: FormatName, options: _Options) -> RowFormat:

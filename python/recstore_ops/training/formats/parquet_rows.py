@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +34,7 @@ _ARROW_ERRORS = (pa.ArrowException, OSError)
 
 
 class ParquetRows(RowSource):
-    """The rows of Parquet files of one schema, one file after the other.
+    """The rows of Parquet files with the same columns, in any order, one file after the other.
 
     Columns of floating-point numbers are dense features as they are, 0 where one is missing. Columns of integers,
     booleans or strings are fields with one id a row, columns of lists of integers or strings fields with any number.
@@ -45,10 +46,12 @@ class ParquetRows(RowSource):
         drop_columns: are not read.
         on_bad_line: "stop" raises at the first row whose label is neither 0 nor 1 or that has a dense feature
             which is not finite; "skip" counts it and goes on.
+        like: rows whose columns these have too, by name, such as the training rows of test rows.
 
     Raises:
-        ValueError: a file is no Parquet file, schemas differ, or a column is missing or of a type that cannot be read.
-            Iterating raises it, naming file and row, at a bad row or a damaged part of a file.
+        ValueError: a file is no Parquet file, its columns are others than those of the first, or a column is missing
+            or of a type that cannot be read. Iterating raises it, naming file and row, at a bad row or a damaged part
+            of a file.
     """
 
     def __init__(
@@ -58,14 +61,20 @@ class ParquetRows(RowSource):
         label_column: str | None = None,
         drop_columns: Sequence[str] = (),
         on_bad_line: OnBadLine = "stop",
+        like: ParquetRows | None = None,
     ) -> None:
         self._paths = tuple(paths)
         self._on_bad_line: OnBadLine = on_bad_line
-        schema, self._group_rows = _read_footers(self._paths)
-        try:
-            self._columns = choose_columns(schema, label_column, drop_columns)
-        except ValueError as error:
-            raise ValueError(f"{self._paths[0]}: {error}") from None
+        schemas, self._group_rows = _read_footers(self._paths)
+        if like is None:
+            with _naming(self._paths[0]):
+                self._columns = choose_columns(schemas[0], label_column, drop_columns)
+            self._schema, self._first = schemas[0], self._paths[0]
+        else:
+            self._columns, self._schema, self._first = like._columns, like._schema, like._first
+        for path, schema in zip(self._paths, schemas, strict=True):
+            with _naming(path):
+                self._columns.check(schema, self._schema, drop_columns, self._first)
         self._shard = (0, 1)
         self._shard_unit: Literal["row group", "block"] | None = None
         self._start_pass()
@@ -181,8 +190,8 @@ def _explain_row(records: pa.RecordBatch, columns: ParquetColumns, row: int) -> 
     return f"expected a finite 32-bit number in column {name!r}, got {cells[name][0].as_py()}"
 
 
-def _read_footers(paths: Sequence[Path]) -> tuple[pa.Schema, list[list[int]]]:
-    """Returns the schema that all files share, and for each file the rows of its row groups."""
+def _read_footers(paths: Sequence[Path]) -> tuple[list[pa.Schema], list[list[int]]]:
+    """Returns the schema of each file, and the rows of its row groups."""
     schemas, group_rows = [], []
     for path in paths:
         with _open_parquet(path) as file:
@@ -191,17 +200,15 @@ def _read_footers(paths: Sequence[Path]) -> tuple[pa.Schema, list[list[int]]]:
             group_rows.append([file.metadata.row_group(group).num_rows for group in groups])
         if not sum(group_rows[-1]):
             raise ValueError(f"{path} has no row")
-        if not schemas[0].equals(schemas[-1]):
-            difference = _first_difference(schemas[0], schemas[-1])
-            raise ValueError(f"expected files of one schema, but {paths[0]} and {path} differ in {difference}")
-    return schemas[0], group_rows
+    return schemas, group_rows
 
 
-def _first_difference(schema: pa.Schema, other: pa.Schema) -> str:
-    if len(schema) != len(other):
-        return f"their number of columns, {len(schema)} and {len(other)}"
-    here, there = next(pair for pair in zip(schema, other, strict=True) if not pair[0].equals(pair[1]))
-    return f"a column, {here.name!r} of {here.type} and {there.name!r} of {there.type}"
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 def _open_parquet(path: Path) -> pq.ParquetFile:

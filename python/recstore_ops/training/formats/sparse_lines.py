@@ -1,7 +1,7 @@
 """What libsvm and libffm lines have in common: `label feature feature ...`, a feature being numbers joined by colons.
 
-Parts are separated by spaces or tabs. A label above zero counts as 1, any other as 0, which covers -1/1 and 0/1. An id
-may be any int64; an unsigned 64-bit hash is taken as its int64 bits.
+Parts are separated by spaces or tabs. A label is 0, 1, or -1, which counts as 0: others, such as ratings, are refused.
+An id may be any int64; an unsigned 64-bit hash is taken as its int64 bits.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pyarrow import csv
 from recstore_ops.training.rows.row_format import quote
 
 _NUMBER_CHARACTERS = b"0123456789+-.eE"
+_LABELS = (-1, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ def explain_sparse_line(line: bytes, shape: str, parse: Callable[[bytes], object
     """Says which part of a line `parse` refuses, whose features have the `shape`; `parse` takes any part of a line."""
     label, *features = line.split()
     if _fails(parse, label):
-        return f"expected a finite number as label, got {quote(label)}"
+        return f"expected 0, 1 or -1 as label, got {quote(label)}"
     wrong = features[_first_failure(features, lambda part: _fails(parse, b" ".join([b"0", *part])))]
     return f"expected {shape} with integer id and finite value, got {quote(wrong)}"
 
@@ -85,7 +86,9 @@ def _parse_labels(labels: Sequence[bytes]) -> NDArray[np.float32]:
     if b"".join(labels).translate(None, _NUMBER_CHARACTERS):
         raise ValueError("a label is not a number")
     numbers = np.array(list(map(float, labels)), dtype=np.float64)
-    return (_finite_float32(numbers) > 0).astype(np.float32)
+    if not np.isin(numbers, _LABELS).all():
+        raise ValueError("a label is another number")
+    return (numbers > 0).astype(np.float32)
 
 
 def _parse_features(features: Sequence[bytes], parts: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

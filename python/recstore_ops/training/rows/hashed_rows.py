@@ -23,6 +23,7 @@ class HashedRows(MappedRows):
         if buckets < 1:
             raise ValueError(f"expected at least 1 bucket, got {buckets}")
         super().__init__(source, partial(hash_ids, buckets=buckets))
+        self.unhashed = source
 
 
 def hash_ids(ids: Tensor, buckets: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Finds the training and test files that a user means: files, or a directory that holds both.
 
 In a directory, a file belongs to the training part if its name has the word `train`, to the test
-part if it has the word `test`; words end at anything but a letter: `train.libfm`, `small_test-01`.
+part if it has the word `test`; words end at anything but a letter: `train.libfm`, `small_test-01`. What editors and
+other programs leave there is passed over: `.train.txt.swp`, `train.txt~`, `_SUCCESS`.
 """
 
 from __future__ import annotations
@@ -35,13 +36,17 @@ def find_input_files(train: Sequence[Path], test: Sequence[Path]) -> tuple[tuple
 def _split_directory(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     if len(paths) != 1 or not paths[0].is_dir():
         return _only_files(paths), ()
-    files = sorted(path for path in paths[0].iterdir() if path.is_file())
+    files = sorted(path for path in paths[0].iterdir() if path.is_file() and not _is_left_over(path))
     train = tuple(path for path in files if _words(path) >= {"train"})
     test = tuple(path for path in files if _words(path) >= {"test"})
     if not train:
         names = ", ".join(path.name for path in files) or "no files"
         raise ValueError(f"{paths[0]} has no file with the word 'train' in its name, only: {names}")
     return train, test
+
+
+def _is_left_over(path: Path) -> bool:
+    return path.name.startswith((".", "_", "#")) or path.name.endswith(("~", ".swp", ".bak", ".tmp", ".orig"))
 
 
 def _only_files(paths: Sequence[Path]) -> tuple[Path, ...]:
