@@ -135,3 +135,75 @@ fn a_follower_copies_what_the_log_does_not_have() {
     assert_eq!([1, 2].map(|id| row(&*table, id)), [vec![1.0, 2.0, 3.0], vec![7.0; 3]]);
     following.stop(GRACE);
 }
+
+#[test]
+fn a_follower_that_was_away_goes_on_or_copies_what_the_log_has_no_more() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let leading = leader(one.path());
+    let store = both(&leading, &leading);
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    table.write(&[1], &[1.0]).unwrap();
+    for (round, is_trimmed) in [(1, false), (2, true), (3, false)] {
+        let following = follower(other.path(), &leading, false);
+        wait_for(&leading);
+        following.handler().checkpoint().unwrap();
+        following.stop(GRACE);
+        table.write(&[round], &[10.0 * round as f32]).unwrap();
+        if is_trimmed {
+            leading.handler().checkpoint().unwrap();
+        }
+    }
+    let following = follower(other.path(), &leading, false);
+    wait_for(&leading);
+    leading.stop(Duration::ZERO);
+    promoted(&following).unwrap();
+    let store = both(&following, &following);
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    assert_eq!([1, 2, 3].map(|id| row(&*table, id)[0]), [10.0, 20.0, 30.0]);
+    following.stop(GRACE);
+}
+
+#[test]
+fn rows_of_another_store_are_not_replaced() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let [leading, strange] = [leader(one.path()), leader(other.path())];
+    for (server, value) in [(&leading, 1.0), (&strange, 2.0)] {
+        let store = both(server, server);
+        store.open_table("t", &TableConfig::new(1)).unwrap().write(&[1], &[value]).unwrap();
+    }
+    strange.stop(GRACE);
+    let following = follower(other.path(), &leading, true);
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(figure(&following, "recstore_leader_connected"), Some(0.0));
+    let refused = promoted(&following).unwrap_err().to_string();
+    assert!(refused.contains("it has not copied the tables of the server that it follows yet"), "{refused}");
+    following.stop(GRACE);
+    // Its own rows are still there: its log is read at the next start.
+    let stores = Arc::new(LocalStore::default());
+    let again =
+        Server::start(Arc::clone(&stores) as _, config(other.path(), Follows::the(&leading, true))).unwrap();
+    assert_eq!(row(&*stores.find_table("t").unwrap().unwrap(), 1), [2.0]);
+    again.stop(GRACE);
+    leading.stop(GRACE);
+}
+
+#[test]
+fn a_server_without_a_log_follows_none_and_is_not_followed() {
+    let directory = tempfile::tempdir().unwrap();
+    let plain = Server::start(Arc::new(LocalStore::default()), recstore_ps::ServerConfig::default()).unwrap();
+    let refused = promoted(&plain).unwrap_err().to_string();
+    assert!(refused.contains("only a server that follows another one is promoted"), "{refused}");
+    let following = follower(directory.path(), &plain, false);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(figure(&following, "recstore_leader_connected"), Some(0.0));
+    following.stop(GRACE);
+    plain.stop(GRACE);
+    let mut kept = config(directory.path(), None);
+    kept.kept.as_mut().unwrap().durability = recstore_ps::Durability::Checkpoint;
+    kept.kept.as_mut().unwrap().follows = Some("127.0.0.1:1".to_owned());
+    let refused = Server::start(Arc::new(LocalStore::default()), kept).unwrap_err().to_string();
+    assert!(
+        refused.contains("without which none follows another: serve with --data and --durability wal"),
+        "{refused}"
+    );
+}

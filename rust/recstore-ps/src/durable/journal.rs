@@ -357,7 +357,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes a change that no log can tell, and a checkpoint of it. `begin` notes the number of the first change behind it.
+    /// Makes a change that no log can tell, and a checkpoint of it. `begin` notes the number that it has.
     ///
     /// # Errors
     /// As `begin` and `make`; as the checkpoint: then no change is taken any more.
@@ -371,7 +371,7 @@ impl Journal {
         let turn = self.open_turn()?;
         // Followers, which cannot be told of it, must find that they lack something.
         let passed = self.log.pass_over().map_err(in_log)?;
-        begin(passed + 1)?;
+        begin(passed)?;
         self.made.advance(passed);
         self.followers.end();
         let outcome = make()?;

@@ -204,12 +204,12 @@ impl StateDirectory {
         })
     }
 
-    /// Notes that this server makes the changes from number `first` on; `loaded` if tables are loaded just before.
+    /// Notes that this server makes the changes from number `first` on; `loaded` if that one is a load.
     pub(crate) fn begin_run(&self, first: u64, loaded: bool) -> Result<()> {
         let run = format!("{:016x}", RandomState::new().hash_one(SystemTime::now()));
         self.change(|identity| {
             // One that made no change is told by the next.
-            identity.runs.retain(|run| run.first < first || run.loaded);
+            identity.runs.retain(|run| run.first < first);
             identity.runs.push(Run { run, first, loaded });
             let surplus = identity.runs.len().saturating_sub(MOST_RUNS);
             identity.runs.drain(..surplus);

@@ -111,7 +111,7 @@ impl Following {
             return Err(Error::Unsupported { operation: "promote", message });
         }
         match shared.stand_down(standing.epoch + 1) {
-            Some(last) => shared.wait_for(last),
+            Some(last) => shared.wait_for(last)?,
             None => shared.wait_for_silence(),
         }
         shared.is_over.store(true, Ordering::Relaxed);
@@ -170,10 +170,11 @@ impl Shared {
         let deadline = Instant::now() + SILENCE;
         let mut connection = self.connect(deadline).map_err(Failure::into_message)?;
         let standing = connection.standing().clone();
-        if !standing.leads() {
-            return Err(standing.to_string());
-        }
         let handler = &*self.handler;
+        let known = handler.standing().epoch;
+        if !standing.leads() || standing.epoch < known {
+            return Err(format!("{standing}, and epoch {known} is known here"));
+        }
         let said = |error: Error| error.to_string();
         handler
             .begin_following(connection.incarnation(), connection.facts(), standing.epoch)
@@ -271,15 +272,22 @@ impl Shared {
     }
 
     /// Waits for the last changes of a server that has handed over.
-    fn wait_for(&self, last: u64) {
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: they still come.
+    fn wait_for(&self, last: u64) -> Result<()> {
         let until = Instant::now() + LAST_CHANGES;
         let has_all = || self.handler.position().is_ok_and(|position| position.last >= last);
-        while !has_all()
-            && Instant::now() < until
-            && self.handler.progress.is_connected.load(Ordering::Relaxed)
-        {
+        // What a connection that ended has not brought does not come any more.
+        while !has_all() && self.handler.progress.is_connected.load(Ordering::Relaxed) {
+            if Instant::now() >= until {
+                let message =
+                    format!("change {last}, the last one of the other server, still comes: promote again");
+                return Err(Error::Unsupported { operation: "promote", message });
+            }
             thread::sleep(Duration::from_millis(1));
         }
+        Ok(())
     }
 
     /// Waits until what a dead server had sent is taken.

@@ -145,3 +145,87 @@ impl Reader {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Log;
+    use super::*;
+    use crate::wire::codec::{Request, read_frame};
+    use recstore::TableId;
+
+    fn append(log: &Log, id: i64) -> u64 {
+        let ids = [id];
+        let delete = Request::Delete { table: TableId(1), ids: &ids };
+        let append = |frame: &crate::wire::codec::Frame<'_>| log.append(ClientId(7), frame, None);
+        delete.with_frame(0, id as u64, append).unwrap().unwrap()
+    }
+
+    /// Returns number and sequence number of the changes that a reader gives.
+    fn read(reader: &mut Reader, until: u64) -> Vec<(u64, u64)> {
+        let next = || reader.next(until).unwrap();
+        std::iter::from_fn(next)
+            .map(|sent| {
+                let frame = read_frame(&mut &sent.frame[..], u64::MAX).unwrap();
+                assert_eq!(sent.client, ClientId(7));
+                (sent.number, frame.header.sequence)
+            })
+            .collect()
+    }
+
+    fn opened(directory: &Path) -> Log {
+        Log::open(directory, 0, |_| Ok(())).unwrap()
+    }
+
+    #[test]
+    fn changes_are_read_as_they_come_but_for_those_taken_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = opened(directory.path());
+        let mut reader = log.reader(0).unwrap().unwrap();
+        assert_eq!(read(&mut reader, 0), []);
+        assert_eq!([append(&log, 10), append(&log, 20), append(&log, 30)], [1, 2, 3]);
+        assert_eq!(read(&mut reader, 2), [(1, 10), (2, 20)]);
+        log.take_back(3).unwrap();
+        assert_eq!(read(&mut reader, 3), []);
+        assert_eq!(log.rotate().unwrap(), 3);
+        append(&log, 40);
+        assert_eq!(log.pass_over().unwrap(), 5);
+        append(&log, 60);
+        assert_eq!(read(&mut reader, 6), [(4, 40), (6, 60)]);
+        // Files that were read may go; one that begins in the middle reads the rest.
+        log.trim(3).unwrap();
+        assert_eq!(read(&mut log.reader(4).unwrap().unwrap(), 6), [(6, 60)]);
+        assert!(log.reader(2).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_change_in_room_is_read_from_where_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = opened(directory.path());
+        let rows = vec![1.5_f32; 400_000];
+        let write = Request::Write { table: TableId(1), ids: &[5], rows: &rows };
+        let bytes = write.with_frame(3, 50, |frame| frame.to_bytes().unwrap()).unwrap();
+        let mut staged = log.stage(bytes.len() as u64).unwrap();
+        append(&log, 10);
+        io::Write::write_all(&mut staged, &bytes).unwrap();
+        write.with_frame(3, 50, |frame| log.append(ClientId(7), frame, Some(staged))).unwrap().unwrap();
+        append(&log, 30);
+        let mut reader = log.reader(0).unwrap().unwrap();
+        assert_eq!(read(&mut reader, 3), [(1, 10), (2, 50), (3, 30)]);
+    }
+
+    #[test]
+    fn a_file_that_is_gone_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let log = opened(directory.path());
+        append(&log, 10);
+        let mut reader = log.reader(0).unwrap().unwrap();
+        log.rotate().unwrap();
+        append(&log, 20);
+        log.rotate().unwrap();
+        append(&log, 30);
+        log.trim(2).unwrap();
+        assert_eq!(reader.next(3).unwrap().unwrap().number, 1);
+        let error = reader.next(3).unwrap_err().to_string();
+        assert!(error.ends_with("change 2 is not there any more"), "{error}");
+    }
+}
