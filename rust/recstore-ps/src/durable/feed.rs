@@ -15,6 +15,10 @@ impl Feed {
         Self { last: Mutex::new(last), changed: Condvar::new() }
     }
 
+    pub(crate) fn last(&self) -> u64 {
+        *self.lock()
+    }
+
     pub(crate) fn advance(&self, number: u64) {
         let mut last = self.lock();
         if number > *last {

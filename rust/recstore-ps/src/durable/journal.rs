@@ -276,6 +276,18 @@ impl Journal {
         Ok(())
     }
 
+    /// Notes that the other server has given no change a number up to `number` that is not here.
+    ///
+    /// # Errors
+    /// As the log.
+    pub(crate) fn pass_to(&self, number: u64) -> Result<()> {
+        if number > self.log.last() {
+            let _turn = self.turns.take();
+            self.made.advance(self.log.pass_to(number).map_err(in_log)?);
+        }
+        Ok(())
+    }
+
     /// Waits until the disk has all changes up to a number.
     ///
     /// # Errors
@@ -289,11 +301,18 @@ impl Journal {
         self.log.last()
     }
 
-    /// Makes no more changes of clients, and returns the number of the last one.
-    pub(crate) fn close(&self, why: &str) -> u64 {
-        let _turn = self.turns.take();
+    /// Makes no more changes of clients, and returns the number of the last one, which the disk has.
+    ///
+    /// # Errors
+    /// As [`Journal::wait`].
+    pub(crate) fn close(&self, why: &str) -> Result<u64> {
+        let turn = self.turns.take();
         *self.lock_closed() = Some(why.to_owned());
-        self.log.last()
+        let last = self.log.last();
+        drop(turn);
+        self.wait(last)?;
+        self.acknowledged.advance(last);
+        Ok(last)
     }
 
     /// Makes changes of clients from now on.
@@ -310,6 +329,11 @@ impl Journal {
         }
     }
 
+    /// Keeps others from making a checkpoint or reading its files; taken before a turn.
+    fn lock_saving(&self) -> MutexGuard<'_, ()> {
+        self.saving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn lock_closed(&self) -> MutexGuard<'_, Option<String>> {
         self.closed.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -322,16 +346,16 @@ impl Journal {
         self.log.reader(last).map_err(in_log)
     }
 
-    /// Opens the files of the last checkpoint, the manifest first, and returns them with their names and the number of the
+    /// Opens the files of the last checkpoint, the manifest last, and returns them with their names and the number of the
     /// last change in them.
     ///
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be read.
     pub(crate) fn checkpoint_files(&self) -> Result<(u64, Vec<(String, File)>)> {
-        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
+        let _saving = self.lock_saving();
         let checkpoint = self.directory.join(CHECKPOINT);
         let Some(state) = saved_state(&checkpoint)? else { return Ok((0, Vec::new())) };
-        let names = [MANIFEST.to_owned()].into_iter().chain(checkpoint_files(&checkpoint)?.all);
+        let names = checkpoint_files(&checkpoint)?.all.into_iter().chain([MANIFEST.to_owned()]);
         let open = |name: String| {
             let path = checkpoint.join(&name);
             let file = recstore::open_file(&path).map_err(|error| unusable(&path, error))?;
@@ -340,12 +364,19 @@ impl Journal {
         Ok((state.last, names.map(open).collect::<Result<_>>()?))
     }
 
-    /// Begins anew with the checkpoint that now lies in the directory, in the place of all tables.
+    /// Begins anew with another checkpoint, which `replace` puts into the directory, in the place of all tables.
     ///
     /// # Errors
-    /// [`Error::Checkpoint`] names the file that cannot be used.
-    pub(crate) fn restart(&self, store: &dyn EmbeddingStore, workers: &Workers) -> Result<()> {
+    /// As `replace`; [`Error::Checkpoint`] names the file that cannot be used.
+    pub(crate) fn restart(
+        &self,
+        store: &dyn EmbeddingStore,
+        workers: &Workers,
+        replace: impl FnOnce() -> Result<()>,
+    ) -> Result<()> {
+        let _saving = self.lock_saving();
         let _turn = self.turns.take();
+        replace()?;
         store.table_names()?.iter().try_for_each(|name| store.drop_table(name))?;
         let checkpoint = self.directory.join(CHECKPOINT);
         let state = loaded(&checkpoint, store)?;
@@ -368,6 +399,8 @@ impl Journal {
         begin: impl FnOnce(u64) -> Result<()>,
         make: impl FnOnce() -> Result<Answer>,
     ) -> Result<Answer> {
+        // Nobody copies the checkpoint before, which lacks what is loaded.
+        let _saving = self.lock_saving();
         let turn = self.open_turn()?;
         // Followers, which cannot be told of it, must find that they lack something.
         let passed = self.log.pass_over().map_err(in_log)?;
@@ -379,6 +412,7 @@ impl Journal {
         if let Err(error) = &saved {
             self.log.fail(&format!("what was loaded could not be saved: {error}"));
         }
+        self.acknowledged.advance(passed);
         saved.map(|_| outcome)
     }
 
@@ -387,6 +421,7 @@ impl Journal {
     /// # Errors
     /// [`Error::Checkpoint`]: the one before still counts, and the log behind it.
     pub(crate) fn checkpoint(&self, store: &dyn EmbeddingStore, workers: &Workers) -> Result<SaveReport> {
+        let _saving = self.lock_saving();
         self.save_and_count(store, workers, self.turns.take())
     }
 
@@ -398,6 +433,7 @@ impl Journal {
         self.log.lag().map_err(in_log)
     }
 
+    /// Must be called with [`Journal::lock_saving`].
     fn save_and_count(
         &self,
         store: &dyn EmbeddingStore,
@@ -408,7 +444,6 @@ impl Journal {
     }
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
-        let _saving = self.saving.lock().unwrap_or_else(PoisonError::into_inner);
         let last = self.log.rotate().map_err(in_log)?;
         let directory = self.directory.join(CHECKPOINT);
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };

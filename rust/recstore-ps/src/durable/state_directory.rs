@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use recstore::{Result, Shard, remove_checkpoint, write_file};
+use recstore::{Result, Shard, checkpoint_files, remove_checkpoint, write_file};
 use serde::{Deserialize, Serialize};
 
 use super::directory_lock::DirectoryLock;
@@ -234,12 +234,13 @@ impl StateDirectory {
         }
         let (copy, checkpoint) = (self.copy(), self.path().join(CHECKPOINT));
         Log::remove(&self.path().join(LOG)).map_err(in_log)?;
-        if copy.is_dir() {
+        // A crash in the middle of a save left files there that nobody knows: they stay.
+        if copy.join(MANIFEST).exists() {
             remove_checkpoint(&checkpoint)?;
-            // It stays where somebody else's files are in it, and then the copy cannot take its place.
-            _ = fs::remove_dir(&checkpoint);
-            fs::rename(&copy, &checkpoint).map_err(|error| unusable(&checkpoint, error))?;
+            fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
+            move_files(&copy, &checkpoint)?;
         }
+        _ = fs::remove_dir(&copy);
         self.change(|identity| identity.copied = false)
     }
 
@@ -356,6 +357,19 @@ fn shard_of(directory: &Path) -> Option<Shard> {
 /// Returns the name of a shard's directory.
 pub(crate) fn directory_name(Shard { number, of }: Shard) -> String {
     format!("shard-{number}-of-{of}")
+}
+
+/// Moves the files of a checkpoint, the manifest last: until then nothing there is one.
+fn move_files(from: &Path, to: &Path) -> Result<()> {
+    let files = checkpoint_files(from)?.all;
+    for name in files.iter().map(String::as_str).chain([MANIFEST]) {
+        match fs::rename(from.join(name), to.join(name)) {
+            // It was moved before this was cut off.
+            Err(error) if error.kind() == ErrorKind::NotFound && to.join(name).exists() => {}
+            moved => moved.map_err(|error| unusable(&to.join(name), error))?,
+        }
+    }
+    fs::File::open(to).and_then(|to| to.sync_all()).map_err(|error| unusable(to, error))
 }
 
 /// Removes what tables kept in one way left in a directory, and nothing else.

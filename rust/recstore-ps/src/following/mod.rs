@@ -213,7 +213,10 @@ impl Shared {
         while !self.is_over() && !is_ended.load(Ordering::Relaxed) {
             match stream::read(stream.waiting(LOOK, TRANSFER)) {
                 Ok(None) => return Ok(()),
-                Ok(Some(Coming::Tail(number))) => self.note_last(number),
+                Ok(Some(Coming::Tail(number))) => {
+                    self.handler.pass_to(number).map_err(|error| error.to_string())?;
+                    self.note_last(number);
+                }
                 Ok(Some(Coming::Change(logged))) => {
                     self.handler.follow(&logged).map_err(|error| error.to_string())?;
                     self.note_last(logged.number);

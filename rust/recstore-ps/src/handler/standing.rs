@@ -56,7 +56,7 @@ impl Handler {
         let standing = Standing { role, ..before };
         match (&self.journal, standing.leads()) {
             (Some(journal), true) => state.begin_run(journal.last() + 1, false)?,
-            (Some(journal), false) => _ = journal.close(&standing.to_string()),
+            (Some(journal), false) => _ = journal.close(&standing.to_string())?,
             (None, true) => {}
             (None, false) => return Err(unusable(state.path(), WITHOUT_LOG)),
         }
@@ -102,7 +102,7 @@ impl Handler {
         };
         let demoted = Standing { role, epoch };
         state.set_standing(&demoted)?;
-        let last = journal.close(&demoted.to_string());
+        let last = journal.close(&demoted.to_string())?;
         tracing::warn!(shard = self.shard.number, epoch, last, "demoted: another server leads the shard");
         *standing = demoted;
         Ok(last)
@@ -214,16 +214,25 @@ impl Handler {
         journal.follow(logged, |request| self.carry_out(logged.client, request))
     }
 
+    /// Notes that all changes up to a number of the server that this one follows have come.
+    pub(crate) fn pass_to(&self, number: u64) -> Result<()> {
+        self.kept_with_log("follow")?.1.pass_to(number)
+    }
+
     /// Puts the copy that was made in the place of all tables here.
     pub(crate) fn take_copy(&self) -> Result<()> {
         let (state, journal) = self.kept_with_log("follow")?;
-        state.take_copy()?;
-        journal.restart(&*self.store, &self.workers)
+        journal.restart(&*self.store, &self.workers, || state.take_copy())
     }
 
-    /// Returns what is known of the servers that follow this one, and the number of the last change.
+    /// Returns what is known of the servers that follow this one, and the number of the last change that was acknowledged.
     pub(crate) fn followers(&self) -> Option<(Vec<FollowerState>, u64)> {
-        self.journal.as_ref().map(|journal| (journal.followers.states(), journal.last()))
+        self.journal.as_ref().map(|journal| (journal.followers.states(), journal.acknowledged.last()))
+    }
+
+    /// Returns the number of the last change, where there is a log.
+    pub(crate) fn last_change(&self) -> Option<u64> {
+        self.journal.as_ref().map(Journal::last)
     }
 
     /// Returns where the tables are kept, and the log of their changes.

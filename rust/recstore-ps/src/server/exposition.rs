@@ -51,10 +51,11 @@ fn statistics(store: &dyn EmbeddingStore, name: &str) -> Option<TableStatistics>
 
 /// Adds how far followers are, or how far this server is behind the one that it follows.
 fn add_replication(handler: &Handler, to: &Registry) -> Result<()> {
-    let Some((followers, last)) = handler.followers() else { return Ok(()) };
+    let Some((followers, acknowledged)) = handler.followers() else { return Ok(()) };
     let standing = handler.standing();
     let gauge = |name, meaning| registered(to, IntGauge::new(name, meaning)?);
-    gauge("recstore_log_last_change", "The number of the last change in the log.")?.set(last as i64);
+    let made = handler.last_change().unwrap_or_default();
+    gauge("recstore_log_last_change", "The number of the last change in the log.")?.set(made as i64);
     gauge("recstore_leads", "1 if the server answers clients, 0 if it follows or was demoted.")?
         .set(standing.leads().into());
     gauge("recstore_epoch", "How often another server of the shard was promoted.")?
@@ -64,7 +65,7 @@ fn add_replication(handler: &Handler, to: &Registry) -> Result<()> {
         let is_connected = progress.is_connected.load(Ordering::Relaxed);
         gauge("recstore_leader_connected", "1 if changes come from the server that this one follows.")?
             .set(is_connected.into());
-        let behind = progress.leader_last.load(Ordering::Relaxed).saturating_sub(last);
+        let behind = progress.leader_last.load(Ordering::Relaxed).saturating_sub(made);
         gauge(
             "recstore_leader_lag_changes",
             "Changes of the server that this one follows that are not here yet.",
@@ -83,7 +84,7 @@ fn add_replication(handler: &Handler, to: &Registry) -> Result<()> {
     )?;
     for known in followers {
         let follower = format!("{:032x}", known.follower.0);
-        behind.with_label_values(&[&follower]).set(last.saturating_sub(known.confirmed) as i64);
+        behind.with_label_values(&[&follower]).set(acknowledged.saturating_sub(known.confirmed) as i64);
         in_step.with_label_values(&[&follower]).set(known.is_in_step.into());
     }
     Ok(())

@@ -81,14 +81,18 @@ impl Shared {
         // A synchronous follower syncs its disk while this server does.
         let feed = if synchronous { &journal.made } else { &journal.acknowledged };
         let mut last = 0;
-        while !place.is_over() && !self.is_stopping() {
+        while !self.is_stopping() {
             let until = feed.wait_beyond(last, BEAT);
+            // A load makes changes behind it come to other tables.
+            if place.is_over() {
+                return Ok(());
+            }
             let mut to = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
             while let Some(sent) = reader.next(until).map_err(io::Error::other)? {
                 stream::write_change(&mut to, &sent)?;
                 place.sent(sent.number);
             }
-            stream::write_tail(&mut to, journal.last())?;
+            stream::write_tail(&mut to, until)?;
             to.flush()?;
             last = until;
         }

@@ -156,16 +156,25 @@ impl Log {
         Ok(())
     }
 
-    /// Gives a number to no change, and returns it.
+    /// Gives the next number to no change, and returns it.
     ///
     /// # Errors
     /// As [`Log::append`].
     pub(crate) fn pass_over(&self) -> Result<u64, LogError> {
+        self.pass_to(self.last() + 1)
+    }
+
+    /// Gives the numbers up to `number` to no change, those that have none, and returns the last that is given.
+    ///
+    /// # Errors
+    /// As [`Log::append`].
+    pub(crate) fn pass_to(&self, number: u64) -> Result<u64, LogError> {
         let mut tail = self.writable()?;
-        let number = tail.last + 1;
-        tail.segment.append(&Record::TakenBack { number }, None)?;
-        tail.last = number;
-        Ok(number)
+        if number > tail.last {
+            tail.segment.append(&Record::TakenBack { number }, None)?;
+            tail.last = number;
+        }
+        Ok(tail.last)
     }
 
     /// Returns the number of the last change.

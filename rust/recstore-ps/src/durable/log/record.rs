@@ -15,7 +15,7 @@
 //! | 2 | the change before is taken back | |
 //! | 3 | room for a frame that was coming | that much of it as came, before other records were written behind it |
 //! | 4 | a change whose frame is in such room before | |
-//! | 5 | the last change there is; only on the way to a follower, never in a file | |
+//! | 5 | all changes up to this one have come; only on the way to a follower, never in a file | |
 //!
 //! The frame has a checksum of its own. Its length is in the head all the same: a frame that says another than was
 //! written must not pass for one that a crash cut short.

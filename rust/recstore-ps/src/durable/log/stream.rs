@@ -1,4 +1,4 @@
-//! Changes on the way from a server to one that follows it: the records of the log, and between them how far it is.
+//! Changes on the way from a server to one that follows it: the records of the log, and between them how far they are.
 
 use std::io::{self, Read, Write};
 
@@ -9,7 +9,7 @@ use crate::wire::codec::FrameError;
 /// What comes to a follower.
 pub(crate) enum Coming {
     Change(Logged),
-    /// The number of the last change there is.
+    /// All changes up to a number have come.
     Tail(u64),
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn write_change(to: &mut impl Write, sent: &Sent) -> io::Result<()> {
     to.write_all(frame)
 }
 
-/// Writes the number of the last change there is.
+/// Writes that all changes up to a number were written.
 pub(crate) fn write_tail(to: &mut impl Write, number: u64) -> io::Result<()> {
     to.write_all(&Record::Tail { number }.head())
 }
