@@ -194,6 +194,7 @@ test-served-all: $(DEVELOPED) ## the Python tests of operators and modules again
 test-long: $(DEVELOPED) ## the tests with many more examples of each property
 	PROPTEST_CASES=2000 RECSTORE_KILL_ROUNDS=200 RECSTORE_CHURN=100000000 cargo test --quiet --release
 	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test state_directory after_any_sequence
+	RECSTORE_REPLICA_SEQUENCES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test replica_sequences
 	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(PYTEST) tests/python
 
 .PHONY: docs
