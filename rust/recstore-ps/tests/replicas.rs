@@ -207,3 +207,38 @@ fn a_server_without_a_log_follows_none_and_is_not_followed() {
         "{refused}"
     );
 }
+
+#[test]
+fn changes_that_only_a_demoted_leader_has_are_given_up() {
+    let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let leading = leader(one.path());
+    let following = follower(other.path(), &leading, false);
+    let store = both(&leading, &leading);
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    table.write(&[1], &[1.0]).unwrap();
+    wait_for(&leading);
+    let address = leading.address();
+    following.stop(GRACE);
+    table.write(&[1, 2], &[-1.0, -2.0]).unwrap();
+    leading.stop(Duration::ZERO);
+    // It has what the other one had when it was there last.
+    let mut again = config(other.path(), Some(Follows { leader: address.to_string(), synchronous: false }));
+    again.port = 0;
+    let promoted_one = start(again);
+    promoted(&promoted_one).unwrap();
+    let back = follower(one.path(), &promoted_one, true);
+    wait_for(&promoted_one);
+    let store = both(&promoted_one, &promoted_one);
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    table.write(&[3], &[3.0]).unwrap();
+    wait_for(&promoted_one);
+    promoted_one.stop(Duration::ZERO);
+    promoted(&back).unwrap();
+    let store = both(&back, &back);
+    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let mut ids = table.ids().unwrap();
+    ids.sort_unstable();
+    assert_eq!(ids, [1, 3]);
+    assert_eq!([1, 3].map(|id| row(&*table, id)[0]), [1.0, 3.0]);
+    back.stop(GRACE);
+}

@@ -159,7 +159,14 @@ impl Handler {
             place.sent(last);
             return Ok(Stream { place, runs, files: None, reader });
         }
-        let (last, files) = journal.checkpoint_files()?;
+        let (last, files) = match journal.checkpoint_files()? {
+            // The log has everything, but this follower has something else besides.
+            (_, files) if files.is_empty() => {
+                journal.checkpoint(&*self.store, &self.workers)?;
+                journal.checkpoint_files()?
+            }
+            found => found,
+        };
         let missing = || Error::Unsupported {
             operation: "follow",
             message: format!("the log behind the checkpoint's change {last} is not there"),
