@@ -12,6 +12,7 @@ import pytest
 import torch
 import trustme
 from served_tables import ServerProcesses
+from warm_recstore import run_recstore
 
 from recstore_ops import DistEmbedding, SparseOptimizer, servers
 from recstore_ops.config.config_file import load_config_file
@@ -83,6 +84,37 @@ def test_who_has_no_certificate_or_token_is_refused(files: Files, processes: Ser
     assert "the server may ask for encryption" in refusal("a secret", None)
     assert "CertificateRequired" in refusal("a secret", Tls(ca=files.ca))
     assert "the token is not the server's" in refusal("another", Tls(files.client, files.client, files.ca))
+
+
+def test_a_follower_is_encrypted_too(files: Files, tmp_path: Path) -> None:
+    options = ("--tls-certificate", files.server, "--tls-key", files.server, "--tls-client-ca", files.ca)
+    options = (*map(str, options), "--token-file", str(files.token), "--durability", "wal")
+    folders = [tmp_path / name for name in ("first", "second")]
+    for folder in folders:
+        folder.mkdir()
+    tls = Tls(files.client, files.client, files.ca)
+    with (
+        ServerProcesses(folders[0], 1, *options, "--data", str(folders[0])) as leader,
+        ServerProcesses(
+            folders[1], 1, *options, "--data", str(folders[1]), "--follow", leader.addresses[0], "--synchronous"
+        ) as follower,
+    ):
+        servers.set_ps_servers([f"{leader.addresses[0]}|{follower.addresses[0]}"], token="a secret", tls=tls)
+        module = DistEmbedding(10, 2, "followed", optimizer="sgd")
+        module.weight[torch.arange(10)] = torch.ones(10, 2)
+        promote = ("promote", follower.addresses[0], "--token-file", str(files.token))
+        refused = run_recstore(*promote)
+        assert (refused.returncode, "the server may ask for encryption" in refused.stderr) == (2, True), refused.stderr
+        own = ("--tls-ca", str(files.ca), "--tls-certificate", str(files.client), "--tls-key", str(files.client))
+        done = run_recstore(*promote, *own)
+        assert done.returncode == 0, done.stderr
+        assert torch.equal(module(torch.arange(10)), torch.ones(10, 2))
+
+
+def test_a_follower_that_cannot_trust_its_leader_is_refused(files: Files, tmp_path: Path) -> None:
+    options = ("--tls-certificate", str(files.server), "--tls-key", str(files.server), "--durability", "wal")
+    refused = run_recstore("serve", "--port", "0", *options, "--data", str(tmp_path), "--follow", "127.0.0.1:1")
+    assert (refused.returncode, "tls needs ca, the certificates to trust" in refused.stderr) == (2, True)
 
 
 def test_files_that_are_of_no_use_are_named(files: Files, tmp_path: Path) -> None:

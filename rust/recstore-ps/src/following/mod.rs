@@ -106,10 +106,7 @@ impl Following {
         if standing.leads() {
             return Err(not_following(&standing));
         }
-        if shared.handler.kept_with_log("promote")?.0.awaits_leader() {
-            let message = "it has not copied the tables of the server that it follows yet".to_owned();
-            return Err(Error::Unsupported { operation: "promote", message });
-        }
+        shared.wait_for_tables()?;
         match shared.stand_down(standing.epoch + 1) {
             Some(last) => shared.wait_for(last)?,
             None => shared.wait_for_silence(),
@@ -272,6 +269,23 @@ impl Shared {
             Ok(Managed::StoodDown { last }) => Some(last),
             _ => None,
         }
+    }
+
+    /// Waits for the tables of the other server, which a server that has just begun to follow does not have.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`]: they do not come.
+    fn wait_for_tables(&self) -> Result<()> {
+        let (state, _) = self.handler.kept_with_log("promote")?;
+        let until = Instant::now() + SILENCE;
+        while state.awaits_leader() {
+            if Instant::now() >= until {
+                let message = "it has not copied the tables of the server that it follows yet".to_owned();
+                return Err(Error::Unsupported { operation: "promote", message });
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(())
     }
 
     /// Waits for the last changes of a server that has handed over.
