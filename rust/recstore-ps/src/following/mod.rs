@@ -29,7 +29,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const SILENCE: Duration = Duration::from_secs(3);
 /// How long all of a change, or of a file, may take once it has begun to come.
 const TRANSFER: Duration = Duration::from_secs(60);
-/// How long the other server may take to hand over when this one is promoted.
+/// How long the other server may take to greet when this one is promoted.
 const HAND_OVER: Duration = Duration::from_secs(1);
 /// How long the last changes of a server that has handed over may take.
 const LAST_CHANGES: Duration = Duration::from_secs(10);
@@ -263,9 +263,9 @@ impl Shared {
     /// Tells the other server that this one leads from `epoch` on, and returns the last change that it made; nothing if it
     /// does not answer.
     fn stand_down(&self, epoch: u64) -> Option<u64> {
-        let deadline = Instant::now() + HAND_OVER;
-        let mut connection = self.connect(deadline).ok()?;
-        match connection.manage(&Management::StandDown { epoch }, deadline) {
+        let mut connection = self.connect(Instant::now() + HAND_OVER).ok()?;
+        // One that greets lives, and its disk may take a while.
+        match connection.manage(&Management::StandDown { epoch }, Instant::now() + LAST_CHANGES) {
             Ok(Managed::StoodDown { last }) => Some(last),
             _ => None,
         }
