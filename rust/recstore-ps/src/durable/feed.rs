@@ -4,7 +4,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A number that only rises.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Feed {
     last: Mutex<u64>,
     changed: Condvar,

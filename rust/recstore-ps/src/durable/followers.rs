@@ -22,8 +22,6 @@ pub(crate) struct Followers {
 #[derive(Debug, Default)]
 struct State {
     connected: u64,
-    /// Counts what ends all streams.
-    ended: u64,
     followers: BTreeMap<ClientId, Follower>,
 }
 
@@ -52,7 +50,6 @@ pub(crate) struct Place<'a> {
     followers: &'a Followers,
     follower: ClientId,
     connection: u64,
-    ended: u64,
 }
 
 impl Drop for Place<'_> {
@@ -77,8 +74,7 @@ impl Place<'_> {
     /// Whether the stream is to end, because rows were loaded or another stream took its place.
     pub(crate) fn is_over(&self) -> bool {
         let state = self.followers.lock();
-        let other = state.followers.get(&self.follower);
-        state.ended != self.ended || other.is_none_or(|other| other.connection != self.connection)
+        state.followers.get(&self.follower).is_none_or(|other| other.connection != self.connection)
     }
 }
 
@@ -87,10 +83,10 @@ impl Followers {
     pub(crate) fn enter(&self, follower: ClientId, last: u64, is_synchronous: bool) -> Place<'_> {
         let mut state = self.lock();
         state.connected += 1;
-        let (connection, ended) = (state.connected, state.ended);
+        let connection = state.connected;
         let new = Follower { connection, is_synchronous, is_in_step: false, sent: last, confirmed: 0 };
         state.followers.insert(follower, new);
-        Place { followers: self, follower, connection, ended }
+        Place { followers: self, follower, connection }
     }
 
     /// Notes that a follower has all changes up to `number` on its disk; `last` is the last one there is.
@@ -134,7 +130,8 @@ impl Followers {
 
     /// Ends all streams: what they have sent is part of the tables no more.
     pub(crate) fn end(&self) {
-        self.lock().ended += 1;
+        self.lock().followers.clear();
+        self.changed.notify_all();
     }
 
     pub(crate) fn states(&self) -> Vec<FollowerState> {

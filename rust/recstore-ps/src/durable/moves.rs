@@ -43,14 +43,18 @@ pub(crate) fn finish_moves(data: &Path) -> Result<()> {
     };
     let Moves { moves } = serde_json::from_slice(&text).map_err(|error| unusable(&list, error))?;
     for (from, to) in moves {
-        let (from, to) = (data.join(from), data.join(to));
-        match fs::rename(&from, &to) {
-            Err(error) if error.kind() == ErrorKind::NotFound && to.exists() => {}
-            moved => moved.map_err(|error| unusable(&from, error))?,
-        }
+        move_once(&data.join(from), &data.join(to))?;
     }
     fs::remove_file(&list).map_err(|error| unusable(&list, error))?;
     clear(&workshop)
+}
+
+/// Moves a file or directory, unless a run that was cut off has moved it.
+pub(super) fn move_once(from: &Path, to: &Path) -> Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == ErrorKind::NotFound && to.exists() => Ok(()),
+        moved => moved.map_err(|error| unusable(from, error)),
+    }
 }
 
 /// Removes what an earlier run made and did not come to use.

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
-use super::moves::finish_moves;
+use super::moves::{finish_moves, move_once};
 use super::unusable;
 use crate::wire::facts::Facts;
 use crate::wire::standing::{Role, Run, Standing};
@@ -224,7 +224,8 @@ impl StateDirectory {
     /// Puts the copy of another server's tables in the place of those here, as if at once: who is cut off goes on at the
     /// next start.
     pub(crate) fn take_copy(&self) -> Result<()> {
-        self.change(|identity| identity.copied = true)?;
+        // The tables are those of the other server once its runs are noted too.
+        self.change(|identity| (identity.copied, identity.awaits_leader) = (true, true))?;
         self.finish_copy()
     }
 
@@ -363,11 +364,7 @@ pub(crate) fn directory_name(Shard { number, of }: Shard) -> String {
 fn move_files(from: &Path, to: &Path) -> Result<()> {
     let files = checkpoint_files(from)?.all;
     for name in files.iter().map(String::as_str).chain([MANIFEST]) {
-        match fs::rename(from.join(name), to.join(name)) {
-            // It was moved before this was cut off.
-            Err(error) if error.kind() == ErrorKind::NotFound && to.join(name).exists() => {}
-            moved => moved.map_err(|error| unusable(&to.join(name), error))?,
-        }
+        move_once(&from.join(name), &to.join(name))?;
     }
     fs::File::open(to).and_then(|to| to.sync_all()).map_err(|error| unusable(to, error))
 }

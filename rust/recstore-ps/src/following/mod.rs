@@ -155,10 +155,7 @@ impl Shared {
                 tracing::warn!(shard = self.shard.number, leader = %self.remote.servers[0], why, "not following");
                 told = why;
             }
-            let until = Instant::now() + PAUSE;
-            while !self.is_over() && Instant::now() < until {
-                thread::sleep(LOOK);
-            }
+            rest(PAUSE, &self.is_over);
         }
     }
 
@@ -317,10 +314,15 @@ impl Shared {
     /// Tells the server that was followed, as soon as it answers, that it leads no more.
     fn demote(&self, epoch: u64) {
         while !self.is_stopping.load(Ordering::Relaxed) && self.stand_down(epoch).is_none() {
-            let until = Instant::now() + PAUSE * 5;
-            while !self.is_stopping.load(Ordering::Relaxed) && Instant::now() < until {
-                thread::sleep(LOOK);
-            }
+            rest(PAUSE * 5, &self.is_stopping);
         }
+    }
+}
+
+/// Waits for a while, or until it is over.
+fn rest(time: Duration, is_over: &AtomicBool) {
+    let until = Instant::now() + time;
+    while !is_over.load(Ordering::Relaxed) && Instant::now() < until {
+        thread::sleep(LOOK);
     }
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use recstore::{Error, Result as StoreResult};
 
-use super::sending::followed;
 use crate::config::ServerConfig;
 use crate::durable::log::Staged;
 use crate::following::Following;
@@ -210,10 +209,7 @@ impl Shared {
             let (from, limit) = (stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
-            match followed(&frame)? {
-                Some(follow) => return self.send_changes(&mut stream, hello.client, &frame, &follow),
-                None => self.answer(&mut stream, hello.client, frame, staged)?,
-            }
+            self.answer(&mut stream, hello.client, frame, staged)?;
         }
     }
 
@@ -247,6 +243,9 @@ impl Shared {
         metrics.bytes_received.inc_by(frame.bytes() as u64);
         let (number, sequence) = (frame.header.request, frame.header.sequence);
         let request = Request::of(&frame)?;
+        if let Request::Manage(Management::Follow(follow)) = &request {
+            return self.send_changes(stream, client, number, follow);
+        }
         let outcome = self.guarded(|| match (&request, &self.following) {
             (Request::Manage(Management::Promote {}), Some(following)) => {
                 following.promote().map(Answer::Managed)

@@ -10,25 +10,11 @@ use super::bulk::Shared;
 use crate::durable::log::stream;
 use crate::handler::Stream;
 use crate::wire::channel::Channel;
-use crate::wire::codec::{
-    Answer, ClientId, CopiedFile, Follow, FrameError, Kind, Managed, Management, Received, Request,
-    write_reply,
-};
+use crate::wire::codec::{Answer, ClientId, CopiedFile, Follow, FrameError, Managed, write_reply};
 use crate::wire::gathered::Gathered;
 
 /// How often a follower is told how far the server is.
 const BEAT: Duration = Duration::from_millis(250);
-
-/// Returns how somebody wants to follow, if a frame says so.
-pub(super) fn followed(frame: &Received) -> Result<Option<Follow>, FrameError> {
-    if frame.header.kind != Kind::Manage {
-        return Ok(None);
-    }
-    Ok(match Request::of(frame)? {
-        Request::Manage(Management::Follow(follow)) => Some(follow),
-        _ => None,
-    })
-}
 
 impl Shared {
     /// Sends what a follower lacks, and changes as they are made, until the connection or the server ends.
@@ -36,7 +22,7 @@ impl Shared {
         &self,
         stream: &mut Channel,
         follower: ClientId,
-        frame: &Received,
+        request: u64,
         follow: &Follow,
     ) -> Result<(), FrameError> {
         let opened = match self.handler.leads() {
@@ -48,22 +34,24 @@ impl Shared {
         let started = opened.and_then(|opened| Ok((listed(&opened)?, opened)));
         let (files, opened) = match started {
             Ok((files, opened)) => (files, opened),
-            Err(error) => return self.reply(stream, frame, &Err(error)),
+            Err(error) => return self.reply(stream, request, &Err(error)),
         };
         let answer = Answer::Managed(Managed::Following { runs: opened.runs.clone(), files });
-        self.reply(stream, frame, &Ok(answer))?;
+        self.reply(stream, request, &Ok(answer))?;
         tracing::info!(shard = self.config.shard.number, copies = opened.files.is_some(), "followed");
-        self.send_all(stream, opened, follow.synchronous)
+        self.send_all(stream, opened, follow.synchronous)?;
+        // Who finds the connection ended begins anew.
+        Err(io::Error::from(io::ErrorKind::ConnectionAborted).into())
     }
 
     fn reply(
         &self,
         stream: &mut Channel,
-        frame: &Received,
+        request: u64,
         outcome: &Result<Answer, Error>,
     ) -> Result<(), FrameError> {
         let mut stream = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
-        write_reply(frame.header.request, outcome, &mut stream)?;
+        write_reply(request, outcome, &mut stream)?;
         Ok(stream.flush()?)
     }
 
