@@ -7,7 +7,7 @@ use std::time::Duration;
 use recstore::{Error, Shard};
 
 use crate::durable::state_directory::KeptState;
-use crate::wire::tls::{ClientTls, ServerTls};
+use crate::wire::tls::ServerTls;
 use crate::workers::Teamwork;
 
 /// How a server is set up.
@@ -35,8 +35,6 @@ pub struct ServerConfig {
     pub tls: Option<ServerTls>,
     /// Keeps the tables in a directory; without one they go with the server. The store must be empty.
     pub kept: Option<KeptState>,
-    /// The server whose tables this one copies, to take its place when it is promoted; `kept` must name a log.
-    pub follow: Option<FollowedServer>,
     /// How workers train together.
     pub teamwork: Teamwork,
     /// Allows an address that other machines reach without both encryption and a token.
@@ -53,17 +51,6 @@ pub struct ServerConfig {
     pub handshake_timeout: Duration,
 }
 
-/// A server that another one follows.
-#[derive(Debug, Clone)]
-pub struct FollowedServer {
-    /// Its bulk port, `host:port`.
-    pub address: String,
-    /// Encrypts the connection to it.
-    pub tls: Option<ClientTls>,
-    /// Whether it acknowledges changes only when the follower has them on its disk too.
-    pub synchronous: bool,
-}
-
 impl Default for ServerConfig {
     fn default() -> Self {
         Self {
@@ -77,7 +64,6 @@ impl Default for ServerConfig {
             token: None,
             tls: None,
             kept: None,
-            follow: None,
             teamwork: Teamwork::default(),
             insecure: false,
             max_connections: 1024,

@@ -198,9 +198,9 @@ fn a_server_without_a_log_follows_none_and_is_not_followed() {
     assert_eq!(figure(&following, "recstore_leader_connected"), Some(0.0));
     following.stop(GRACE);
     plain.stop(GRACE);
-    let mut kept = config(directory.path(), None);
+    let follows = Follows { leader: "127.0.0.1:1".to_owned(), synchronous: false };
+    let mut kept = config(directory.path(), Some(follows));
     kept.kept.as_mut().unwrap().durability = recstore_ps::Durability::Checkpoint;
-    kept.kept.as_mut().unwrap().follows = Some("127.0.0.1:1".to_owned());
     let refused = Server::start(Arc::new(LocalStore::default()), kept).unwrap_err().to_string();
     assert!(
         refused.contains("without which none follows another: serve with --data and --durability wal"),

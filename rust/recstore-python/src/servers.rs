@@ -200,8 +200,11 @@ impl Server {
         let to_leader = tls.as_ref().filter(|_| follow.is_some()).map(TlsFiles::of_client).transpose()?;
         config.tls = tls.map(|tls| tls.of_server()).transpose()?;
         let durability = durability_of(durability)?;
-        config.follow = follow.clone().map(|address| FollowedServer { address, tls: to_leader, synchronous });
-        config.kept = directory.map(|directory| KeptState { directory, durability, follows: follow });
+        if follow.is_some() && directory.is_none() {
+            return Err(PyValueError::new_err("follow needs directory, the place of the copy"));
+        }
+        let follows = follow.map(|address| FollowedServer { address, tls: to_leader, synchronous });
+        config.kept = directory.map(|directory| KeptState { directory, durability, follows });
         config.teamwork = workers.teamwork()?;
         config.shard = Shard { number: shard, of: num_shards };
         let server = py.detach(|| recstore_ps::Server::start(store, config)).map_err(cannot_start)?;

@@ -19,6 +19,7 @@ use super::moves::{finish_moves, move_once};
 use super::unusable;
 use crate::wire::facts::Facts;
 use crate::wire::standing::{Role, Run, Standing};
+use crate::wire::tls::ClientTls;
 
 const FORMAT: &str = "recstore-shard";
 const VERSION: u32 = 1;
@@ -45,8 +46,19 @@ pub struct KeptState {
     pub directory: PathBuf,
     /// What a crash may lose.
     pub durability: Durability,
-    /// The bulk port of the server that this one follows, which takes a log; none for one that answers clients.
-    pub follows: Option<String>,
+    /// The server that this one follows, which takes a log; none for one that answers clients.
+    pub follows: Option<FollowedServer>,
+}
+
+/// A server that another one follows.
+#[derive(Debug, Clone)]
+pub struct FollowedServer {
+    /// Its bulk port, `host:port`.
+    pub address: String,
+    /// Encrypts the connection to it.
+    pub tls: Option<ClientTls>,
+    /// Whether it acknowledges changes only when the follower has them on its disk too.
+    pub synchronous: bool,
 }
 
 impl KeptState {

@@ -15,8 +15,8 @@ use recstore::{Error, Result, Shard};
 
 use crate::client::connection::{Connection, Failure};
 use crate::client::{RemoteConfig, new_client};
-use crate::config::FollowedServer;
 use crate::durable::log::stream::{self, Coming};
+use crate::durable::state_directory::FollowedServer;
 use crate::handler::{Handler, not_following};
 use crate::wire::channel::Channel;
 use crate::wire::codec::{ClientId, Follow, FrameError, Managed, Management};

@@ -107,7 +107,7 @@ impl Handler {
             handler.switch(&state, kept.durability)?;
         }
         handler.facts = Mutex::new(state.facts());
-        handler.take_standing(&state, kept.follows.as_deref())?;
+        handler.take_standing(&state, kept.follows.as_ref())?;
         handler.state = Some(state);
         Ok(handler)
     }

@@ -10,7 +10,7 @@ use super::Handler;
 use crate::durable::followers::{FollowerState, Place};
 use crate::durable::journal::Journal;
 use crate::durable::log::{Logged, Reader};
-use crate::durable::state_directory::StateDirectory;
+use crate::durable::state_directory::{FollowedServer, StateDirectory};
 use crate::durable::unusable;
 use crate::wire::codec::{ClientId, Follow, Management, Request};
 use crate::wire::facts::Facts;
@@ -40,10 +40,14 @@ impl Handler {
     /// # Errors
     /// [`Error::Checkpoint`]: the directory is that of a follower, or of a server that was demoted, and it is not asked to
     /// follow; or it is, and keeps no log.
-    pub(super) fn take_standing(&mut self, state: &StateDirectory, follows: Option<&str>) -> Result<()> {
+    pub(super) fn take_standing(
+        &mut self,
+        state: &StateDirectory,
+        follows: Option<&FollowedServer>,
+    ) -> Result<()> {
         let before = state.standing();
         let role = match (follows, &before.role) {
-            (Some(leader), _) => Role::Follower { leader: leader.to_owned() },
+            (Some(followed), _) => Role::Follower { leader: followed.address.clone() },
             (None, Role::Leader) => Role::Leader,
             (None, Role::Follower { leader }) => {
                 let message = format!(

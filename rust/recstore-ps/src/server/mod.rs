@@ -47,7 +47,7 @@ impl Server {
             |address| MetricsPort::start(Arc::clone(&handler), address).map_err(cannot(address));
         let metrics = metrics_address.map(start_metrics).transpose()?;
         let start = |followed| Arc::new(Following::start(&handler, shard, followed, config.token.clone()));
-        let following = config.follow.as_ref().map(start);
+        let following = config.kept.as_ref().and_then(|kept| kept.follows.as_ref()).map(start);
         let bulk = Bulk::start(Arc::clone(&handler), following.clone(), config.clone(), address);
         let bulk = bulk.map_err(cannot(address))?;
         let mut server = Self { bulk, grpc: None, probe: None, metrics, handler, following };

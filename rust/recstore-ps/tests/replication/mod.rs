@@ -30,10 +30,9 @@ impl Follows {
 /// Returns the configuration of a server with a log and a port of metrics.
 pub(crate) fn config(directory: &Path, follows: Option<Follows>) -> ServerConfig {
     let (mut config, mut kept) = (ServerConfig::default(), KeptState::logged(directory));
-    if let Some(Follows { leader, synchronous }) = follows {
-        kept.follows = Some(leader.clone());
-        config.follow = Some(FollowedServer { address: leader, tls: None, synchronous });
-    }
+    let followed =
+        |Follows { leader, synchronous }| FollowedServer { address: leader, tls: None, synchronous };
+    kept.follows = follows.map(followed);
     (config.kept, config.metrics_port) = (Some(kept), Some(0));
     config
 }
