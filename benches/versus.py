@@ -232,9 +232,11 @@ def _served() -> Round:
     config.write_text(json.dumps({"cache_ps": {"servers": servers}}))
     environment = {**os.environ, "PYTHONPATH": str(Path(str(recstore_ops.__file__)).parent.parent)}
     command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", str(config)]
-    server = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    server = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     atexit.register(server.kill)
-    time.sleep(8)
+    assert server.stdout
+    for _ in servers:
+        server.stdout.readline()
     recstore_ops.set_ps_servers([f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"])
     return _collection("served")
 

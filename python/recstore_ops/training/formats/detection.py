@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
-from recstore_ops.training.formats.movielens import MovieLensKind
+from recstore_ops.training.formats.movielens import RATINGS_HEADER, MovieLensKind
 from recstore_ops.training.rows.line_blocks import first_lines
 from recstore_ops.training.rows.row_format import quote
 
@@ -16,7 +16,6 @@ LINES_LOOKED_AT = 4096
 _PARQUET_MAGIC = b"PAR1"
 _CRITEO_TABS = 39
 _AVAZU_COMMAS = 23
-_RATINGS_HEADER = [b"userId", b"movieId", b"rating", b"timestamp"]
 _BEST_RATING = 10
 
 
@@ -84,12 +83,12 @@ def _movielens_shape(line: bytes) -> MovieLensKind | None:
 def _names_other_columns(line: bytes) -> bool:
     """Whether a line is a header of four columns that are not those of MovieLens."""
     cells = [cell.strip() for cell in line.replace(b"\t", b",").split(b",")]
-    return len(cells) == 4 and cells != _RATINGS_HEADER and not any(_is_label(cell) for cell in cells)
+    return len(cells) == 4 and cells != RATINGS_HEADER and not any(_is_label(cell) for cell in cells)
 
 
 def _has_rating(cells: Sequence[bytes]) -> bool:
     """Whether four cells are a header of MovieLens, or two ids, a rating and a time: other columns are no ratings."""
-    if [cell.strip() for cell in cells] == _RATINGS_HEADER:
+    if [cell.strip() for cell in cells] == RATINGS_HEADER:
         return True
     user, movie, rating, time = cells
     ids = all(cell.strip().isdigit() for cell in (user, movie, time))

@@ -18,6 +18,9 @@ _COLUMNS = (
     Column("rating", ColumnKind.RATING),
     Column("timestamp", ColumnKind.TIMESTAMP),
 )
+RATINGS_HEADER = [(column.title or column.name).encode() for column in _COLUMNS]
+"""The cells of the header of `ratings.csv`."""
+
 MovieLensKind = Literal["ratings.csv", "ratings.dat", "u.data"]
 
 _SEPARATORS: dict[MovieLensKind, bytes] = {"ratings.csv": b",", "ratings.dat": b"::", "u.data": b"\t"}
