@@ -1,18 +1,15 @@
 //! Copying the checkpoint of another server.
 
 use std::fs::{self, File};
-use std::io::{self, ErrorKind, Read, Write};
-use std::path::Path;
+use std::io::{self, Read, Write};
 use std::time::Instant;
 
-use recstore::{remove_checkpoint, write_file};
+use recstore::{note_unfinished, remove_checkpoint, write_file};
 
 use super::{Shared, TRANSFER};
+use crate::durable::state_directory::MANIFEST;
 use crate::wire::channel::Channel;
 use crate::wire::codec::CopiedFile;
-
-/// The names of the files that are being copied, beside them.
-const LIST: &str = "copied.json";
 
 /// How many bytes are read and written at a time.
 const BLOCK_BYTES: usize = 1 << 20;
@@ -25,17 +22,27 @@ impl Shared {
         let in_copy = |error: io::Error| format!("{}: {error}", copy.display());
         let bytes: u64 = files.iter().map(|file| file.bytes).sum();
         tracing::info!(shard = self.shard.number, files = files.len(), bytes, "copying tables");
-        clear(&copy)?;
-        begin(&copy, files)?;
-        for CopiedFile { name, bytes } in files {
-            self.receive(stream, &mut File::create(copy.join(name)).map_err(in_copy)?, *bytes)?;
+        let (manifest, rows) = checked(files)?;
+        let said = |error: recstore::Error| error.to_string();
+        // What an attempt that was cut off has copied.
+        remove_checkpoint(&copy).map_err(said)?;
+        fs::create_dir_all(&copy).map_err(in_copy)?;
+        let names = rows.iter().map(|file| file.name.clone()).collect();
+        let note = note_unfinished(&copy, names).map_err(said)?;
+        for CopiedFile { name, bytes } in rows {
+            let mut file = File::create(copy.join(name)).map_err(in_copy)?;
+            self.receive(stream, &mut file, *bytes)?;
+            file.sync_all().map_err(in_copy)?;
         }
-        fs::remove_file(copy.join(LIST)).map_err(in_copy)?;
+        let mut text = Vec::new();
+        self.receive(stream, &mut text, manifest.bytes)?;
+        write_file(&copy.join(MANIFEST), &text).map_err(said)?;
+        fs::remove_file(note).map_err(in_copy)?;
         File::open(&copy).and_then(|copy| copy.sync_all()).map_err(in_copy)?;
         self.handler.take_copy().map_err(|error| error.to_string())
     }
 
-    fn receive(&self, stream: &mut Channel, file: &mut File, bytes: u64) -> Result<(), String> {
+    fn receive(&self, stream: &mut Channel, to: &mut impl Write, bytes: u64) -> Result<(), String> {
         let said = |error: io::Error| error.to_string();
         let mut block = vec![0; BLOCK_BYTES];
         let mut left = bytes;
@@ -45,44 +52,19 @@ impl Shared {
             }
             let count = block.len().min(usize::try_from(left).unwrap_or(usize::MAX));
             stream.until(Instant::now() + TRANSFER).read_exact(&mut block[..count]).map_err(said)?;
-            file.write_all(&block[..count]).map_err(said)?;
+            to.write_all(&block[..count]).map_err(said)?;
             left -= count as u64;
         }
-        file.sync_all().map_err(said)
+        Ok(())
     }
 }
 
-/// Notes which files are about to be copied: they go if not all of them come.
-fn begin(copy: &Path, files: &[CopiedFile]) -> Result<(), String> {
-    if let Some(CopiedFile { name, .. }) =
-        files.iter().find(|file| file.name.contains(['/', '\\']) || file.name.starts_with('.'))
-    {
+/// Returns the manifest, which comes last, and the files of rows.
+fn checked(files: &[CopiedFile]) -> Result<(&CopiedFile, &[CopiedFile]), String> {
+    let is_none = |file: &&CopiedFile| file.name.contains(['/', '\\']) || file.name.starts_with('.');
+    if let Some(CopiedFile { name, .. }) = files.iter().find(is_none) {
         return Err(format!("\"{name}\" is not the name of a file of a checkpoint"));
     }
-    fs::create_dir_all(copy).map_err(|error| format!("{}: {error}", copy.display()))?;
-    let names: Vec<&String> = files.iter().map(|file| &file.name).collect();
-    let text = serde_json::to_vec_pretty(&names).map_err(|error| error.to_string())?;
-    write_file(&copy.join(LIST), &text).map_err(|error| error.to_string())
-}
-
-/// Removes what an attempt that was cut off has copied, and nothing else.
-fn clear(copy: &Path) -> Result<(), String> {
-    let said = |error: io::Error| format!("{}: {error}", copy.display());
-    match fs::read(copy.join(LIST)) {
-        // All had come, and were not taken yet.
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            remove_checkpoint(copy).map_err(|error| error.to_string())
-        }
-        text => {
-            let names: Vec<String> = serde_json::from_slice(&text.map_err(said)?)
-                .map_err(|error| format!("{}: {error}", copy.join(LIST).display()))?;
-            for name in names.iter().map(String::as_str).chain([LIST]) {
-                match fs::remove_file(copy.join(name)) {
-                    Err(error) if error.kind() != ErrorKind::NotFound => return Err(said(error)),
-                    _ => {}
-                }
-            }
-            Ok(())
-        }
-    }
+    let last = files.split_last().filter(|(last, _)| last.name == MANIFEST);
+    last.ok_or_else(|| "the files of a checkpoint come without its manifest".to_owned())
 }

@@ -32,4 +32,4 @@ pub use progress::Progress;
 pub use reports::{LoadReport, SaveReport};
 pub use save::{SERVER_STATE, new_snapshot_name};
 pub(crate) use save::{Saves, save};
-pub use unfinished::{check_checkpoint_directory, remove_checkpoint};
+pub use unfinished::{check_checkpoint_directory, note_unfinished, remove_checkpoint};

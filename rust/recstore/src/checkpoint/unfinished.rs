@@ -14,7 +14,7 @@ use super::files::{
     COMPRESSED_EXTENSION, FILE_EXTENSION, FILE_NAME, at, refused, sync_directory, write_file,
 };
 use super::manifest::Manifest;
-use super::save::{LOCK_NAME, lock};
+use super::save::{LOCK_NAME, lock, new_snapshot_name};
 use crate::Result;
 
 const FORMAT: &str = "recstore-unfinished";
@@ -58,6 +58,15 @@ impl Unfinished {
         let text = serde_json::to_vec_pretty(&note).map_err(at(&self.path))?;
         write_file(&self.path, &text)
     }
+}
+
+/// Notes files that are about to be copied into a directory, and returns the note, which goes when the manifest that needs
+/// them is there. Until then [`remove_checkpoint`] removes those that have come.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`]: the note cannot be written.
+pub fn note_unfinished(directory: &Path, files: BTreeSet<String>) -> Result<PathBuf> {
+    Unfinished::begin(directory, &new_snapshot_name(), files).map(|note| note.path)
 }
 
 /// Removes a checkpoint from a directory: what its manifest and the notes of saves list, and these. What else is there
