@@ -7,17 +7,18 @@
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
+mod processes;
 mod replication;
 
 use std::env;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use processes::run_test;
 use recstore::{EmbeddingStore, GradientChunk, Serial, Step, TableConfig, TableUpdate};
 use recstore_ps::{RemoteConfig, RemoteStore, promote};
 use replication::{Follows, config, figure_at, wait_until};
@@ -52,14 +53,8 @@ struct Replica {
 
 impl Replica {
     fn start(directory: &Path, leader: &str) -> Self {
-        let mut child = Command::new(env::current_exe().unwrap())
-            .args(["--exact", "serve", "--nocapture"])
-            .env(ROLE, format!("{} {leader}", directory.display()))
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let line = lines.map_while(Result::ok).find(|line| line.contains("serving ")).unwrap();
+        let role = format!("{} {leader}", directory.display());
+        let (child, line) = run_test("serve", ROLE, &role, "serving ");
         let mut words = line.split(' ').skip_while(|word| *word != "serving").skip(1).map(str::to_owned);
         let (address, metrics) = (words.next().unwrap(), words.next().unwrap());
         Self { child, directory: directory.to_owned(), address, metrics }

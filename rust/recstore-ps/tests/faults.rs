@@ -231,7 +231,7 @@ fn workers_go_on_when_one_is_killed() {
     let shards = Shards::start(|_| Box::new(|| [Fault::None; 2]));
     let addresses = shards.addresses();
     for _ in 0..rounds().min(10) {
-        let mut victim = run_test("work", WORKER, &addresses.join(" "), "working");
+        let (mut victim, _) = run_test("work", WORKER, &addresses.join(" "), "working");
         let is_gone = AtomicBool::new(false);
         let made = thread::scope(|scope| {
             let work = |number| {

@@ -29,6 +29,11 @@ fn both(one: &Server, other: &Server) -> RemoteStore {
     RemoteStore::connect(RemoteConfig::new(servers), Box::new(Serial)).unwrap()
 }
 
+/// Opens the table `t`, of one column, on a server alone.
+fn table_on(server: &Server) -> Arc<dyn EmbeddingTable> {
+    both(server, server).open_table("t", &TableConfig::new(1)).unwrap()
+}
+
 fn promoted(server: &Server) -> recstore::Result<Promoted> {
     promote(&RemoteConfig::new(vec![server.address().to_string()]))
 }
@@ -99,8 +104,7 @@ fn a_leader_that_lives_hands_over_and_follows_then() {
     wait_for(&following);
     following.stop(Duration::ZERO);
     assert_eq!(promoted(&back).unwrap().epoch, 2);
-    let store = both(&back, &back);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = table_on(&back);
     assert_eq!([1, 2, 3].map(|id| row(&*table, id)[0]), [5.0, 6.0, 7.0]);
     back.stop(GRACE);
 }
@@ -140,8 +144,7 @@ fn a_follower_copies_what_the_log_does_not_have() {
 fn a_follower_that_was_away_goes_on_or_copies_what_the_log_has_no_more() {
     let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let leading = leader(one.path());
-    let store = both(&leading, &leading);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = table_on(&leading);
     table.write(&[1], &[1.0]).unwrap();
     for (round, is_trimmed) in [(1, false), (2, true), (3, false)] {
         let following = follower(other.path(), &leading, false);
@@ -157,8 +160,7 @@ fn a_follower_that_was_away_goes_on_or_copies_what_the_log_has_no_more() {
     wait_for(&leading);
     leading.stop(Duration::ZERO);
     promoted(&following).unwrap();
-    let store = both(&following, &following);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = table_on(&following);
     assert_eq!([1, 2, 3].map(|id| row(&*table, id)[0]), [10.0, 20.0, 30.0]);
     following.stop(GRACE);
 }
@@ -213,8 +215,7 @@ fn changes_that_only_a_demoted_leader_has_are_given_up() {
     let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let leading = leader(one.path());
     let following = follower(other.path(), &leading, false);
-    let store = both(&leading, &leading);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = table_on(&leading);
     table.write(&[1], &[1.0]).unwrap();
     wait_for(&leading);
     let address = leading.address();
@@ -228,14 +229,12 @@ fn changes_that_only_a_demoted_leader_has_are_given_up() {
     promoted(&promoted_one).unwrap();
     let back = follower(one.path(), &promoted_one, true);
     wait_for(&promoted_one);
-    let store = both(&promoted_one, &promoted_one);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = table_on(&promoted_one);
     table.write(&[3], &[3.0]).unwrap();
     wait_for(&promoted_one);
     promoted_one.stop(Duration::ZERO);
     promoted(&back).unwrap();
-    let store = both(&back, &back);
-    let table = store.open_table("t", &TableConfig::new(1)).unwrap();
+    let table = table_on(&back);
     let mut ids = table.ids().unwrap();
     ids.sort_unstable();
     assert_eq!(ids, [1, 3]);

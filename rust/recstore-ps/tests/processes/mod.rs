@@ -79,11 +79,12 @@ impl Drop for Process {
 
 fn spawn(directory: &Path, port: u16, shard: Shard) -> Child {
     let role = format!("{} {port} {} {}", directory.display(), shard.number, shard.of);
-    run_test("processes::serve", ROLE, &role, "serving")
+    run_test("processes::serve", ROLE, &role, "serving").0
 }
 
 /// Runs one test of this program in a process of its own, with `variable` set, until it prints `word`.
-pub(crate) fn run_test(test: &str, variable: &str, value: &str, word: &str) -> Child {
+/// Returns it with that line.
+pub(crate) fn run_test(test: &str, variable: &str, value: &str, word: &str) -> (Child, String) {
     let mut command = Command::new(env::current_exe().unwrap());
     let mut child = command
         .args(["--exact", test, "--nocapture"])
@@ -92,9 +93,9 @@ pub(crate) fn run_test(test: &str, variable: &str, value: &str, word: &str) -> C
         .stderr(Stdio::inherit())
         .spawn()
         .unwrap();
-    let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    assert!(lines.map_while(Result::ok).any(|line| line.contains(word)), "{test} did not start");
-    child
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+    let line = lines.find(|line| line.contains(word));
+    (child, line.unwrap_or_else(|| panic!("{test} did not start")))
 }
 
 /// Returns a port below those that the system gives to clients: one of them could take it while its server is down.
