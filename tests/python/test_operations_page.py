@@ -14,7 +14,7 @@ from typing import NamedTuple
 import pytest
 from warm_recstore import WarmRecstore
 
-pytestmark = pytest.mark.tier("all")
+pytestmark = pytest.mark.tier("test")
 
 PAGE = Path(__file__).parents[2] / "docs" / "operations.md"
 PORTS = ("15000", "15001", "15002", "9100", "9101")

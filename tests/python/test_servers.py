@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import queue
-import signal
 import subprocess
 import sys
 import time
@@ -37,7 +35,6 @@ from recstore_ops import (
     load_config_file,
     servers,
 )
-from recstore_ops.cli.serve import came
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.servers.server_config import ServerAddress, chosen_servers, known_servers, served_shards
 
@@ -253,20 +250,6 @@ def test_tables_are_saved_at_the_end_and_loaded_at_the_start(tmp_path: Path, tab
         client.load(tmp_path / "checkpoint")
         assert torch.equal(client.pull(name, ids), rows)
         assert recstore_ops.table_statistics(name)["step"] == 1
-
-
-def test_a_signal_is_heard_whatever_it_interrupts() -> None:
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    before = signal.signal(signal.SIGALRM, lambda number, _: signals.put(number))
-    signal.setitimer(signal.ITIMER_REAL, 1e-4, 1e-4)
-    try:
-        assert all(came(signals, timeout=10.0) for _ in range(3_000))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
-    while came(signals, timeout=0.0):
-        pass
-    assert not came(signals, timeout=0.01)
 
 
 def test_a_program_with_servers_inspects_no_checkpoint(tmp_path: Path, table_name: TableName) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -82,10 +83,20 @@ class WarmRecstore:
         return self.returncode
 
     def communicate(self, timeout: float = 60) -> tuple[str, str]:
-        """Waits for its end and returns the rest of what it wrote; raises as `wait`."""
+        """Waits for its end and returns the rest of what it wrote.
+
+        Raises:
+            TimeoutError: it still ran, and was killed.
+        """
+        killing = threading.Timer(timeout, self.kill)
+        killing.start()
         written = self.stdout.read()
         errors = "" if self.stderr is None else self.stderr.read()
-        self.wait(timeout)
+        was_killed = not killing.is_alive()
+        killing.cancel()
+        self.wait()
+        if was_killed:
+            raise TimeoutError(f"process {self.pid} still ran after {timeout} s, and had written: {written}{errors}")
         return written, errors
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import queue
-import signal
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from recstore_ops import _native
+from recstore_ops.cli.end_signals import EndSignals
 from recstore_ops.config.command_options import path_option, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.servers.addresses import is_address
@@ -165,10 +164,7 @@ def _serve(
     followed: _Followed,
 ) -> list[str]:
     """Serves shards until a signal comes, and returns which of them could not be saved at the end, and why."""
-    # Of what wakes the main thread this may be used by a handler that interrupts it anywhere; an Event may not.
-    signals: queue.SimpleQueue[int] = queue.SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda number, _: signals.put(number))
+    signals = EndSignals()
     running: list[_Running] = []
     try:
         for address in shards:
@@ -177,21 +173,12 @@ def _serve(
             )
             server = _start(served, address, ports, insecure, directory, settings, followed)
             running.append(_Running(address.shard, server, directory, settings.durability))
-        while not came(signals, settings.checkpoint_every):
+        while not signals.came(settings.checkpoint_every):
             for one in running:
                 one.checkpoint()
     finally:
         failures = [failure for one in running if (failure := one.stop()) is not None]
     return failures + [failure for one in running if (failure := one.save()) is not None]
-
-
-def came(signals: queue.SimpleQueue[int], timeout: float) -> bool:
-    """Whether a signal comes within `timeout` seconds."""
-    try:
-        signals.get(timeout=timeout)
-    except queue.Empty:
-        return False
-    return True
 
 
 @dataclass(frozen=True)
