@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Callable
 
 import pytest
 from warm_processes import PROCESSES
@@ -44,7 +45,7 @@ def wait_on_a_thread_that_takes_no_signals() -> None:
     assert came
 
 
-def succeeds(target: object, *arguments: object) -> bool:
+def succeeds(target: Callable[..., None], *arguments: object) -> bool:
     process = PROCESSES.Process(target=target, args=arguments)
     process.start()
     process.join(60)
