@@ -17,7 +17,7 @@ from recstore_ops.training.formats.detection import detect_format
 
 pytestmark = pytest.mark.tier("quick")
 
-FORMATS = "libsvm, libffm, criteo, avazu, movielens, parquet"
+FORMATS = "libsvm, libffm, criteo, avazu, movielens, csv, parquet"
 
 
 @pytest.fixture
@@ -58,6 +58,11 @@ class TestDetection:
             (b"1\t3:1\t4:1\t5:1\n", "libsvm"),
             (b"1" + b"\t3:1" * 39, "libsvm"),
             (b"0\t1:3:1\t1:4:1\t1:5:1\n", "libffm"),
+            (b"a,b,c\n1,2,3\n", "csv"),
+            (b"click,user,item,price\n1,5,7,300\n", "csv"),
+            (b"1,5,7,3.5\n", "csv"),
+            (b"1,5,70,300\n", "csv"),
+            (b"user_id:token\titem_id:token\n5\t7\n", "csv"),
         ],
     )
     def test_sparse_lines_are_told_by_their_colons(self, text_file, content: bytes, expected: FormatName) -> None:
@@ -69,10 +74,6 @@ class TestDetection:
             (b"", "has no line of text"),
             (b"\n \n", "has no line of text"),
             (b"hello there\n", "begins with 'hello there'"),
-            (b"a,b,c\n1,2,3\n", "begins with 'a,b,c'"),
-            (b"click,user,item,price\n1,5,7,300\n", "begins with 'click,user,item,price'"),
-            (b"1,5,7,3.5\n", "begins with '1,5,7,3.5'"),
-            (b"1,5,70,300\n", "begins with '1,5,70,300'"),
         ],
     )
     def test_what_formats_there_are_where_none_fits(self, text_file, content: bytes, found: str) -> None:
@@ -156,13 +157,17 @@ class TestOptions:
             ("libsvm", {"num_fields": 3}, "num_fields is for libsvm and libffm by field"),
             ("criteo", {"num_fields": 3, "by_field": True}, "num_fields is for libsvm and libffm by field"),
             ("criteo", {"ignore_values": True}, "ignore_values is for libsvm and libffm, but the files are criteo"),
-            ("avazu", {"rating_threshold": 3.0}, "rating_threshold is for movielens, but the files are avazu"),
-            ("libffm", {"label_column": "y"}, "label_column is for parquet, but the files are libffm"),
-            ("u.data", {"drop_columns": ["a"]}, "drop_columns is for parquet, but the files are movielens"),
+            (
+                "avazu",
+                {"rating_threshold": 3.0},
+                "rating_threshold is for movielens, csv and parquet, but the files are avazu",
+            ),
+            ("libffm", {"label_column": "y"}, "label_column is for csv and parquet, but the files are libffm"),
+            ("u.data", {"drop_columns": ["a"]}, "drop_columns is for csv and parquet, but the files are movielens"),
             ("libsvm", {"num_fields": 0, "by_field": True}, "expected num_fields to be at least 1, got 0"),
             ("libsvm", {"on_bad_line": "go"}, "expected on_bad_line to be stop or skip, got 'go'"),
             ("libsvm", {"hash_buckets": 0}, "expected at least 1 bucket, got 0"),
-            ("libsvm", {"file_format": "csv"}, f"expected one of {FORMATS} as format, got 'csv'"),
+            ("libsvm", {"file_format": "json"}, f"expected one of {FORMATS} as format, got 'json'"),
         ],
     )
     def test_options_without_meaning_are_refused(self, text_file, name: str, options: dict, message: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from hashlib import blake2b
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import MISSING, Row, as_rows
 
-from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats import open_rows, parquet_rows
-from recstore_ops.training.formats.parquet_rows import ParquetRows
 
 pytestmark = pytest.mark.tier("quick")
 
 MASK = 2**40 - 1
 
+open_parquet = partial(open_rows, file_format="parquet")
+
 
 def string_id(field: int, text: str | None) -> int:
-    value = MISSING if text is None else int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") & MASK
-    return field << 40 | value
+    return field << 40 | (MISSING if text is None else text_hash(text) & MASK)
+
+
+def text_hash(text: str) -> int:
+    """The documented hash, word by word."""
+    encoded = text.encode()
+    hashed = one_splitmix64(len(encoded))
+    for start in range(0, len(encoded), 8):
+        hashed = one_splitmix64(hashed ^ int.from_bytes(encoded[start : start + 8], "little"))
+    return hashed
+
+
+def one_splitmix64(number: int) -> int:
+    z = (number + 0x9E3779B97F4A7C15) % 2**64
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    z = (z ^ z >> 27) * 0x94D049BB133111EB % 2**64
+    return z ^ z >> 31
 
 
 def integer_id(field: int, number: int | None) -> int:
@@ -36,7 +51,7 @@ def integer_id(field: int, number: int | None) -> int:
         return field << 40 | MISSING
     if -(2**39) <= number < 2**39:
         return field << 40 | number & MASK
-    return field << 40 | int(splitmix64(np.array([number % 2**64], dtype=np.uint64).view(np.int64))[0]) & MASK
+    return field << 40 | one_splitmix64(number % 2**64) & MASK
 
 
 def write(path: Path, columns: dict[str, Any], **options) -> Path:
@@ -45,7 +60,7 @@ def write(path: Path, columns: dict[str, Any], **options) -> Path:
 
 
 def read(*paths: Path, **options) -> list[Row]:
-    return [row for block in ParquetRows(paths, **options) for row in as_rows(block)]
+    return [row for block in open_parquet(paths, **options) for row in as_rows(block)]
 
 
 def one_id_rows(path: Path) -> list[int]:
@@ -65,10 +80,10 @@ class TestColumns:
             "label": [1, 0, 1],
             "city": ["Bern", "", None],
             "seen": [[1, None, 2], [], None],
-            "share": pa.array([1.0, 2.0, 3.0], pa.float32()),
+            "share": pa.array([1.0, 2.5, 3.0], pa.float32()),
             "is_new": [True, False, None],
         }
-        rows = ParquetRows([write(path, columns)])
+        rows = open_parquet([write(path, columns)])
         assert rows.field_names == ("user", "city", "seen", "is_new")
         assert rows.dense_names == ("price", "share")
         (block,) = rows
@@ -85,13 +100,13 @@ class TestColumns:
                 columns["city"],
                 seen,
                 columns["is_new"],
-                [(0.5, 1.0), (0.0, 2.0), (-2.0, 3.0)],
+                [(0.5, 1.0), (0.0, 2.5), (-2.0, 3.0)],
                 strict=True,
             )
         ]
 
     def test_without_lists_every_field_has_one_id(self, path: Path) -> None:
-        (block,) = ParquetRows([write(path, {"label": [0, 1], "a": [3, 4], "b": ["x", "y"]})])
+        (block,) = open_parquet([write(path, {"label": [0, 1], "a": [3, 4], "b": ["x", "y"]})])
         assert block.offsets is None
         assert block.dense is None
         assert block.num_fields == 2
@@ -145,13 +160,13 @@ class TestColumns:
 
     def test_label_is_label_or_click_or_named(self, path: Path) -> None:
         write(path, {"click": [0], "bought": [1], "a": [5]})
-        assert ParquetRows([path]).field_names == ("bought", "a")
-        assert ParquetRows([path], label_column="bought").field_names == ("click", "a")
+        assert open_parquet([path]).field_names == ("bought", "a")
+        assert open_parquet([path], label_column="bought").field_names == ("click", "a")
         assert [label for label, _, _ in read(path, label_column="bought")] == [1]
 
     def test_dropped_columns_are_not_read(self, path: Path) -> None:
         write(path, {"label": [1], "a": [5], "when": pa.array([0], pa.timestamp("s")), "x": [0.5]})
-        assert ParquetRows([path], drop_columns=("when", "x")).dense_names == ()
+        assert open_parquet([path], drop_columns=("when", "x")).dense_names == ()
         assert read(path, drop_columns=("when", "x")) == [(1, (((5, 1.0),),), ())]
 
 
@@ -159,23 +174,18 @@ class TestRefusedColumns:
     @pytest.mark.parametrize(
         "cells",
         [
-            pa.array([0], pa.timestamp("ms")),
-            pa.array([0], pa.date32()),
             pa.array([b"x"]),
-            pa.array([1], pa.decimal128(5)),
-            pa.array([[0.5]]),
             pa.array([[True]]),
             pa.array([[[1]]]),
             pa.array([{"b": 1}]),
-            pa.array([None], pa.null()),
         ],
         ids=lambda cells: str(cells.type),
     )
     def test_other_types_are_named(self, path: Path, cells: pa.Array) -> None:
         write(path, {"label": [1], "a": [5], "odd": cells})
-        message = f"{path}: expected numbers, booleans, strings or lists of integers or strings in column 'odd', got"
+        message = f"{path}: expected numbers, booleans, strings, times or lists of them in column 'odd', got"
         with pytest.raises(ValueError, match=re.escape(f"{message} {cells.type}".replace("item", "element"))):
-            ParquetRows([path])
+            open_parquet([path])
         assert len(read(path, drop_columns=["odd"])) == 1
 
     @pytest.mark.parametrize(
@@ -188,19 +198,20 @@ class TestRefusedColumns:
                 "expected a column 'y' with the labels, got only 'label'",
             ),
             ({"label": [1], "a": [1]}, {"drop_columns": ["label"]}, "expected a column 'label' or 'click'"),
-            ({"label": [1], "a": [1]}, {"drop_columns": ["b"]}, "expected a column 'b' to drop, got only 'label', 'a'"),
-            ({"label": ["1"], "a": [1]}, {}, "expected numbers or booleans in column 'label', the labels, got string"),
-            ({"label": [1], "x": [0.5]}, {}, "expected at least one column of ids besides"),
+            ({"label": [1], "a": [1]}, {"drop_columns": ["b"]}, "expected a column 'b', got only 'label', 'a'"),
+            ({"label": ["1"], "a": [1]}, {}, "expected numbers, booleans, or yes and no in column 'label', the labels"),
+            ({"label": [b"1"], "a": [1]}, {}, "column 'label' is binary, and a column of the role label is integer or"),
+            ({"label": [1], "x": [0.5]}, {}, "expected at least one column of ids, categorical or ids"),
         ],
     )
     def test_columns_that_do_not_fit(self, path: Path, columns: dict, options: dict, message: str) -> None:
         with pytest.raises(ValueError, match=re.escape(f"{path}: {message}")):
-            ParquetRows([write(path, columns)], **options)
+            open_parquet([write(path, columns)], **options)
 
     def test_two_columns_of_one_name(self, path: Path) -> None:
         pq.write_table(pa.table([[1], [2], [3]], names=["label", "a", "a"]), path)
         with pytest.raises(ValueError, match="expected each column once, got several of the name 'a'"):
-            ParquetRows([path])
+            open_parquet([path])
 
 
 class TestBadRows:
@@ -226,7 +237,7 @@ class TestBadRows:
         write(path, {"label": labels, "a": list(range(count)), "x": numbers}, row_group_size=5000)
         with pytest.raises(ValueError, match=re.escape(f"{path}: row {count - 1}: {message}")) as caught:
             read(path)
-        rows = ParquetRows([path], on_bad_line="skip")
+        rows = open_parquet([path], on_bad_line="skip")
         ids = [id for block in rows for id in block.ids.tolist()]
         assert ids == [*range(count - 2), count - 1]
         assert (rows.skipped_lines, rows.first_skipped) == (1, str(caught.value))
@@ -239,7 +250,7 @@ class TestFiles:
         for content in (b"", b"PAR1", b"x" * 100, whole[:-1], whole[: len(whole) // 2]):
             path.write_bytes(content)
             with pytest.raises(ValueError, match=re.escape(f"{path} is no whole Parquet file")):
-                ParquetRows([path])
+                open_parquet([path])
 
     def test_damaged_pages_name_the_file_and_the_row_reached(self, path: Path) -> None:
         count = 30_000
@@ -257,22 +268,21 @@ class TestFiles:
 
     def test_missing_file(self, path: Path) -> None:
         with pytest.raises(FileNotFoundError):
-            ParquetRows([path])
+            open_parquet([path])
 
     def test_file_without_rows(self, path: Path) -> None:
         write(path, {"label": pa.array([], pa.int64()), "a": pa.array([], pa.int64())})
         with pytest.raises(ValueError, match=re.escape(f"{path} has no row")):
-            ParquetRows([path])
+            open_parquet([path])
 
     @pytest.mark.parametrize(
         ("other", "difference"),
         [
-            ({"label": [1], "a": ["x"]}, "column 'a' is string, and int64 in {first}"),
-            ({"label": [1], "a": [5.0]}, "column 'a' is double, and int64 in {first}"),
-            ({"label": [1], "a": [[5]]}, "column 'a' is list<element: int64>, and int64 in {first}"),
-            ({"label": [1], "b": [5]}, "there is no column 'a', which is int64 in {first}"),
-            ({"label": [1]}, "there is no column 'a', which is int64 in {first}"),
-            ({"label": ["1"], "a": [5]}, "column 'label' is string, and int64 in {first}"),
+            ({"label": [1], "a": ["x"]}, "column 'a' is string, and integer in {first}"),
+            ({"label": [1], "a": [[5]]}, "column 'a' is list of integer, and integer in {first}"),
+            ({"label": [1], "b": [5]}, "there is no column 'a', which is integer in {first}"),
+            ({"label": [1]}, "there is no column 'a', which is integer in {first}"),
+            ({"label": ["1"], "a": [5]}, "column 'label' is string, and integer in {first}"),
             ({"label": [1], "a": [5], "b": [6]}, "there is a column 'b', which {first} lacks"),
         ],
     )
@@ -281,24 +291,24 @@ class TestFiles:
         second = write(path.with_name("second.parquet"), other)
         message = re.escape(f"{second}: {difference.format(first=first)}")
         with pytest.raises(ValueError, match=message):
-            ParquetRows([first, second])
+            open_parquet([first, second])
         with pytest.raises(ValueError, match=message):
-            ParquetRows([second], like=ParquetRows([first]))
+            open_parquet([second], like=open_parquet([first]))
 
     def test_columns_are_found_by_name(self, path: Path) -> None:
         first = write(path, {"label": [1], "user": pa.array([5], pa.int64()), "item": ["x"]})
         columns = {"item": ["y"], "user": pa.array([7], pa.int32()), "label": [False]}
         second = write(path.with_name("second.parquet"), columns)
         expected = [(0, (((integer_id(0, 7), 1.0),), ((string_id(1, "y"), 1.0),)), ())]
-        for rows in (ParquetRows([second], like=ParquetRows([first])), open_rows([second], like=open_rows([first]))):
+        for rows in (open_parquet([second], like=open_parquet([first])), open_rows([second], like=open_rows([first]))):
             assert [row for batch in rows for row in as_rows(batch)] == expected
             assert rows.field_names == ("user", "item")
         hashed = open_rows([second], hash_buckets=100, like=open_rows([first], hash_buckets=100))
         assert hashed.field_names == ("user", "item")
-        assert ParquetRows([first, second]).estimated_rows == 2
+        assert open_parquet([first, second]).estimated_rows == 2
 
     def test_the_index_of_pandas_is_no_feature(self, path: Path) -> None:
-        rows = ParquetRows([write(path, {"label": [1], "a": [5], "__index_level_0__": [160]})])
+        rows = open_parquet([write(path, {"label": [1], "a": [5], "__index_level_0__": [160]})])
         assert rows.field_names == ("a",)
 
     def test_two_columns_that_may_be_the_labels(self, path: Path) -> None:
@@ -306,15 +316,24 @@ class TestFiles:
         with pytest.raises(
             ValueError, match="columns 'label' and 'click' could both be the labels: label_column names"
         ):
-            ParquetRows([path])
-        assert ParquetRows([path], label_column="click", drop_columns=["label"]).field_names == ("a",)
+            open_parquet([path])
+        assert open_parquet([path], label_column="click", drop_columns=["label"]).field_names == ("a",)
 
     def test_the_number_of_a_missing_id_is_no_id(self, path: Path) -> None:
-        (batch,) = ParquetRows([write(path, {"label": [1, 1, 1], "a": [2**32, None, 2**32]})])
+        (batch,) = open_parquet([write(path, {"label": [1, 1, 1], "a": [2**32, None, 2**32]})])
         there, missing, again = batch.ids.flatten().tolist()
         assert there == again != missing
 
-    @given(st.lists(st.tuples(st.integers(0, 1), st.lists(st.integers(-9, 9)), st.text(max_size=3)), min_size=1))
+    @given(
+        st.lists(
+            st.tuples(
+                st.integers(0, 1),
+                st.lists(st.integers(-9, 9)),
+                st.text(st.characters(exclude_characters="|^", codec="utf-8"), max_size=3),
+            ),
+            min_size=1,
+        )
+    )
     @settings(max_examples=examples(30), deadline=None)
     def test_rows_do_not_depend_on_row_groups_and_blocks(
         self, tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, list[int], str]]
@@ -331,6 +350,6 @@ class TestFiles:
 
     def test_two_files_and_their_row_count(self, path: Path) -> None:
         second = write(path.with_name("second.parquet"), {"label": [0], "a": [6]})
-        rows = ParquetRows([write(path, {"label": [1], "a": [5]}), second])
+        rows = open_parquet([write(path, {"label": [1], "a": [5]}), second])
         assert rows.estimated_rows == 2
         assert [id for block in rows for id in block.ids.tolist()] == [5, 6]

@@ -14,6 +14,7 @@ from recstore_ops.config.command_options import path_option, read_user_path, tak
 from recstore_ops.config.option import field_values
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.rows.input_files import find_input_files
+from recstore_ops.training.rows.piped_files import kept
 from recstore_ops.training.run import run_comparison, run_training
 from recstore_ops.training.run_checkpoints import SaveOptions
 from recstore_ops.training.stop_request import RunStopped
@@ -23,8 +24,8 @@ _Data = Annotated[
     typer.Argument(
         metavar="DATA",
         parser=read_user_path,
-        help="Training files, or one directory with files named train* and test* in it. Compressed ones "
-        "(gzip, bz2, xz, zstd, lz4) are recognised.",
+        help="Training files, or one directory with files or directories named train* and test* in it, or with "
+        "files part-*. Compressed ones (gzip, bz2, xz, zstd, lz4, zip) are recognised.",
         show_default=False,
     ),
 ]
@@ -85,9 +86,10 @@ def train_command(
     resume: _Resume = False,
     **given: Any,
 ) -> None:
-    """Train a click model on Criteo, Avazu, MovieLens, libsvm, libffm or Parquet files.
+    """Train a click model on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
 
-    Tables grow by id while rows stream in: no vocabulary, no preprocessing.
+    Tables grow by id while rows stream in: no vocabulary, no preprocessing. What was understood of the columns of CSV
+    and Parquet files is shown before training; --column and --schema change it.
 
     Reports logloss, AUC and calibration on rows held out and on test rows.
 
@@ -105,7 +107,7 @@ def train_command(
 def _configuration(
     data: list[Path] | None, test: list[Path] | None, alpha: float | None, given: dict[str, Any]
 ) -> TrainingConfig:
-    train_files, test_files = find_input_files(data or [], test or [])
+    train_files, test_files = find_input_files([kept(path) for path in data or []], [kept(path) for path in test or []])
     values = field_values(TrainingConfig, given)
     values["lr"] = _learning_rate(given["optimizer"], given["lr"], alpha)
     return TrainingConfig(train=train_files, test=test_files, **values)

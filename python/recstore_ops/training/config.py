@@ -24,6 +24,7 @@ from recstore_ops.training.option_values import (
     read_names,
     read_negated,
     read_path,
+    read_roles,
 )
 from recstore_ops.training.schedules import ScheduleName
 
@@ -81,9 +82,12 @@ class TrainingConfig:
         on_bad_line: "stop" or "skip" (and count).
         ignore_values: take every feature value as 1.
         num_fields: of libsvm and libffm rows, for models that tell fields apart; None takes it from the first rows.
-        rating_threshold: the least MovieLens rating that counts as positive.
-        label_column: of Parquet files; None takes `label` or `click`.
-        drop_columns: columns of Parquet files that are no features.
+        rating_threshold: the least label that counts as positive, where labels are ratings; None takes 4 for MovieLens
+            and for a column `rating`.
+        label_column: of files with named columns; None finds it by its name.
+        drop_columns: columns of such files that are no features.
+        column_roles: what further columns are for, by name; see `recstore_ops.training.schema.columns`.
+        schema: a file that says what all columns are for, as a run writes one.
         hash_buckets: hash ids to this many; None keeps every id as it is.
         model: one of `ModelName`.
         dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
@@ -162,20 +166,47 @@ class TrainingConfig:
         ),
         _AT_LEAST_ONE,
     ] = None
-    rating_threshold: Annotated[float, Option("The least MovieLens rating that counts as positive.", _INPUT)] = 4.0
+    rating_threshold: Annotated[
+        float | None,
+        Option("The least label that counts as positive, where labels are ratings.", _INPUT, shown="4 for ratings"),
+    ] = None
     label_column: Annotated[
-        str | None, Option("The column of Parquet files with labels 0 and 1.", _INPUT, shown="label or click")
+        str | None,
+        Option("The column of CSV or Parquet files with the labels.", _INPUT, shown="label, click, target or rating"),
     ] = None
     drop_columns: Annotated[
         tuple[str, ...],
         Option(
-            "A column of Parquet files that is no feature; may be repeated.",
+            "A column of CSV or Parquet files that is no feature; may be repeated.",
             _INPUT,
             name="drop-column",
             type=list[str],
             read=read_names,
         ),
     ] = ()
+    column_roles: Annotated[
+        dict[str, str],
+        Option(
+            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight or "
+            "ignored; may be repeated.",
+            _INPUT,
+            name="column",
+            metavar="NAME=ROLE",
+            type=list[str],
+            read=read_roles,
+            shown="told by name and cells",
+        ),
+    ] = field(default_factory=dict)
+    schema: Annotated[
+        str | None,
+        Option(
+            "A file that says what all columns of CSV or Parquet files are for: schema.toml of a run, changed where "
+            "it is not what you mean.",
+            _INPUT,
+            type=Path,
+            read=read_path,
+        ),
+    ] = None
     hash_buckets: Annotated[
         int | None,
         Option(

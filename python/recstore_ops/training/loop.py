@@ -342,7 +342,7 @@ def _take_step(
 ) -> float:
     """Returns the loss of a batch summed over its rows, before the step, in nats; all processes stop if one is to."""
     own = job.share(batch)
-    loss_sum = _losses(model(own), own.labels).sum()
+    loss_sum = _loss_sum(model(own), own)
     is_stopped = checkpoints is not None and checkpoints.is_stopped
     loss_of_all, stopped = job.summed(loss_sum.item(), is_stopped)
     if stopped and checkpoints is not None:
@@ -352,10 +352,20 @@ def _take_step(
     for optimizer in optimizers:
         optimizer.zero_grad()
     # Gradients are averaged over the processes.
-    (loss_sum * (job.world / (len(batch) if reduction == "mean" else 1))).backward()
+    (loss_sum * (job.world / (_weight(batch) if reduction == "mean" else 1))).backward()
     for optimizer in optimizers:
         optimizer.step()
     return loss_of_all
+
+
+def _loss_sum(logits: Tensor, batch: Batch) -> Tensor:
+    losses = _losses(logits, batch.labels)
+    return losses.sum() if batch.weights is None else (losses * batch.weights).sum()
+
+
+def _weight(batch: Batch) -> float:
+    """The rows of a batch, or their weights together; 1 where all of these are 0, and so is the loss."""
+    return len(batch) if batch.weights is None else batch.weights.sum().item() or 1
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import string
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
+
+from recstore_ops.training.schema.columns import Role
 
 _MEBIBYTE = 2**20
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -50,6 +52,23 @@ def read_path(_: str, path: Path) -> str:
 def read_names(_: str, names: list[str]) -> tuple[str, ...]:
     """Returns all values of a repeated option."""
     return tuple(names)
+
+
+def read_roles(name: str, texts: list[str]) -> dict[str, str]:
+    """Reads the roles of columns, as `price=number`.
+
+    Raises:
+        ValueError: one has no `=`, no such role, or a column comes twice.
+    """
+    roles: dict[str, str] = {}
+    for text in texts:
+        column, equals, role = text.rpartition("=")
+        if not equals or role not in get_args(Role):
+            raise ValueError(f"{name} takes name=role with one of {', '.join(get_args(Role))}, got {text!r}")
+        if column in roles:
+            raise ValueError(f"{name} gives column {column!r} two roles, {roles[column]} and {role}")
+        roles[column] = role
+    return roles
 
 
 def read_negated(_: str, is_given: bool) -> bool:

@@ -157,8 +157,7 @@ def _train(
     is_new: bool = True,
 ) -> list[EvaluationRecord]:
     rows = open_input(config)
-    if rows.note:
-        display.note(rows.note)
+    _show_input(rows, run, display)
     vocabulary = None
     if config.tables == "nn":
         vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
@@ -169,6 +168,16 @@ def _train(
     for part, figures in run.segments().items():
         display.note(_segments_note(config, part, figures))
     return records
+
+
+def _show_input(rows: TrainingInput, run: RunDirectory, display: Display) -> None:
+    """Shows what was understood of the rows, and keeps it with the run."""
+    if (table := rows.schema_table()) is not None:
+        display.show(table)
+    for note in rows.notes:
+        display.note(note)
+    if rows.schema is not None:
+        run.keep_schema(rows.schema)
 
 
 def _record_best(run: RunDirectory, best: EvaluationRecord) -> None:

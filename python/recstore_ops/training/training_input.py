@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rich.table import Table
+
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import open_rows
+from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.generated.planted import PlantedRows, planted_rows
 from recstore_ops.training.rows.cached_rows import CachedRows
+from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.held_out_rows import HeldOutRows
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
+from recstore_ops.training.schema.columns import Schema
+from recstore_ops.training.schema.schema_file import read_schema
+from recstore_ops.training.schema.shown import positive_share, schema_table
 from recstore_ops.training.tables import Vocabulary
 
 # The models that see the fields of a row; the others take all of its ids alike.
@@ -27,14 +34,21 @@ class TrainingInput:
         validation: held out of the training rows; None without.
         test: only ever evaluated; None without.
         read: what reads the rows; knows how many lines were skipped.
-        note: what is known of the rows beforehand, one sentence.
+        notes: what is known of the rows beforehand, in sentences.
+        schema: what the columns of files are for, where they have names.
     """
 
     train: RowSource
     validation: RowSource | None
     test: RowSource | None
     read: tuple[RowSource, ...] = ()
-    note: str | None = None
+    notes: tuple[str, ...] = ()
+    schema: Schema | None = None
+
+    def schema_table(self) -> Table | None:
+        """Returns what was understood of the columns, as a table; None where they have no names."""
+        rows = _arrow_rows(self.read[0]) if self.read else None
+        return None if rows is None else schema_table(rows.schema, rows.samples, _title(rows))
 
     def vocabulary(self) -> Vocabulary:
         """Returns the ids of all parts, in one pass."""
@@ -72,7 +86,7 @@ def _planted_input(config: TrainingConfig) -> TrainingInput:
     assert config.planted is not None
     planted = planted_rows(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
     train, validation = _hold_out(config, MemoryRows(planted.train))
-    return TrainingInput(train, validation, MemoryRows(planted.test), note=_planted_note(planted))
+    return TrainingInput(train, validation, MemoryRows(planted.test), notes=(_planted_note(planted),))
 
 
 def _planted_note(planted: PlantedRows) -> str:
@@ -85,14 +99,40 @@ def _planted_note(planted: PlantedRows) -> str:
 
 def _file_input(config: TrainingConfig) -> TrainingInput:
     read = [_open_files(config, config.train, config.num_fields)]
+    notes = []
     if config.test:
-        read.append(_open_files(config, config.test, _fields_of_test_rows(config, read[0]), read[0]))
+        test_rows = _open_files(config, config.test, _fields_of_test_rows(config, read[0]), read[0])
+        if test_rows.has_labels:
+            read.append(test_rows)
+        else:
+            notes.append(f"{config.test[0]} has no labels: the test rows are not evaluated")
     train, *test = [CachedRows(rows, config.cache_bytes) for rows in read]
     train, validation = _hold_out(config, train)
     if validation is not None:
         # Without it, every evaluation of rows that are not kept would read all training files again.
         validation = CachedRows(validation, config.cache_bytes)
-    return TrainingInput(train, validation, test[0] if test else None, read=tuple(read))
+    named = _arrow_rows(read[0])
+    return TrainingInput(
+        train,
+        validation,
+        test[0] if test else None,
+        read=tuple(read),
+        notes=tuple(notes),
+        schema=None if named is None else named.schema,
+    )
+
+
+def _arrow_rows(rows: RowSource) -> ArrowRows | None:
+    """Returns rows with named columns as they were opened, whatever was made of their ids."""
+    rows = rows.unhashed if isinstance(rows, HashedRows) else rows
+    return rows if isinstance(rows, ArrowRows) else None
+
+
+def _title(rows: ArrowRows) -> str:
+    share = positive_share(rows.schema, rows.samples)
+    positive = "" if share is None else f", {share:.1%} positive"
+    sampled = len(rows.samples[0].cells) if rows.samples else 0
+    return f"columns of {rows.schema.source} ({rows.format_name}; {sampled:,} rows looked at{positive})"
 
 
 def _fields_of_test_rows(config: TrainingConfig, train: RowSource) -> int | None:
@@ -118,8 +158,11 @@ def _open_files(
         ignore_values=config.ignore_values,
         hash_buckets=config.hash_buckets,
         rating_threshold=config.rating_threshold,
-        label_column=config.label_column,
-        drop_columns=config.drop_columns,
+        label_column=config.label_column if like is None else None,
+        drop_columns=config.drop_columns if like is None else (),
+        column_roles=config.column_roles if like is None else {},
+        schema=None if config.schema is None or like is not None else read_schema(Path(config.schema)),
+        labels="required" if like is None else "optional",
         like=like,
     )
 

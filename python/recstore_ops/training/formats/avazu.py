@@ -25,6 +25,12 @@ _COLUMNS = (
 )
 
 
-def avazu_format() -> DelimitedFormat:
-    """Returns the format."""
-    return DelimitedFormat("avazu", _COLUMNS, separator=b",", characters=b"0123456789abcdefABCDEF-", has_header=True)
+_UNLABELLED = tuple(column for column in _COLUMNS if column.kind is not ColumnKind.CLICK)
+AVAZU_HEADERS = [[column.name.encode() for column in columns] for columns in (_COLUMNS, _UNLABELLED)]
+"""The cells of its header, with the label and without."""
+
+
+def avazu_format(*, labelled: bool = True) -> DelimitedFormat:
+    """Returns the format, of rows with labels or without."""
+    columns = _COLUMNS if labelled else _UNLABELLED
+    return DelimitedFormat("avazu", columns, separator=b",", characters=b"0123456789abcdefABCDEF-", has_header=True)

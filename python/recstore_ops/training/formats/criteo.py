@@ -15,6 +15,7 @@ _COLUMNS = (
 )
 
 
-def criteo_format() -> DelimitedFormat:
-    """Returns the format."""
-    return DelimitedFormat("criteo", _COLUMNS, separator=b"\t", characters=b"0123456789abcdefABCDEF-")
+def criteo_format(*, labelled: bool = True) -> DelimitedFormat:
+    """Returns the format, of rows with labels or without."""
+    columns = _COLUMNS if labelled else _COLUMNS[1:]
+    return DelimitedFormat("criteo", columns, separator=b"\t", characters=b"0123456789abcdefABCDEF-")

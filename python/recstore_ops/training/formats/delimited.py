@@ -38,7 +38,8 @@ class DelimitedFormat:
 
     Args:
         name: of the format.
-        columns: in order; one is a label. The id of a field's cell carries the field (`field_ids`).
+        columns: in order; one is a label, unless rows have none. The id of a field's cell carries the field
+            (`field_ids`).
         separator: one character, or two colons.
         characters: all that cells may have.
         has_header: whether files may begin with a line of the columns' names.
@@ -58,6 +59,7 @@ class DelimitedFormat:
         self.name = name
         self.field_names = tuple(column.name for column in columns if column.kind in FIELD_KINDS)
         self.dense_names = tuple(column.name for column in columns if column.kind is ColumnKind.COUNT)
+        self.has_labels = any(column.kind in LABEL_KINDS for column in columns)
         self._columns = tuple(columns)
         self._cells = CellReader(columns, separator)
         self._separator = separator
@@ -117,7 +119,9 @@ class DelimitedFormat:
     def _labels(self, columns: dict[str, pa.Array]) -> NDArray[np.float32]:
         for cells in self._of_kind(columns, ColumnKind.TIMESTAMP):
             check_timestamps(cells)
-        label = next(column for column in self._columns if column.kind in LABEL_KINDS)
+        label = next((column for column in self._columns if column.kind in LABEL_KINDS), None)
+        if label is None:
+            return np.full(len(next(iter(columns.values()))), np.nan, dtype=np.float32)
         return labels_of(columns[label.name], label.kind, self._threshold)
 
     def _ids(self, columns: dict[str, pa.Array]) -> NDArray[np.int64]:

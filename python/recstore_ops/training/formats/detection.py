@@ -1,40 +1,57 @@
-"""Tells a file's format by its first lines."""
+"""Tells a file's format by its first lines.
+
+A header of other columns than those of Avazu or MovieLens makes a file `csv`: text with named columns. Without a header
+the first line that has the shape of a format counts, and `csv` is what remains, if lines are cut alike.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from recstore_ops.training.formats.avazu import AVAZU_HEADERS
+from recstore_ops.training.formats.csv_dialect import Dialect, detect_dialect, encoding_of
 from recstore_ops.training.formats.movielens import RATINGS_HEADER, MovieLensKind
+from recstore_ops.training.rows.compressed_file import read_start
 from recstore_ops.training.rows.line_blocks import first_lines
 from recstore_ops.training.rows.row_format import quote
 
-FormatName = Literal["libsvm", "libffm", "criteo", "avazu", "movielens", "parquet"]
+FormatName = Literal["libsvm", "libffm", "criteo", "avazu", "movielens", "csv", "parquet"]
 
 LINES_LOOKED_AT = 4096
 _PARQUET_MAGIC = b"PAR1"
-_CRITEO_TABS = 39
-_AVAZU_COMMAS = 23
+CRITEO_TABS = 39
+AVAZU_COMMAS = 23
+_CRITEO_COUNTS = 13
 _BEST_RATING = 10
+_HEX = re.compile(rb"[0-9a-fA-F]{0,8}")
+_INTEGER = re.compile(rb"(-?[0-9]+)?")
 
 
 def detect_format(path: Path) -> FormatName:
-    """Returns the format of the first line that has the shape of one.
+    """Returns the format of a file.
 
     Lines of a label alone are libsvm if no other line follows, for they are rows without features.
 
     Raises:
-        ValueError: no line has such a shape, or there is none; the message tells which formats there are.
+        ValueError: no line has the shape of one, or there is none; the message tells which formats there are.
     """
     with open(path, "rb") as file:
         if file.read(4) == _PARQUET_MAGIC:
             return "parquet"
+    if is_wide_text(path):
+        return "csv"
+    dialect = detect_dialect(path)
     lines = list(_lines_with_content(path))
+    if dialect is not None and dialect.has_header:
+        return _format_of_header(dialect)
     for line in lines:
-        # Rows of other columns may look like ratings.
-        if (shape := _shape(line)) is not None and not (shape == "movielens" and _names_other_columns(lines[0])):
+        if (shape := _shape(line)) is not None:
             return shape
+    if dialect is not None:
+        return "csv"
     if any(_is_label(line) for line in lines):
         return "libsvm"
     names = ", ".join(get_args(FormatName))
@@ -54,6 +71,24 @@ def movielens_kind(path: Path) -> MovieLensKind:
     raise ValueError(f"expected four columns between ',', '::' or tabs (movielens) in {path}, got no such line")
 
 
+def has_labels(path: Path, separator: bytes, labelled: int) -> bool:
+    """Whether the first line that is cut into the columns of a format, or these without the label, has the label."""
+    counts = (line.count(separator) for line in _lines_with_content(path))
+    return next((count for count in counts if count in (labelled, labelled - 1)), labelled) == labelled
+
+
+def is_wide_text(path: Path) -> bool:
+    """Whether a byte order mark says that characters have two bytes."""
+    return encoding_of(read_start(path, 2)) != "utf-8"
+
+
+def _format_of_header(dialect: Dialect) -> FormatName:
+    names = [name.encode() for name in dialect.names]
+    if dialect.delimiter == "," and names == RATINGS_HEADER:
+        return "movielens"
+    return "avazu" if dialect.delimiter == "," and names in AVAZU_HEADERS else "csv"
+
+
 def _lines_with_content(path: Path) -> Iterator[bytes]:
     return (line for line in first_lines(path, LINES_LOOKED_AT) if line.strip())
 
@@ -65,9 +100,18 @@ def _shape(line: bytes) -> FormatName | None:
     colons = first_feature[0].count(b":") if first_feature else 0
     if colons in (1, 2):
         return "libsvm" if colons == 1 else "libffm"
-    if line.count(b"\t") == _CRITEO_TABS:
+    if _is_criteo(line.split(b"\t")):
         return "criteo"
-    return "avazu" if line.count(b",") == _AVAZU_COMMAS else None
+    return "avazu" if line.count(b",") == AVAZU_COMMAS else None
+
+
+def _is_criteo(cells: Sequence[bytes]) -> bool:
+    """Whether cells are a row of Criteo, with its label or without; others may have as many tabs."""
+    if len(cells) not in (CRITEO_TABS, CRITEO_TABS + 1):
+        return False
+    features = cells[-CRITEO_TABS:]
+    counts, values = features[:_CRITEO_COUNTS], features[_CRITEO_COUNTS:]
+    return all(map(_INTEGER.fullmatch, counts)) and all(map(_HEX.fullmatch, values))
 
 
 def _movielens_shape(line: bytes) -> MovieLensKind | None:
@@ -78,12 +122,6 @@ def _movielens_shape(line: bytes) -> MovieLensKind | None:
     if line.count(b",") == 3:
         return "ratings.csv" if _has_rating(line.split(b",")) else None
     return "u.data" if line.count(b"\t") == 3 and _has_rating(line.split(b"\t")) else None
-
-
-def _names_other_columns(line: bytes) -> bool:
-    """Whether a line is a header of four columns that are not those of MovieLens."""
-    cells = [cell.strip() for cell in line.replace(b"\t", b",").split(b",")]
-    return len(cells) == 4 and cells != RATINGS_HEADER and not any(_is_label(cell) for cell in cells)
 
 
 def _has_rating(cells: Sequence[bytes]) -> bool:

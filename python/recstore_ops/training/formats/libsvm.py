@@ -1,7 +1,12 @@
-"""The format libsvm, also called libfm: `label id:value id:value ...`."""
+"""The format libsvm, also called libfm: `label id:value id:value ...`.
+
+What svmlight allows besides is passed over: `qid:` after the label, which says which rows belong to one query, and
+comments behind `#`.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -9,6 +14,9 @@ import torch
 from recstore_ops.training.formats.sparse_lines import explain_sparse_line, parse_sparse_lines
 from recstore_ops.training.rows.batch import Batch, offsets_of_lengths
 from recstore_ops.training.rows.row_source import numbered_names
+
+_COMMENT = re.compile(rb"[ \t]*#[^\n]*")
+_QUERY = re.compile(rb"^([^ \t\n]+[ \t]+)qid:[0-9]+[ \t]*", re.MULTILINE)
 
 
 class LibsvmFormat:
@@ -21,6 +29,7 @@ class LibsvmFormat:
 
     name = "libsvm"
     dense_names: tuple[str, ...] = ()
+    has_labels = True
 
     def __init__(self, num_fields: int | None = None, *, reason: str = "as num_fields says") -> None:
         self._num_fields = num_fields
@@ -31,7 +40,7 @@ class LibsvmFormat:
         return False
 
     def parse(self, block: bytes) -> Batch:
-        lines = parse_sparse_lines(block, parts=2)
+        lines = parse_sparse_lines(_features_only(block), parts=2)
         lengths = torch.from_numpy(lines.lengths)
         if self._num_fields is not None and not (lengths == self._num_fields).all():
             raise ValueError("a row has another number of features")
@@ -46,10 +55,16 @@ class LibsvmFormat:
 
     def explain(self, line: bytes) -> str:
         try:
-            lines = parse_sparse_lines(line, parts=2)
+            lines = parse_sparse_lines(_features_only(line), parts=2)
         except ValueError:
             return explain_sparse_line(line, "id:value (libsvm)", lambda part: parse_sparse_lines(part, parts=2))
         return f"expected {self._num_fields} features, one a field, {self._reason}, got {lines.lengths[0]}"
+
+
+def _features_only(block: bytes) -> bytes:
+    if b"#" in block:
+        block = _COMMENT.sub(b"", block)
+    return _QUERY.sub(rb"\1", block) if b"qid:" in block else block
 
 
 def write_libsvm(path: Path | str, batch: Batch) -> None:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import get_args
+from typing import Literal, cast, get_args
 
+from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.avazu import avazu_format
 from recstore_ops.training.formats.criteo import criteo_format
-from recstore_ops.training.formats.detection import FormatName, detect_format, movielens_kind
+from recstore_ops.training.formats.detection import (
+    AVAZU_COMMAS,
+    CRITEO_TABS,
+    FormatName,
+    detect_format,
+    has_labels,
+    movielens_kind,
+)
 from recstore_ops.training.formats.field_counts import count_libffm_fields, count_libsvm_fields
 from recstore_ops.training.formats.libffm import LibffmFormat
 from recstore_ops.training.formats.libsvm import LibsvmFormat
 from recstore_ops.training.formats.movielens import DEFAULT_THRESHOLD, movielens_format
-from recstore_ops.training.formats.parquet_rows import ParquetRows
+from recstore_ops.training.formats.named_columns import open_csv, open_parquet
 from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine, TextRows
+from recstore_ops.training.schema.columns import Role, Schema, listed
+from recstore_ops.training.schema.detection import ColumnChoices
 
 # The formats whose rows have fields only where asked for: what makes them, what counts the fields, and where it looks.
 _SPARSE: dict[FormatName, tuple[Callable[..., RowFormat], Callable[[Path], int], str]] = {
@@ -27,15 +37,21 @@ _SPARSE: dict[FormatName, tuple[Callable[..., RowFormat], Callable[[Path], int],
 }
 
 
+_NAMED = ("csv", "parquet")
+
+
 @dataclass(frozen=True)
 class _Options:
     by_field: bool
     num_fields: int | None
     on_bad_line: OnBadLine
     ignore_values: bool
-    rating_threshold: float
+    rating_threshold: float | None
     label_column: str | None
     drop_columns: tuple[str, ...]
+    column_roles: Mapping[str, str]
+    schema: Schema | None
+    labels: Literal["required", "optional"]
 
 
 def open_rows(
@@ -47,9 +63,12 @@ def open_rows(
     on_bad_line: OnBadLine = "stop",
     ignore_values: bool = False,
     hash_buckets: int | None = None,
-    rating_threshold: float = DEFAULT_THRESHOLD,
+    rating_threshold: float | None = None,
     label_column: str | None = None,
     drop_columns: Sequence[str] = (),
+    column_roles: Mapping[str, str] | None = None,
+    schema: Schema | None = None,
+    labels: Literal["required", "optional"] = "required",
     like: RowSource | None = None,
 ) -> RowSource:
     """Returns the rows of files of one format; the beginnings of the files are read now, the rest when asked for.
@@ -64,10 +83,14 @@ def open_rows(
         on_bad_line: "stop" raises at the first bad line or row; "skip" counts it and goes on.
         ignore_values: take every value of libsvm or libffm as 1.
         hash_buckets: hash ids into [0, hash_buckets); None leaves them.
-        rating_threshold: the least rating of MovieLens that is a 1.
-        label_column: of Parquet; None takes `label` or `click`.
-        drop_columns: columns of Parquet that are not read.
-        like: the training rows of test rows: Parquet must have their columns, by name, in any order.
+        rating_threshold: the least rating that is a 1, of MovieLens, CSV or Parquet; None takes 4 for MovieLens.
+        label_column: of CSV or Parquet; None finds it by its name.
+        drop_columns: columns of CSV or Parquet that are not read.
+        column_roles: what further columns of CSV or Parquet are for, by name.
+        schema: what all columns of CSV or Parquet are for; None finds it.
+        labels: "optional" opens rows without labels too, which get NaN.
+        like: the training rows of test rows, whose fields and dense features these must have; CSV and Parquet by
+            name, in any order.
 
     Raises:
         ValueError: no format fits, files are of several formats, or an option has no meaning for their format.
@@ -77,10 +100,22 @@ def open_rows(
         raise ValueError("expected at least one file, got none")
     name = _format_of(paths, file_format)
     options = _Options(
-        by_field, num_fields, on_bad_line, ignore_values, rating_threshold, label_column, tuple(drop_columns)
+        by_field,
+        num_fields,
+        on_bad_line,
+        ignore_values,
+        rating_threshold,
+        label_column,
+        tuple(drop_columns),
+        column_roles or {},
+        schema,
+        labels,
     )
     _check_options(name, options)
     rows = _open(paths, name, options, like)
+    _check_alike(paths[0], rows, like)
+    if labels == "required" and not rows.has_labels:
+        raise ValueError(f"{paths[0]} has no labels")
     return rows if hash_buckets is None else HashedRows(rows, hash_buckets)
 
 
@@ -98,48 +133,93 @@ def _format_of(paths: Sequence[Path], file_format: FormatName | None) -> FormatN
 
 def _check_options(name: FormatName, options: _Options) -> None:
     sparse, by_field = name in _SPARSE, options.by_field and name in _SPARSE
+    named = name in _NAMED
     given = (
         ("num_fields", options.num_fields is not None, by_field, "libsvm and libffm by field"),
         ("ignore_values", options.ignore_values, sparse, "libsvm and libffm"),
-        ("rating_threshold", options.rating_threshold != DEFAULT_THRESHOLD, name == "movielens", "movielens"),
-        ("label_column", options.label_column is not None, name == "parquet", "parquet"),
-        ("drop_columns", bool(options.drop_columns), name == "parquet", "parquet"),
+        (
+            "rating_threshold",
+            options.rating_threshold is not None,
+            named or name == "movielens",
+            "movielens, csv and parquet",
+        ),
+        ("label_column", options.label_column is not None, named, "csv and parquet"),
+        ("drop_columns", bool(options.drop_columns), named, "csv and parquet"),
+        ("column_roles", bool(options.column_roles), named, "csv and parquet"),
+        ("schema", options.schema is not None, named, "csv and parquet"),
     )
     for option, is_given, has_meaning, meant_for in given:
         if is_given and not has_meaning:
             raise ValueError(f"{option} is for {meant_for}, but the files are {name}")
+    for column, role in options.column_roles.items():
+        if role not in get_args(Role):
+            raise ValueError(f"expected one of {', '.join(get_args(Role))} as role of {column!r}, got {role!r}")
+    if options.schema is not None:
+        _check_schema_alone(options)
     if options.num_fields is not None and options.num_fields < 1:
         raise ValueError(f"expected num_fields to be at least 1, got {options.num_fields}")
     if options.on_bad_line not in get_args(OnBadLine):
         raise ValueError(f"expected on_bad_line to be stop or skip, got {options.on_bad_line!r}")
 
 
+def _check_schema_alone(options: _Options) -> None:
+    """Refuses what a schema says already."""
+    said = {
+        "rating_threshold": options.rating_threshold is not None,
+        "label_column": options.label_column is not None,
+        "drop_columns": bool(options.drop_columns),
+        "column_roles": bool(options.column_roles),
+    }
+    if given := [name for name, is_given in said.items() if is_given]:
+        raise ValueError(f"a schema says what columns are for: it takes no {' and no '.join(given)} beside it")
+
+
 def _open(paths: Sequence[Path], name: FormatName, options: _Options, like: RowSource | None) -> RowSource:
-    if name == "parquet":
-        return ParquetRows(
-            paths,
-            label_column=options.label_column,
-            drop_columns=options.drop_columns,
-            on_bad_line=options.on_bad_line,
-            like=_unhashed(like),
-        )
+    if name in _NAMED:
+        return _open_named(paths, name, options, like)
     row_format = _row_format(paths[0], name, options)
     return TextRows(paths, row_format, on_bad_line=options.on_bad_line, ignore_values=options.ignore_values)
 
 
-def _unhashed(rows: RowSource | None) -> ParquetRows | None:
-    """Returns the rows of Parquet that were opened, whatever was made of their ids."""
+def _open_named(paths: Sequence[Path], name: FormatName, options: _Options, like: RowSource | None) -> ArrowRows:
+    choices = ColumnChoices(
+        options.label_column,
+        options.drop_columns,
+        {name: cast(Role, role) for name, role in options.column_roles.items()},
+        options.rating_threshold,
+        options.labels == "optional",
+    )
+    schema = options.schema if like is None else _schema_of(like)
+    open_named = open_csv if name == "csv" else open_parquet
+    return open_named(paths, schema, choices, options.on_bad_line)
+
+
+def _schema_of(rows: RowSource) -> Schema | None:
+    """Returns the schema of rows, whatever was made of their ids."""
     rows = rows.unhashed if isinstance(rows, HashedRows) else rows
-    return rows if isinstance(rows, ParquetRows) else None
+    return rows.schema if isinstance(rows, ArrowRows) else None
+
+
+def _check_alike(path: Path, rows: RowSource, like: RowSource | None) -> None:
+    """Raises ValueError if rows have not the fields and dense features of others."""
+    if like is None:
+        return
+    for kind, here, there in (
+        ("fields", rows.field_names, like.field_names),
+        ("dense features", rows.dense_names, like.dense_names),
+    ):
+        if here != there:
+            raise ValueError(f"{path} has the {kind} {listed(here)}, and the training rows have {listed(there)}")
 
 
 def _row_format(path: Path, name: FormatName, options: _Options) -> RowFormat:
     if name == "criteo":
-        return criteo_format()
+        return criteo_format(labelled=has_labels(path, b"\t", CRITEO_TABS))
     if name == "avazu":
-        return avazu_format()
+        return avazu_format(labelled=has_labels(path, b",", AVAZU_COMMAS))
     if name == "movielens":
-        return movielens_format(movielens_kind(path), options.rating_threshold)
+        threshold = DEFAULT_THRESHOLD if options.rating_threshold is None else options.rating_threshold
+        return movielens_format(movielens_kind(path), threshold)
     return _sparse_format(path, name, options)
 
 

@@ -18,6 +18,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 from rich.text import Text
 
 from recstore_ops.training.quality.evaluation import Evaluation
@@ -105,6 +106,10 @@ class Display:
     def note(self, text: str) -> None:
         """Writes a line among the others."""
         self._write(f"note: {text}")
+
+    def show(self, table: Table) -> None:
+        """Writes a table."""
+        self._console.print(table)
 
     def _write_header(self) -> None:
         if not self._wrote_header:

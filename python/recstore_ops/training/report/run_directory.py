@@ -24,6 +24,7 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -36,6 +37,8 @@ from recstore_ops.training.report.event_file import EventFile
 from recstore_ops.training.report.learning_curve import draw_learning_curve
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.table_growth import draw_table_growth
+from recstore_ops.training.schema.columns import Schema
+from recstore_ops.training.schema.schema_file import read_schema, write_schema
 
 
 class RunConfig(Protocol):
@@ -150,6 +153,21 @@ class RunDirectory:
         line = json.dumps({"event": event, **figures}, allow_nan=False)
         with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def keep_schema(self, schema: Schema) -> None:
+        """Writes what the columns are for to `schema.toml`; a run that goes on has it already.
+
+        Raises:
+            ValueError: the run began with another one.
+        """
+        path = self.path / "schema.toml"
+        if not path.exists():
+            write_schema(path, schema)
+            return
+        for before, now in zip_longest(read_schema(path).columns, schema.columns):
+            if before != now:
+                name = (before or now).name
+                raise ValueError(f"run {self.name!r} has column {name!r} as {before}, got {now}")
 
     def segments(self) -> dict[str, SegmentFigures]:
         """Returns the figures by segment of each part that has segments, at the best evaluation so far."""

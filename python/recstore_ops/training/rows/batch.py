@@ -22,12 +22,13 @@ class Batch:
 
     Attributes:
         ids: int64 [N].
-        labels: float32 [B], each 0 or 1.
+        labels: float32 [B], each 0 or 1; NaN in rows without labels.
         num_fields: F.
         offsets: int64 [B * F + 1]; field f of row b owns the ids from `offsets[b * F + f]` to before the next offset.
             None where every field has exactly one id, so that N = B * F.
         values: float32 [N]; None where every value is 1.
         dense: float32 [B, J]; None without dense features.
+        weights: float32 [B], of the rows' losses; None where every one is 1.
     """
 
     ids: Tensor
@@ -36,6 +37,7 @@ class Batch:
     offsets: Tensor | None = None
     values: Tensor | None = None
     dense: Tensor | None = None
+    weights: Tensor | None = None
 
     def __len__(self) -> int:
         return self.labels.numel()
@@ -43,7 +45,7 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = (self.ids, self.labels, self.offsets, self.values, self.dense)
+        parts = (self.ids, self.labels, self.offsets, self.values, self.dense, self.weights)
         return sum(part.nbytes for part in parts if part is not None)
 
     def offsets_or_ones(self) -> Tensor:
@@ -77,6 +79,7 @@ class Batch:
             offsets=offsets,
             values=None if self.values is None else self.values[first:last],
             dense=None if self.dense is None else self.dense[start:stop],
+            weights=None if self.weights is None else self.weights[start:stop],
         )
 
     def take(self, order: Tensor) -> Batch:
@@ -88,6 +91,7 @@ class Batch:
             offsets=self._taken_offsets(order),
             values=None if self.values is None else self._taken(self.values, order),
             dense=None if self.dense is None else self.dense.index_select(0, order),
+            weights=None if self.weights is None else self.weights[order],
         )
 
     def _taken(self, values_N: Tensor, order: Tensor) -> Tensor:
@@ -111,12 +115,14 @@ class Batch:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Returns the rows of one or more batches, in order; all have equal fields and dense features."""
+    """Returns the rows of one or more batches, in order; all have equal fields and dense features, and all weights or
+    none."""
     if len(batches) == 1:
         return batches[0]
     one_id_each = all(batch.offsets is None for batch in batches)
     all_ones = all(batch.values is None for batch in batches)
     dense = [batch.dense for batch in batches if batch.dense is not None]
+    weights = [batch.weights for batch in batches if batch.weights is not None]
     return Batch(
         ids=torch.cat([batch.ids for batch in batches]),
         labels=torch.cat([batch.labels for batch in batches]),
@@ -126,6 +132,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         else offsets_of_lengths(torch.cat([batch.offsets_or_ones().diff() for batch in batches])),
         values=None if all_ones else torch.cat([batch.values_or_ones() for batch in batches]),
         dense=torch.cat(dense) if dense else None,
+        weights=torch.cat(weights) if weights else None,
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from typing import BinaryIO, Protocol
 import pyarrow as pa
 
 _COMPRESSED_BYTES = 2**16
-_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid)
+_DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, pa.ArrowInvalid)
 
 
 class DamagedStreamError(ValueError):
@@ -61,7 +62,11 @@ class InputFile:
 
 @contextmanager
 def open_input_file(path: Path) -> Iterator[InputFile]:
-    """Opens a plain, gzip, bz2, xz, zstd or lz4 file."""
+    """Opens a plain, gzip, bz2, xz, zstd or lz4 file, or a zip archive of one file.
+
+    Raises:
+        ValueError: a zip archive is cut, or has several files or none.
+    """
     with open(path, "rb") as raw:
         start = raw.peek(8)
         for magic, kind, open_stream in _KINDS:
@@ -69,6 +74,22 @@ def open_input_file(path: Path) -> Iterator[InputFile]:
                 yield InputFile(path, raw, kind, open_stream(raw))
                 return
         yield InputFile(path, raw, None, raw)
+
+
+def read_start(path: Path, size: int) -> bytes:
+    """Returns the first `size` bytes of a file, or all of a shorter one.
+
+    Raises:
+        ValueError: its compressed stream is damaged.
+    """
+    start = b""
+    with open_input_file(path) as file:
+        try:
+            while len(start) < size and (read := file.read(size - len(start))):
+                start += read
+        except DamagedStreamError as error:
+            raise ValueError(f"{path}:1: {error}, in this line or after it") from error
+    return start
 
 
 class _Decompressor(Protocol):
@@ -131,12 +152,25 @@ def _zstd_stream(raw: BinaryIO) -> _Readable:
     return pa.CompressedInputStream(raw, "zstd")
 
 
+def _zip_stream(raw: BinaryIO) -> _Readable:
+    try:
+        archive = zipfile.ZipFile(raw)
+    except zipfile.BadZipFile as error:
+        raise ValueError(f"{raw.name}: the zip archive is damaged ({error})") from error
+    names = [member.filename for member in archive.infolist() if not member.is_dir()]
+    if len(names) != 1:
+        raise ValueError(f"{raw.name}: expected a zip archive of one file, got {', '.join(names) or 'none'}")
+    return archive.open(names[0])
+
+
 def _lz4_stream(raw: BinaryIO) -> _Readable:
     return pa.CompressedInputStream(raw, "lz4")
 
 
 _KINDS: tuple[tuple[bytes, str, Callable[[BinaryIO], _Readable]], ...] = (
     (b"\x1f\x8b", "gzip", _gzip_stream),
+    (b"PK\x03\x04", "zip", _zip_stream),
+    (b"PK\x05\x06", "zip", _zip_stream),  # an archive without a file
     (b"BZh", "bz2", _bz2_stream),
     (b"\xfd7zXZ\0", "xz", _xz_stream),
     (b"\x28\xb5\x2f\xfd", "zstd", _zstd_stream),

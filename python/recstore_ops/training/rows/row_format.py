@@ -28,6 +28,11 @@ class RowFormat(Protocol):
         """Names of the J dense features."""
         ...
 
+    @property
+    def has_labels(self) -> bool:
+        """Whether rows have labels; those without have NaN."""
+        ...
+
     def is_header(self, line: bytes) -> bool:
         """Tells whether a file's first line, without its end, is a header, which is no row.
 

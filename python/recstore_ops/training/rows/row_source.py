@@ -55,6 +55,11 @@ class RowSource(Protocol):
         ...
 
     @property
+    def has_labels(self) -> bool:
+        """Whether rows have labels; those without have NaN."""
+        return True
+
+    @property
     def skipped(self) -> tuple[SkippedRows, ...]:
         """The bad rows left out in the latest pass, an entry for each file that has any."""
         return ()
@@ -130,6 +135,10 @@ class DerivedRows(RowSource):
     @property
     def dense_names(self) -> tuple[str, ...]:
         return self._source.dense_names
+
+    @property
+    def has_labels(self) -> bool:
+        return self._source.has_labels
 
     @property
     def skipped(self) -> tuple[SkippedRows, ...]:

@@ -72,6 +72,10 @@ class TextRows(RowSource):
         return self._row_format.dense_names
 
     @property
+    def has_labels(self) -> bool:
+        return self._row_format.has_labels
+
+    @property
     def skipped(self) -> tuple[SkippedRows, ...]:
         return tuple(self._skipped.values())
 

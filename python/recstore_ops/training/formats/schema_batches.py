@@ -1,0 +1,118 @@
+"""Batches of Arrow columns, as their schema says."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recstore_ops.training.formats.column_cells import (
+    Good,
+    categories_of,
+    ids_of,
+    labels_of,
+    numbers_of,
+    vectors_of,
+    weights_of,
+)
+from recstore_ops.training.formats.field_ids import field_ids
+from recstore_ops.training.formats.ragged_fields import FieldColumn, interleave_fields
+from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.schema.columns import ColumnSchema, Schema
+
+
+class BatchMaker:
+    """Makes batches of records.
+
+    Args:
+        schema: of the records, which may have further columns.
+    """
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._fields = schema.of_role("categorical", "ids")
+        self._dense = schema.of_role("number", "vector")
+
+    def to_batch(self, records: pa.RecordBatch) -> tuple[Batch, Good]:
+        """Returns all B rows, and which of them are good [B]; rows without labels have NaN."""
+        good = np.ones(records.num_rows, dtype=np.bool_)
+        ids, offsets = interleave_fields(self._field_columns(records, good))
+        dense = self._dense_columns(records, good)
+        batch = Batch(
+            ids=torch.from_numpy(ids),
+            labels=torch.from_numpy(self._labels(records, good)),
+            num_fields=len(self._fields),
+            offsets=None if offsets is None else torch.from_numpy(offsets),
+            dense=torch.from_numpy(np.concatenate(dense, axis=1)) if dense else None,
+            weights=self._weights(records, good),
+        )
+        return batch, good
+
+    def explain(self, records: pa.RecordBatch, row: int) -> str:
+        """Says what was expected of a row that is not good, and what is there instead."""
+        for column in self._schema.read:
+            cells = records.column(column.name)[row : row + 1]
+            if not _is_good(cells, column):
+                return f"expected {_expected(column)} in column {column.name!r}, got {cells[0].as_py()}"
+        raise AssertionError("every cell is good")
+
+    def _labels(self, records: pa.RecordBatch, good: Good) -> NDArray[np.float32]:
+        label = self._schema.label
+        if label is None:
+            return np.full(records.num_rows, np.nan, dtype=np.float32)
+        return _noting(good, labels_of(records.column(label.name), label))
+
+    def _weights(self, records: pa.RecordBatch, good: Good) -> Tensor | None:
+        weight = self._schema.weight
+        return None if weight is None else torch.from_numpy(_noting(good, weights_of(records.column(weight.name))))
+
+    def _field_columns(self, records: pa.RecordBatch, good: Good) -> list[FieldColumn]:
+        fields: list[FieldColumn] = []
+        for number, column in enumerate(self._fields):
+            cells = records.column(column.name)
+            if column.role == "ids":
+                values, lengths = ids_of(cells, column)
+            else:
+                values, lengths = _noting(good, categories_of(cells)), None
+            fields.append((field_ids(values[:, None], number)[:, 0], lengths))
+        return fields
+
+    def _dense_columns(self, records: pa.RecordBatch, good: Good) -> list[NDArray[np.float32]]:
+        made = []
+        for column in self._dense:
+            cells = records.column(column.name)
+            if column.role == "vector":
+                made.append(_noting(good, vectors_of(cells, column)))
+            else:
+                made.append(_noting(good, numbers_of(cells, column))[:, None])
+        return made
+
+
+def _noting(good: Good, made: tuple[NDArray, Good]) -> NDArray:
+    """Returns what was made of a column, and notes which rows are good."""
+    good &= made[1]
+    return made[0]
+
+
+def _is_good(cells: pa.Array, column: ColumnSchema) -> bool:
+    if column.role == "label":
+        return bool(labels_of(cells, column)[1].all())
+    if column.role == "categorical":
+        return bool(categories_of(cells)[1].all())
+    if column.role == "number":
+        return bool(numbers_of(cells, column)[1].all())
+    if column.role == "vector":
+        return bool(vectors_of(cells, column)[1].all())
+    return column.role == "ids" or bool(weights_of(cells)[1].all())
+
+
+def _expected(column: ColumnSchema) -> str:
+    if column.role == "label":
+        return "a finite number" if column.threshold is not None else f"{column.negative} or {column.positive}"
+    if column.role == "categorical":
+        return "a whole number"
+    if column.role == "weight":
+        return "a weight of 0 or more"
+    return "a finite 32-bit number" if column.role == "number" else f"{column.size} finite 32-bit numbers"

@@ -1,0 +1,233 @@
+"""Tells what columns are for, by written rules; the first that fits counts.
+
+1. What the caller says of a column.
+2. The label: the one column named label, click, clk, clicked, is_click or is_clicked. If there is none, the one named
+   target or y, and then rating, which is positive from 4 on. Files without a header: the first column, if it has no
+   values but 0 and 1 or -1 and 1.
+3. The index that pandas writes, cells that are all empty, dates and times, and whole numbers by the name of a time
+   are ignored.
+4. Lists of integers or strings, and strings with `|` or `^` between others in more than one of a hundred cells, are ids. Lists of
+   numbers of one length are vectors.
+5. Floating-point numbers with fractions are numbers, and so are the counts I1 to I13 of Criteo. Everything else is
+   categorical: integers, booleans, strings, and floating-point numbers without fractions, which integers with gaps
+   become elsewhere.
+
+A number stays as it is if none of the sample is beyond 4. If not, it is put in its standard form, by the sample's mean
+and deviation; where that leaves numbers beyond 8, its logarithm is taken instead.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from recstore_ops.training.schema.arrow_functions import pc
+from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, listed
+from recstore_ops.training.schema.sample import SEPARATORS, ColumnSample
+
+LABEL_NAMES = (("label", "click", "clk", "clicked", "is_click", "is_clicked"), ("target", "y"), ("rating",))
+_DEFAULT_RATING = 4.0
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
+_TIMES = re.compile(r"(.*_)?(timestamp|ts|time|datetime|unixtime|date)(_(ms|s|us))?", re.IGNORECASE)
+_CRITEO_COUNT = re.compile(r"I([1-9]|1[0-3])")
+_LARGEST_AS_IT_IS = 4.0
+_LARGEST_STANDARD = 8.0
+_LABELS_IN_SAMPLE = 0.9
+_WORDS = (("no", "yes"), ("n", "y"), ("false", "true"), ("f", "t"))
+
+
+@dataclass(frozen=True)
+class ColumnChoices:
+    """What the caller says of columns.
+
+    Attributes:
+        label: the column of the labels.
+        dropped: columns that are ignored.
+        roles: of further columns.
+        threshold: the least value of the label that is positive.
+        may_lack_label: rows without labels are read too.
+        has_header: whether the names of the columns are the file's own.
+    """
+
+    label: str | None = None
+    dropped: Sequence[str] = ()
+    roles: Mapping[str, Role] = field(default_factory=dict)
+    threshold: float | None = None
+    may_lack_label: bool = False
+    has_header: bool = True
+
+
+def detect_schema(samples: Sequence[ColumnSample], choices: ColumnChoices, source: str) -> Schema:
+    """Returns what the columns are for.
+
+    Raises:
+        ValueError: a column that the caller names is not there, no column is the label or several may be, or a column
+            has cells that can not be read.
+    """
+    names = [sample.name for sample in samples]
+    for name in (*choices.dropped, *choices.roles):
+        if name not in names:
+            raise ValueError(f"{source}: expected a column {name!r}, got only {listed(names)}")
+    label = _find_label(samples, choices, source)
+    schema = Schema(tuple(_column(sample, label, choices, source) for sample in samples), source)
+    schema.check()
+    return schema
+
+
+def _find_label(samples: Sequence[ColumnSample], choices: ColumnChoices, source: str) -> str | None:
+    """Returns the name of the label's column; None where rows may lack one and do."""
+    names = [sample.name for sample in samples if sample.name not in choices.dropped]
+    said = [name for name, role in choices.roles.items() if role == "label"]
+    wanted = said if choices.label is None else [choices.label]
+    groups = [tuple(wanted)] if wanted else LABEL_NAMES
+    for group in groups:
+        found = [name for name in names if name in group and choices.roles.get(name, "label") == "label"]
+        if len(found) > 1:
+            shown = " and ".join(map(repr, found))
+            raise ValueError(
+                f"{source}: columns {shown} could both be the labels: label_column names the one, drop_columns the "
+                "other"
+            )
+        if found:
+            return found[0]
+    if not wanted and not choices.has_header and _looks_like_labels(samples[0]) and samples[0].name in names:
+        return samples[0].name
+    if choices.may_lack_label:
+        return None
+    asked = " or ".join(map(repr, wanted or LABEL_NAMES[0][:2]))
+    raise ValueError(
+        f"{source}: expected a column {asked} with the labels, got only {listed(names)}; label_column names it"
+    )
+
+
+def _looks_like_labels(sample: ColumnSample) -> bool:
+    return sample.type in ("integer", "number", "boolean") and _negative_label(sample) is not None
+
+
+def _negative_label(sample: ColumnSample) -> str | None:
+    """Returns the number that stands beside 1, where nearly all numbers are one of the two; some rows may be bad."""
+    numbers = sample.numbers
+    for negative in (0.0, -1.0):
+        if np.isin(numbers, (negative, 1.0)).sum() >= _LABELS_IN_SAMPLE * len(numbers):
+            return f"{negative:g}"
+    return None
+
+
+def _column(sample: ColumnSample, label: str | None, choices: ColumnChoices, source: str) -> ColumnSchema:
+    if sample.name == label:
+        return _label_column(sample, choices.threshold, source)
+    column = ColumnSchema(sample.name, "ignored", sample.type)
+    if sample.name in choices.dropped:
+        return replace(column, reason="as asked")
+    if (role := choices.roles.get(sample.name)) is not None:
+        return _completed(replace(column, role=role, reason="as asked"), sample, source)
+    role, reason = _role_of(sample, source)
+    return _completed(replace(column, role=role, reason=reason), sample, source)
+
+
+def _role_of(sample: ColumnSample, source: str) -> tuple[Role, str]:
+    """Returns the role of a column of which the caller says nothing, and why."""
+    if _PANDAS_INDEX.fullmatch(sample.name):
+        return "ignored", "the index that pandas adds"
+    if len(sample.cells) > 0 and sample.cells.null_count == len(sample.cells) and sample.type in ("null", "string"):
+        return "ignored", "all cells are empty"
+    is_whole = sample.type == "integer" or (sample.type == "number" and sample.is_whole)
+    if sample.type == "time" or (is_whole and _TIMES.fullmatch(sample.name)):
+        return "ignored", "a time"
+    if _CRITEO_COUNT.fullmatch(sample.name) and sample.type in ("integer", "number"):
+        return "number", "a count of Criteo"
+    if sample.type in ("list of integer", "list of string"):
+        return "ids", "lists"
+    if sample.type == "list of number":
+        return "vector", "lists of numbers"
+    if sample.type == "number" and not is_whole:
+        return "number", "numbers with fractions"
+    if sample.separator is not None:
+        return "ids", f"cells with {sample.separator!r}"
+    if sample.type not in ("integer", "number", "boolean", "string"):
+        raise ValueError(
+            f"{source}: expected numbers, booleans, strings, times or lists of them in column {sample.name!r}, "
+            f"got {sample.type}; drop_columns leaves a column out"
+        )
+    return "categorical", "numbers without fractions" if sample.type == "number" else ""
+
+
+def _completed(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:
+    """Returns a column with what its role needs to know of its cells."""
+    column.check_role(source)
+    if column.role == "number":
+        return _with_transform(column, sample)
+    if column.role == "ids" and column.type == "string":
+        return replace(column, separator=sample.separator or SEPARATORS[0])
+    if column.role == "vector":
+        return _with_size(column, sample, source)
+    if column.role == "categorical" and column.type == "number":
+        _check_whole(column, sample, source)
+    return column
+
+
+def _with_transform(column: ColumnSchema, sample: ColumnSample) -> ColumnSchema:
+    numbers = sample.numbers
+    if _CRITEO_COUNT.fullmatch(column.name):
+        return replace(column, transform="log")
+    if len(numbers) == 0 or np.abs(numbers).max() <= _LARGEST_AS_IT_IS:
+        return replace(column, transform="none")
+    with np.errstate(over="ignore"):
+        mean, deviation = float(numbers.mean()), float(numbers.std())
+    # Of equal numbers, or of those whose squares are beyond all numbers.
+    if not np.isfinite(deviation) or deviation <= 1e-12 * abs(mean):
+        return replace(column, transform="log")
+    if np.abs((numbers - mean) / deviation).max() > _LARGEST_STANDARD:
+        return replace(column, transform="log")
+    return replace(column, transform="standard", mean=mean, deviation=deviation)
+
+
+def _with_size(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:
+    size = sample.list_size
+    if not size:
+        raise ValueError(
+            f"{source}: expected lists of one length in column {column.name!r}, vectors of numbers; got others; "
+            "drop_columns leaves a column out"
+        )
+    return replace(column, size=size)
+
+
+def _check_whole(column: ColumnSchema, sample: ColumnSample, source: str) -> None:
+    if sample.merges_whole_numbers:
+        raise ValueError(
+            f"{source}: column {column.name!r} has whole numbers in {sample.cells.type}, which has not all numbers of "
+            "that size, so that ids meet there: write it as integers"
+        )
+
+
+def _label_column(sample: ColumnSample, threshold: float | None, source: str) -> ColumnSchema:
+    column = ColumnSchema(sample.name, "label", sample.type)
+    column.check_role(source)
+    if sample.type == "string":
+        return _worded(column, sample, threshold, source)
+    if threshold is not None:
+        return replace(column, threshold=threshold)
+    if (negative := _negative_label(sample)) is not None:
+        return replace(column, negative=negative, positive="1")
+    if sample.name == "rating":
+        return replace(column, threshold=_DEFAULT_RATING, reason="ratings")
+    shown = ", ".join(f"{each:g}" for each in sorted(set(sample.numbers.tolist()))[:3])
+    raise ValueError(
+        f"{source}: expected 0 and 1, or -1 and 1, in column {sample.name!r}, the labels, got {shown}; "
+        "rating_threshold says from which value on a row is positive"
+    )
+
+
+def _worded(column: ColumnSchema, sample: ColumnSample, threshold: float | None, source: str) -> ColumnSchema:
+    found = {str(each).lower() for each in pc.unique(sample.cells.drop_null()).to_pylist()}
+    if threshold is None:
+        for negative, positive in _WORDS:
+            if found and found <= {negative, positive}:
+                return replace(column, negative=negative, positive=positive)
+    shown = ", ".join(map(repr, sorted(found)[:3]))
+    raise ValueError(
+        f"{source}: expected numbers, booleans, or yes and no in column {column.name!r}, the labels, got {shown}"
+    )

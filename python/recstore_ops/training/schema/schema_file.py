@@ -1,0 +1,119 @@
+"""Schemas as TOML files, for people to read and change."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args
+
+from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, Transform
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_VERSION = 1
+_HEADING = """\
+# What `recstore train` understood of the columns. With --schema it reads files as such a file says: change roles
+# and types that are not what you mean.
+"""
+_TEXTS = ("name", "role", "type", "transform", "separator", "negative", "positive", "reason")
+_NUMBERS = ("mean", "deviation", "threshold")
+_CHOICES = {"role": get_args(Role), "transform": get_args(Transform)}
+
+
+def write_schema(path: Path, schema: Schema) -> None:
+    """Writes a schema to a file, in one move."""
+    lines = [_HEADING, f"version = {_VERSION}", ""]
+    for column in schema.columns:
+        lines += ["[[column]]", *_lines(column), ""]
+    beside = path.with_name(path.name + ".new")
+    beside.write_text("\n".join(lines), encoding="utf-8")
+    beside.replace(path)
+
+
+def read_schema(path: Path) -> Schema:
+    """Returns the schema of a file.
+
+    Raises:
+        ValueError: the file is no schema; the message names the column and the key.
+        OSError: it cannot be read.
+    """
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: no TOML: {error}") from None
+    _check_keys(content, ("version", "column"), f"{path}")
+    if content.get("version") != _VERSION:
+        raise ValueError(f"{path}: expected version = {_VERSION}, got {content.get('version')!r}")
+    columns = content.get("column")
+    if not isinstance(columns, list) or not columns:
+        raise ValueError(f"{path}: expected [[column]] for each column, got none")
+    schema = Schema(tuple(_column(values, f"{path}: column {n + 1}") for n, values in enumerate(columns)), str(path))
+    schema.check()
+    return schema
+
+
+def _lines(column: ColumnSchema) -> list[str]:
+    values = {each.name: getattr(column, each.name) for each in fields(column)}
+    # Strings of JSON are strings of TOML, and so are its numbers.
+    return [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None and value != ""]
+
+
+def _column(values: dict[str, Any], where: str) -> ColumnSchema:
+    names = tuple(each.name for each in fields(ColumnSchema))
+    _check_keys(values, names, where)
+    if missing := [name for name in ("name", "role", "type") if name not in values]:
+        raise ValueError(f"{where}: expected a {missing[0]}, got none")
+    where = f"{where}, {values['name']!r}"
+    for name, value in values.items():
+        _check_value(name, value, where)
+    typed: dict[str, Any] = {name: float(value) if name in _NUMBERS else value for name, value in values.items()}
+    column = ColumnSchema(**typed)
+    _check_needs(column, where)
+    return column
+
+
+def _check_value(name: str, value: Any, where: str) -> None:
+    if name in _TEXTS and not isinstance(value, str):
+        raise ValueError(f"{where}: expected a string as {name}, got {value!r}")
+    if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise ValueError(f"{where}: expected a number as {name}, got {value!r}")
+    if name == "size" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+        raise ValueError(f"{where}: expected a size of 1 or more, got {value!r}")
+    if name in _CHOICES and value not in _CHOICES[name]:
+        raise ValueError(f"{where}: expected {' or '.join(_CHOICES[name])} as {name}, got {value!r}")
+
+
+def _check_needs(column: ColumnSchema, where: str) -> None:
+    """Refuses a column without what its role needs, or with what it does not take."""
+    needs = _needs(column)
+    for name in ("transform", "mean", "deviation", "separator", "size", "negative", "positive", "threshold"):
+        is_given = getattr(column, name) is not None
+        if is_given != (name in needs):
+            found = "takes no" if is_given else "needs a"
+            raise ValueError(f"{where}: a column of the role {column.role} {found} {name} here")
+    if column.deviation is not None and column.deviation <= 0:
+        raise ValueError(f"{where}: expected a deviation above 0, got {column.deviation}")
+
+
+def _needs(column: ColumnSchema) -> tuple[str, ...]:
+    if column.role == "number":
+        return ("transform", "mean", "deviation") if column.transform == "standard" else ("transform",)
+    if column.role == "label":
+        return ("threshold",) if column.threshold is not None else ("negative", "positive")
+    if column.role == "ids" and column.type == "string":
+        return ("separator",)
+    return ("size",) if column.role == "vector" else ()
+
+
+def _check_keys(values: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            meant = f'did you mean "{near[0]}"?' if near else f"the known ones are {', '.join(known)}"
+            raise ValueError(f"{where}: unknown key {name!r}; {meant}")
