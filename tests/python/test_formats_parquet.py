@@ -25,6 +25,9 @@ MASK = 2**40 - 1
 
 open_parquet = partial(open_rows, file_format="parquet")
 
+# Of cells with these, the parts are ids.
+TEXTS = st.text(st.characters(exclude_characters="|^", codec="utf-8"), max_size=3)
+
 
 def string_id(field: int, text: str | None) -> int:
     return field << 40 | (MISSING if text is None else text_hash(text) & MASK)

@@ -120,7 +120,12 @@ def _whole_values(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
 def _text_values(cells: pa.Array) -> NDArray[np.int64]:
     values = (hash_texts(cells) & np.uint64(_VALUE_MASK)).astype(np.int64)
     values[values == MISSING] ^= 1
-    values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING
+    return _with_missing(values, cells)
+
+
+def _with_missing(values: NDArray[np.int64], cells: pa.Array) -> NDArray[np.int64]:
+    if cells.null_count > 0:
+        values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING
     return values
 
 
@@ -137,5 +142,4 @@ def _integer_values(cells: pa.Array) -> NDArray[np.int64]:
     if not stays.all():
         values[~stays] = splitmix64(values[~stays]).view(np.int64) & _VALUE_MASK
         values[values == MISSING] ^= 1
-    values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING
-    return values
+    return _with_missing(values, cells)

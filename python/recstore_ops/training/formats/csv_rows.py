@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 from pyarrow import csv
@@ -14,6 +17,7 @@ from recstore_ops.training.formats.csv_dialect import Dialect
 from recstore_ops.training.formats.text_cells import as_strings, guess_cells, read_cells
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.compressed_file import DamagedStreamError, InputFile, open_input_file
+from recstore_ops.training.rows.read_ahead import read_ahead
 from recstore_ops.training.rows.text_rows import OnBadLine
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.sample import ColumnSample
@@ -72,87 +76,83 @@ class CsvRows(ArrowRows):
 
     def _read_file(self, path: Path) -> Iterator[Batch]:
         finished_bytes = self._bytes_read
-        with open_input_file(path) as file:
-            reading = _Reading(path, file, self._dialects[path], [column.name for column in self.schema.read])
-            for cells in reading:
+        dialect, columns = self._dialects[path], [column.name for column in self.schema.read]
+        with open_input_file(path) as file, closing(read_ahead(_text_blocks(path, file, dialect, columns))) as blocks:
+            for block in blocks:
                 if self._is_next_unit_own():
-                    self._meet_odd_rows(path, reading)
-                    yield from self._good_rows(path, _typed(cells, self.schema, reading.numbering()))
+                    for row, found in block.odd_rows:
+                        self._meet_bad(path, f"row {row}: expected {len(dialect.names)} columns, got {found}", 1)
+                    yield from self._good_rows(path, _typed(block, self.schema))
                     self._bytes_read = finished_bytes + file.position
-            if self._shard[0] == 0:
-                self._meet_odd_rows(path, reading)
         self._bytes_read = finished_bytes + os.path.getsize(path)
 
-    def _meet_odd_rows(self, path: Path, reading: _Reading) -> None:
-        for row, found in reading.take_odd_rows():
-            self._meet_bad(path, f"row {row}: expected {len(self._dialects[path].names)} columns, got {found}", 1)
+
+@dataclass(frozen=True)
+class _TextBlock:
+    """Rows that follow each other in a file, as text.
+
+    Attributes:
+        cells: the columns that are read.
+        rows_before: how many rows came before, without those of another number of columns.
+        odd_rows: the rows of another number of columns that came since the last block: their numbers, and that number.
+        all_odd_rows: those of the whole file so far.
+    """
+
+    cells: pa.RecordBatch
+    rows_before: int
+    odd_rows: tuple[tuple[int, int], ...]
+    all_odd_rows: list[tuple[int, int]]
+
+    def number_of(self, place: int) -> int:
+        """The number in the file of a row of the block."""
+        number = self.rows_before + place + 1
+        for odd, _ in self.all_odd_rows:
+            number += odd <= number
+        return number
 
 
-class _Reading:
-    """The columns of a file as text, block by block."""
+def _text_blocks(path: Path, file: InputFile, dialect: Dialect, columns: Sequence[str]) -> Iterator[_TextBlock]:
+    """Gives the columns of a file, block by block."""
+    odd_rows: list[tuple[int, int]] = []
+    rows, told = 0, 0
+    try:
+        for cells in csv.open_csv(_ArrowFile(file), **_arrow_options(dialect, columns, odd_rows)):
+            yield _TextBlock(cells, rows, tuple(odd_rows[told:]), odd_rows)
+            rows, told = rows + cells.num_rows, len(odd_rows)
+    except DamagedStreamError as error:
+        raise ValueError(f"{path}: {error}, after row {rows}") from error
+    except pa.ArrowInvalid as error:
+        if not any(message in str(error) for message in _NO_ROWS):
+            reraise(error, f"{path}: damaged, or not of this encoding, after row {rows}")
+    except _ARROW_ERRORS as error:
+        reraise(error, f"{path} is damaged after row {rows}")
+    if len(odd_rows) > told:
+        empty = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in columns})
+        yield _TextBlock(empty, rows, tuple(odd_rows[told:]), odd_rows)
 
-    def __init__(self, path: Path, file: InputFile, dialect: Dialect, columns: Sequence[str]) -> None:
-        self._path = path
-        self._file = file
-        self._dialect = dialect
-        self._columns = columns
-        # The rows that have another number of columns: their numbers, and that number.
-        self._odd_rows: list[tuple[int, int]] = []
-        self._told = 0
-        self._rows_before = self._rows = 0
 
-    def __iter__(self) -> Iterator[pa.RecordBatch]:
-        try:
-            for cells in csv.open_csv(_ArrowFile(self._file), **self._options()):
-                self._rows_before, self._rows = self._rows, self._rows + cells.num_rows
-                yield cells
-        except DamagedStreamError as error:
-            raise ValueError(f"{self._path}: {error}, after row {self._rows}") from error
-        except pa.ArrowInvalid as error:
-            if not any(message in str(error) for message in _NO_ROWS):
-                reraise(error, f"{self._path}: damaged, or not of this encoding, after row {self._rows}")
-        except _ARROW_ERRORS as error:
-            reraise(error, f"{self._path} is damaged after row {self._rows}")
+def _arrow_options(dialect: Dialect, columns: Sequence[str], odd_rows: list[tuple[int, int]]) -> dict[str, Any]:
+    """Returns how Arrow reads a file; rows of another number of columns are noted in `odd_rows`."""
 
-    def take_odd_rows(self) -> list[tuple[int, int]]:
-        """Returns the numbers of rows that have another number of columns, with that number, since the last call."""
-        told, self._told = self._told, len(self._odd_rows)
-        return self._odd_rows[told:]
-
-    def numbering(self) -> Callable[[int], int]:
-        """Returns what tells the number in the file of a row of the block."""
-        before, odd_rows = self._rows_before, self._odd_rows
-
-        def number_of(place: int) -> int:
-            number = before + place + 1
-            for odd, _ in odd_rows:
-                number += odd <= number
-            return number
-
-        return number_of
-
-    def _options(self) -> dict[str, object]:
-        return {
-            "read_options": csv.ReadOptions(
-                use_threads=False,
-                block_size=BLOCK_BYTES,
-                column_names=list(self._dialect.names),
-                skip_rows=int(self._dialect.has_header),
-                encoding=self._dialect.encoding,
-            ),
-            "parse_options": csv.ParseOptions(
-                delimiter=self._dialect.delimiter, newlines_in_values=True, invalid_row_handler=self._note_odd_row
-            ),
-            "convert_options": csv.ConvertOptions(
-                column_types=dict.fromkeys(self._columns, pa.string()),
-                include_columns=list(self._columns),
-                strings_can_be_null=False,
-            ),
-        }
-
-    def _note_odd_row(self, row: csv.InvalidRow) -> str:
-        self._odd_rows.append((row.number - int(self._dialect.has_header), row.actual_columns))
+    def note(row: csv.InvalidRow) -> str:
+        odd_rows.append((row.number - int(dialect.has_header), row.actual_columns))
         return "skip"
+
+    return {
+        "read_options": csv.ReadOptions(
+            use_threads=False,
+            block_size=BLOCK_BYTES,
+            column_names=list(dialect.names),
+            skip_rows=int(dialect.has_header),
+            encoding=dialect.encoding,
+        ),
+        "parse_options": csv.ParseOptions(
+            delimiter=dialect.delimiter, newlines_in_values=True, invalid_row_handler=note
+        ),
+        "convert_options": csv.ConvertOptions(
+            column_types=dict.fromkeys(columns, pa.string()), include_columns=list(columns), strings_can_be_null=False
+        ),
+    }
 
 
 class _ArrowFile:
@@ -180,23 +180,23 @@ def csv_samples(path: Path, dialect: Dialect) -> list[ColumnSample]:
         repeated = min(name for name in dialect.names if dialect.names.count(name) > 1)
         raise ValueError(f"{path}: expected each column once, got several of the name {repeated!r}")
     with open_input_file(path) as file:
-        for cells in _Reading(path, file, dialect, dialect.names):
-            return [_sample(name, cells.column(name), dialect.types.get(name)) for name in dialect.names]
+        for block in _text_blocks(path, file, dialect, dialect.names):
+            return [_sample(name, block.cells.column(name), dialect.types.get(name)) for name in dialect.names]
     return [ColumnSample(name, pa.nulls(0)) for name in dialect.names]
 
 
 def _sample(name: str, cells: pa.Array, said: str | None) -> ColumnSample:
     if said in ("string", "words", "numbers"):
-        return ColumnSample(name, as_strings(cells))
+        return ColumnSample(name, as_strings(cells), said)
     return ColumnSample(name, read_cells(cells, "number")[0] if said == "number" else guess_cells(cells))
 
 
-def _typed(cells: pa.RecordBatch, schema: Schema, number_of: Callable[[int], int]) -> Records:
+def _typed(block: _TextBlock, schema: Schema) -> Records:
     made, bad = [], {}
     for column in schema.read:
-        typed, wrong = read_cells(cells.column(column.name), column.type)
+        typed, wrong = read_cells(block.cells.column(column.name), column.type)
         made.append(typed)
         for row, message in wrong.items():
             bad.setdefault(row, f"column {column.name!r}: {message}")
     names = [column.name for column in schema.read]
-    return Records(pa.RecordBatch.from_arrays(made, names), number_of, bad)
+    return Records(pa.RecordBatch.from_arrays(made, names), block.number_of, bad)

@@ -51,7 +51,13 @@ def _nearly_numbers(cells: pa.Array) -> pa.Array | None:
 
 def as_strings(cells: pa.Array) -> pa.Array:
     """Returns text with empty cells as missing ones."""
-    return pc.if_else(pc.equal(cells, ""), None, cells)
+    is_there = pc.not_equal(cells, "")
+    if pc.all(is_there).as_py():
+        return cells
+    if cells.offset > 0 or cells.null_count > 0:
+        return pc.if_else(is_there, cells, None)
+    _, offsets, characters = cells.buffers()
+    return pa.StringArray.from_buffers(len(cells), offsets, characters, is_there.buffers()[1])
 
 
 def read_cells(cells: pa.Array, type: str) -> tuple[pa.Array, dict[int, str]]:

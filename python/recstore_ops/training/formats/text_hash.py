@@ -16,6 +16,8 @@ from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.schema.arrow_functions import pc
 
 _WORD_BYTES = 8
+# Below this part of all strings it costs less to pick those that go on.
+_FEW = 0.5
 _KEPT_BYTES = np.array([(1 << 8 * kept) - 1 for kept in range(_WORD_BYTES)] + [2**64 - 1], dtype=np.uint64)
 
 
@@ -25,17 +27,39 @@ def hash_texts(cells: pa.Array) -> NDArray[np.uint64]:
     _, offsets, characters = cells.buffers()
     ends = np.frombuffer(offsets, dtype=np.int64)[cells.offset : cells.offset + len(cells) + 1]
     starts, lengths = ends[:-1], np.diff(ends)
-    hashes = splitmix64(lengths)
     words = _words_at_every_byte(characters)
-    places = np.flatnonzero(lengths)
-    done = 0
+    hashes = splitmix64(lengths)
+    for done in range(0, int(lengths.max(initial=0)), _WORD_BYTES):
+        goes_on = lengths > done
+        if done > 0 and np.count_nonzero(goes_on) < _FEW * len(lengths):
+            _hash_rest(hashes, words, starts, lengths, done)
+            break
+        next_hashes = _with_word(hashes, words, np.minimum(starts + done, len(words) - 1), lengths - done)
+        hashes = next_hashes if goes_on.all() else np.where(goes_on, next_hashes, hashes)
+    return hashes
+
+
+def _hash_rest(
+    hashes: NDArray[np.uint64],
+    words: NDArray[np.uint64],
+    starts: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    done: int,
+) -> None:
+    """Adds the words behind the first `done` bytes, where few strings have any."""
+    places = np.flatnonzero(lengths > done)
     while len(places):
-        left = np.minimum(lengths[places] - done, _WORD_BYTES)
-        word = words[starts[places] + done] & _KEPT_BYTES[left]
-        hashes[places] = splitmix64((hashes[places] ^ word).view(np.int64))
+        hashes[places] = _with_word(hashes[places], words, starts[places] + done, lengths[places] - done)
         done += _WORD_BYTES
         places = places[lengths[places] > done]
-    return hashes
+
+
+def _with_word(
+    hashes: NDArray[np.uint64], words: NDArray[np.uint64], places: NDArray[np.int64], left: NDArray[np.int64]
+) -> NDArray[np.uint64]:
+    """Returns hashes with the word at each place, of which so many bytes are left of the string; none may be."""
+    word = words[places] & _KEPT_BYTES[np.clip(left, 0, _WORD_BYTES)]
+    return splitmix64((hashes ^ word).view(np.int64))
 
 
 def _words_at_every_byte(characters: pa.Buffer | None) -> NDArray[np.uint64]:

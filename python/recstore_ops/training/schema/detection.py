@@ -6,8 +6,9 @@
    values but 0 and 1 or -1 and 1.
 3. The index that pandas writes, cells that are all empty, dates and times, and whole numbers by the name of a time
    are ignored.
-4. Lists of integers or strings, and strings with `|` or `^` between others in more than one of a hundred cells, are ids. Lists of
-   numbers of one length are vectors.
+   So are several numbers in one cell of text.
+4. Lists of integers or strings, and strings with `|` or `^` between others in more than one of a hundred cells, are
+   ids. Lists of numbers of one length are vectors.
 5. Floating-point numbers with fractions are numbers, and so are the counts I1 to I13 of Criteo. Everything else is
    categorical: integers, booleans, strings, and floating-point numbers without fractions, which integers with gaps
    become elsewhere.
@@ -134,6 +135,8 @@ def _role_of(sample: ColumnSample, source: str) -> tuple[Role, str]:
         return "ignored", "the index that pandas adds"
     if len(sample.cells) > 0 and sample.cells.null_count == len(sample.cells) and sample.type in ("null", "string"):
         return "ignored", "all cells are empty"
+    if sample.said == "numbers":
+        return "ignored", "several numbers in a cell"
     is_whole = sample.type == "integer" or (sample.type == "number" and sample.is_whole)
     if sample.type == "time" or (is_whole and _TIMES.fullmatch(sample.name)):
         return "ignored", "a time"

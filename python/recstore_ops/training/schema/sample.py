@@ -27,10 +27,12 @@ class ColumnSample:
     Attributes:
         name: of the column.
         cells: those of the first rows, with the column's type.
+        said: what the header says of it: "words" for several between spaces, "numbers" for several numbers.
     """
 
     name: str
     cells: pa.Array
+    said: str | None = None
 
     @cached_property
     def type(self) -> str:
@@ -78,10 +80,11 @@ class ColumnSample:
         """What parts the values in cells of text: found in cells, in more than a few of them; None for nothing."""
         if self.type != "string" or len(self.cells) == 0:
             return None
+        if self.said == "words":
+            return " "
         texts = pc.cast(self.cells, pa.large_string())
-        counts = {
-            each: pc.sum(pc.match_substring_regex(texts, _BETWEEN.format(each))).as_py() or 0 for each in SEPARATORS
-        }
+        found = {each: pc.match_substring_regex(texts, _BETWEEN.format(each)) for each in SEPARATORS}
+        counts = {each: pc.sum(matches).as_py() or 0 for each, matches in found.items()}
         best = max(counts, key=lambda each: counts[each])
         return best if counts[best] > _PARTS_OF_CELLS * len(texts) else None
 
