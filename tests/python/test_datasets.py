@@ -17,9 +17,8 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recstore_ops.training.formats import parquet_rows
+from recstore_ops.training.formats import open_rows, parquet_rows
 from recstore_ops.training.formats.libsvm import LibsvmFormat, write_libsvm
-from recstore_ops.training.formats.parquet_rows import ParquetRows
 from recstore_ops.training.rows import line_blocks
 from recstore_ops.training.rows.batch import Batch, concatenate
 from recstore_ops.training.rows.batching import regroup, shuffled
@@ -222,7 +221,7 @@ def parquet_source(path: Path, batch: Batch, row_group_size: int) -> RowSource:
     lists = [[id for id, _ in row] for _, row in as_rows(batch)]
     table = pa.table({"label": batch.labels.numpy(), "list": pa.array(lists, pa.list_(pa.int64()))})
     pq.write_table(table, path / "rows", row_group_size=row_group_size)
-    return ParquetRows([path / "rows"])
+    return open_rows([path / "rows"])
 
 
 SOURCES: dict[str, Callable[[Path, Batch], RowSource]] = {
@@ -321,6 +320,22 @@ class TestInputFiles:
             (directory / name).write_text("1 3:1\n")
         assert find_input_files([directory], []) == before
 
+    def test_directories_of_parts(self, directory: Path) -> None:
+        for name in ("train/day=1/part-1", "train/day=2/part-0", "test/part-0", "train/_SUCCESS", "train/.crc/part-9"):
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            (directory / name).write_text("1 3:1\n")
+        train, test = find_input_files([directory], [])
+        parts = ["train/day=1/part-1", "train/day=2/part-0"]
+        assert train == tuple(directory / name for name in ("small_train-00", "small_train-01", *parts))
+        assert test == (directory / "Test.libfm", directory / "test" / "part-0")
+        assert find_input_files([directory / "train"], [directory / "test"]) == (
+            tuple(directory / name for name in parts),
+            (directory / "test" / "part-0",),
+        )
+        (directory / "empty").mkdir()
+        with pytest.raises(ValueError, match="empty has no files"):
+            find_input_files([directory], [directory / "empty"])
+
     def test_files_keep_their_order(self, directory: Path) -> None:
         files = [directory / "small_train-01", directory / "small_train-00"]
         assert find_input_files(files, []) == (tuple(files), ())
@@ -331,7 +346,7 @@ class TestInputFiles:
 
     def test_directory_without_training_file_is_an_error(self, directory: Path) -> None:
         (directory / "empty").mkdir()
-        with pytest.raises(ValueError, match="has no file with the word 'train'"):
+        with pytest.raises(ValueError, match="has no file or directory with the word 'train'"):
             find_input_files([directory / "empty"], [])
 
     def test_directory_among_others_is_an_error(self, directory: Path) -> None:

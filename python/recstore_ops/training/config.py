@@ -58,6 +58,9 @@ MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
     "wide_deep": {**_DEEP, "crosses": ()},
 }
 
+# What has a meaning for files with named columns only.
+_OF_NAMED_COLUMNS = ("label_column", "drop_columns", "column_roles", "schema")
+
 _INPUT = "Input"
 _MODEL = "Model"
 _OPTIMIZER = "Optimizer"
@@ -470,6 +473,8 @@ class TrainingConfig:
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
+        if self.planted and (given := [name for name in _OF_NAMED_COLUMNS if getattr(self, name)]):
+            raise ValueError(f"planted data takes no {' and no '.join(given)}")
         if not self.planted and not self.train:
             raise ValueError("no training data: give files, a directory, or generated rows, as --planted pairs")
         if not self.planted:

@@ -18,7 +18,7 @@ from recstore_ops.training.rows.held_out_rows import HeldOutRows
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import read_schema
-from recstore_ops.training.schema.shown import positive_share, schema_table
+from recstore_ops.training.schema.shown import positive_share, schema_notes, schema_table
 from recstore_ops.training.tables import Vocabulary
 
 # The models that see the fields of a row; the others take all of its ids alike.
@@ -99,7 +99,8 @@ def _planted_note(planted: PlantedRows) -> str:
 
 def _file_input(config: TrainingConfig) -> TrainingInput:
     read = [_open_files(config, config.train, config.num_fields)]
-    notes = []
+    named = _arrow_rows(read[0])
+    notes = [] if named is None else list(schema_notes(named.schema, named.samples))
     if config.test:
         test_rows = _open_files(config, config.test, _fields_of_test_rows(config, read[0]), read[0])
         if test_rows.has_labels:
@@ -111,7 +112,6 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
     if validation is not None:
         # Without it, every evaluation of rows that are not kept would read all training files again.
         validation = CachedRows(validation, config.cache_bytes)
-    named = _arrow_rows(read[0])
     return TrainingInput(
         train,
         validation,

@@ -60,8 +60,12 @@ def read_schema(path: Path) -> Schema:
 
 def _lines(column: ColumnSchema) -> list[str]:
     values = {each.name: getattr(column, each.name) for each in fields(column)}
-    # Strings of JSON are strings of TOML, and so are its numbers.
-    return [f"{name} = {json.dumps(value)}" for name, value in values.items() if value is not None and value != ""]
+    return [f"{name} = {_literal(value)}" for name, value in values.items() if value is not None and value != ""]
+
+
+def _literal(value: str | float) -> str:
+    # What JSON writes is TOML too, but for characters beyond 16 bits, which it would escape, and one that it does not.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _column(values: dict[str, Any], where: str) -> ColumnSchema:

@@ -12,6 +12,7 @@ from recstore_ops.training.schema.columns import ColumnSchema, Schema
 from recstore_ops.training.schema.sample import ColumnSample
 
 _MOST_COLUMNS = 60
+_ROWS_THAT_TELL = 1000
 
 
 def schema_table(schema: Schema, samples: Sequence[ColumnSample], title: str) -> Table:
@@ -23,7 +24,7 @@ def schema_table(schema: Schema, samples: Sequence[ColumnSample], title: str) ->
         title: where they come from.
     """
     # Whatever stands in files is no markup.
-    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False, caption_justify="left")
+    table = Table(title=Text(title), title_justify="left", box=None, pad_edge=False)
     for name in ("column", "role", "type", "rule", "example"):
         table.add_column(name, overflow="fold")
     for name in ("missing", "distinct"):
@@ -31,8 +32,6 @@ def schema_table(schema: Schema, samples: Sequence[ColumnSample], title: str) ->
     by_name = {sample.name: sample for sample in samples}
     for column in schema.columns[:_MOST_COLUMNS]:
         table.add_row(*map(Text, _cells(column, by_name[column.name])))
-    caption = _caption(schema, by_name)
-    table.caption = None if caption is None else Text(caption)
     return table
 
 
@@ -57,15 +56,16 @@ def _cells(column: ColumnSchema, sample: ColumnSample) -> tuple[str, ...]:
     return column.name, column.role, column.type, rule, sample.example, missing, distinct
 
 
-def _caption(schema: Schema, samples: dict[str, ColumnSample]) -> str | None:
+def schema_notes(schema: Schema, samples: Sequence[ColumnSample]) -> tuple[str, ...]:
+    """Returns what the table does not show, in sentences."""
     notes = []
     if (more := len(schema.columns) - _MOST_COLUMNS) > 0:
-        notes.append(f"and {more} columns more")
-    every = [
-        column.name
-        for column in schema.of_role("categorical")
-        if len(cells := samples[column.name].cells) >= 1000 and samples[column.name].distinct == len(cells)
-    ]
-    if every:
+        notes.append(f"the table shows {_MOST_COLUMNS} columns, and there are {more} more: schema.toml has all")
+    unlike = {sample.name for sample in samples if len(sample.cells) >= _ROWS_THAT_TELL and _differs_in_each(sample)}
+    if every := [column.name for column in schema.of_role("categorical") if column.name in unlike]:
         notes.append(f"{', '.join(every)}: another value in each row; --column {every[0]}=ignored leaves it out")
-    return "\n".join(notes) or None
+    return tuple(notes)
+
+
+def _differs_in_each(sample: ColumnSample) -> bool:
+    return sample.distinct == len(sample.cells)
