@@ -5,7 +5,7 @@ Each field has its option of `recstore train` and its bounds in its type.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -420,6 +420,19 @@ class TrainingConfig:
         paths = {"train": [str(p) for p in self.train], "test": [str(p) for p in self.test]}
         return {**asdict(self), **paths}
 
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TrainingConfig:
+        """Returns the configuration that `as_json` described.
+
+        Raises:
+            ValueError: it has an option of another name; further as the class.
+        """
+        unknown = sorted(values.keys() - {each.name for each in fields(cls)})
+        if unknown:
+            raise ValueError(f"unknown option {', '.join(unknown)}; it was written by another version")
+        read = {name: _as_tuples(value) for name, value in values.items()}
+        return cls(**{**read, **{name: tuple(map(Path, read[name])) for name in ("train", "test") if name in read}})
+
     def model_options(self) -> dict[str, Any]:
         """Returns the arguments of the model's own that were given or filled in."""
         options = {name: getattr(self, name) for name in MODEL_OPTIONS[self.model]}
@@ -517,3 +530,10 @@ class TrainingConfig:
         given = [name for name in names if getattr(self, name) is not None]
         if given:
             raise ValueError(f"{owner} takes no {' and no '.join(given)}")
+
+
+def _as_tuples(value: Any) -> Any:
+    """JSON has lists where the configuration has tuples."""
+    if isinstance(value, dict):
+        return {name: _as_tuples(each) for name, each in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

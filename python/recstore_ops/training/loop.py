@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from recstore_ops import SparseOptimizer
-from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.training.build import table_bytes, table_rows
 from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.early_stopping import EarlyStopping
 from recstore_ops.training.job import Job, WholeBatches
 from recstore_ops.training.optimizers import make_optimizers
@@ -170,7 +170,7 @@ class _Run:
             state = self._checkpoints.best_state()
             assert state is not None, "every best evaluation is saved"
             self._checkpoints.load_best_tables()
-            _load_parameters(self._model, state["model"])
+            load_dense_parameters(self._model, state["model"])
 
     def _train_on(self, batch: Batch) -> None:
         self._schedule.before_step(self._step + 1, self._epochs_done())
@@ -297,7 +297,7 @@ class _Run:
             "schedule": self._schedule.state_dict(),
             "stopping": self._stopping.state_dict(),
             "random": torch.get_rng_state(),
-            "model": dict(_parameters(self._model)),
+            "model": dict(dense_parameters(self._model)),
             "optimizers": [optimizer.state_dict() for optimizer in self._dense_optimizers()],
             "file_sizes": file_sizes(self._config),
         }
@@ -313,7 +313,7 @@ class _Run:
         self._schedule.load_state_dict(state["schedule"])
         self._stopping.load_state_dict(state["stopping"])
         torch.set_rng_state(state["random"])
-        _load_parameters(self._model, state["model"])
+        load_dense_parameters(self._model, state["model"])
         for optimizer, saved in zip(self._dense_optimizers(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
 
@@ -362,17 +362,6 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     # binary_cross_entropy_with_logits computes the same, but wakes all threads for a batch of any
     # size, which on a busy machine takes far longer than the step.
     return softplus(logits) - labels * logits
-
-
-def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The dense parameters and buffers of a model by name; not its `state_dict`, which has the rows of tables."""
-    for name, tensor in chain(without_stand_ins(model.named_parameters()), model.named_buffers()):
-        yield name, tensor.detach()
-
-
-def _load_parameters(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    for name, tensor in _parameters(model):
-        tensor.copy_(saved[name])
 
 
 def _read_through(rows: RowSource) -> None:

@@ -24,6 +24,7 @@ from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory, create_directory
 from recstore_ops.training.run_checkpoints import RunCheckpoints, SaveOptions, State
+from recstore_ops.training.run_schema import RunSchema
 from recstore_ops.training.sharded_run_checkpoints import ShardedRunCheckpoints
 from recstore_ops.training.stop_request import StopRequest
 from recstore_ops.training.tables import Vocabulary
@@ -157,6 +158,7 @@ def _train(
     is_new: bool = True,
 ) -> list[EvaluationRecord]:
     rows = open_input(config)
+    RunSchema.of(config, rows.train).write(run.path)
     if rows.note:
         display.note(rows.note)
     vocabulary = None

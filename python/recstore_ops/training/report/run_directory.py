@@ -1,6 +1,7 @@
 """The directory of a run, in which everything lies that it leaves.
 
 - `config.json`: what it was configured by.
+- `schema.json`: the form of its rows; see `run_schema`.
 - `metrics.jsonl`: one record a line, told apart by `event`: `vocabulary`, `steps`, `evaluation`, at the end `segments`,
   `calibration` and `end`. A line is on disk as soon as it is recorded.
 - `learning_curve.png`: logloss and AUC over training rows.
