@@ -1,0 +1,76 @@
+"""A file of predictions, one line or row of it for each input row, in the order of the input.
+
+The columns are `row`, int64, the number of the row in its file from 0; `file`, where rows of several files are
+predicted; `probability`, float32; and `label`, int8.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+
+from recstore_ops.training.quality.evaluation import Scores
+
+_WRITERS = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
+
+
+class PredictionsFile:
+    """Writes predictions as they come, beside the file's place, where it appears once all are written.
+
+    A context manager: an error within leaves nothing behind, and an older file as it was.
+
+    Args:
+        path: ends in .parquet or .csv, which says what is written.
+        names_files: whether there is a column `file`.
+        replaces: whether there may be such a file, to be replaced.
+
+    Raises:
+        ValueError: the file has another ending, or there is one already.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, *, names_files: bool, replaces: bool) -> None:
+        if path.suffix not in _WRITERS:
+            raise ValueError(f"expected an output that ends in {' or '.join(_WRITERS)}, got {path}")
+        if path.exists() and not replaces:
+            raise ValueError(f"{path} exists already; --replace replaces it")
+        self._path = path
+        self._beside = path.with_name(f"{path.name}.new")
+        file = [("file", pa.string())] if names_files else []
+        self._schema = pa.schema([("row", pa.int64()), *file, ("probability", pa.float32()), ("label", pa.int8())])
+        self._writer = _WRITERS[path.suffix](self._beside, self._schema)
+
+    def write(self, scores: Scores, first_row: int, file: str | None = None) -> None:
+        """Appends the predictions of B rows.
+
+        Args:
+            scores: what the model says of them.
+            first_row: the number of the first one.
+            file: that they are of; only where files are named.
+        """
+        columns = {
+            "row": np.arange(first_row, first_row + len(scores), dtype=np.int64),
+            "file": None if file is None else pa.repeat(file, len(scores)),
+            "probability": scores.probabilities().float().numpy(),
+            "label": scores.labels.numpy().astype(np.int8),
+        }
+        arrays = [pa.array(columns[name], self._schema.field(name).type) for name in self._schema.names]
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+
+    def __enter__(self) -> PredictionsFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._writer.close()
+            if error is None:
+                self._beside.replace(self._path)
+        finally:
+            self._beside.unlink(missing_ok=True)
