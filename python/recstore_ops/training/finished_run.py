@@ -22,7 +22,7 @@ from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine
 from recstore_ops.training.run_checkpoints import as_os_error
 from recstore_ops.training.run_schema import RunSchema, open_rows_of_run
-from recstore_ops.training.saved_run import SavedRun, Which
+from recstore_ops.training.saved_run import SavedRun, Which, short_name
 
 
 class LoadedRun:
@@ -91,11 +91,6 @@ def load(run: Path, *, which: Which = "best", name: str | None = None) -> Loaded
             _drop({*wanted, *wanted.values()})
             raise
     return LoadedRun(saved.config, saved.schema, model, saved.state["step"])
-
-
-def short_name(table: str) -> str:
-    """Returns a table's name without the model's: `v` of `fm/v`."""
-    return table.rpartition("/")[2]
 
 
 def _check_free(names: set[str], run: Path) -> None:

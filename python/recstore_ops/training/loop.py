@@ -26,6 +26,7 @@ from recstore_ops.training.dense_parameters import dense_parameters, load_dense_
 from recstore_ops.training.early_stopping import EarlyStopping
 from recstore_ops.training.job import Job, WholeBatches
 from recstore_ops.training.optimizers import make_optimizers
+from recstore_ops.training.other_run import DenseStart
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
@@ -65,6 +66,7 @@ def train(
     observer: Observer | None = None,
     checkpoints: RunCheckpoints | None = None,
     job: Job | None = None,
+    start: DenseStart | None = None,
 ) -> list[EvaluationRecord]:
     """Trains a model and returns the record of each evaluation.
 
@@ -78,6 +80,7 @@ def train(
             the end that of the best evaluation, without them that of the last step.
         job: the processes that train together, over which the model's tables are sharded; this one alone by default.
             All call it with the same rows, and all or none with an observer and checkpoints.
+        start: what optimizers outside the tables begin with, unless the run goes on from a save; anew by default.
 
     Raises:
         ValueError: bad input, no training or validation rows, or a loss that is not finite.
@@ -89,7 +92,7 @@ def train(
     run = _Run(config, model, rows, observer, checkpoints, job or Job())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # For dropout.
-        run.restore()
+        run.restore(start)
         while not run.finished:
             run.train_epoch()
     run.take_best()
@@ -138,12 +141,14 @@ class _Run:
         self._since_log = Stretch()
         self._since_evaluation = Stretch()
 
-    def restore(self) -> None:
-        """Goes on from the last save, if there is one."""
+    def restore(self, start: DenseStart | None) -> None:
+        """Goes on from the last save, if there is one; else begins as `start` says."""
         state = None if self._checkpoints is None else self._checkpoints.last_state()
         if self._checkpoints is not None and state is not None:
             self._checkpoints.load_last_tables()
             self._load_state_dict(state)
+        elif start is not None:
+            self._begin_with(start)
 
     def train_epoch(self) -> None:
         """Passes over the training rows once, but for those of the epoch that were used before a save."""
@@ -316,6 +321,13 @@ class _Run:
         load_dense_parameters(self._model, state["model"])
         for optimizer, saved in zip(self._dense_optimizers(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+
+    def _begin_with(self, start: DenseStart) -> None:
+        for optimizer, state in zip(self._dense_optimizers(), start.optimizers or [], strict=False):
+            # Its options, such as its learning rate, are this run's own.
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state["state"]})
+        if start.random is not None:
+            torch.set_rng_state(start.random)
 
     def _dense_optimizers(self) -> list[torch.optim.Optimizer]:
         # The store keeps what its optimizers know, and its schedule sets their rates anew before each step.

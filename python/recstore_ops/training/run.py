@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,7 +13,7 @@ from threading import Thread
 
 from rich.console import Console
 
-from recstore_ops.training.build import build_model
+from recstore_ops.training.begin import begin
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.job import Job, joined_job, may_restart, restarts
 from recstore_ops.training.loop import train
@@ -77,9 +77,11 @@ def _run_further(config: TrainingConfig, saving: SaveOptions, job: Job, stop: St
     path = job.told_by_first(None)
     if path is None:
         raise ValueError("the first process of the job could not begin; its own error tells why")
+    checkpoints = _checkpoints(path, None, saving, stop, job)
     rows = open_input(config)
-    model = build_model(config, config.model, rows.train, process_group=job.group)
-    train(config, model, rows, _SilentObserver(), _checkpoints(path, None, saving, stop, job), job)
+    model, begun = begin(config, rows.train, job, path, is_new=checkpoints.last_state() is None)
+    train(config, model, rows, _SilentObserver(), checkpoints, job, begun.start)
+    begun.changes(model)
     return path
 
 
@@ -165,9 +167,14 @@ def _train(
     if config.tables == "nn":
         vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
         rows = rows.in_places_of(vocabulary)
-    # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-    model = build_model(config, config.model, rows.train, vocabulary, job.group)
-    records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary), checkpoints, job)
+    model, begun = begin(config, rows.train, job, run.path, is_new=is_new, vocabulary=vocabulary)
+    if begun.note:
+        display.note(begun.note)
+    observer = _RunObserver(run, display, rows, vocabulary)
+    records = train(config, model, rows, observer, checkpoints, job, begun.start)
+    for changes in begun.changes(model):
+        run.record_event("table_changes", **asdict(changes))
+        display.note(changes.as_text())
     for part, figures in run.segments().items():
         display.note(_segments_note(config, part, figures))
     return records

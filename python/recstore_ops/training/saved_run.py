@@ -60,6 +60,11 @@ class SavedRun:
         return cls(path, config, RunSchema.read(path), directory, saved_tables(directory), state)
 
 
+def short_name(table: str) -> str:
+    """Returns a table's name without the model's: `v` of `fm/v`."""
+    return table.rpartition("/")[2]
+
+
 def read_config(run: Path) -> TrainingConfig:
     """Reads a run's `config.json`.
 
