@@ -21,7 +21,7 @@ from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
 from recstore_ops.training.build import build_model
 from recstore_ops.training.config import InitWhat, TrainingConfig
-from recstore_ops.training.dense_parameters import load_dense_parameters
+from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.job import Job
 from recstore_ops.training.optimizers import dense_optimizer_name
 from recstore_ops.training.rows.row_source import RowSource
@@ -101,7 +101,7 @@ class OtherRun:
                 _native.set_optimizer_learning_rate(table.table_id, float(self._config.lr or 0))
             elif short_name(table.name) in kept:
                 self._put(table, *kept.pop(short_name(table.name)))
-        load_dense_parameters(model, self._saved.state["model"])
+        load_dense_parameters(model, self._parameters_of(model))
         return model
 
     def dense_start(self) -> DenseStart:
@@ -121,6 +121,11 @@ class OtherRun:
         tables = ", ".join(sorted(self._chosen))
         what = "rows and optimizer state" if self.what == "rows-and-optimizer" else "rows"
         return f"beginning with run {self._saved.path} after its step {state['step']:,}: {what} of the tables {tables}"
+
+    def _parameters_of(self, model: nn.Module) -> dict[str, Tensor]:
+        """The saved parameters by the names that the model has for them: dropout moves the numbers of layers."""
+        saved, names = self._saved.state["model"], [name for name, _ in dense_parameters(model)]
+        return dict(zip(names, saved.values(), strict=True)) if len(names) == len(saved) else saved
 
     def _check_model(self) -> None:
         for name in _OF_THE_MODEL:
