@@ -27,6 +27,10 @@ RowFiles = Annotated[
 WhichCheckpoint = Annotated[
     Which, typer.Option("--checkpoint", help="The model of the best evaluation, or the one of the last save.")
 ]
+TableName = Annotated[str, typer.Option(help="A table as the model calls it: v has its factors, w its weights.")]
+FieldName = Annotated[
+    str | None, typer.Option(help="Only ids of this field, as movie.", show_default="ids of all fields")
+]
 BatchSize = Annotated[int, typer.Option(help="Rows that the model takes at once; changes no result.", min=1)]
 
 DEFAULT_BATCH_SIZE = EVALUATION_ROWS

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from torch import nn
 
-from recstore_ops.training.build import build_model
+from recstore_ops.training.build import build_model, tables_of
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.job import Job
-from recstore_ops.training.other_run import DenseStart, OtherRun, tables_of
+from recstore_ops.training.other_run import DenseStart, OtherRun
 from recstore_ops.training.row_changes import RowChanges, RowsBefore
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.tables import Vocabulary

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recstore_ops import DistEmbedding, table_statistics
+from recstore_ops import DistEmbedding, Table, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.training.config import ModelName, TrainingConfig
 from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
@@ -97,6 +97,10 @@ def table_bytes(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> in
     return in_store + sum(tensor.nbytes for tensor in [*weights, *kept])
 
 
+def tables_of(model: nn.Module) -> list[Table]:
+    """Returns the tables of the store in a model."""
+    return [module.table for module in model.modules() if isinstance(module, DistEmbedding)]
+
+
 def _statistics(model: nn.Module) -> list[dict[str, int]]:
-    tables = [module for module in model.modules() if isinstance(module, DistEmbedding)]
-    return [table_statistics(table.name) for table in tables]
+    return [table_statistics(table.name) for table in tables_of(model)]

@@ -13,7 +13,7 @@ from recstore_ops import DistEmbedding, RecStoreClient, Table, TableConfig, chec
 from recstore_ops._native import copy_table
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.servers.choosing import embedded_for
-from recstore_ops.training.build import model_over
+from recstore_ops.training.build import model_over, tables_of
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import load_dense_parameters
 from recstore_ops.training.quality.evaluation import Scores, predict
@@ -53,6 +53,17 @@ class LoadedRun:
             OSError: a file cannot be read.
         """
         return open_rows_of_run(self.config, self.schema, paths, on_bad_line)
+
+    def table(self, name: str) -> Table:
+        """Returns the table that the model calls `name`, as `v`.
+
+        Raises:
+            ValueError: the model has no such table.
+        """
+        tables = {short_name(table.name): table for table in tables_of(self.model)}
+        if name not in tables:
+            raise ValueError(f"the model {self.config.model} has no table {name}; it has {', '.join(sorted(tables))}")
+        return tables[name]
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Scores]:
         """Yields what the model says of each batch. No table gets a row: an unknown id reads as its initial row."""

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recstore_ops import DistEmbedding, RecStoreClient, Table, _native, checkpoint, sharding, table_names
+from recstore_ops import RecStoreClient, Table, _native, checkpoint, sharding, table_names
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
-from recstore_ops.training.build import build_model
+from recstore_ops.training.build import build_model, tables_of
 from recstore_ops.training.config import InitWhat, TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.job import Job
@@ -199,11 +199,6 @@ class OtherRun:
             # Under a limit of memory some may have left again.
             is_there_N = torch.isin(ids_N, operators.hashtable_ids(table.handle))
             _put_state(table, ids_N[is_there_N], {name: slot[is_there_N] for name, slot in slots.items()}, progress)
-
-
-def tables_of(model: nn.Module) -> list[Table]:
-    """Returns the tables of the store in a model."""
-    return [module.table for module in model.modules() if isinstance(module, DistEmbedding)]
 
 
 def _read(table: Table) -> _Kept:
