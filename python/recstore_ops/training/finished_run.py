@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, RecStoreClient, Table, TableConfig, checkpoint, table_names
 from recstore_ops._native import copy_table
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.training.build import model_over, tables_of
@@ -92,7 +93,7 @@ def load(run: Path, *, which: Which = "best", name: str | None = None) -> Loaded
             tables of these names already, or keeps its tables on servers.
         OSError: a file is damaged.
     """
-    saved = SavedRun.read(Path(run), which)
+    saved = SavedRun.read(Path(user_path(run, "run")), which)
     wanted = {table: table if name is None else f"{name}/{short_name(table)}" for table in saved.tables}
     with embedded_for("load"):
         _check_free({*wanted, *wanted.values()}, saved.path)

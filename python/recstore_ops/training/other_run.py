@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops import RecStoreClient, Table, _native, checkpoint, sharding, table_names
+from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import embedded_for
@@ -71,7 +72,7 @@ class OtherRun:
         assert config.init_from is not None, "a run that begins with another one"
         self._config = config
         self._job = job
-        self._saved = SavedRun.read(Path(config.init_from), "last")
+        self._saved = SavedRun.read(Path(user_path(config.init_from, "init_from")), "last")
         self._check_model()
         self._saved.schema.check(rows.field_names, rows.dense_names, "this one has")
         self.what: InitWhat = self._chosen_what()
