@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from recstore_ops import DistEmbedding, RecStoreClient, Table, table_names, tabl
 from recstore_ops.servers import choosing
 from recstore_ops.training import evaluate, load, planted_interactions
 from recstore_ops.training.formats.libsvm import write_libsvm
+from recstore_ops.training.saved_run import SavedRun
 
 pytestmark = [
     pytest.mark.tier("test"),
@@ -239,6 +241,14 @@ def test_a_run_that_cannot_be_loaded_is_an_error_and_leaves_no_tables(
         load(path)
     assert message.format(run=path) in str(caught.value)
     assert not {"fm/w", "fm/v"} & set(table_names())
+
+
+def test_a_run_that_was_saved_meanwhile_is_an_error(trained: Path) -> None:
+    saved = SavedRun.read(trained / "runs" / "fm", "best")
+    earlier = replace(saved, state={**saved.state, "step": 3})
+    step = saved.state["step"]
+    with pytest.raises(OSError, match=f"was saved after step {step} while what it knew after step 3 was read"):
+        earlier.load_tables()
 
 
 def test_another_checkpoint_than_those_of_a_run_is_an_error(trained: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from recstore_ops import DistEmbedding, RecStoreClient, Table, TableConfig, checkpoint, table_names
+from recstore_ops import DistEmbedding, RecStoreClient, Table, TableConfig, table_names
 from recstore_ops._native import copy_table
 from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
@@ -21,7 +21,6 @@ from recstore_ops.training.quality.evaluation import Scores, predict
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine
-from recstore_ops.training.run_checkpoints import as_os_error
 from recstore_ops.training.run_schema import RunSchema, open_rows_of_run
 from recstore_ops.training.saved_run import SavedRun, Which, short_name
 
@@ -115,8 +114,7 @@ def _check_free(names: set[str], run: Path) -> None:
 
 
 def _opened(saved: SavedRun, wanted: dict[str, str]) -> nn.Module:
-    with as_os_error(f"run {saved.path} cannot be loaded"):
-        checkpoint.load(saved.checkpoint, progress=False)
+    saved.load_tables()
     for trained_as, table in wanted.items():
         if table != trained_as:
             copy_table(Table.open(trained_as).table_id, table)

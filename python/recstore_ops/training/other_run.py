@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from recstore_ops import RecStoreClient, Table, _native, checkpoint, sharding, table_names
+from recstore_ops import RecStoreClient, Table, _native, table_names
 from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.ops import operators
@@ -26,7 +26,6 @@ from recstore_ops.training.dense_parameters import dense_parameters, load_dense_
 from recstore_ops.training.job import Job
 from recstore_ops.training.optimizers import dense_optimizer_name
 from recstore_ops.training.rows.row_source import RowSource
-from recstore_ops.training.run_checkpoints import as_os_error
 from recstore_ops.training.saved_run import SavedRun, short_name
 
 _OF_THE_MODEL = ("model", "dim", "hidden", "bottom", "crosses", "bias", "hash_buckets")
@@ -95,7 +94,7 @@ class OtherRun:
         kept = {} if self._is_loaded_whole else self._read_tables()
         model = build_model(self._config, name, rows, process_group=self._job.group)
         if self._is_loaded_whole:
-            self._load_whole()
+            self._saved.load_tables(self._job.group)
         for table in tables_of(model):
             if self._is_loaded_whole:
                 # A load brings the rate of the other run's last step.
@@ -167,13 +166,6 @@ class OtherRun:
             *(["init_what"] if self.what == "rows" and "optimizer" not in names else []),
         ]
 
-    def _load_whole(self) -> None:
-        with as_os_error(f"run {self._saved.path} cannot be loaded"):
-            if self._job.group is None:
-                checkpoint.load(self._saved.checkpoint, progress=False)
-            else:
-                sharding.load(self._saved.checkpoint, self._job.group)
-
     def _read_tables(self) -> dict[str, _Kept]:
         """Loads the other run's tables, reads them and drops them again."""
         with embedded_for("init_from"):
@@ -181,8 +173,7 @@ class OtherRun:
             if taken:
                 raise ValueError(f"this process has a table {taken[0]} already, under which a run is read")
             try:
-                with as_os_error(f"run {self._saved.path} cannot be loaded"):
-                    checkpoint.load(self._saved.checkpoint, progress=False)
+                self._saved.load_tables()
                 chosen = [table for table in self._saved.tables if short_name(table) in self._chosen]
                 return {short_name(name): _read(Table.open(name)) for name in chosen}
             finally:

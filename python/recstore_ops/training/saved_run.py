@@ -7,8 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+import torch.distributed as dist
+
+from recstore_ops import checkpoint, sharding
 from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.run_checkpoints import State, read_state, saved_tables
+from recstore_ops.training.run_checkpoints import State, as_os_error, read_state, saved_tables
 from recstore_ops.training.run_schema import RunSchema
 
 Which = Literal["best", "last"]
@@ -58,6 +61,25 @@ class SavedRun:
         if state is None:
             raise ValueError(f"run {path} has no checkpoint {directory.name}: nothing of it was saved")
         return cls(path, config, RunSchema.read(path), directory, saved_tables(directory), state)
+
+    def load_tables(self, group: dist.ProcessGroup | None = None) -> None:
+        """Gives this process, or each of a group its shard of, the tables of the checkpoint.
+
+        Raises:
+            OSError: a file is damaged, or the run goes on and was saved since it was read here.
+        """
+        with as_os_error(f"run {self.path} cannot be loaded"):
+            report = (
+                checkpoint.load(self.checkpoint, progress=False)
+                if group is None
+                else sharding.load(self.checkpoint, group)
+            )
+        step = report.metadata["step"]
+        if step != self.state["step"]:
+            raise OSError(
+                f"run {self.path} was saved after step {step:,} while what it knew after step "
+                f"{self.state['step']:,} was read: read it once more"
+            )
 
 
 def short_name(table: str) -> str:
