@@ -32,7 +32,7 @@ pytestmark = pytest.mark.tier("quick")
         ({"optimizer": "lion"}, "optimizer must be one of sgd"),
         (
             {"init_from": "runs/x", "init_what": "slots"},
-            "init_what must be one of rows, rows-and-optimizer, got 'slots'",
+            "init_what must be one of rows, rows-and-optimizer, got",
         ),
         ({"init_what": "rows"}, "a run without init_from takes no init_what"),
         ({"init_tables": ("v",)}, "a run without init_from takes no init_tables"),
