@@ -22,7 +22,7 @@ RunPath = Annotated[
 ]
 RowFiles = Annotated[
     list[Path],
-    typer.Argument(metavar="DATA...", help="Files like those that the run was trained on.", parser=read_user_path),
+    typer.Argument(metavar="DATA", help="Files like those that the run was trained on.", parser=read_user_path),
 ]
 WhichCheckpoint = Annotated[
     Which, typer.Option("--checkpoint", help="The model of the best evaluation, or the one of the last save.")
@@ -31,7 +31,7 @@ TableName = Annotated[str, typer.Option(help="A table as the model calls it: v h
 FieldName = Annotated[
     str | None, typer.Option(help="Only ids of this field, as movie.", show_default="ids of all fields")
 ]
-BatchSize = Annotated[int, typer.Option(help="Rows that the model takes at once; changes no result.", min=1)]
+BatchSize = Annotated[int, typer.Option(help="Rows that the model takes at once.", min=1)]
 
 DEFAULT_BATCH_SIZE = EVALUATION_ROWS
 
