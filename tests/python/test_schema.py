@@ -305,7 +305,7 @@ class TestRuns:
             "model": "lr",
             "reduction": reduction,
         }
-        common |= {"optimizer": "sgd", "lr": 0.1, "batch_size": 100}
+        common |= {"optimizer": "sgd", "lr": 0.1, "batch_size": 100, "reduction": reduction}
         found = {}
         for name, roles in (("weighted", {"times": "weight"}), ("repeated", {})):
             train = (tmp_path / f"{name}.csv",)
@@ -318,7 +318,9 @@ class TestRuns:
 
 @pytest.mark.parametrize("model", MODEL_OPTIONS)
 def test_planted_rows_take_no_columns(model: Any) -> None:
-    for options in ({"label_column": "y"}, {"drop_columns": ("a",)}, {"column_roles": {"a": "ids"}}, {"schema": "x"}):
+    several: list[dict[str, Any]] = [{"label_column": "y"}, {"drop_columns": ("a",)}, {"schema": "x"}]
+    several.append({"column_roles": {"a": "ids"}})
+    for options in several:
         with pytest.raises(ValueError, match=f"planted data takes no {next(iter(options))}"):
             TrainingConfig(planted="pairs", model=model, **options)
 

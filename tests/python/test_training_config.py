@@ -27,9 +27,16 @@ pytestmark = pytest.mark.tier("quick")
             {"planted": None, "train": (Path("x"),), "planted_train_rows": 5},
             "a run on files takes no planted_train_rows",
         ),
-        ({"planted": None, "train": (Path("x"),), "file_format": "csv"}, "file_format must be one of libsvm, libffm,"),
+        ({"planted": None, "train": (Path("x"),), "file_format": "json"}, "file_format must be one of libsvm, libffm,"),
         ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, got 'dnn'"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd"),
+        (
+            {"init_from": "runs/x", "init_what": "slots"},
+            "init_what must be one of rows, rows-and-optimizer, got",
+        ),
+        ({"init_what": "rows"}, "a run without init_from takes no init_what"),
+        ({"init_tables": ("v",)}, "a run without init_from takes no init_tables"),
+        ({"init_from": "runs/x", "tables": "nn"}, "a run with tables nn takes no init_from"),
         ({"model": "lr", "dim": 4}, "model lr takes no dim"),
         ({"model": "fm", "hidden": (4,)}, "model fm takes no hidden"),
         ({"model": "deepfm", "bottom": (4,)}, "model deepfm takes no bottom"),
@@ -104,6 +111,25 @@ def test_a_configuration_is_plain_json() -> None:
     config = TrainingConfig(train=(Path("a"), Path("b")), model="wide_deep", crosses=((0, 1),), drop_columns=("x",))
     values = json.loads(json.dumps(config.as_json()))
     assert (values["train"], values["test"], values["crosses"]) == (["a", "b"], [], [[0, 1]])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train": (Path("a"), Path("b")), "test": (Path("c"),), "optimizer": "ftrl", "drop_columns": ("x", "y")},
+        {"planted": "pairs", "model": "wide_deep", "crosses": ((0, 1), (2, 3)), "schedule": "plateau"},
+        {"planted": "pairs", "dense_optimizer": "adam", "dense_options": {"betas": (0.8, 0.9)}, "ttl": 3},
+        {"train": (Path("a"),), "model": "dlrm", "init_from": "runs/x", "init_what": "rows", "init_tables": ("v",)},
+    ],
+)
+def test_a_configuration_is_read_back_from_json(options: dict[str, Any]) -> None:
+    config = TrainingConfig(**options)
+    assert TrainingConfig.from_json(json.loads(json.dumps(config.as_json()))) == config
+
+
+def test_an_option_of_another_version_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="unknown option depth, width; it was written by another version"):
+        TrainingConfig.from_json({"planted": "pairs", "width": 1, "depth": 2})
 
 
 def test_ftrl_takes_lr_as_alpha() -> None:

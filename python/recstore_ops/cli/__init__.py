@@ -9,7 +9,11 @@ import typer
 from recstore_ops.cli.checkpoint import checkpoint_commands
 from recstore_ops.cli.compact import compact_command
 from recstore_ops.cli.doctor import doctor_command
+from recstore_ops.cli.evaluate import evaluate_command
+from recstore_ops.cli.export_vectors import export_vectors_command
 from recstore_ops.cli.inspect import inspect_command
+from recstore_ops.cli.neighbours import neighbours_command
+from recstore_ops.cli.predict import predict_command
 from recstore_ops.cli.promote import promote_command
 from recstore_ops.cli.reshard import reshard_command
 from recstore_ops.cli.serve import serve_command
@@ -25,6 +29,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("train")(train_command)
+app.command("evaluate")(evaluate_command)
+app.command("predict")(predict_command)
+app.command("export-vectors")(export_vectors_command)
+app.command("neighbours")(neighbours_command)
 app.command("generate")(generate_command)
 app.command("serve")(serve_command)
 app.command("promote")(promote_command)

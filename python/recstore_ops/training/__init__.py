@@ -5,6 +5,7 @@
 
 from recstore_ops.training.build import build_model, table_rows
 from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.finished_run import LoadedRun, load
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
@@ -36,6 +37,7 @@ __all__ = [
     "FactorizationMachine",
     "HashedRows",
     "HeldOutRows",
+    "LoadedRun",
     "LogisticRegression",
     "MappedRows",
     "MemoryRows",
@@ -60,6 +62,7 @@ __all__ = [
     "evaluate",
     "find_input_files",
     "hash_ids",
+    "load",
     "logloss",
     "open_input",
     "open_rows",

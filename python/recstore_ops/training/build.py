@@ -8,13 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from recstore_ops import DistEmbedding, table_statistics
+from recstore_ops import DistEmbedding, Table, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.training.config import ModelName, TrainingConfig
 from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer
 from recstore_ops.training.rows.row_source import RowSource
-from recstore_ops.training.tables import NnTables, StoreTables, Vocabulary
+from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
 from recstore_ops.training.training_input import MODELS_BY_FIELD
 
 MODELS: dict[ModelName, type[nn.Module]] = {
@@ -45,21 +45,26 @@ def build_model(
     Raises:
         ValueError: such a table has rows already, so that training would not start anew.
     """
-    options: dict[str, Any] = {**config.model_options(), "num_dense": len(rows.dense_names)}
-    if config.model in MODELS_BY_FIELD:
-        options["num_fields"] = len(rows.field_names)
     tables = (
         _store_tables(config, name, process_group)
         if vocabulary is None
         else NnTables(vocabulary.ids, name, seed=config.seed)
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
-        model = MODELS[config.model](tables, **options)
+    model = model_over(tables, config, len(rows.field_names), len(rows.dense_names))
     num_rows = sum(statistics["rows"] for statistics in _statistics(model))
     if num_rows > 0:
         raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
     return model
+
+
+def model_over(tables: Tables, config: TrainingConfig, num_fields: int, num_dense: int) -> nn.Module:
+    """Returns the configured model over any tables, for rows of so many fields and dense features."""
+    options: dict[str, Any] = {**config.model_options(), "num_dense": num_dense}
+    if config.model in MODELS_BY_FIELD:
+        options["num_fields"] = num_fields
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        return MODELS[config.model](tables, **options)
 
 
 def _store_tables(config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None) -> StoreTables:
@@ -92,6 +97,10 @@ def table_bytes(model: nn.Module, optimizers: list[torch.optim.Optimizer]) -> in
     return in_store + sum(tensor.nbytes for tensor in [*weights, *kept])
 
 
+def tables_of(model: nn.Module) -> list[Table]:
+    """Returns the tables of the store in a model."""
+    return [module.table for module in model.modules() if isinstance(module, DistEmbedding)]
+
+
 def _statistics(model: nn.Module) -> list[dict[str, int]]:
-    tables = [module for module in model.modules() if isinstance(module, DistEmbedding)]
-    return [table_statistics(table.name) for table in tables]
+    return [table_statistics(table.name) for table in tables_of(model)]

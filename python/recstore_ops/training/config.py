@@ -5,7 +5,7 @@ Each field has its option of `recstore train` and its bounds in its type.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ from recstore_ops.training.schedules import ScheduleName
 ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 TablesName = Literal["store", "nn"]
+InitWhat = Literal["rows", "rows-and-optimizer"]
 
 DEFAULT_LR: dict[OptimizerName, float] = {
     "sgd": 0.1,
@@ -66,6 +67,7 @@ _MODEL = "Model"
 _OPTIMIZER = "Optimizer"
 _LOOP = "Training"
 _OUTPUT = "Output"
+_BEGINNING = "Beginning"
 
 _AT_LEAST_ONE = Bounds(least=1)
 _EACH_AT_LEAST_ONE = Bounds(least=1, of_each=True)
@@ -134,6 +136,11 @@ class TrainingConfig:
         auc_by: the name of a field: AUC and more for each of its ids.
         log_every: steps between records of loss, speed and memory.
         cache_bytes: training rows, and test rows, are kept in memory if they need at most this.
+        init_from: the directory of a run whose last save this one begins with: rows, parameters outside the tables,
+            and perhaps optimizer state.
+        init_what: "rows" begins with new optimizer state; None takes that of the other run where both have one
+            optimizer.
+        init_tables: the tables that begin so; without any, all.
 
     Raises:
         ValueError: a value is out of range, or an option has no meaning beside the others.
@@ -437,6 +444,35 @@ class TrainingConfig:
         ),
         _NOT_NEGATIVE,
     ] = 2**30
+    init_from: Annotated[
+        str | None,
+        Option(
+            "The directory of a run: begin with the rows and parameters of its last save.",
+            _BEGINNING,
+            shown="new rows",
+            type=Path,
+            read=read_path,
+        ),
+    ] = None
+    init_what: Annotated[
+        InitWhat | None,
+        Option(
+            "What else to take from that run: its rows and parameters alone, or its optimizer's state too.",
+            _BEGINNING,
+            shown="rows-and-optimizer with the same optimizer, else rows",
+        ),
+    ] = None
+    init_tables: Annotated[
+        tuple[str, ...],
+        Option(
+            "A table that begins with that run's rows, as v; the others begin anew. May be repeated.",
+            _BEGINNING,
+            name="init-table",
+            shown="all",
+            type=list[str],
+            read=read_names,
+        ),
+    ] = ()
 
     def __post_init__(self) -> None:
         check_choices(self)
@@ -448,11 +484,25 @@ class TrainingConfig:
         self._fill_patience()
         check_bounds(self)
         self._check_tables()
+        self._check_beginning()
 
     def as_json(self) -> dict[str, Any]:
         """Returns the configuration with paths as text; `config.json` holds it."""
         paths = {"train": [str(p) for p in self.train], "test": [str(p) for p in self.test]}
         return {**asdict(self), **paths}
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> TrainingConfig:
+        """Returns the configuration that `as_json` described.
+
+        Raises:
+            ValueError: it has an option of another name; further as the class.
+        """
+        unknown = sorted(values.keys() - {each.name for each in fields(cls)})
+        if unknown:
+            raise ValueError(f"unknown option {', '.join(unknown)}; it was written by another version")
+        read = {name: _as_tuples(value) for name, value in values.items()}
+        return cls(**{**read, **{name: tuple(map(Path, read[name])) for name in ("train", "test") if name in read}})
 
     def model_options(self) -> dict[str, Any]:
         """Returns the arguments of the model's own that were given or filled in."""
@@ -544,6 +594,14 @@ class TrainingConfig:
         if self.crosses:
             raise ValueError("nn.Embedding has no row for crossed ids that are not in its vocabulary")
 
+    def _check_beginning(self) -> None:
+        if self.init_from is None:
+            self._refuse(("init_what",), "a run without init_from")
+            if self.init_tables:
+                raise ValueError("a run without init_from takes no init_tables")
+        elif self.tables == "nn":
+            raise ValueError("a run with tables nn takes no init_from")
+
     def _fill(self, defaults: dict[str, Any]) -> None:
         for name, default in defaults.items():
             if getattr(self, name) is None:
@@ -553,3 +611,10 @@ class TrainingConfig:
         given = [name for name in names if getattr(self, name) is not None]
         if given:
             raise ValueError(f"{owner} takes no {' and no '.join(given)}")
+
+
+def _as_tuples(value: Any) -> Any:
+    """JSON has lists where the configuration has tuples."""
+    if isinstance(value, dict):
+        return {name: _as_tuples(each) for name, each in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value

@@ -11,7 +11,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from recstore_ops import SparseOptimizer
-from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.training.build import table_bytes, table_rows
 from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.early_stopping import EarlyStopping
 from recstore_ops.training.job import Job, WholeBatches
 from recstore_ops.training.optimizers import make_optimizers
+from recstore_ops.training.other_run import DenseStart
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
@@ -65,6 +66,7 @@ def train(
     observer: Observer | None = None,
     checkpoints: RunCheckpoints | None = None,
     job: Job | None = None,
+    start: DenseStart | None = None,
 ) -> list[EvaluationRecord]:
     """Trains a model and returns the record of each evaluation.
 
@@ -78,6 +80,7 @@ def train(
             the end that of the best evaluation, without them that of the last step.
         job: the processes that train together, over which the model's tables are sharded; this one alone by default.
             All call it with the same rows, and all or none with an observer and checkpoints.
+        start: what optimizers outside the tables begin with, unless the run goes on from a save; anew by default.
 
     Raises:
         ValueError: bad input, no training or validation rows, or a loss that is not finite.
@@ -89,7 +92,7 @@ def train(
     run = _Run(config, model, rows, observer, checkpoints, job or Job())
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)  # For dropout.
-        run.restore()
+        run.restore(start)
         while not run.finished:
             run.train_epoch()
     run.take_best()
@@ -138,12 +141,14 @@ class _Run:
         self._since_log = Stretch()
         self._since_evaluation = Stretch()
 
-    def restore(self) -> None:
-        """Goes on from the last save, if there is one."""
+    def restore(self, start: DenseStart | None) -> None:
+        """Goes on from the last save, if there is one; else begins as `start` says."""
         state = None if self._checkpoints is None else self._checkpoints.last_state()
         if self._checkpoints is not None and state is not None:
             self._checkpoints.load_last_tables()
             self._load_state_dict(state)
+        elif start is not None:
+            self._begin_with(start)
 
     def train_epoch(self) -> None:
         """Passes over the training rows once, but for those of the epoch that were used before a save."""
@@ -170,7 +175,7 @@ class _Run:
             state = self._checkpoints.best_state()
             assert state is not None, "every best evaluation is saved"
             self._checkpoints.load_best_tables()
-            _load_parameters(self._model, state["model"])
+            load_dense_parameters(self._model, state["model"])
 
     def _train_on(self, batch: Batch) -> None:
         self._schedule.before_step(self._step + 1, self._epochs_done())
@@ -297,7 +302,7 @@ class _Run:
             "schedule": self._schedule.state_dict(),
             "stopping": self._stopping.state_dict(),
             "random": torch.get_rng_state(),
-            "model": dict(_parameters(self._model)),
+            "model": dict(dense_parameters(self._model)),
             "optimizers": [optimizer.state_dict() for optimizer in self._dense_optimizers()],
             "file_sizes": file_sizes(self._config),
         }
@@ -313,9 +318,16 @@ class _Run:
         self._schedule.load_state_dict(state["schedule"])
         self._stopping.load_state_dict(state["stopping"])
         torch.set_rng_state(state["random"])
-        _load_parameters(self._model, state["model"])
+        load_dense_parameters(self._model, state["model"])
         for optimizer, saved in zip(self._dense_optimizers(), state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
+
+    def _begin_with(self, start: DenseStart) -> None:
+        for optimizer, state in zip(self._dense_optimizers(), start.optimizers or [], strict=False):
+            # Its options, such as its learning rate, are this run's own.
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state["state"]})
+        if start.random is not None:
+            torch.set_rng_state(start.random)
 
     def _dense_optimizers(self) -> list[torch.optim.Optimizer]:
         # The store keeps what its optimizers know, and its schedule sets their rates anew before each step.
@@ -372,17 +384,6 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     # binary_cross_entropy_with_logits computes the same, but wakes all threads for a batch of any
     # size, which on a busy machine takes far longer than the step.
     return softplus(logits) - labels * logits
-
-
-def _parameters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The dense parameters and buffers of a model by name; not its `state_dict`, which has the rows of tables."""
-    for name, tensor in chain(without_stand_ins(model.named_parameters()), model.named_buffers()):
-        yield name, tensor.detach()
-
-
-def _load_parameters(model: nn.Module, saved: dict[str, Tensor]) -> None:
-    for name, tensor in _parameters(model):
-        tensor.copy_(saved[name])
 
 
 def _read_through(rows: RowSource) -> None:

@@ -36,6 +36,11 @@ def table_optimizer(config: TrainingConfig) -> dict[str, Any]:
     return {"kind": config.optimizer, **{name: value for name, value in own.items() if value is not None}}
 
 
+def dense_optimizer_name(config: TrainingConfig) -> str:
+    """Returns the name of the optimizer of all parameters outside the tables."""
+    return config.dense_optimizer or _DENSE_COUNTERPART[config.optimizer]
+
+
 def make_optimizers(config: TrainingConfig, model: nn.Module) -> list[torch.optim.Optimizer]:
     """Returns the optimizer of the tables, and that of all other parameters if there are any."""
     tables = [module for module in model.modules() if isinstance(module, DistEmbedding | nn.Embedding)]
@@ -43,10 +48,11 @@ def make_optimizers(config: TrainingConfig, model: nn.Module) -> list[torch.opti
     dense = [parameter for parameter in model.parameters() if id(parameter) not in in_tables]
     optimizers = [_of_tables(config, tables)]
     if dense:
-        name = config.dense_optimizer or _DENSE_COUNTERPART[config.optimizer]
         lr = config.dense_lr or config.lr
         assert lr is not None, "TrainingConfig fills it in"
-        optimizers.append(make_dense_optimizer(name, dense, lr=lr, options=config.dense_options))
+        optimizers.append(
+            make_dense_optimizer(dense_optimizer_name(config), dense, lr=lr, options=config.dense_options)
+        )
     return optimizers
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import wait
 from pathlib import Path
@@ -13,7 +13,7 @@ from threading import Thread
 
 from rich.console import Console
 
-from recstore_ops.training.build import build_model
+from recstore_ops.training.begin import begin
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.job import Job, joined_job, may_restart, restarts
 from recstore_ops.training.loop import train
@@ -23,6 +23,7 @@ from recstore_ops.training.report.comparison import write_comparison
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory, create_directory
+from recstore_ops.training.row_form import RowForm
 from recstore_ops.training.run_checkpoints import RunCheckpoints, SaveOptions, State
 from recstore_ops.training.sharded_run_checkpoints import ShardedRunCheckpoints
 from recstore_ops.training.stop_request import StopRequest
@@ -76,9 +77,11 @@ def _run_further(config: TrainingConfig, saving: SaveOptions, job: Job, stop: St
     path = job.told_by_first(None)
     if path is None:
         raise ValueError("the first process of the job could not begin; its own error tells why")
+    checkpoints = _checkpoints(path, None, saving, stop, job)
     rows = open_input(config)
-    model = build_model(config, config.model, rows.train, process_group=job.group)
-    train(config, model, rows, _SilentObserver(), _checkpoints(path, None, saving, stop, job), job)
+    model, begun = begin(config, rows.train, job, path, is_new=checkpoints.last_state() is None)
+    train(config, model, rows, _SilentObserver(), checkpoints, job, begun.start)
+    begun.changes(model)
     return path
 
 
@@ -158,13 +161,19 @@ def _train(
 ) -> list[EvaluationRecord]:
     rows = open_input(config)
     _show_input(rows, run, display)
+    RowForm.of(config, rows).write(run.path)
     vocabulary = None
     if config.tables == "nn":
         vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
         rows = rows.in_places_of(vocabulary)
-    # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-    model = build_model(config, config.model, rows.train, vocabulary, job.group)
-    records = train(config, model, rows, _RunObserver(run, display, rows, vocabulary), checkpoints, job)
+    model, begun = begin(config, rows.train, job, run.path, is_new=is_new, vocabulary=vocabulary)
+    if begun.note:
+        display.note(begun.note)
+    observer = _RunObserver(run, display, rows, vocabulary)
+    records = train(config, model, rows, observer, checkpoints, job, begun.start)
+    for changes in begun.changes(model):
+        run.record_event("table_changes", **asdict(changes))
+        display.note(changes.as_text())
     for part, figures in run.segments().items():
         display.note(_segments_note(config, part, figures))
     return records

@@ -145,11 +145,11 @@ class RunCheckpoints:
         Raises:
             OSError: a file is missing or damaged.
         """
-        return _read_state(self.path)
+        return read_state(self.path)
 
     def best_state(self) -> State | None:
         """Returns the state of the best evaluation; None if there is none."""
-        return _read_state(self.best_path)
+        return read_state(self.best_path)
 
     def load_last_tables(self) -> None:
         """Gives the tables the rows of the last save.
@@ -208,7 +208,22 @@ def write_state(path: Path, state: State) -> None:
         raise OSError(f"the run could not be saved: {path}: {error.strerror}") from error
 
 
-def _read_state(path: Path) -> State | None:
+def saved_tables(path: Path) -> tuple[str, ...]:
+    """Returns the names of the tables in the newest snapshot of a checkpoint directory; none where there is none.
+
+    Raises:
+        OSError: the manifest is damaged.
+    """
+    snapshots = _snapshots(path)
+    return tuple(str(table["name"]) for table in snapshots[-1]["tables"]) if snapshots else ()
+
+
+def read_state(path: Path) -> State | None:
+    """Returns what the newest snapshot of a checkpoint directory holds besides tables; None where there is none.
+
+    Raises:
+        OSError: a file is missing or damaged.
+    """
     snapshots = _snapshots(path)
     if not snapshots:
         return None

@@ -109,7 +109,7 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, segment_field: int | 
             parts = [_scores(model, batch, segment_field) for batch in batches]
     finally:
         model.train(was_training)
-    return _concatenated(parts)
+    return concatenated(parts)
 
 
 def _scores(model: nn.Module, batch: Batch, segment_field: int | None) -> Scores:
@@ -131,7 +131,8 @@ def _segments(batch: Batch, field: int) -> tuple[Tensor, Tensor]:
     return ids, present
 
 
-def _concatenated(parts: Sequence[Scores]) -> Scores:
+def concatenated(parts: Sequence[Scores]) -> Scores:
+    """Returns the scores of all parts in order."""
     segments = [part.segments for part in parts if part.segments is not None]
     in_segment = [part.in_segment for part in parts if part.in_segment is not None]
     empty = torch.empty(0, dtype=torch.float32, device="cpu")

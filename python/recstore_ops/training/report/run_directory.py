@@ -1,6 +1,7 @@
 """The directory of a run, in which everything lies that it leaves.
 
 - `config.json`: what it was configured by.
+- `rows.json`: the form of its rows; see `row_form`.
 - `metrics.jsonl`: one record a line, told apart by `event`: `vocabulary`, `steps`, `evaluation`, at the end `segments`,
   `calibration` and `end`. A line is on disk as soon as it is recorded.
 - `learning_curve.png`: logloss and AUC over training rows.
@@ -38,7 +39,7 @@ from recstore_ops.training.report.learning_curve import draw_learning_curve
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.table_growth import draw_table_growth
 from recstore_ops.training.schema.columns import Schema
-from recstore_ops.training.schema.schema_file import read_schema, write_schema
+from recstore_ops.training.schema.schema_file import SCHEMA, read_schema, write_schema
 
 
 class RunConfig(Protocol):
@@ -160,7 +161,7 @@ class RunDirectory:
         Raises:
             ValueError: the run began with another one.
         """
-        path = self.path / "schema.toml"
+        path = self.path / SCHEMA
         if not path.exists():
             write_schema(path, schema)
             return

@@ -43,7 +43,7 @@ def _split_directory(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Pat
         tuple(file for path in entries if word in _words(path) for file in _all_files(path))
         for word in ("train", "test")
     )
-    parts = tuple(file for path in entries for file in _all_files(path) if file.name.startswith("part-"))
+    parts = tuple(file for path in entries for file in _files_below(path) if file.name.startswith("part-"))
     if train or parts:
         return train or parts, test if train else ()
     names = ", ".join(path.name for path in entries) or "no files"
@@ -56,16 +56,17 @@ def _all_files(path: Path) -> list[Path]:
     Raises:
         ValueError: it has none.
     """
-    if not path.is_dir():
-        return [path]
-    files = sorted(
-        file
-        for file in path.rglob("*")
-        if file.is_file() and not any(map(_is_left_over, map(Path, file.relative_to(path).parts)))
-    )
+    files = _files_below(path)
     if not files:
         raise ValueError(f"{path} has no files")
     return files
+
+
+def _files_below(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    below = sorted(file for file in path.rglob("*") if file.is_file())
+    return [file for file in below if not any(map(_is_left_over, map(Path, file.relative_to(path).parts)))]
 
 
 def _is_left_over(path: Path) -> bool:

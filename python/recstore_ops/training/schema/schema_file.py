@@ -16,6 +16,9 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+SCHEMA = "schema.toml"
+"""The name of the file in the directory of a run."""
+
 _VERSION = 1
 _HEADING = """\
 # What `recstore train` understood of the columns. With --schema it reads files as such a file says: change roles

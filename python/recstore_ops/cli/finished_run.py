@@ -1,0 +1,45 @@
+"""What the commands about finished runs have in common: their arguments, and the progress over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from tqdm import tqdm
+
+from recstore_ops.config.command_options import read_user_path
+from recstore_ops.training.finished_run import LoadedRun
+from recstore_ops.training.loop import EVALUATION_ROWS
+from recstore_ops.training.quality.evaluation import Scores
+from recstore_ops.training.rows.batching import regroup
+from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.saved_run import Which
+
+RunPath = Annotated[
+    Path, typer.Argument(metavar="RUN", help="The directory of a run of `recstore train`.", parser=read_user_path)
+]
+RowFiles = Annotated[
+    list[Path],
+    typer.Argument(metavar="DATA", help="Files like those that the run was trained on.", parser=read_user_path),
+]
+WhichCheckpoint = Annotated[
+    Which, typer.Option("--checkpoint", help="The model of the best evaluation, or the one of the last save.")
+]
+TableName = Annotated[str, typer.Option(help="A table as the model calls it: v has its factors, w its weights.")]
+FieldName = Annotated[
+    str | None, typer.Option(help="Only ids of this field, as movie.", show_default="ids of all fields")
+]
+BatchSize = Annotated[int, typer.Option(help="Rows that the model takes at once.", min=1)]
+
+DEFAULT_BATCH_SIZE = EVALUATION_ROWS
+
+
+def shown_scores(run: LoadedRun, rows: RowSource, batch_size: int, what: str) -> Iterator[Scores]:
+    """Yields what the model says of rows, batch by batch; a terminal sees how far it is."""
+    # None: tqdm looks whether the standard error is a terminal.
+    with tqdm(total=rows.estimated_rows, desc=what, unit="row", unit_scale=True, disable=None) as bar:
+        for scores in run.scores(regroup(rows, batch_size)):
+            yield scores
+            bar.update(len(scores))

@@ -1,0 +1,94 @@
+"""A file of predictions, one line or row of it for each input row, in the order of the input.
+
+The columns are `row`, int64, the number of the row in its file from 0; `file`, where rows of several files are
+predicted; `probability`, float32; and `label`, int8, where rows have labels.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.parquet as parquet
+
+from recstore_ops.training.quality.evaluation import Scores
+
+_WRITERS = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
+
+
+def check_output(path: Path, *, replaces: bool) -> None:
+    """Checks the place of a file of predictions before the work on it.
+
+    Args:
+        path: of the file.
+        replaces: whether there may be such a file, to be replaced.
+
+    Raises:
+        ValueError: it has an ending that is not written, or there is such a file.
+    """
+    if path.suffix not in _WRITERS:
+        raise ValueError(f"expected an output that ends in {' or '.join(_WRITERS)}, got {path}")
+    if path.exists() and not replaces:
+        raise ValueError(f"{path} exists already; --replace replaces it")
+
+
+class PredictionsFile:
+    """Writes predictions as they come, beside the file's place, where it appears once all are written.
+
+    A context manager: an error within leaves nothing behind, and an older file as it was.
+
+    Args:
+        path: ends in .parquet or .csv, which says what is written; `check_output` has seen it.
+        names_files: whether there is a column `file`.
+        has_labels: whether there is a column `label`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, path: Path, *, names_files: bool, has_labels: bool) -> None:
+        self._path = path
+        self._beside = path.with_name(f"{path.name}.new")
+        file = [("file", pa.string())] if names_files else []
+        label = [("label", pa.int8())] if has_labels else []
+        self._schema = pa.schema([("row", pa.int64()), *file, ("probability", pa.float32()), *label])
+        self._writer = _WRITERS[path.suffix](self._beside, self._schema)
+
+    def write(self, scores: Scores, first_row: int, file: str | None = None) -> None:
+        """Appends the predictions of B rows.
+
+        Args:
+            scores: what the model says of them.
+            first_row: the number of the first one.
+            file: that they are of; only where files are named.
+        """
+        columns = {
+            "row": np.arange(first_row, first_row + len(scores), dtype=np.int64),
+            "file": None if file is None else pa.repeat(file, len(scores)),
+            "probability": scores.probabilities().float().numpy(),
+            "label": _labels(scores),
+        }
+        arrays = [pa.array(columns[name], self._schema.field(name).type) for name in self._schema.names]
+        self._writer.write_batch(pa.record_batch(arrays, schema=self._schema))
+
+    def __enter__(self) -> PredictionsFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self._writer.close()
+            if error is None:
+                self._beside.replace(self._path)
+        finally:
+            self._beside.unlink(missing_ok=True)
+
+
+def _labels(scores: Scores) -> pa.Array:
+    """The labels as integers; missing where a row has none."""
+    labels = scores.labels.numpy()
+    return pa.array(np.nan_to_num(labels).astype(np.int8), mask=np.isnan(labels))

@@ -1,0 +1,137 @@
+"""What a run keeps of its rows: their format, and the names of their fields and dense features; and rows like them.
+
+`rows.json` in the run's directory holds it, beside `schema.toml` where columns have names, so that a model can be
+built, and further files be compared with the training files, when those are no longer there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.formats import FormatName, open_rows
+from recstore_ops.training.formats.detection import detect_format
+from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.rows.text_rows import OnBadLine
+from recstore_ops.training.schema.columns import Schema
+from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
+from recstore_ops.training.training_input import MODELS_BY_FIELD, TrainingInput
+
+FORM = "rows.json"
+_COUNTING_FORMATS = ("libsvm", "libffm")
+
+
+@dataclass(frozen=True)
+class RowForm:
+    """The form of a run's rows.
+
+    Attributes:
+        file_format: of the training files; None for planted rows.
+        fields: names of the F fields of every row.
+        dense: names of the J dense features of every row.
+        columns: what the columns of files are for, where they have names.
+    """
+
+    file_format: FormatName | None
+    fields: tuple[str, ...]
+    dense: tuple[str, ...]
+    columns: Schema | None = None
+
+    @classmethod
+    def of(cls, config: TrainingConfig, rows: TrainingInput) -> RowForm:
+        """Returns the form of training rows."""
+        file_format = config.file_format or (detect_format(config.train[0]) if config.train else None)
+        return cls(file_format, rows.train.field_names, rows.train.dense_names, rows.schema)
+
+    def write(self, run: Path) -> None:
+        """Writes `rows.json` into a run's directory; `schema.toml` is written before a run begins."""
+        values = {"file_format": self.file_format, "fields": self.fields, "dense": self.dense}
+        beside = run / f"{FORM}.new"
+        beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+        beside.replace(run / FORM)
+
+    @classmethod
+    def read(cls, run: Path) -> RowForm:
+        """Reads `rows.json` from a run's directory, and `schema.toml` if it is there.
+
+        Raises:
+            ValueError: there is none, or `schema.toml` is no schema.
+            OSError: it is damaged.
+        """
+        path = run / FORM
+        try:
+            values = json.loads(path.read_text(encoding="utf-8"))
+            form = cls(values["file_format"], tuple(values["fields"]), tuple(values["dense"]))
+        except FileNotFoundError:
+            raise ValueError(f"run {run} has no {FORM}, which names the fields of its rows: train it anew") from None
+        except (ValueError, KeyError, TypeError):
+            raise OSError(f"{path} is damaged: expected file_format, fields and dense") from None
+
+        schema = run / SCHEMA
+        return replace(form, columns=read_schema(schema)) if schema.exists() else form
+
+    def check(self, fields: Sequence[str], dense: Sequence[str], whose: str) -> None:
+        """Compares the names of other rows, which messages call `whose`, with these.
+
+        Raises:
+            ValueError: they differ.
+        """
+        for kind, expected, actual in (("fields", self.fields, fields), ("dense features", self.dense, dense)):
+            if tuple(actual) != expected:
+                raise ValueError(f"the run was trained with the {kind} {_listed(expected)}, {whose} {_listed(actual)}")
+
+
+def open_rows_of_run(
+    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine | None = None
+) -> RowSource:
+    """Opens files, with labels or without, with the options that a run was trained with.
+
+    Args:
+        config: of the run.
+        form: of the run's rows; the files must have their fields and dense features.
+        paths: one file or more, in the format of the training files; of named columns, in any with names.
+        on_bad_line: None takes the run's.
+
+    Raises:
+        ValueError: the files have other fields or dense features; further as `open_rows`.
+        OSError: a file cannot be read.
+    """
+    rows = _open_named(config, form, paths, on_bad_line) if form.columns else _open(config, form, paths, on_bad_line)
+    form.check(rows.field_names, rows.dense_names, f"{paths[0]} has")
+    return rows
+
+
+def _open_named(
+    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine | None
+) -> RowSource:
+    return open_rows(
+        paths,
+        on_bad_line=on_bad_line or config.on_bad_line,
+        hash_buckets=config.hash_buckets,
+        schema=form.columns,
+        labels="optional",
+    )
+
+
+def _open(config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine | None) -> RowSource:
+    file_format = form.file_format or detect_format(paths[0])
+    by_field = config.planted is not None or config.model in MODELS_BY_FIELD or config.auc_by is not None
+    counts_fields = by_field and file_format in _COUNTING_FORMATS
+    return open_rows(
+        paths,
+        file_format=file_format,
+        by_field=by_field,
+        num_fields=len(form.fields) if counts_fields else None,
+        on_bad_line=on_bad_line or config.on_bad_line,
+        ignore_values=config.ignore_values,
+        hash_buckets=config.hash_buckets,
+        rating_threshold=config.rating_threshold,
+        labels="optional",
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names) or "(none)"
