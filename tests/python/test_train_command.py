@@ -295,6 +295,7 @@ def test_a_cut_file_names_file_and_line(
         (("--planted", "pairs", "--model", "deepfm", "--hidden", "8,x"), "hidden takes whole numbers separated by"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1"), "cross takes two fields"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1,9"), "a cross needs two of the 8 fields"),
+        (("--planted", "pairs", "--model", "dcn", "--low-rank", "64"), "low_rank must be from 1 to before the 64 elem"),
         (("--planted", "pairs", "--dense-option", "momentum"), "dense-option takes name=value, got 'momentum'"),
         (("--planted", "pairs", "--dense-optimizer", "lion"), "dense_optimizer must be one of"),
         (("--planted", "pairs", "--auc-by", "user"), "auc_by must name a field, one of field_0"),

@@ -28,13 +28,20 @@ pytestmark = pytest.mark.tier("quick")
             "a run on files takes no planted_train_rows",
         ),
         ({"planted": None, "train": (Path("x"),), "file_format": "csv"}, "file_format must be one of libsvm, libffm,"),
-        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, got 'dnn'"),
+        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, dcn, got 'dnn'"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd"),
         ({"model": "lr", "dim": 4}, "model lr takes no dim"),
         ({"model": "fm", "hidden": (4,)}, "model fm takes no hidden"),
         ({"model": "deepfm", "bottom": (4,)}, "model deepfm takes no bottom"),
         ({"model": "deepfm", "crosses": ((0, 1),)}, "model deepfm takes no crosses"),
         ({"model": "dlrm", "bias": False}, "model dlrm always has a bias"),
+        ({"model": "dcn", "bias": False}, "model dcn always has a bias"),
+        ({"model": "deepfm", "cross_layers": 2}, "model deepfm takes no cross_layers"),
+        ({"model": "wide_deep", "low_rank": 2}, "model wide_deep takes no low_rank"),
+        ({"model": "fm", "cross_structure": "stacked"}, "model fm takes no cross_structure"),
+        ({"model": "dcn", "cross_layers": 0}, "cross_layers must be at least 1, got 0"),
+        ({"model": "dcn", "low_rank": 0}, "low_rank must be at least 1, got 0"),
+        ({"model": "dcn", "cross_structure": "mixed"}, "cross_structure must be one of stacked, parallel, got 'mixed'"),
         ({"model": "deepfm", "dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"model": "deepfm", "hidden": (8, 0)}, "hidden must be at least 1, got 0"),
         ({"model": "deepfm", "hidden": [8, 0]}, "hidden must be at least 1, got 0"),
@@ -97,6 +104,15 @@ def test_each_model_has_its_own_options() -> None:
         "hidden": (64, 32),
         "dropout": 0.1,
         "bottom": (64,),
+    }
+    assert TrainingConfig(planted="pairs", model="dcn", low_rank=4).model_options() == {
+        "dim": 8,
+        "init_std": 0.01,
+        "hidden": (64, 32),
+        "dropout": 0.0,
+        "cross_layers": 2,
+        "low_rank": 4,
+        "cross_structure": "stacked",
     }
 
 

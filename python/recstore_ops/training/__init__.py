@@ -9,7 +9,7 @@ from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
 from recstore_ops.training.loop import Observer, train
-from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import DCN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
@@ -27,6 +27,7 @@ from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabula
 from recstore_ops.training.training_input import TrainingInput, open_input
 
 __all__ = [
+    "DCN",
     "DLRM",
     "Batch",
     "CachedRows",

@@ -11,7 +11,7 @@ from torch import nn
 from recstore_ops import DistEmbedding, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.training.config import ModelName, TrainingConfig
-from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import DCN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.tables import NnTables, StoreTables, Vocabulary
@@ -23,6 +23,7 @@ MODELS: dict[ModelName, type[nn.Module]] = {
     "deepfm": DeepFM,
     "dlrm": DLRM,
     "wide_deep": WideAndDeep,
+    "dcn": DCN,
 }
 
 

@@ -15,6 +15,7 @@ from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.formats import FormatName
 from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.models.dcn import CrossStructure
 from recstore_ops.training.option_values import (
     read_arguments,
     read_bytes,
@@ -27,7 +28,7 @@ from recstore_ops.training.option_values import (
 )
 from recstore_ops.training.schedules import ScheduleName
 
-ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep"]
+ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 TablesName = Literal["store", "nn"]
 
@@ -55,7 +56,11 @@ MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
     "deepfm": _DEEP,
     "dlrm": {**_DEEP, "bottom": (64,)},
     "wide_deep": {**_DEEP, "crosses": ()},
+    "dcn": {**_DEEP, "cross_layers": 2, "low_rank": None, "cross_structure": "stacked"},
 }
+
+# The models whose linear layers outside the tables have biases, which cannot be turned off.
+_ALWAYS_WITH_BIAS = ("dlrm", "dcn")
 
 _INPUT = "Input"
 _MODEL = "Model"
@@ -89,10 +94,12 @@ class TrainingConfig:
         dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
             0.01); of all models but lr.
         hidden, dropout: sizes of the perceptron's hidden layers (default 64, 32) and the dropout after each (default
-            0); of deepfm, dlrm and wide_deep.
+            0); of all models but lr and fm.
         bottom: hidden layers of dlrm's perceptron of dense features (default 64).
         crosses: pairs of fields that wide_deep crosses.
-        bias: whether the model has one; dlrm always has.
+        cross_layers, low_rank: of dcn, its cross layers (default 2) and the rank of their matrices; None for full ones.
+        cross_structure: of dcn, "stacked" (default) or "parallel".
+        bias: whether the model has one; dlrm and dcn always have.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
@@ -187,7 +194,7 @@ class TrainingConfig:
         _AT_LEAST_ONE,
     ] = None
     model: Annotated[
-        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep.", _MODEL)
+        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2.", _MODEL)
     ] = "fm"
     dim: Annotated[int | None, Option("Columns of an id's factors; not lr.", _MODEL, shown="8"), _AT_LEAST_ONE] = None
     init_std: Annotated[
@@ -196,7 +203,7 @@ class TrainingConfig:
     hidden: Annotated[
         tuple[int, ...] | None,
         Option(
-            "Sizes of the perceptron's hidden layers; deepfm, dlrm, wide_deep.",
+            "Sizes of the perceptron's hidden layers; not lr, fm.",
             _MODEL,
             shown="64,32",
             metavar="N,N,...",
@@ -230,6 +237,16 @@ class TrainingConfig:
             type=list[str],
             read=read_crosses,
         ),
+    ] = None
+    cross_layers: Annotated[int | None, Option("Cross layers of dcn.", _MODEL, shown="2"), _AT_LEAST_ONE] = None
+    low_rank: Annotated[
+        int | None,
+        Option("Columns of the two factors of each matrix of dcn's cross layers.", _MODEL, shown="one full matrix"),
+        _AT_LEAST_ONE,
+    ] = None
+    cross_structure: Annotated[
+        CrossStructure | None,
+        Option("Whether dcn's perceptron comes after its cross layers or beside them.", _MODEL, shown="stacked"),
     ] = None
     bias: Annotated[
         bool, Option("A model without bias.", _MODEL, name="no-bias", type=bool, default=False, read=read_negated)
@@ -423,7 +440,7 @@ class TrainingConfig:
     def model_options(self) -> dict[str, Any]:
         """Returns the arguments of the model's own that were given or filled in."""
         options = {name: getattr(self, name) for name in MODEL_OPTIONS[self.model]}
-        return options if self.model == "dlrm" else {**options, "bias": self.bias}
+        return options if self.model in _ALWAYS_WITH_BIAS else {**options, "bias": self.bias}
 
     def admission(self) -> dict[str, Any] | None:
         """Returns which ids get a row, as tables take it."""
@@ -449,8 +466,8 @@ class TrainingConfig:
         every = {name for options in MODEL_OPTIONS.values() for name in options}
         self._refuse(tuple(sorted(every - own.keys())), f"model {self.model}")
         self._fill(own)
-        if self.model == "dlrm" and not self.bias:
-            raise ValueError("model dlrm always has a bias: its perceptrons have them")
+        if self.model in _ALWAYS_WITH_BIAS and not self.bias:
+            raise ValueError(f"model {self.model} always has a bias: its perceptrons have them")
 
     def _check_eviction(self) -> None:
         if self.capacity is None:

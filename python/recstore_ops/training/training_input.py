@@ -15,7 +15,7 @@ from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSou
 from recstore_ops.training.tables import Vocabulary
 
 # The models that see the fields of a row; the others take all of its ids alike.
-MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep")
+MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep", "dcn")
 
 
 @dataclass(frozen=True)
