@@ -120,6 +120,15 @@ def test_planted_rows_need_no_files(recstore: Recstore, tmp_path: Path, capsys: 
 
 
 @without_plots
+def test_histories_need_no_files_either(recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--planted", "sequences", "--model", "din", "--sequence", "history=target", "--attention-hidden", "8,4")
+    assert recstore("train", *options, "--epochs", "1", "--planted-rows", "2000", "--run-name", "histories") == 0
+    assert "of the best reading of 5 sums over a history: 0.74" in capsys.readouterr().out
+    config = json.loads((tmp_path / "runs" / "histories" / "config.json").read_text())
+    assert (config["sequences"], config["attention_hidden"]) == ([["history", "target"]], [8, 4])
+
+
+@without_plots
 def test_tables_larger_than_their_memory_train_to_the_same_figures(recstore: Recstore, small_files: Path) -> None:
     same = ("--epochs", 1, "--run-name")
     assert recstore("train", small_files, *same, "memory") == 0
@@ -296,6 +305,11 @@ def test_a_cut_file_names_file_and_line(
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1"), "cross takes two fields"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1,9"), "a cross needs two of the 8 fields"),
         (("--planted", "pairs", "--model", "dcn", "--low-rank", "64"), "low_rank must be from 1 to before the 64 elem"),
+        (("--planted", "sequences", "--model", "din", "--sequence", "history"), "sequence takes HISTORY=TARGET, names"),
+        (
+            ("--planted", "sequences", "--model", "din", "--sequence", "clicks=target"),
+            "sequences must name a field, one of history, target; got 'clicks'",
+        ),
         (("--planted", "pairs", "--dense-option", "momentum"), "dense-option takes name=value, got 'momentum'"),
         (("--planted", "pairs", "--dense-optimizer", "lion"), "dense_optimizer must be one of"),
         (("--planted", "pairs", "--auc-by", "user"), "auc_by must name a field, one of field_0"),

@@ -8,8 +8,9 @@ from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.generated.planted_sequences import PlantedSequences, planted_sequences
 from recstore_ops.training.loop import Observer, train
-from recstore_ops.training.models import DCN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
@@ -28,6 +29,7 @@ from recstore_ops.training.training_input import TrainingInput, open_input
 
 __all__ = [
     "DCN",
+    "DIN",
     "DLRM",
     "Batch",
     "CachedRows",
@@ -43,6 +45,7 @@ __all__ = [
     "NnTables",
     "Observer",
     "PlantedRows",
+    "PlantedSequences",
     "RowDataset",
     "RowSource",
     "RunDirectory",
@@ -66,6 +69,7 @@ __all__ = [
     "open_rows",
     "planted_interactions",
     "planted_rows",
+    "planted_sequences",
     "predict",
     "read_ahead",
     "regroup",

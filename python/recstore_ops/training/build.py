@@ -11,8 +11,9 @@ from torch import nn
 from recstore_ops import DistEmbedding, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.training.config import ModelName, TrainingConfig
-from recstore_ops.training.models import DCN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer
+from recstore_ops.training.rows.field_numbers import field_number
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.tables import NnTables, StoreTables, Vocabulary
 from recstore_ops.training.training_input import MODELS_BY_FIELD
@@ -24,6 +25,7 @@ MODELS: dict[ModelName, type[nn.Module]] = {
     "dlrm": DLRM,
     "wide_deep": WideAndDeep,
     "dcn": DCN,
+    "din": DIN,
 }
 
 
@@ -44,11 +46,10 @@ def build_model(
         process_group: the processes over which tables of the store are sharded.
 
     Raises:
-        ValueError: such a table has rows already, so that training would not start anew.
+        ValueError: an option names a field that the rows lack, or such a table has rows already, so that training would
+            not start anew.
     """
-    options: dict[str, Any] = {**config.model_options(), "num_dense": len(rows.dense_names)}
-    if config.model in MODELS_BY_FIELD:
-        options["num_fields"] = len(rows.field_names)
+    options = _model_options(config, rows)
     tables = (
         _store_tables(config, name, process_group)
         if vocabulary is None
@@ -61,6 +62,19 @@ def build_model(
     if num_rows > 0:
         raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
     return model
+
+
+def _model_options(config: TrainingConfig, rows: RowSource) -> dict[str, Any]:
+    """The arguments of the model's own, with numbers in place of names of fields."""
+    names = rows.field_names
+    options: dict[str, Any] = {**config.model_options(), "num_dense": len(rows.dense_names)}
+    if config.model in MODELS_BY_FIELD:
+        options["num_fields"] = len(names)
+    if config.sequences:
+        options["sequences"] = [
+            tuple(field_number("sequences", name, names) for name in pair) for pair in config.sequences
+        ]
+    return options
 
 
 def _store_tables(config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None) -> StoreTables:

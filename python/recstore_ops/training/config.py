@@ -14,7 +14,7 @@ from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.formats import FormatName
-from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.generated.planted_input import PlantedName
 from recstore_ops.training.models.dcn import CrossStructure
 from recstore_ops.training.option_values import (
     read_arguments,
@@ -25,10 +25,11 @@ from recstore_ops.training.option_values import (
     read_names,
     read_negated,
     read_path,
+    read_sequences,
 )
 from recstore_ops.training.schedules import ScheduleName
 
-ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn"]
+ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn", "din"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 TablesName = Literal["store", "nn"]
 
@@ -57,10 +58,11 @@ MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
     "dlrm": {**_DEEP, "bottom": (64,)},
     "wide_deep": {**_DEEP, "crosses": ()},
     "dcn": {**_DEEP, "cross_layers": 2, "low_rank": None, "cross_structure": "stacked"},
+    "din": {**_DEEP, "sequences": (), "attention_hidden": (64, 32)},
 }
 
 # The models whose linear layers outside the tables have biases, which cannot be turned off.
-_ALWAYS_WITH_BIAS = ("dlrm", "dcn")
+_ALWAYS_WITH_BIAS = ("dlrm", "dcn", "din")
 
 _INPUT = "Input"
 _MODEL = "Model"
@@ -80,7 +82,7 @@ class TrainingConfig:
 
     Attributes:
         train, test: the files; both of one format.
-        planted: the kind of planted rows to train on instead of files; see `planted_rows`.
+        planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`.
         planted_train_rows, planted_test_rows: how many; None takes the kind's own.
         file_format: None detects it.
         on_bad_line: "stop" or "skip" (and count).
@@ -99,7 +101,9 @@ class TrainingConfig:
         crosses: pairs of fields that wide_deep crosses.
         cross_layers, low_rank: of dcn, its cross layers (default 2) and the rank of their matrices; None for full ones.
         cross_structure: of dcn, "stacked" (default) or "parallel".
-        bias: whether the model has one; dlrm and dcn always have.
+        sequences: of din, pairs of names of fields, a history and its target; at least one.
+        attention_hidden: hidden layers of din's activation units (default 64, 32).
+        bias: whether the model has one; dlrm, dcn and din always have.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
@@ -142,10 +146,10 @@ class TrainingConfig:
     train: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     planted: Annotated[
-        PlantedKind | None,
+        PlantedName | None,
         Option(
-            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, or "
-            "triples of fields.",
+            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, triples of "
+            "fields, or histories with a target.",
             _INPUT,
         ),
     ] = None
@@ -194,7 +198,7 @@ class TrainingConfig:
         _AT_LEAST_ONE,
     ] = None
     model: Annotated[
-        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2.", _MODEL)
+        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2, DIN.", _MODEL)
     ] = "fm"
     dim: Annotated[int | None, Option("Columns of an id's factors; not lr.", _MODEL, shown="8"), _AT_LEAST_ONE] = None
     init_std: Annotated[
@@ -247,6 +251,29 @@ class TrainingConfig:
     cross_structure: Annotated[
         CrossStructure | None,
         Option("Whether dcn's perceptron comes after its cross layers or beside them.", _MODEL, shown="stacked"),
+    ] = None
+    sequences: Annotated[
+        tuple[tuple[str, str], ...] | None,
+        Option(
+            "Two fields by name, for din's attention: a history of any number of ids, and its target; may be repeated.",
+            _MODEL,
+            name="sequence",
+            metavar="HISTORY=TARGET",
+            type=list[str],
+            read=read_sequences,
+        ),
+    ] = None
+    attention_hidden: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Hidden layers of din's activation units.",
+            _MODEL,
+            shown="64,32",
+            metavar="N,N,...",
+            type=str,
+            read=read_integers,
+        ),
+        _EACH_AT_LEAST_ONE,
     ] = None
     bias: Annotated[
         bool, Option("A model without bias.", _MODEL, name="no-bias", type=bool, default=False, read=read_negated)
@@ -468,6 +495,8 @@ class TrainingConfig:
         self._fill(own)
         if self.model in _ALWAYS_WITH_BIAS and not self.bias:
             raise ValueError(f"model {self.model} always has a bias: its perceptrons have them")
+        if self.model == "din" and not self.sequences:
+            raise ValueError("model din needs sequences: name at least one history and its target")
 
     def _check_eviction(self) -> None:
         if self.capacity is None:

@@ -8,14 +8,14 @@ from pathlib import Path
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.formats.detection import detect_format
-from recstore_ops.training.generated.planted import PlantedRows, planted_rows
+from recstore_ops.training.generated.planted_input import planted_input
 from recstore_ops.training.rows.cached_rows import CachedRows
 from recstore_ops.training.rows.held_out_rows import HeldOutRows
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
 from recstore_ops.training.tables import Vocabulary
 
 # The models that see the fields of a row; the others take all of its ids alike.
-MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep", "dcn")
+MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep", "dcn", "din")
 
 
 @dataclass(frozen=True)
@@ -70,17 +70,10 @@ def open_input(config: TrainingConfig) -> TrainingInput:
 
 def _planted_input(config: TrainingConfig) -> TrainingInput:
     assert config.planted is not None
-    planted = planted_rows(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
-    train, validation = _hold_out(config, MemoryRows(planted.train))
-    return TrainingInput(train, validation, MemoryRows(planted.test), note=_planted_note(planted))
-
-
-def _planted_note(planted: PlantedRows) -> str:
-    return (
-        f"test AUC and logloss of the true model: {planted.bayes_auc:.4f}, {planted.bayes_logloss:.4f}; of the best "
-        f"without interactions: {planted.additive_auc:.4f}, {planted.additive_logloss:.4f}; with pairs only: "
-        f"{planted.pairwise_auc:.4f}, {planted.pairwise_logloss:.4f}"
-    )
+    planted = planted_input(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
+    train, test = (MemoryRows(part, field_names=planted.field_names) for part in (planted.train, planted.test))
+    train, validation = _hold_out(config, train)
+    return TrainingInput(train, validation, test, note=planted.note)
 
 
 def _file_input(config: TrainingConfig) -> TrainingInput:
@@ -120,6 +113,7 @@ def _open_files(
         rating_threshold=config.rating_threshold,
         label_column=config.label_column,
         drop_columns=config.drop_columns,
+        sequences=config.sequences or (),
         like=like,
     )
 

@@ -15,6 +15,7 @@ from recstore_ops.training.formats.libffm import LibffmFormat
 from recstore_ops.training.formats.libsvm import LibsvmFormat
 from recstore_ops.training.formats.movielens import DEFAULT_THRESHOLD, movielens_format
 from recstore_ops.training.formats.parquet_rows import ParquetRows
+from recstore_ops.training.formats.sequence_rows import SequenceRows
 from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
@@ -50,6 +51,7 @@ def open_rows(
     rating_threshold: float = DEFAULT_THRESHOLD,
     label_column: str | None = None,
     drop_columns: Sequence[str] = (),
+    sequences: Sequence[tuple[str, str]] = (),
     like: RowSource | None = None,
 ) -> RowSource:
     """Returns the rows of files of one format; the beginnings of the files are read now, the rest when asked for.
@@ -67,6 +69,8 @@ def open_rows(
         rating_threshold: the least rating of MovieLens that is a 1.
         label_column: of Parquet; None takes `label` or `click`.
         drop_columns: columns of Parquet that are not read.
+        sequences: pairs of names of fields, a history and its target: the history's ids get the target's id space. In
+            libsvm and libffm all fields have one id space anyway.
         like: the training rows of test rows: Parquet must have their columns, by name, in any order.
 
     Raises:
@@ -81,6 +85,8 @@ def open_rows(
     )
     _check_options(name, options)
     rows = _open(paths, name, options, like)
+    if sequences and name not in _SPARSE:
+        rows = SequenceRows(rows, sequences)
     return rows if hash_buckets is None else HashedRows(rows, hash_buckets)
 
 
@@ -130,6 +136,7 @@ def _open(paths: Sequence[Path], name: FormatName, options: _Options, like: RowS
 def _unhashed(rows: RowSource | None) -> ParquetRows | None:
     """Returns the rows of Parquet that were opened, whatever was made of their ids."""
     rows = rows.unhashed if isinstance(rows, HashedRows) else rows
+    rows = rows.with_own_fields if isinstance(rows, SequenceRows) else rows
     return rows if isinstance(rows, ParquetRows) else None
 
 

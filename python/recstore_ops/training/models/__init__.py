@@ -2,9 +2,10 @@
 
 from recstore_ops.training.models.dcn import DCN
 from recstore_ops.training.models.deepfm import DeepFM
+from recstore_ops.training.models.din import DIN
 from recstore_ops.training.models.dlrm import DLRM
 from recstore_ops.training.models.factorization_machine import FactorizationMachine
 from recstore_ops.training.models.logistic_regression import LogisticRegression
 from recstore_ops.training.models.wide_and_deep import WideAndDeep
 
-__all__ = ["DCN", "DLRM", "DeepFM", "FactorizationMachine", "LogisticRegression", "WideAndDeep"]
+__all__ = ["DCN", "DIN", "DLRM", "DeepFM", "FactorizationMachine", "LogisticRegression", "WideAndDeep"]
