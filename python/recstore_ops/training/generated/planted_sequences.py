@@ -5,8 +5,8 @@ drawn uniformly. With n_c the history's items of cluster c, and c(t) the target'
 
     logit = -0.5 + 3 (n_c(t) - L / C)        L the length of the history
 
-so that an attention that is 1 between items of one cluster and 0 between others gives the logit. The length alone, the
-history alone and the target alone say nothing of a row's log-odds.
+so that an attention that is 1 between items of one cluster and 0 between others gives the logit. The mean log-odds is
+-0.5 for every history and for every target.
 
 A model that pools a history before it sees the target knows K sums of numbers over the history's items.
 `pooled_auc(K)` is how well scores can rank that are linear in these sums, with other coefficients for each target.
@@ -50,7 +50,7 @@ class PlantedSequences:
         """Returns the AUC of the best scores that are linear in so many sums over the history's items.
 
         The sums are spread evenly over the clusters, which ranks as the linear scores of lowest logloss do, within
-        0.01. Some uneven sums rank up to 0.015 better. This is where factorization machines end at best. A network
+        0.01. Some uneven sums rank up to 0.011 better. This is where factorization machines end at best. A network
         could decode more from the sums, because counts are whole numbers; docs/planted.md has what small ones reach.
 
         Args:
