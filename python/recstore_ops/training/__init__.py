@@ -13,6 +13,7 @@ from recstore_ops.training.loop import Observer, train
 from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.quality.metrics import auc, logloss
+from recstore_ops.training.quality.ranking import RankingFigures, ranking_at
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory
 from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
@@ -46,6 +47,7 @@ __all__ = [
     "Observer",
     "PlantedRows",
     "PlantedSequences",
+    "RankingFigures",
     "RowDataset",
     "RowSource",
     "RunDirectory",
@@ -71,6 +73,7 @@ __all__ = [
     "planted_rows",
     "planted_sequences",
     "predict",
+    "ranking_at",
     "read_ahead",
     "regroup",
     "shuffled",
