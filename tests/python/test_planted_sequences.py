@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from training_runs import Recorder, train_new
 
-from recstore_ops.training import Batch, Evaluation, TrainingConfig, auc, planted_sequences
+from recstore_ops.training import Batch, Evaluation, PlantedSequences, TrainingConfig, auc, planted_sequences
 from recstore_ops.training.generated.planted_sequences import CLUSTERS, ITEMS_PER_CLUSTER, MOST_HISTORY, true_logits
 
 pytestmark = pytest.mark.tier("test")
 
 TableName = Callable[[], str]
+Known = tuple[NDArray, NDArray]
 ROWS = {"train_rows": 2000, "test_rows": 500}
 
 
@@ -67,20 +69,18 @@ class TestRows:
 
 class TestPooledAuc:
     @pytest.mark.parametrize("sums", [1, 4, 5, 9])
-    def test_is_near_that_of_any_other_sums(self, sums: int) -> None:
+    def test_is_near_that_of_any_other_sums(self, drawn: PlantedSequences, known: Known, sums: int) -> None:
         """Random sums and those of K clusters alone, each read by the least squares fit of every cluster's counts."""
-        planted = planted_sequences(0)
-        bound = planted.pooled_auc(sums)
+        bound = drawn.pooled_auc(sums)
         rng = np.random.default_rng(0)
         for weights in (*rng.standard_normal((5, CLUSTERS, sums)), np.eye(CLUSTERS)[:, :sums]):
-            assert auc_of_sums(planted.test, weights) <= bound + 0.015
+            assert auc_of_sums(drawn.test, known, weights) <= bound + 0.015
 
-    def test_grows_to_that_of_the_true_model(self) -> None:
-        planted = planted_sequences(0)
-        bounds = [planted.pooled_auc(sums) for sums in range(1, CLUSTERS - 1)]
+    def test_grows_to_that_of_the_true_model(self, drawn: PlantedSequences, known: Known) -> None:
+        bounds = [drawn.pooled_auc(sums) for sums in range(1, CLUSTERS - 1)]
         assert bounds == sorted(bounds)
-        assert bounds[-1] < planted.bayes_auc
-        assert auc_of_sums(planted.test, np.eye(CLUSTERS)) == pytest.approx(planted.bayes_auc, abs=1e-3)
+        assert bounds[-1] < drawn.bayes_auc
+        assert auc_of_sums(drawn.test, known, np.eye(CLUSTERS)) == pytest.approx(drawn.bayes_auc, abs=1e-3)
 
     @pytest.mark.parametrize("sums", [0, CLUSTERS - 1])
     def test_needs_fewer_sums_than_tell_all(self, sums: int) -> None:
@@ -88,20 +88,33 @@ class TestPooledAuc:
             planted_sequences(**ROWS).pooled_auc(sums)
 
 
-def auc_of_sums(batch: Batch, weights_CK: np.ndarray) -> float:
-    counts, targets = np.zeros((len(batch), CLUSTERS)), []
-    for row, (history, target) in enumerate(rows_of(batch)):
+@pytest.fixture(scope="module")
+def drawn() -> PlantedSequences:
+    return planted_sequences(0)
+
+
+@pytest.fixture(scope="module")
+def known(drawn: PlantedSequences) -> Known:
+    """The test rows' counts by cluster, and the clusters of their targets."""
+    counts, targets = np.zeros((len(drawn.test), CLUSTERS)), []
+    for row, (history, target) in enumerate(rows_of(drawn.test)):
         np.add.at(counts[row], np.array(history, dtype=int) % CLUSTERS, 1)
         targets.append(target % CLUSTERS)
-    known = np.column_stack([counts @ weights_CK, counts.sum(1)])
+    return counts, np.array(targets)
+
+
+def auc_of_sums(batch: Batch, known: Known, weights_CK: NDArray) -> float:
+    counts, targets = known
+    sums = np.column_stack([counts @ weights_CK, counts.sum(1)])
     wanted = counts - counts.sum(1, keepdims=True) / CLUSTERS
-    read = known @ np.linalg.lstsq(known, wanted, rcond=None)[0]
+    read = sums @ np.linalg.lstsq(sums, wanted, rcond=None)[0]
     return auc(batch.labels, read[np.arange(len(batch)), targets])
 
 
 def end_on_sequences(name: str, **options: Any) -> Evaluation:
     """Test figures after the last epoch."""
     defaults: dict[str, Any] = {"dim": 4, "init_std": 0.3, "batch_size": 100, "lr": 1e-2, "validation_fraction": 0}
+    defaults["evaluate_every"] = 1_000_000  # The end of the run is evaluated anyway.
     test = train_new(TrainingConfig(planted="sequences", **{**defaults, **options}), name)[-1].test
     assert test is not None
     return test
