@@ -311,10 +311,13 @@ def test_rows_without_labels_are_predicted_and_not_evaluated(
     assert run_train(tmp_path, ("train.csv", "--epochs", 1, "--run-name", "fm"))[0] == 0
     assert recstore("predict", "runs/fm", "new.csv", "--output", "new.parquet") == 0
     assert parquet.read_table("new.parquet").column_names == ["row", "probability"]
+    drop_tables("fm")
     assert recstore("predict", "runs/fm", "new.csv", "train.csv", "--output", "both.parquet") == 0
     assert parquet.read_table("both.parquet")["label"].to_pylist() == [None, None, *[1, 0] * 50]
+    drop_tables("fm")
     assert recstore("evaluate", "runs/fm", "new.csv") == 2
     assert "new.csv has no labels: there is nothing to evaluate; recstore predict needs none" in capsys.readouterr().err
+    drop_tables("fm")
 
 
 class TestCommands:

@@ -15,7 +15,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, relu
 
 from recstore_ops import RecStoreClient, SparseOptimizer, table_statistics
 from recstore_ops.training import Batch, NnTables, StoreTables, evaluate
-from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import DCN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.models import __file__ as models_file
 
 pytestmark = pytest.mark.tier("quick")
@@ -54,6 +54,7 @@ DEEP: list[tuple[type[nn.Module], dict[str, Any]]] = [
     (DeepFM, {"dim": DIM}),
     (DLRM, {"dim": DIM, "bottom": (5,)}),
     (WideAndDeep, {"dim": DIM}),
+    (DCN, {"dim": DIM}),
 ]
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from training_runs import train_new
 
 from recstore_ops.training import TrainingConfig, open_input, open_rows
-from recstore_ops.training.config import MODEL_OPTIONS
+from recstore_ops.training.choices import MODEL_OPTIONS
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.option_values import read_roles
 from recstore_ops.training.report.run_directory import RunDirectory

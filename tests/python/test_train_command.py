@@ -17,7 +17,7 @@ from training_runs import drop_tables, metrics_of
 
 from recstore_ops import cli
 from recstore_ops.training import planted_interactions, write_criteo
-from recstore_ops.training.config import MODEL_OPTIONS
+from recstore_ops.training.choices import MODEL_OPTIONS
 from recstore_ops.training.formats.libsvm import write_libsvm
 from recstore_ops.training.report import run_directory
 
@@ -117,6 +117,15 @@ def test_planted_rows_need_no_files(recstore: Recstore, tmp_path: Path, capsys: 
     assert recstore("train", *options) == 0
     assert "test AUC and logloss of the true model: 0.88" in capsys.readouterr().out
     assert metrics_of(tmp_path / "runs" / "planted", "evaluation")[0]["test_rows"] == 10_000
+
+
+@without_plots
+def test_histories_need_no_files_either(recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--planted", "sequences", "--model", "din", "--sequence", "history=target", "--attention-hidden", "8,4")
+    assert recstore("train", *options, "--epochs", "1", "--planted-rows", "2000", "--run-name", "histories") == 0
+    assert "of the best reading of 5 sums over a history: 0.74" in capsys.readouterr().out
+    config = json.loads((tmp_path / "runs" / "histories" / "config.json").read_text())
+    assert (config["sequences"], config["attention_hidden"]) == ([["history", "target"]], [8, 4])
 
 
 @without_plots
@@ -295,6 +304,12 @@ def test_a_cut_file_names_file_and_line(
         (("--planted", "pairs", "--model", "deepfm", "--hidden", "8,x"), "hidden takes whole numbers separated by"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1"), "cross takes two fields"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1,9"), "a cross needs two of the 8 fields"),
+        (("--planted", "pairs", "--model", "dcn", "--low-rank", "64"), "low_rank must be from 1 to before the 64 elem"),
+        (("--planted", "sequences", "--model", "din", "--sequence", "history"), "sequence takes HISTORY=TARGET, names"),
+        (
+            ("--planted", "sequences", "--model", "din", "--sequence", "clicks=target"),
+            "sequences must name a field, one of history, target; got 'clicks'",
+        ),
         (("--planted", "pairs", "--dense-option", "momentum"), "dense-option takes name=value, got 'momentum'"),
         (("--planted", "pairs", "--dense-optimizer", "lion"), "dense_optimizer must be one of"),
         (("--planted", "pairs", "--auc-by", "user"), "auc_by must name a field, one of field_0"),

@@ -22,13 +22,13 @@ pytestmark = pytest.mark.tier("quick")
     [
         ({"planted": None}, "no training data"),
         ({"train": (Path("x"),)}, "planted data takes no files"),
-        ({"planted": "quads"}, "planted must be one of pairs, rank8, triples, got 'quads'"),
+        ({"planted": "quads"}, "planted must be one of pairs, rank8, triples, sequences, got 'quads'"),
         (
             {"planted": None, "train": (Path("x"),), "planted_train_rows": 5},
             "a run on files takes no planted_train_rows",
         ),
         ({"planted": None, "train": (Path("x"),), "file_format": "json"}, "file_format must be one of libsvm, libffm,"),
-        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, got 'dnn'"),
+        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, dcn, din, got 'dnn'"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd"),
         (
             {"init_from": "runs/x", "init_what": "slots"},
@@ -42,6 +42,18 @@ pytestmark = pytest.mark.tier("quick")
         ({"model": "deepfm", "bottom": (4,)}, "model deepfm takes no bottom"),
         ({"model": "deepfm", "crosses": ((0, 1),)}, "model deepfm takes no crosses"),
         ({"model": "dlrm", "bias": False}, "model dlrm always has a bias"),
+        ({"model": "dcn", "bias": False}, "model dcn always has a bias"),
+        ({"model": "din", "sequences": (("a", "b"),), "bias": False}, "model din always has a bias"),
+        ({"model": "din"}, "model din needs sequences: name at least one history and its target"),
+        ({"model": "dcn", "sequences": (("a", "b"),)}, "model dcn takes no sequences"),
+        ({"model": "dcn", "attention_hidden": (4,)}, "model dcn takes no attention_hidden"),
+        ({"model": "din", "sequences": (("a", "b"),), "attention_hidden": (0,)}, "attention_hidden must be at least 1"),
+        ({"model": "deepfm", "cross_layers": 2}, "model deepfm takes no cross_layers"),
+        ({"model": "wide_deep", "low_rank": 2}, "model wide_deep takes no low_rank"),
+        ({"model": "fm", "cross_structure": "stacked"}, "model fm takes no cross_structure"),
+        ({"model": "dcn", "cross_layers": 0}, "cross_layers must be at least 1, got 0"),
+        ({"model": "dcn", "low_rank": 0}, "low_rank must be at least 1, got 0"),
+        ({"model": "dcn", "cross_structure": "mixed"}, "cross_structure must be one of stacked, parallel, got 'mixed'"),
         ({"model": "deepfm", "dropout": 1.0}, "dropout must be below 1, got 1.0"),
         ({"model": "deepfm", "hidden": (8, 0)}, "hidden must be at least 1, got 0"),
         ({"model": "deepfm", "hidden": [8, 0]}, "hidden must be at least 1, got 0"),
@@ -104,6 +116,15 @@ def test_each_model_has_its_own_options() -> None:
         "hidden": (64, 32),
         "dropout": 0.1,
         "bottom": (64,),
+    }
+    assert TrainingConfig(planted="pairs", model="dcn", low_rank=4).model_options() == {
+        "dim": 8,
+        "init_std": 0.01,
+        "hidden": (64, 32),
+        "dropout": 0.0,
+        "cross_layers": 2,
+        "low_rank": 4,
+        "cross_structure": "stacked",
     }
 
 

@@ -11,7 +11,7 @@ import pytest
 from training_runs import Recorder, train_new
 
 from recstore_ops.training import Evaluation, PlantedRows, TrainingConfig, best_record, planted_rows
-from recstore_ops.training.config import ModelName
+from recstore_ops.training.choices import ModelName
 from recstore_ops.training.generated.planted import PlantedKind
 
 pytestmark = pytest.mark.tier("test")
@@ -62,6 +62,18 @@ def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: 
     assert test.logloss <= 0.31
 
 
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(
+    "form",
+    [{"dropout": 0.3}, {"dropout": 0.3, "cross_structure": "parallel"}, {"dropout": 0.3, "low_rank": 16}],
+    ids=str,
+)
+def test_dcn_on_frappe_ranks_as_well_as_deepfm(data_root: Path, table_name: TableName, form: dict[str, Any]) -> None:
+    dcn = best_on_frappe(data_root, table_name(), model="dcn", lr=1e-3, **form)
+    deepfm = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
+    assert dcn.auc >= deepfm.auc - 0.002
+
+
 def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
     config = TrainingConfig(
         train=(data_root / "xflow" / "small_train",),
@@ -95,6 +107,7 @@ BEFORE_A_CHANGE = {
     ("deepfm", "SparseAdam", "raw ids"),
     ("dlrm", "SGD", "hashed ids"),
     ("wide_deep", "Adagrad", "raw ids"),
+    ("dcn", "SparseAdam", "hashed ids"),
 }
 """Each model, each optimizer and each kind of ids once; `make test-all` has every combination."""
 
@@ -109,7 +122,7 @@ def each_combination() -> list[Any]:
             id=f"{model}-{optimizer}-{kind}",
             marks=[] if (model, optimizer, kind) in BEFORE_A_CHANGE else [pytest.mark.tier("all")],
         )
-        for model, optimizer, kind in itertools.product(("deepfm", "dlrm", "wide_deep"), LIKE_TORCH, IDS)
+        for model, optimizer, kind in itertools.product(("deepfm", "dlrm", "wide_deep", "dcn"), LIKE_TORCH, IDS)
     ]
 
 

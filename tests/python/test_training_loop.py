@@ -25,7 +25,7 @@ pytestmark = pytest.mark.tier("quick")
 
 TableName = Callable[[], str]
 OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
-MODELS = ["lr", "fm", "deepfm", "dlrm", "wide_deep"]
+MODELS = ["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn"]
 
 
 def config_of(small_files: Path, **options: Any) -> TrainingConfig:
@@ -45,7 +45,7 @@ def test_the_last_partial_batch_is_trained_on(small_files: Path, table_name: Tab
 @pytest.mark.parametrize("model", MODELS)
 def test_equal_seeds_give_equal_figures(small_files: Path, table_name: TableName, model: str) -> None:
     options: dict[str, Any] = {"model": model}
-    if model in ("deepfm", "dlrm", "wide_deep"):
+    if model in ("deepfm", "dlrm", "wide_deep", "dcn"):
         options["dropout"] = 0.2
     name = table_name()
     first = figures(config_of(small_files, seed=3, **options), name)

@@ -9,10 +9,12 @@ from recstore_ops.training.finished_run import LoadedRun, load
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.generated.planted_sequences import PlantedSequences, planted_sequences
 from recstore_ops.training.loop import Observer, train
-from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.quality.metrics import auc, logloss
+from recstore_ops.training.quality.ranking import RankingFigures, ranking_at
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory
 from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
@@ -28,6 +30,8 @@ from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabula
 from recstore_ops.training.training_input import TrainingInput, open_input
 
 __all__ = [
+    "DCN",
+    "DIN",
     "DLRM",
     "Batch",
     "CachedRows",
@@ -44,6 +48,8 @@ __all__ = [
     "NnTables",
     "Observer",
     "PlantedRows",
+    "PlantedSequences",
+    "RankingFigures",
     "RowDataset",
     "RowSource",
     "RunDirectory",
@@ -68,7 +74,9 @@ __all__ = [
     "open_rows",
     "planted_interactions",
     "planted_rows",
+    "planted_sequences",
     "predict",
+    "ranking_at",
     "read_ahead",
     "regroup",
     "shuffled",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import nn
 
 from recstore_ops import DistEmbedding, Table, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
-from recstore_ops.training.config import ModelName, TrainingConfig
-from recstore_ops.training.models import DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.choices import ModelName
+from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
 from recstore_ops.training.optimizers import table_optimizer
+from recstore_ops.training.rows.field_numbers import field_number
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
 from recstore_ops.training.training_input import MODELS_BY_FIELD
@@ -23,6 +26,8 @@ MODELS: dict[ModelName, type[nn.Module]] = {
     "deepfm": DeepFM,
     "dlrm": DLRM,
     "wide_deep": WideAndDeep,
+    "dcn": DCN,
+    "din": DIN,
 }
 
 
@@ -43,28 +48,43 @@ def build_model(
         process_group: the processes over which tables of the store are sharded.
 
     Raises:
-        ValueError: such a table has rows already, so that training would not start anew.
+        ValueError: an option names a field that the rows lack, or such a table has rows already, so that training would
+            not start anew.
     """
     tables = (
         _store_tables(config, name, process_group)
         if vocabulary is None
         else NnTables(vocabulary.ids, name, seed=config.seed)
     )
-    model = model_over(tables, config, len(rows.field_names), len(rows.dense_names))
+    model = model_over(tables, config, rows.field_names, len(rows.dense_names))
     num_rows = sum(statistics["rows"] for statistics in _statistics(model))
     if num_rows > 0:
         raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
     return model
 
 
-def model_over(tables: Tables, config: TrainingConfig, num_fields: int, num_dense: int) -> nn.Module:
-    """Returns the configured model over any tables, for rows of so many fields and dense features."""
-    options: dict[str, Any] = {**config.model_options(), "num_dense": num_dense}
-    if config.model in MODELS_BY_FIELD:
-        options["num_fields"] = num_fields
+def model_over(tables: Tables, config: TrainingConfig, field_names: Sequence[str], num_dense: int) -> nn.Module:
+    """Returns the configured model over any tables, for rows of these fields and so many dense features.
+
+    Raises:
+        ValueError: an option names a field that the rows lack.
+    """
+    options = _model_options(config, field_names, num_dense)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return MODELS[config.model](tables, **options)
+
+
+def _model_options(config: TrainingConfig, names: Sequence[str], num_dense: int) -> dict[str, Any]:
+    """The arguments of the model's own, with numbers in place of names of fields."""
+    options: dict[str, Any] = {**config.model_options(), "num_dense": num_dense}
+    if config.model in MODELS_BY_FIELD:
+        options["num_fields"] = len(names)
+    if config.sequences:
+        options["sequences"] = [
+            tuple(field_number("sequences", name, names) for name in pair) for pair in config.sequences
+        ]
+    return options
 
 
 def _store_tables(config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None) -> StoreTables:

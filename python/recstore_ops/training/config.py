@@ -12,9 +12,25 @@ from typing import Annotated, Any, Literal
 from recstore_ops.config.option import Option
 from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
+from recstore_ops.training.choices import (
+    ALWAYS_WITH_BIAS,
+    CONVENTIONAL,
+    DECAYING,
+    DEFAULT_LR,
+    FTRL_DEFAULTS,
+    MODEL_OPTIONS,
+    NN_OPTIMIZERS,
+    OF_NAMED_COLUMNS,
+    REASONS,
+    InitWhat,
+    ModelName,
+    OptimizerName,
+    TablesName,
+)
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.formats import FormatName
-from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.generated.planted_input import PlantedName
+from recstore_ops.training.models.dcn import CrossStructure
 from recstore_ops.training.option_values import (
     read_arguments,
     read_bytes,
@@ -25,42 +41,9 @@ from recstore_ops.training.option_values import (
     read_negated,
     read_path,
     read_roles,
+    read_sequences,
 )
 from recstore_ops.training.schedules import ScheduleName
-
-ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep"]
-OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
-TablesName = Literal["store", "nn"]
-InitWhat = Literal["rows", "rows-and-optimizer"]
-
-DEFAULT_LR: dict[OptimizerName, float] = {
-    "sgd": 0.1,
-    "adagrad": 0.05,
-    "rowwise_adagrad": 0.05,
-    "adam": 2e-3,
-    "adamw": 2e-3,
-    "ftrl": 0.1,
-}
-# The optimizers that `torch.optim` has for the sparse gradients of `nn.Embedding`.
-NN_OPTIMIZERS = ("sgd", "adagrad", "adam")
-_REASONS = ("ttl", "min_norm", "capacity")
-_FTRL_DEFAULTS = {"beta": 1.0, "l1": 0.0, "l2": 0.0}
-_DECAYING = ("sgd", "adam", "adamw")
-_CONVENTIONAL = ("adagrad", "rowwise_adagrad")
-
-# What each model takes beside a bias, with its default.
-_FACTORS = {"dim": 8, "init_std": 0.01}
-_DEEP = {**_FACTORS, "hidden": (64, 32), "dropout": 0.0}
-MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
-    "lr": {},
-    "fm": _FACTORS,
-    "deepfm": _DEEP,
-    "dlrm": {**_DEEP, "bottom": (64,)},
-    "wide_deep": {**_DEEP, "crosses": ()},
-}
-
-# What has a meaning for files with named columns only.
-_OF_NAMED_COLUMNS = ("label_column", "drop_columns", "column_roles", "schema")
 
 _INPUT = "Input"
 _MODEL = "Model"
@@ -81,7 +64,7 @@ class TrainingConfig:
 
     Attributes:
         train, test: the files; both of one format.
-        planted: the kind of planted rows to train on instead of files; see `planted_rows`.
+        planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`.
         planted_train_rows, planted_test_rows: how many; None takes the kind's own.
         file_format: None detects it.
         on_bad_line: "stop" or "skip" (and count).
@@ -98,10 +81,14 @@ class TrainingConfig:
         dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
             0.01); of all models but lr.
         hidden, dropout: sizes of the perceptron's hidden layers (default 64, 32) and the dropout after each (default
-            0); of deepfm, dlrm and wide_deep.
+            0); of all models but lr and fm.
         bottom: hidden layers of dlrm's perceptron of dense features (default 64).
         crosses: pairs of fields that wide_deep crosses.
-        bias: whether the model has one; dlrm always has.
+        cross_layers, low_rank: of dcn, its cross layers (default 2) and the rank of their matrices; None for full ones.
+        cross_structure: of dcn, "stacked" (default) or "parallel".
+        sequences: of din, pairs of names of fields, a history and its target; at least one.
+        attention_hidden: hidden layers of din's activation units (default 64, 32).
+        bias: whether the model has one; dlrm, dcn and din always have.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
@@ -149,10 +136,10 @@ class TrainingConfig:
     train: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
     planted: Annotated[
-        PlantedKind | None,
+        PlantedName | None,
         Option(
-            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, or "
-            "triples of fields.",
+            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, triples of "
+            "fields, or histories with a target.",
             _INPUT,
         ),
     ] = None
@@ -228,7 +215,7 @@ class TrainingConfig:
         _AT_LEAST_ONE,
     ] = None
     model: Annotated[
-        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep.", _MODEL)
+        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2, DIN.", _MODEL)
     ] = "fm"
     dim: Annotated[int | None, Option("Columns of an id's factors; not lr.", _MODEL, shown="8"), _AT_LEAST_ONE] = None
     init_std: Annotated[
@@ -237,7 +224,7 @@ class TrainingConfig:
     hidden: Annotated[
         tuple[int, ...] | None,
         Option(
-            "Sizes of the perceptron's hidden layers; deepfm, dlrm, wide_deep.",
+            "Sizes of the perceptron's hidden layers; not lr, fm.",
             _MODEL,
             shown="64,32",
             metavar="N,N,...",
@@ -271,6 +258,39 @@ class TrainingConfig:
             type=list[str],
             read=read_crosses,
         ),
+    ] = None
+    cross_layers: Annotated[int | None, Option("Cross layers of dcn.", _MODEL, shown="2"), _AT_LEAST_ONE] = None
+    low_rank: Annotated[
+        int | None,
+        Option("Columns of the two factors of each matrix of dcn's cross layers.", _MODEL, shown="one full matrix"),
+        _AT_LEAST_ONE,
+    ] = None
+    cross_structure: Annotated[
+        CrossStructure | None,
+        Option("Whether dcn's perceptron comes after its cross layers or beside them.", _MODEL, shown="stacked"),
+    ] = None
+    sequences: Annotated[
+        tuple[tuple[str, str], ...] | None,
+        Option(
+            "Two fields by name, for din's attention: a history of any number of ids, and its target; may be repeated.",
+            _MODEL,
+            name="sequence",
+            metavar="HISTORY=TARGET",
+            type=list[str],
+            read=read_sequences,
+        ),
+    ] = None
+    attention_hidden: Annotated[
+        tuple[int, ...] | None,
+        Option(
+            "Hidden layers of din's activation units.",
+            _MODEL,
+            shown="64,32",
+            metavar="N,N,...",
+            type=str,
+            read=read_integers,
+        ),
+        _EACH_AT_LEAST_ONE,
     ] = None
     bias: Annotated[
         bool, Option("A model without bias.", _MODEL, name="no-bias", type=bool, default=False, read=read_negated)
@@ -507,7 +527,7 @@ class TrainingConfig:
     def model_options(self) -> dict[str, Any]:
         """Returns the arguments of the model's own that were given or filled in."""
         options = {name: getattr(self, name) for name in MODEL_OPTIONS[self.model]}
-        return options if self.model == "dlrm" else {**options, "bias": self.bias}
+        return options if self.model in ALWAYS_WITH_BIAS else {**options, "bias": self.bias}
 
     def admission(self) -> dict[str, Any] | None:
         """Returns which ids get a row, as tables take it."""
@@ -515,7 +535,7 @@ class TrainingConfig:
 
     def eviction(self) -> dict[str, Any] | None:
         """Returns which rows leave, as tables take it."""
-        reasons = {name: getattr(self, name) for name in _REASONS if getattr(self, name) is not None}
+        reasons = {name: getattr(self, name) for name in REASONS if getattr(self, name) is not None}
         options = {"policy": self.eviction_policy, "interval": self.eviction_interval}
         given = {name: value for name, value in options.items() if value is not None}
         return {**reasons, **given} if reasons else None
@@ -523,7 +543,7 @@ class TrainingConfig:
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
-        if self.planted and (given := [name for name in _OF_NAMED_COLUMNS if getattr(self, name)]):
+        if self.planted and (given := [name for name in OF_NAMED_COLUMNS if getattr(self, name)]):
             raise ValueError(f"planted data takes no {' and no '.join(given)}")
         if not self.planted and not self.train:
             raise ValueError("no training data: give files, a directory, or generated rows, as --planted pairs")
@@ -535,8 +555,10 @@ class TrainingConfig:
         every = {name for options in MODEL_OPTIONS.values() for name in options}
         self._refuse(tuple(sorted(every - own.keys())), f"model {self.model}")
         self._fill(own)
-        if self.model == "dlrm" and not self.bias:
-            raise ValueError("model dlrm always has a bias: its perceptrons have them")
+        if self.model in ALWAYS_WITH_BIAS and not self.bias:
+            raise ValueError(f"model {self.model} always has a bias: its perceptrons have them")
+        if self.model == "din" and not self.sequences:
+            raise ValueError("model din needs sequences: name at least one history and its target")
 
     def _check_eviction(self) -> None:
         if self.capacity is None:
@@ -547,12 +569,12 @@ class TrainingConfig:
     def _fill_optimizer(self) -> None:
         self._fill({"lr": DEFAULT_LR[self.optimizer]})
         if self.optimizer == "ftrl":
-            self._fill(_FTRL_DEFAULTS)
+            self._fill(FTRL_DEFAULTS)
         else:
-            self._refuse(tuple(_FTRL_DEFAULTS), f"optimizer {self.optimizer}")
-        if self.optimizer not in _DECAYING:
+            self._refuse(tuple(FTRL_DEFAULTS), f"optimizer {self.optimizer}")
+        if self.optimizer not in DECAYING:
             self._refuse(("weight_decay",), f"optimizer {self.optimizer}")
-        if self.optimizer not in _CONVENTIONAL:
+        if self.optimizer not in CONVENTIONAL:
             self._refuse(("convention",), f"optimizer {self.optimizer}")
         if self.dense_optimizer is None and self.dense_options:
             raise ValueError("dense_options need a dense_optimizer")
@@ -579,7 +601,7 @@ class TrainingConfig:
             raise ValueError("disk needs a memory_limit: without one no row would ever go there")
         if self.tables == "store":
             return
-        self._refuse(("admit_after", *_REASONS, "memory_limit", "disk"), "a run with tables nn")
+        self._refuse(("admit_after", *REASONS, "memory_limit", "disk"), "a run with tables nn")
         if self.row_type != "float32":
             raise ValueError(f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}")
         if self.optimizer not in NN_OPTIMIZERS:

@@ -120,7 +120,7 @@ def _opened(saved: SavedRun, wanted: dict[str, str]) -> nn.Module:
             copy_table(Table.open(trained_as).table_id, table)
             RecStoreClient().drop(trained_as)
     tables = _OpenTables({short_name(table): table for table in wanted.values()})
-    model = model_over(tables, saved.config, len(saved.form.fields), len(saved.form.dense))
+    model = model_over(tables, saved.config, saved.form.fields, len(saved.form.dense))
     load_dense_parameters(model, saved.state["model"])
     return model.eval()
 

@@ -32,6 +32,7 @@ from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.batching import regroup, shuffled
+from recstore_ops.training.rows.field_numbers import field_number
 from recstore_ops.training.rows.read_ahead import read_ahead
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.run_checkpoints import RunCheckpoints
@@ -129,7 +130,8 @@ class _Run:
             gamma=config.gamma,
         )
         self._stopping = EarlyStopping(config.patience or 0)
-        self._segment_field = _field_number(config.auc_by, rows.train)
+        names = rows.train.field_names
+        self._segment_field = None if config.auc_by is None else field_number("auc_by", config.auc_by, names)
         self._step = 0
         self._rows = 0
         self._epoch = 1
@@ -409,11 +411,3 @@ def _training_batches(
 def _estimated(batches: Iterable[Batch], rows: RowSource) -> Iterator[tuple[Batch, int | None]]:
     for batch in batches:
         yield batch, rows.estimated_rows
-
-
-def _field_number(name: str | None, rows: RowSource) -> int | None:
-    if name is None:
-        return None
-    if name not in rows.field_names:
-        raise ValueError(f"auc_by must name a field, one of {', '.join(rows.field_names)}; got {name!r}")
-    return rows.field_names.index(name)

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from recstore_ops import DistEmbedding, SparseOptimizer
-from recstore_ops.training.config import OptimizerName, TrainingConfig
+from recstore_ops.training.choices import OptimizerName
+from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_optimizers import make_dense_optimizer
 
 _DENSE_COUNTERPART: dict[OptimizerName, str] = {

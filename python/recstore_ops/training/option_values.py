@@ -92,6 +92,22 @@ def _cross(name: str, text: str) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+def read_sequences(name: str, texts: list[str]) -> tuple[tuple[str, str], ...]:
+    """Reads histories and their targets, as `clicked=item`.
+
+    Raises:
+        ValueError: one has no `=`, or a side of it is empty.
+    """
+    return tuple(_sequence(name, text) for text in texts)
+
+
+def _sequence(name: str, text: str) -> tuple[str, str]:
+    history, _, target = (part.strip() for part in text.partition("="))
+    if not history or not target:
+        raise ValueError(f"{name} takes HISTORY=TARGET, names of two fields, got {text!r}")
+    return history, target
+
+
 def read_arguments(name: str, texts: list[str]) -> dict[str, Any]:
     """Reads arguments, as `weight_decay=0.01`.
 

@@ -21,7 +21,8 @@ from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
 from recstore_ops.training.build import build_model, tables_of
-from recstore_ops.training.config import InitWhat, TrainingConfig
+from recstore_ops.training.choices import InitWhat
+from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.job import Job
 from recstore_ops.training.optimizers import dense_optimizer_name

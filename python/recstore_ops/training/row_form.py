@@ -113,6 +113,7 @@ def _open_named(
         hash_buckets=config.hash_buckets,
         schema=form.columns,
         labels="optional",
+        sequences=config.sequences or (),
     )
 
 
@@ -130,6 +131,7 @@ def _open(config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_l
         hash_buckets=config.hash_buckets,
         rating_threshold=config.rating_threshold,
         labels="optional",
+        sequences=config.sequences or (),
     )
 
 

@@ -11,9 +11,9 @@ from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
-from recstore_ops.training.generated.planted import PlantedRows, planted_rows
+from recstore_ops.training.formats.opening import named_rows
+from recstore_ops.training.generated.planted_input import planted_input
 from recstore_ops.training.rows.cached_rows import CachedRows
-from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.held_out_rows import HeldOutRows
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
 from recstore_ops.training.schema.columns import Schema
@@ -22,7 +22,7 @@ from recstore_ops.training.schema.shown import positive_share, schema_notes, sch
 from recstore_ops.training.tables import Vocabulary
 
 # The models that see the fields of a row; the others take all of its ids alike.
-MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep")
+MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep", "dcn", "din")
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TrainingInput:
 
     def schema_table(self) -> Table | None:
         """Returns what was understood of the columns, as a table; None where they have no names."""
-        rows = _arrow_rows(self.read[0]) if self.read else None
+        rows = named_rows(self.read[0]) if self.read else None
         return None if rows is None else schema_table(rows.schema, rows.samples, _title(rows))
 
     def vocabulary(self) -> Vocabulary:
@@ -84,22 +84,15 @@ def open_input(config: TrainingConfig) -> TrainingInput:
 
 def _planted_input(config: TrainingConfig) -> TrainingInput:
     assert config.planted is not None
-    planted = planted_rows(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
-    train, validation = _hold_out(config, MemoryRows(planted.train))
-    return TrainingInput(train, validation, MemoryRows(planted.test), notes=(_planted_note(planted),))
-
-
-def _planted_note(planted: PlantedRows) -> str:
-    return (
-        f"test AUC and logloss of the true model: {planted.bayes_auc:.4f}, {planted.bayes_logloss:.4f}; of the best "
-        f"without interactions: {planted.additive_auc:.4f}, {planted.additive_logloss:.4f}; with pairs only: "
-        f"{planted.pairwise_auc:.4f}, {planted.pairwise_logloss:.4f}"
-    )
+    planted = planted_input(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
+    train, test = (MemoryRows(part, field_names=planted.field_names) for part in (planted.train, planted.test))
+    train, validation = _hold_out(config, train)
+    return TrainingInput(train, validation, test, notes=(planted.note,))
 
 
 def _file_input(config: TrainingConfig) -> TrainingInput:
     read = [_open_files(config, config.train, config.num_fields)]
-    named = _arrow_rows(read[0])
+    named = named_rows(read[0])
     notes = [] if named is None else list(schema_notes(named.schema, named.samples))
     if config.test:
         test_rows = _open_files(config, config.test, _fields_of_test_rows(config, read[0]), read[0])
@@ -120,12 +113,6 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
         notes=tuple(notes),
         schema=None if named is None else named.schema,
     )
-
-
-def _arrow_rows(rows: RowSource) -> ArrowRows | None:
-    """Returns rows with named columns as they were opened, whatever was made of their ids."""
-    rows = rows.unhashed if isinstance(rows, HashedRows) else rows
-    return rows if isinstance(rows, ArrowRows) else None
 
 
 def _title(rows: ArrowRows) -> str:
@@ -163,6 +150,7 @@ def _open_files(
         column_roles=config.column_roles if like is None else {},
         schema=None if config.schema is None or like is not None else read_schema(Path(config.schema)),
         labels="required" if like is None else "optional",
+        sequences=config.sequences or (),
         like=like,
     )
 

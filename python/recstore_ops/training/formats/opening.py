@@ -23,6 +23,7 @@ from recstore_ops.training.formats.libffm import LibffmFormat
 from recstore_ops.training.formats.libsvm import LibsvmFormat
 from recstore_ops.training.formats.movielens import DEFAULT_THRESHOLD, movielens_format
 from recstore_ops.training.formats.named_columns import open_csv, open_parquet
+from recstore_ops.training.formats.sequence_rows import SequenceRows
 from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
@@ -69,6 +70,7 @@ def open_rows(
     column_roles: Mapping[str, str] | None = None,
     schema: Schema | None = None,
     labels: Literal["required", "optional"] = "required",
+    sequences: Sequence[tuple[str, str]] = (),
     like: RowSource | None = None,
 ) -> RowSource:
     """Returns the rows of files of one format; the beginnings of the files are read now, the rest when asked for.
@@ -89,6 +91,8 @@ def open_rows(
         column_roles: what further columns of CSV or Parquet are for, by name.
         schema: what all columns of CSV or Parquet are for; None finds it.
         labels: "optional" opens rows without labels too, which get NaN.
+        sequences: pairs of names of fields, a history and its target: the history's ids get the target's id space. In
+            libsvm and libffm all fields have one id space anyway.
         like: the training rows of test rows, whose fields and dense features these must have; CSV and Parquet by
             name, in any order.
 
@@ -116,6 +120,8 @@ def open_rows(
     _check_alike(paths[0], rows, like)
     if labels == "required" and not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels")
+    if sequences and name not in _SPARSE:
+        rows = SequenceRows(rows, sequences)
     return rows if hash_buckets is None else HashedRows(rows, hash_buckets)
 
 
@@ -195,9 +201,15 @@ def _open_named(paths: Sequence[Path], name: FormatName, options: _Options, like
 
 
 def _schema_of(rows: RowSource) -> Schema | None:
-    """Returns the schema of rows, whatever was made of their ids."""
+    named = named_rows(rows)
+    return None if named is None else named.schema
+
+
+def named_rows(rows: RowSource) -> ArrowRows | None:
+    """Returns the rows of CSV or Parquet as they were opened, whatever was made of their ids; None for others."""
     rows = rows.unhashed if isinstance(rows, HashedRows) else rows
-    return rows.schema if isinstance(rows, ArrowRows) else None
+    rows = rows.with_own_fields if isinstance(rows, SequenceRows) else rows
+    return rows if isinstance(rows, ArrowRows) else None
 
 
 def _check_alike(path: Path, rows: RowSource, like: RowSource | None) -> None:

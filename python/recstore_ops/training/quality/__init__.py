@@ -1,1 +1,1 @@
-"""How good predictions are: AUC, logloss, calibration, and figures by segment."""
+"""How good predictions are: AUC, logloss, calibration, figures by segment, recall and NDCG."""

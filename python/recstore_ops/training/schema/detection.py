@@ -1,12 +1,11 @@
 """Tells what columns are for, by written rules; the first that fits counts.
 
 1. What the caller says of a column.
-2. The label: the one column named label, click, clk, clicked, is_click or is_clicked. If there is none, the one named
-   target or y, and then rating, which is positive from 4 on. Files without a header: the first column, if it has no
-   values but 0 and 1 or -1 and 1.
-3. The index that pandas writes, cells that are all empty, dates and times, and whole numbers by the name of a time
-   are ignored.
-   So are several numbers in one cell of text.
+2. The label: the one column, not of lists, named label, click, clk, clicked, is_click or is_clicked. If there is none,
+   the one named target or y, and then rating, which is positive from 4 on. Files without a header: the first column,
+   if it has no values but 0 and 1 or -1 and 1.
+3. The index that pandas writes, cells that are all empty, dates and times, whole numbers by the name of a time, and
+   several numbers in one cell of text are ignored.
 4. Lists of integers or strings, and strings with `|` or `^` between others in more than one of a hundred cells, are
    ids. Lists of numbers of one length are vectors.
 5. Floating-point numbers with fractions are numbers, and so are the counts I1 to I13 of Criteo. Everything else is
@@ -80,12 +79,14 @@ def detect_schema(samples: Sequence[ColumnSample], choices: ColumnChoices, sourc
 
 def _find_label(samples: Sequence[ColumnSample], choices: ColumnChoices, source: str) -> str | None:
     """Returns the name of the label's column; None where rows may lack one and do."""
+    several = [sample.name for sample in samples if sample.type.startswith("list")]
     names = [sample.name for sample in samples if sample.name not in choices.dropped]
     said = [name for name, role in choices.roles.items() if role == "label"]
     wanted = said if choices.label is None else [choices.label]
     groups = [tuple(wanted)] if wanted else LABEL_NAMES
     for group in groups:
         found = [name for name in names if name in group and choices.roles.get(name, "label") == "label"]
+        found = [name for name in found if wanted or name not in several]
         if len(found) > 1:
             shown = " and ".join(map(repr, found))
             raise ValueError(

@@ -1,0 +1,43 @@
+"""What may be chosen in a configuration: names of models and optimizers, their defaults, the options that they take."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn", "din"]
+OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
+TablesName = Literal["store", "nn"]
+InitWhat = Literal["rows", "rows-and-optimizer"]
+
+DEFAULT_LR: dict[OptimizerName, float] = {
+    "sgd": 0.1,
+    "adagrad": 0.05,
+    "rowwise_adagrad": 0.05,
+    "adam": 2e-3,
+    "adamw": 2e-3,
+    "ftrl": 0.1,
+}
+# The optimizers that `torch.optim` has for the sparse gradients of `nn.Embedding`.
+NN_OPTIMIZERS = ("sgd", "adagrad", "adam")
+REASONS = ("ttl", "min_norm", "capacity")
+FTRL_DEFAULTS = {"beta": 1.0, "l1": 0.0, "l2": 0.0}
+DECAYING = ("sgd", "adam", "adamw")
+CONVENTIONAL = ("adagrad", "rowwise_adagrad")
+
+# What each model takes beside a bias, with its default.
+_FACTORS = {"dim": 8, "init_std": 0.01}
+_DEEP = {**_FACTORS, "hidden": (64, 32), "dropout": 0.0}
+MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
+    "lr": {},
+    "fm": _FACTORS,
+    "deepfm": _DEEP,
+    "dlrm": {**_DEEP, "bottom": (64,)},
+    "wide_deep": {**_DEEP, "crosses": ()},
+    "dcn": {**_DEEP, "cross_layers": 2, "low_rank": None, "cross_structure": "stacked"},
+    "din": {**_DEEP, "sequences": (), "attention_hidden": (64, 32)},
+}
+
+# What has a meaning for files with named columns only.
+OF_NAMED_COLUMNS = ("label_column", "drop_columns", "column_roles", "schema")
+# The models whose linear layers outside the tables have biases, which cannot be turned off.
+ALWAYS_WITH_BIAS = ("dlrm", "dcn", "din")

@@ -1,0 +1,56 @@
+"""Planted rows of any kind by its name, as a run takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+from recstore_ops.training.generated.planted import PlantedKind, PlantedRows, planted_rows
+from recstore_ops.training.generated.planted_sequences import FIELD_NAMES, PlantedSequences, planted_sequences
+from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.rows.row_source import numbered_names
+
+PlantedName = Literal["pairs", "rank8", "triples", "sequences"]
+
+
+@dataclass(frozen=True)
+class PlantedInput:
+    """Train and test rows, the names of their fields, and what theory says of the test rows, one sentence."""
+
+    train: Batch
+    test: Batch
+    field_names: tuple[str, ...]
+    note: str
+
+
+def planted_input(name: PlantedName, seed: int, train_rows: int | None, test_rows: int | None) -> PlantedInput:
+    """Draws a data set; equal arguments give equal rows.
+
+    Args:
+        name: of the kind.
+        seed: of the true model and the rows.
+        train_rows, test_rows: how many; None takes the kind's own.
+
+    Raises:
+        ValueError: an unknown kind, or a row count below one.
+    """
+    if name == "sequences":
+        planted = planted_sequences(seed, train_rows, test_rows)
+        return PlantedInput(planted.train, planted.test, FIELD_NAMES, _note_on_sequences(planted))
+    rows = planted_rows(cast(PlantedKind, name), seed, train_rows, test_rows)
+    return PlantedInput(rows.train, rows.test, numbered_names("field", rows.test.num_fields), _note(rows))
+
+
+def _note(planted: PlantedRows) -> str:
+    return (
+        f"test AUC and logloss of the true model: {planted.bayes_auc:.4f}, {planted.bayes_logloss:.4f}; of the best "
+        f"without interactions: {planted.additive_auc:.4f}, {planted.additive_logloss:.4f}; with pairs only: "
+        f"{planted.pairwise_auc:.4f}, {planted.pairwise_logloss:.4f}"
+    )
+
+
+def _note_on_sequences(planted: PlantedSequences) -> str:
+    return (
+        f"test AUC and logloss of the true model: {planted.bayes_auc:.4f}, {planted.bayes_logloss:.4f}; AUC of the "
+        f"best reading of 5 sums over a history: {planted.pooled_auc(5):.4f}, of 9: {planted.pooled_auc(9):.4f}"
+    )
