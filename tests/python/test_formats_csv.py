@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import Row, as_rows
 
+from recstore_ops import _native
 from recstore_ops.training.formats import csv_rows, open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
@@ -403,3 +404,9 @@ def test_damage_gives_rows_or_an_error_that_names_the_file(
         labels, problem = set(), str(error)
     assert labels <= {0, 1}
     assert problem is None or str(path) in problem
+
+
+@pytest.mark.parametrize("offsets", [[0, 5], [3, 1], [-1, 2], []])
+def test_offsets_that_are_no_texts_are_refused(offsets: list[int]) -> None:
+    with pytest.raises(ValueError, match="an offset is not within the characters, or not in order"):
+        _native.hash_texts(np.array(offsets, dtype=np.int64).tobytes(), b"abcd")

@@ -6,6 +6,7 @@ mod checkpoint;
 mod log_lines;
 mod optimizer_state;
 mod servers;
+mod text_hash;
 
 use std::sync::Arc;
 
@@ -32,6 +33,8 @@ mod _native {
         Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,
         use_servers, workers,
     };
+    #[pymodule_export]
+    use super::text_hash::hash_texts;
     use super::*;
     #[pymodule_export]
     use super::{

@@ -57,6 +57,7 @@ pub use kernel::parallel::Rayon;
 pub use kernel::parallel::{Executor, Serial};
 pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
+pub use kernel::text_hash::hash_text;
 pub use optimizer::UpdateRule;
 pub use rows::distinct::{are_distinct, unique};
 pub use rows::gradient::{

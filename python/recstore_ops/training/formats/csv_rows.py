@@ -22,7 +22,7 @@ from recstore_ops.training.rows.text_rows import OnBadLine
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.sample import ColumnSample
 
-BLOCK_BYTES = 2**20
+BLOCK_BYTES = 2**19
 """A row may have at most this many bytes."""
 _NO_ROWS = ("Empty CSV file", "Could not skip initial 1 rows")
 _ARROW_ERRORS = (pa.ArrowException, OSError)
