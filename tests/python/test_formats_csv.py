@@ -319,6 +319,18 @@ class TestBadRows:
         with pytest.raises(ValueError, match=re.escape(f"{path}: the gzip stream is damaged") + ".*after row [1-9]"):
             read(path)
 
+    def test_a_quote_that_is_not_closed(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(csv_rows, "BLOCK_BYTES", 4096)
+        lines = [f"1,{n},x" for n in range(2000)]
+        for place, message in (
+            (100, f"{path} has a row of more than 4096 bytes, or a quote that is not closed, after row "),
+            (1800, f"{path}: row 1801 begins a quote that is not closed"),
+        ):
+            cut = [*lines[:place], '1,5,"x', *lines[place:]]
+            write(path, "label,a,b\n" + "\n".join(cut) + "\n")
+            with pytest.raises(ValueError, match=re.escape(message)):
+                read(path)
+
     def test_text_of_another_encoding(self, path: Path) -> None:
         write(path, "label,city\n1,Zürich\n".encode("latin-1"))
         with pytest.raises(ValueError, match=re.escape(f"{path}: damaged, or not of this encoding, after row 0")):
@@ -364,6 +376,13 @@ class TestFiles:
         assert sorted(chain(*parts)) == list(range(2000))
         assert [id for block in rows for id in block.ids.tolist()] == list(range(2000))
         assert rows.estimated_rows == 2000
+        next(blocks := iter(rows))
+        next(blocks)
+        assert rows.estimated_rows == 2000
+        parts = iter(fresh := open_rows([path]))
+        next(parts)
+        assert fresh.estimated_rows is not None
+        assert 1500 < fresh.estimated_rows < 2500
 
 
 CELLS = st.text(st.characters(codec="utf-8", exclude_characters="\0\r|^", exclude_categories=["Cs"]), max_size=12)

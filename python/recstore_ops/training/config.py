@@ -28,8 +28,7 @@ from recstore_ops.training.choices import (
     TablesName,
 )
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
-from recstore_ops.training.formats import FormatName
-from recstore_ops.training.generated.planted_input import PlantedName
+from recstore_ops.training.input_config import INPUT, InputConfig
 from recstore_ops.training.models.dcn import CrossStructure
 from recstore_ops.training.option_values import (
     read_arguments,
@@ -40,12 +39,10 @@ from recstore_ops.training.option_values import (
     read_names,
     read_negated,
     read_path,
-    read_roles,
     read_sequences,
 )
 from recstore_ops.training.schedules import ScheduleName
 
-_INPUT = "Input"
 _MODEL = "Model"
 _OPTIMIZER = "Optimizer"
 _LOOP = "Training"
@@ -59,24 +56,10 @@ _ABOVE_ZERO = Bounds(above=0)
 
 
 @dataclass
-class TrainingConfig:
-    """Configuration of `recstore_ops.training.train`.
+class TrainingConfig(InputConfig):
+    """Configuration of `recstore_ops.training.train`; the attributes of its input are those of `InputConfig`.
 
     Attributes:
-        train, test: the files; both of one format.
-        planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`.
-        planted_train_rows, planted_test_rows: how many; None takes the kind's own.
-        file_format: None detects it.
-        on_bad_line: "stop" or "skip" (and count).
-        ignore_values: take every feature value as 1.
-        num_fields: of libsvm and libffm rows, for models that tell fields apart; None takes it from the first rows.
-        rating_threshold: the least label that counts as positive, where labels are ratings; None takes 4 for MovieLens
-            and for a column `rating`.
-        label_column: of files with named columns; None finds it by its name.
-        drop_columns: columns of such files that are no features.
-        column_roles: what further columns are for, by name; see `recstore_ops.training.schema.columns`.
-        schema: a file that says what all columns are for, as a run writes one.
-        hash_buckets: hash ids to this many; None keeps every id as it is.
         model: one of `ModelName`.
         dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
             0.01); of all models but lr.
@@ -133,87 +116,6 @@ class TrainingConfig:
         ValueError: a value is out of range, or an option has no meaning beside the others.
     """
 
-    train: tuple[Path, ...] = ()
-    test: tuple[Path, ...] = ()
-    planted: Annotated[
-        PlantedName | None,
-        Option(
-            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, triples of "
-            "fields, or histories with a target.",
-            _INPUT,
-        ),
-    ] = None
-    planted_train_rows: Annotated[
-        int | None,
-        Option("Training rows to generate.", _INPUT, name="planted-rows", shown="by the kind"),
-        _AT_LEAST_ONE,
-    ] = None
-    planted_test_rows: Annotated[int | None, _AT_LEAST_ONE] = None
-    file_format: Annotated[
-        FormatName | None, Option("Format of all files.", _INPUT, name="format", shown="detected")
-    ] = None
-    on_bad_line: Annotated[Literal["stop", "skip"], Option("Stop at a bad line, or skip and count it.", _INPUT)] = (
-        "stop"
-    )
-    ignore_values: Annotated[bool, Option("Take every value of libsvm and libffm as 1.", _INPUT)] = False
-    num_fields: Annotated[
-        int | None,
-        Option(
-            "Fields of a libsvm or libffm row, for models that tell them apart.", _INPUT, shown="from the first rows"
-        ),
-        _AT_LEAST_ONE,
-    ] = None
-    rating_threshold: Annotated[
-        float | None,
-        Option("The least label that counts as positive, where labels are ratings.", _INPUT, shown="4 for ratings"),
-    ] = None
-    label_column: Annotated[
-        str | None,
-        Option("The column of CSV or Parquet files with the labels.", _INPUT, shown="label, click, target or rating"),
-    ] = None
-    drop_columns: Annotated[
-        tuple[str, ...],
-        Option(
-            "A column of CSV or Parquet files that is no feature; may be repeated.",
-            _INPUT,
-            name="drop-column",
-            type=list[str],
-            read=read_names,
-        ),
-    ] = ()
-    column_roles: Annotated[
-        dict[str, str],
-        Option(
-            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight or "
-            "ignored; may be repeated.",
-            _INPUT,
-            name="column",
-            metavar="NAME=ROLE",
-            type=list[str],
-            read=read_roles,
-            shown="told by name and cells",
-        ),
-    ] = field(default_factory=dict)
-    schema: Annotated[
-        str | None,
-        Option(
-            "A file that says what all columns of CSV or Parquet files are for: schema.toml of a run, changed where "
-            "it is not what you mean.",
-            _INPUT,
-            type=Path,
-            read=read_path,
-        ),
-    ] = None
-    hash_buckets: Annotated[
-        int | None,
-        Option(
-            "Hash all ids to this many. Without it every id has a row of its own, and no pass over the data "
-            "is needed to know them beforehand.",
-            _INPUT,
-            shown="raw ids",
-        ),
-        _AT_LEAST_ONE,
-    ] = None
     model: Annotated[
         ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2, DIN.", _MODEL)
     ] = "fm"
@@ -455,7 +357,7 @@ class TrainingConfig:
         int,
         Option(
             "Keep training rows, and test rows, in memory if they need at most this many MiB.",
-            _INPUT,
+            INPUT,
             name="cache-mb",
             least=0,
             type=int,

@@ -52,11 +52,11 @@ class CsvRows(ArrowRows):
     ) -> None:
         super().__init__(paths, schema, samples, on_bad_line)
         self._dialects = dialects
+        self._total_bytes = sum(map(os.path.getsize, paths))
         for path in paths:
             schema.check_names(dialects[path].names, path)
 
     def __iter__(self) -> Iterator[Batch]:
-        self._total_bytes = sum(map(os.path.getsize, self._paths))
         yield from super().__iter__()
         if self._rows_read == 0 and not self._skipped and self._shard == (0, 1):
             raise ValueError(f"{self._paths[0]} has no row")
@@ -72,7 +72,6 @@ class CsvRows(ArrowRows):
     def _start_pass(self) -> None:
         super()._start_pass()
         self._bytes_read = 0
-        self._total_bytes = 0
 
     def _read_file(self, path: Path) -> Iterator[Batch]:
         finished_bytes = self._bytes_read
@@ -82,8 +81,8 @@ class CsvRows(ArrowRows):
                 if self._is_next_unit_own():
                     for row, found in block.odd_rows:
                         self._meet_bad(path, f"row {row}: expected {len(dialect.names)} columns, got {found}", 1)
+                    self._bytes_read = finished_bytes + block.position
                     yield from self._good_rows(path, _typed(block, self.schema))
-                    self._bytes_read = finished_bytes + file.position
         self._bytes_read = finished_bytes + os.path.getsize(path)
 
 
@@ -96,12 +95,14 @@ class _TextBlock:
         rows_before: how many rows came before, without those of another number of columns.
         odd_rows: the rows of another number of columns that came since the last block: their numbers, and that number.
         all_odd_rows: those of the whole file so far.
+        position: bytes of the file, as it is on the disk, up to the end of the block.
     """
 
     cells: pa.RecordBatch
     rows_before: int
     odd_rows: tuple[tuple[int, int], ...]
     all_odd_rows: list[tuple[int, int]]
+    position: int
 
     def number_of(self, place: int) -> int:
         """The number in the file of a row of the block."""
@@ -115,20 +116,31 @@ def _text_blocks(path: Path, file: InputFile, dialect: Dialect, columns: Sequenc
     """Gives the columns of a file, block by block."""
     odd_rows: list[tuple[int, int]] = []
     rows, told = 0, 0
+    arrow_file, cells = _ArrowFile(file), None
     try:
-        for cells in csv.open_csv(_ArrowFile(file), **_arrow_options(dialect, columns, odd_rows)):
-            yield _TextBlock(cells, rows, tuple(odd_rows[told:]), odd_rows)
+        for number, cells in enumerate(csv.open_csv(arrow_file, **_arrow_options(dialect, columns, odd_rows)), 1):
+            yield _TextBlock(cells, rows, tuple(odd_rows[told:]), odd_rows, arrow_file.position_after(number))
             rows, told = rows + cells.num_rows, len(odd_rows)
     except DamagedStreamError as error:
         raise ValueError(f"{path}: {error}, after row {rows}") from error
     except pa.ArrowInvalid as error:
+        if "straddl" in str(error):
+            message = f"has a row of more than {BLOCK_BYTES} bytes, or a quote that is not closed,"
+            raise ValueError(f"{path} {message} after row {rows}") from error
         if not any(message in str(error) for message in _NO_ROWS):
             reraise(error, f"{path}: damaged, or not of this encoding, after row {rows}")
     except _ARROW_ERRORS as error:
         reraise(error, f"{path} is damaged after row {rows}")
+    if arrow_file.quotes % 2 == 1 and cells is not None and _has_lines(cells.slice(cells.num_rows - 1)):
+        raise ValueError(f"{path}: row {rows + len(odd_rows)} begins a quote that is not closed")
     if len(odd_rows) > told:
         empty = pa.RecordBatch.from_pydict({name: pa.array([], pa.string()) for name in columns})
-        yield _TextBlock(empty, rows, tuple(odd_rows[told:]), odd_rows)
+        yield _TextBlock(empty, rows, tuple(odd_rows[told:]), odd_rows, file.position)
+
+
+def _has_lines(row: pa.RecordBatch) -> bool:
+    """Whether a cell of a row has several lines."""
+    return any("\n" in (cells[0].as_py() or "") for cells in row.columns)
 
 
 def _arrow_options(dialect: Dialect, columns: Sequence[str], odd_rows: list[tuple[int, int]]) -> dict[str, Any]:
@@ -156,15 +168,28 @@ def _arrow_options(dialect: Dialect, columns: Sequence[str], odd_rows: list[tupl
 
 
 class _ArrowFile:
-    """A file as Arrow reads one."""
+    """A file as Arrow reads one.
+
+    Attributes:
+        quotes: how many were read; whoever begins a quote ends it too.
+    """
 
     closed = False
 
     def __init__(self, file: InputFile) -> None:
+        self.quotes = 0
+        self._bytes_read = 0
         self._file = file
 
     def read(self, size: int) -> bytes:
-        return self._file.read(size)
+        content = self._file.read(size)
+        self.quotes += content.count(b'"')
+        self._bytes_read += len(content)
+        return content
+
+    def position_after(self, blocks: int) -> int:
+        """Returns how many bytes of the file, as it is on the disk, so many blocks are; Arrow reads ahead of them."""
+        return round(self._file.position * min(1.0, blocks * BLOCK_BYTES / max(1, self._bytes_read)))
 
     def close(self) -> None:
         """Whoever opened the file closes it."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pyarrow as pa
 
+from recstore_ops.training.formats.text_hash import text_places
 from recstore_ops.training.schema.arrow_functions import pc
 
 _MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "\\N")
@@ -51,9 +53,9 @@ def _nearly_numbers(cells: pa.Array) -> pa.Array | None:
 
 def as_strings(cells: pa.Array) -> pa.Array:
     """Returns text with empty cells as missing ones."""
-    is_there = pc.not_equal(cells, "")
-    if pc.all(is_there).as_py():
+    if np.diff(text_places(cells)).all():
         return cells
+    is_there = pc.not_equal(cells, "")
     if cells.offset > 0 or cells.null_count > 0:
         return pc.if_else(is_there, cells, None)
     _, offsets, characters = cells.buffers()

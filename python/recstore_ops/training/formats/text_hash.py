@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.types as types
 from numpy.typing import NDArray
 
 from recstore_ops import _native
@@ -18,8 +19,15 @@ from recstore_ops.training.schema.arrow_functions import pc
 
 def hash_texts(cells: pa.Array) -> NDArray[np.uint64]:
     """Returns the hash of each string [N], of any Arrow type of strings; that of a missing one is any number."""
-    cells = pc.cast(cells, pa.large_string())
-    _, offsets, characters = cells.buffers()
-    places = np.frombuffer(offsets, dtype=np.int64)[cells.offset : cells.offset + len(cells) + 1]
-    hashes = _native.hash_texts(places.tobytes(), b"" if characters is None else characters.to_pybytes())
+    if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
+        cells = pc.cast(cells, pa.large_string())
+    characters = cells.buffers()[2]
+    places = text_places(cells).astype(np.int64, copy=False).tobytes()
+    hashes = _native.hash_texts(places, b"" if characters is None else characters.to_pybytes())
     return np.frombuffer(hashes, dtype=np.uint64)
+
+
+def text_places(cells: pa.Array) -> NDArray[np.signedinteger]:
+    """Returns where each of N strings begins among the characters, and where the last ends, [N + 1]."""
+    width = np.int32 if types.is_string(cells.type) else np.int64
+    return np.frombuffer(cells.buffers()[1], dtype=width)[cells.offset : cells.offset + len(cells) + 1]

@@ -1,0 +1,120 @@
+"""What the rows of a training run are configured by; a part of `TrainingConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+from recstore_ops.config.option import Option
+from recstore_ops.training.bounds import Bounds
+from recstore_ops.training.formats import FormatName
+from recstore_ops.training.generated.planted_input import PlantedName
+from recstore_ops.training.option_values import read_names, read_path, read_roles
+
+INPUT = "Input"
+"""The group of its options."""
+
+_AT_LEAST_ONE = Bounds(least=1)
+
+
+@dataclass
+class InputConfig:
+    """The rows that are trained and evaluated on.
+
+    Attributes:
+        train, test: the files; both of one format.
+        planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`.
+        planted_train_rows, planted_test_rows: how many; None takes the kind's own.
+        file_format: None detects it.
+        on_bad_line: "stop" or "skip" (and count).
+        ignore_values: take every feature value as 1.
+        num_fields: of libsvm and libffm rows, for models that tell fields apart; None takes it from the first rows.
+        rating_threshold: the least label that counts as positive, where labels are ratings; None takes 4 for MovieLens
+            and for a column `rating`.
+        label_column: of files with named columns; None finds it by its name.
+        drop_columns: columns of such files that are no features.
+        column_roles: what further columns are for, by name; see `recstore_ops.training.schema.columns`.
+        schema: a file that says what all columns are for, as a run writes one.
+        hash_buckets: hash ids to this many; None keeps every id as it is.
+    """
+
+    train: tuple[Path, ...] = ()
+    test: tuple[Path, ...] = ()
+    planted: Annotated[
+        PlantedName | None,
+        Option(
+            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, triples of "
+            "fields, or histories with a target.",
+            INPUT,
+        ),
+    ] = None
+    planted_train_rows: Annotated[
+        int | None,
+        Option("Training rows to generate.", INPUT, name="planted-rows", shown="by the kind"),
+        _AT_LEAST_ONE,
+    ] = None
+    planted_test_rows: Annotated[int | None, _AT_LEAST_ONE] = None
+    file_format: Annotated[
+        FormatName | None, Option("Format of all files.", INPUT, name="format", shown="detected")
+    ] = None
+    on_bad_line: Annotated[Literal["stop", "skip"], Option("Stop at a bad line, or skip and count it.", INPUT)] = "stop"
+    ignore_values: Annotated[bool, Option("Take every value of libsvm and libffm as 1.", INPUT)] = False
+    num_fields: Annotated[
+        int | None,
+        Option(
+            "Fields of a libsvm or libffm row, for models that tell them apart.", INPUT, shown="from the first rows"
+        ),
+        _AT_LEAST_ONE,
+    ] = None
+    rating_threshold: Annotated[
+        float | None,
+        Option("The least label that counts as positive, where labels are ratings.", INPUT, shown="4 for ratings"),
+    ] = None
+    label_column: Annotated[
+        str | None,
+        Option("The column of CSV or Parquet files with the labels.", INPUT, shown="label, click, target or rating"),
+    ] = None
+    drop_columns: Annotated[
+        tuple[str, ...],
+        Option(
+            "A column of CSV or Parquet files that is no feature; may be repeated.",
+            INPUT,
+            name="drop-column",
+            type=list[str],
+            read=read_names,
+        ),
+    ] = ()
+    column_roles: Annotated[
+        dict[str, str],
+        Option(
+            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight or "
+            "ignored; may be repeated.",
+            INPUT,
+            name="column",
+            metavar="NAME=ROLE",
+            type=list[str],
+            read=read_roles,
+            shown="told by name and cells",
+        ),
+    ] = field(default_factory=dict)
+    schema: Annotated[
+        str | None,
+        Option(
+            "A file that says what all columns of CSV or Parquet files are for: schema.toml of a run, changed where "
+            "it is not what you mean.",
+            INPUT,
+            type=Path,
+            read=read_path,
+        ),
+    ] = None
+    hash_buckets: Annotated[
+        int | None,
+        Option(
+            "Hash all ids to this many. Without it every id has a row of its own, and no pass over the data "
+            "is needed to know them beforehand.",
+            INPUT,
+            shown="raw ids",
+        ),
+        _AT_LEAST_ONE,
+    ] = None
