@@ -77,6 +77,23 @@ def assert_equal(one: Path, other: Path, tensors: tuple[str, ...] = ()) -> None:
         torch.testing.assert_close(state[name], expected[name], rtol=0, atol=0)
 
 
+def test_columns_mean_what_they_did_on_the_first_day(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for day, scale, user in (("day1", 100.0, "u{}"), ("day2", 90_000.0, "{}")):
+        users, prices, labels = rng.integers(0, 30, DAY), rng.random(DAY) * scale, rng.integers(0, 2, DAY)
+        rows = [f"{label},{user.format(n)},{price:.2f}" for label, n, price in zip(labels, users, prices, strict=True)]
+        (tmp_path / f"{day}.csv").write_text("\n".join(["label,user,price", *rows]) + "\n")
+    train(tmp_path, "day1.csv", *OPTIONS, *MODEL, "--run-name", "one")
+    train(tmp_path, "day2.csv", *OPTIONS, *MODEL, "--init-from", "runs/one", "--run-name", "two")
+    train(tmp_path, "day1.csv", "day2.csv", *OPTIONS, *MODEL, "--run-name", "both")
+    assert_equal(tmp_path / "runs" / "two", tmp_path / "runs" / "both")
+    config = TrainingConfig(
+        train=(tmp_path / "day2.csv",), init_from=str(tmp_path / "runs" / "one"), label_column="label"
+    )
+    with pytest.raises(ValueError, match=r"columns are for what .*schema.toml says: with init_from there is no label_"):
+        open_input(config)
+
+
 @pytest.mark.parametrize(
     "further",
     [
@@ -244,6 +261,7 @@ def test_the_report_says_what_became_of_the_rows(changing: Path, steps_to_kill: 
         ({"hidden": (8,)}, r"was trained with hidden \(64, 32\), this one has hidden \(8,\)"),
         ({"bias": False}, "was trained with bias True, this one has bias False"),
         ({"hash_buckets": 7}, "was trained with hash_buckets None, this one has hash_buckets 7"),
+        ({"ignore_values": True}, "was trained with ignore_values False, this one has ignore_values True"),
         ({"init_tables": ("u", "v")}, "has no table u; it has v, w"),
         (
             {"optimizer": "sgd", "init_what": "rows-and-optimizer"},

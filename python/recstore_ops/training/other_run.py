@@ -21,7 +21,7 @@ from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
 from recstore_ops.training.build import build_model, tables_of
-from recstore_ops.training.choices import InitWhat
+from recstore_ops.training.choices import MODEL_OPTIONS, InitWhat
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.job import Job
@@ -29,8 +29,14 @@ from recstore_ops.training.optimizers import dense_optimizer_name
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.saved_run import SavedRun, short_name
 
-_OF_THE_MODEL = ("model", "dim", "hidden", "bottom", "crosses", "bias", "hash_buckets")
+_MAY_DIFFER = ("init_std", "dropout")
+_OF_THE_MODEL = (
+    *("model", "bias", "hash_buckets"),
+    *sorted({name for options in MODEL_OPTIONS.values() for name in options}.difference(_MAY_DIFFER)),
+)
 """The options that must be those of the other run."""
+
+_OF_THE_ROWS = ("rating_threshold", "ignore_values")
 
 _OF_TABLES = (
     *("seed", "init_std", "row_type", "admit_after", "ttl", "min_norm", "capacity", "eviction_policy"),
@@ -129,7 +135,8 @@ class OtherRun:
         return dict(zip(names, saved.values(), strict=True)) if len(names) == len(saved) else saved
 
     def _check_model(self) -> None:
-        for name in _OF_THE_MODEL:
+        # Of columns with names, the other run's schema says what labels and numbers are.
+        for name in _OF_THE_MODEL if self._saved.form.columns else (*_OF_THE_MODEL, *_OF_THE_ROWS):
             expected, actual = getattr(self._saved.config, name), getattr(self._config, name)
             if expected != actual:
                 raise ValueError(

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from recstore_ops.config.paths import user_path
+from recstore_ops.training.choices import OF_NAMED_COLUMNS
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
@@ -17,7 +19,7 @@ from recstore_ops.training.rows.cached_rows import CachedRows
 from recstore_ops.training.rows.held_out_rows import HeldOutRows
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
 from recstore_ops.training.schema.columns import Schema
-from recstore_ops.training.schema.schema_file import read_schema
+from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
 from recstore_ops.training.schema.shown import positive_share, schema_notes, schema_table
 from recstore_ops.training.tables import Vocabulary
 
@@ -148,11 +150,29 @@ def _open_files(
         label_column=config.label_column if like is None else None,
         drop_columns=config.drop_columns if like is None else (),
         column_roles=config.column_roles if like is None else {},
-        schema=None if config.schema is None or like is not None else read_schema(Path(config.schema)),
+        schema=_given_schema(config) if like is None else None,
         labels="required" if like is None else "optional",
         sequences=config.sequences or (),
         like=like,
     )
+
+
+def _given_schema(config: TrainingConfig) -> Schema | None:
+    """Returns what columns are for, where the configuration or the run that this one begins with says it.
+
+    Raises:
+        ValueError: the file is no schema, or the configuration says of columns what the other run has said.
+    """
+    if config.schema is not None:
+        return read_schema(Path(config.schema))
+    if config.init_from is None:
+        return None
+    path = Path(user_path(config.init_from, "init_from")) / SCHEMA
+    if not path.exists():
+        return None
+    if given := [name for name in OF_NAMED_COLUMNS if getattr(config, name)]:
+        raise ValueError(f"columns are for what {path} says: with init_from there is no {' and no '.join(given)}")
+    return read_schema(path)
 
 
 def _hold_out(config: TrainingConfig, rows: RowSource) -> tuple[RowSource, RowSource | None]:

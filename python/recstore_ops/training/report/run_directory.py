@@ -7,6 +7,7 @@
 - `learning_curve.png`: logloss and AUC over training rows.
 - `calibration.png`: predicted probabilities against observed shares, at the best evaluation.
 - `table_growth.png`: rows and memory of the tables over training rows.
+- `report.html`: all of that on one page that needs no other file, with the columns and the configuration.
 - `segments.csv`: figures by segment at the best evaluation, where segments were asked for.
 - `events.out.tfevents.*`: the same figures for TensorBoard.
 - `checkpoint`, `best`: directories of checkpoints, where the run is saved; see `run_checkpoints`.
@@ -35,6 +36,7 @@ from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.segments import SegmentFigures, segment_figures, write_segments
 from recstore_ops.training.report.calibration_plot import draw_calibration
 from recstore_ops.training.report.event_file import EventFile
+from recstore_ops.training.report.html_page import RunPage
 from recstore_ops.training.report.learning_curve import draw_learning_curve
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.table_growth import draw_table_growth
@@ -199,7 +201,24 @@ class RunDirectory:
         self._write_calibration()
         draw_learning_curve(self.path / "learning_curve.png", self.name, self._steps, self._evaluations)
         draw_table_growth(self.path / "table_growth.png", self.name, self._steps, self._evaluations)
+        self._write_page()
         self.record_event("end", seconds=seconds, finished=finished)
+
+    def _write_page(self) -> None:
+        schema = self.path / SCHEMA
+        page = RunPage(
+            name=self.name,
+            config=self._config,
+            evaluations=self._evaluations,
+            segments=self.segments(),
+            schema=read_schema(schema) if schema.exists() else None,
+            plots={
+                "Learning curve": self.path / "learning_curve.png",
+                "Calibration": self.path / "calibration.png",
+                "Table growth": self.path / "table_growth.png",
+            },
+        )
+        page.write(self.path / "report.html")
 
     def _cut_metrics(self, size: int) -> None:
         path = self.path / "metrics.jsonl"

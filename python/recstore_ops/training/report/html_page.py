@@ -1,0 +1,142 @@
+"""A run on one page of HTML, which needs no other file: figures, plots, columns, segments, configuration."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.quality.segments import SegmentFigures
+from recstore_ops.training.report.records import EvaluationRecord, best_record
+from recstore_ops.training.schema.columns import Schema
+
+_MOST_SEGMENTS = 20
+_STYLE = """
+:root { color-scheme: light dark; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
+h1, h2 { line-height: 1.2; }
+table { border-collapse: collapse; display: block; overflow-x: auto; }
+th, td { border-bottom: 1px solid #8884; padding: .25rem .75rem .25rem 0; text-align: left; vertical-align: top; }
+td.figure, th.figure { font-variant-numeric: tabular-nums; text-align: right; }
+tr.best { font-weight: bold; }
+img { background: white; height: auto; max-width: 100%; }
+"""
+
+
+@dataclass(frozen=True)
+class RunPage:
+    """What stands on the page.
+
+    Attributes:
+        name: of the run.
+        config: what it was configured by.
+        evaluations: in order.
+        segments: figures by segment of each part at the best evaluation; none without segments.
+        schema: what the columns are for, where they have names.
+        plots: files of PNG, under their titles; those that are not there are left out.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    evaluations: Sequence[EvaluationRecord]
+    segments: Mapping[str, SegmentFigures]
+    schema: Schema | None
+    plots: Mapping[str, Path]
+
+    def write(self, path: Path) -> None:
+        """Writes the page, in one move."""
+        parts = (self._evaluations(), self._plots(), self._columns(), self._segments(), self._configuration())
+        page = (
+            f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+            f'<meta name="viewport" content="width=device-width"><title>{escape(self.name)}</title>'
+            f"<style>{_STYLE}</style></head>\n<body><h1>{escape(self.name)}</h1>\n{''.join(parts)}</body></html>\n"
+        )
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(page, encoding="utf-8")
+        beside.replace(path)
+
+    def _evaluations(self) -> str:
+        if not self.evaluations:
+            return "<p>The run ended before its first evaluation.</p>\n"
+        best = best_record(list(self.evaluations))
+        parts = [part for part in ("validation", "test") if getattr(best, part) is not None]
+        titles = [f"{part} {figure}" for part in parts for figure in ("logloss", "AUC", "calibration")]
+        rows = [_evaluation_row(record, parts) for record in self.evaluations]
+        titles = ["epoch", "step", "train loss", *titles, "rows/s", "table rows"]
+        table = _table(titles, rows, best=self.evaluations.index(best))
+        return f"<h2>Evaluations</h2>\n{table}<p>The model is that of the line in bold.</p>\n"
+
+    def _plots(self) -> str:
+        there = {title: path for title, path in self.plots.items() if path.is_file()}
+        return "".join(f"<h2>{escape(title)}</h2>\n{_image(title, path)}" for title, path in there.items())
+
+    def _columns(self) -> str:
+        if self.schema is None:
+            return ""
+        rows = ([column.name, column.role, column.type, column.rule or column.reason] for column in self.schema.columns)
+        return f"<h2>Columns</h2>\n{_table(['column', 'role', 'type', 'rule'], rows, figures_from=4)}"
+
+    def _segments(self) -> str:
+        shown = (
+            f"<h2>Segments of the {escape(part)} rows, those with most rows</h2>\n{_segment_table(figures)}"
+            for part, figures in self.segments.items()
+        )
+        return "".join(shown)
+
+    def _configuration(self) -> str:
+        rows = ([name, str(value)] for name, value in self.config.items() if value is not None)
+        return f"<h2>Configuration</h2>\n{_table(['option', 'value'], rows, figures_from=2)}"
+
+
+def _evaluation_row(record: EvaluationRecord, parts: Sequence[str]) -> list[str]:
+    return [
+        *(f"{record.epoch:g}", f"{record.step:,}", f"{record.train_loss:.4f}"),
+        *_part_figures(record, parts),
+        *(f"{record.rows_per_second:,.0f}", f"{record.table_rows:,}"),
+    ]
+
+
+def _part_figures(record: EvaluationRecord, parts: Sequence[str]) -> list[str]:
+    figures: list[str] = []
+    for part in parts:
+        result: Evaluation | None = getattr(record, part)
+        shown = ("", "", "") if result is None else (result.logloss, result.auc, result.calibration)
+        figures += [_figure(each) for each in shown]
+    return figures
+
+
+def _segment_table(figures: SegmentFigures) -> str:
+    columns = (figures.ids, figures.rows, figures.positives, figures.auc, figures.logloss, figures.calibration)
+    rows = zip(*(column[:_MOST_SEGMENTS].tolist() for column in columns), strict=True)
+    shown = ([*(f"{count}" for count in row[:3]), *map(_figure, row[3:])] for row in rows)
+    return _table(["segment", "rows", "positives", "AUC", "logloss", "calibration"], shown)
+
+
+def _table(
+    titles: Sequence[str], rows: Iterable[Sequence[str]], *, figures_from: int = 0, best: int | None = None
+) -> str:
+    """Returns a table; columns from `figures_from` on are figures, and the row `best` stands out."""
+    marks = ["" if place < figures_from else ' class="figure"' for place in range(len(titles))]
+    head = "".join(f"<th{mark}>{escape(title)}</th>" for mark, title in zip(marks, titles, strict=True))
+    lines = []
+    for number, row in enumerate(rows):
+        cells = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks, row, strict=True))
+        mark = ' class="best"' if number == best else ""
+        lines.append(f"<tr{mark}>{cells}</tr>\n")
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody></table>\n"
+
+
+def _image(title: str, path: Path) -> str:
+    content = base64.b64encode(path.read_bytes()).decode("ascii")
+    return f'<img alt="{escape(title)}" src="data:image/png;base64,{content}">\n'
+
+
+def _figure(value: float | str) -> str:
+    if isinstance(value, str):
+        return value
+    return "-" if math.isnan(value) else f"{value:.4f}"
