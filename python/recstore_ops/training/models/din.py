@@ -99,7 +99,8 @@ def _check_sequences(sequences: Sequence[tuple[int, int]], num_fields: int) -> N
 def _rows_and_fields(batch: Batch) -> tuple[Tensor, Tensor]:
     """The row and the field of each id, int64 [N] each."""
     lengths = batch.offsets_or_ones().diff()
-    bag_N = torch.repeat_interleave(torch.arange(lengths.numel(), device=lengths.device), lengths)
+    bags = torch.arange(lengths.numel(), dtype=torch.int64, device=lengths.device)
+    bag_N = torch.repeat_interleave(bags, lengths)
     return bag_N // batch.num_fields, bag_N % batch.num_fields
 
 

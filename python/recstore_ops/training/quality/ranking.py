@@ -48,9 +48,9 @@ def ranking_at(k: int, scores_QI: Tensor, relevant_R: Tensor, offsets: Tensor) -
     """
     _check(k, scores_QI, relevant_R, offsets)
     counts_Q = offsets.diff()
-    query_R = torch.repeat_interleave(torch.arange(len(counts_Q), device=counts_Q.device), counts_Q)
+    query_R = _query_of_each(counts_Q)
     above_R, tied_R = _places(scores_QI, relevant_R, offsets)
-    ranks = torch.arange(1, scores_QI.shape[1] + 1, device=scores_QI.device)
+    ranks = torch.arange(1, scores_QI.shape[1] + 1, dtype=torch.int64, device=scores_QI.device)
     is_retrieved = (ranks <= k).double()
     discounts = is_retrieved / (ranks + 1).double().log2()
     asked = counts_Q > 0
@@ -82,11 +82,17 @@ def _check_items(num_items: int, relevant_R: Tensor, offsets: Tensor) -> None:
             f"expected relevant items from 0 to before {num_items}, got {int(relevant_R.min())} to "
             f"{int(relevant_R.max())}"
         )
-    query_R = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
+    query_R = _query_of_each(offsets.diff())
     codes_R, times_R = (query_R * num_items + relevant_R).unique(return_counts=True)
     if bool((times_R > 1).any()):
         query, item = divmod(int(codes_R[times_R > 1][0]), num_items)
         raise ValueError(f"item {item} is more than once among the relevant items of query {query}")
+
+
+def _query_of_each(counts_Q: Tensor) -> Tensor:
+    """The query of each relevant item, int64 [R]."""
+    queries = torch.arange(counts_Q.numel(), dtype=torch.int64, device=counts_Q.device)
+    return torch.repeat_interleave(queries, counts_Q)
 
 
 def _places(scores_QI: Tensor, relevant_R: Tensor, offsets: Tensor) -> tuple[Tensor, Tensor]:
