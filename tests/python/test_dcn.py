@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from test_models import BAGS
 from torch import Tensor, nn
 
 from recstore_ops.training import Batch, StoreTables
@@ -19,15 +20,6 @@ pytestmark = pytest.mark.tier("quick")
 TableName = Callable[[], str]
 
 NUM_IDS, DIM, WIDTH = 6, 2, 6
-# Two rows of two fields, with two dense features: the first field of row 0 has two ids, the second of row 1 none.
-BATCH = Batch(
-    ids=torch.tensor([0, 1, 3, 2]),
-    values=torch.tensor([1.0, 2.0, 1.0, 0.5]),
-    offsets=torch.tensor([0, 2, 3, 4, 4]),
-    labels=torch.tensor([1.0, 0.0]),
-    num_fields=2,
-    dense=torch.tensor([[0.5, -1.0], [0.0, 2.0]]),
-)
 FORMS: list[dict[str, Any]] = [
     {"cross_structure": structure, "low_rank": low_rank, "cross_layers": layers}
     for structure, low_rank, layers in (("stacked", None, 1), ("parallel", None, 3), ("stacked", 2, 2))
@@ -48,8 +40,8 @@ def array(tensor: Any) -> NDArray:
 
 
 def first_layer_by_loop(model: DCN) -> NDArray:
-    rows, ids, values = array(model.v.weight), BATCH.ids.numpy(), array(BATCH.values)
-    offsets, dense = BATCH.offsets_or_ones().tolist(), array(BATCH.dense)
+    rows, ids, values = array(model.v.weight), BAGS.ids.numpy(), array(BAGS.values)
+    offsets, dense = BAGS.offsets_or_ones().tolist(), array(BAGS.dense)
     inputs = np.zeros((2, WIDTH))
     for bag in range(4):
         row, field = divmod(bag, 2)
@@ -94,7 +86,7 @@ def test_logits_follow_the_equations(form: dict[str, Any]) -> None:
     else:
         assert model.crossed is not None
         expected = perceptron_by_numpy(model.deep, inputs) + crossed @ array(model.crossed.weight)[0]
-    np.testing.assert_allclose(array(model(in_double(BATCH))), expected, rtol=1e-12)
+    np.testing.assert_allclose(array(model(in_double(BAGS))), expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
@@ -103,7 +95,7 @@ def test_gradients_are_those_of_finite_differences(form: dict[str, Any]) -> None
     names, parameters = zip(*model.named_parameters(), strict=True)
 
     def logits(*values: Tensor) -> Tensor:
-        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (in_double(BATCH),))
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (in_double(BAGS),))
 
     assert torch.autograd.gradcheck(logits, parameters)
 

@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from saved_runs import rows_of, run_train, state_of
 from test_train_on_ranks import run, torchrun
-from training_runs import drop_tables, metrics_of
+from training_runs import drop_tables, metrics_of, with_own_tables
 
 from recstore_ops import DistEmbedding, RecStoreClient, Table, table_names, table_statistics
 from recstore_ops.servers import choosing
@@ -328,13 +328,7 @@ class TestCommands:
     @pytest.fixture
     def recstore(self, recstore: Recstore) -> Recstore:
         """Each run of the real program has a store of its own."""
-
-        def run(*arguments: str | Path) -> int:
-            code = recstore(*arguments)
-            drop_tables("fm")
-            return code
-
-        return run
+        return with_own_tables(recstore, "fm")
 
     def test_evaluate_prints_the_recorded_figures(
         self, folder: Path, recstore: Recstore, capsys: pytest.CaptureFixture[str]

@@ -15,7 +15,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from saved_runs import rows_of, run_train
-from training_runs import drop_tables
+from training_runs import drop_tables, with_own_tables
 
 from recstore_ops import DistTensor
 from recstore_ops.ops import operators
@@ -210,13 +210,7 @@ class TestCommands:
     @pytest.fixture
     def recstore(self, recstore: Recstore) -> Recstore:
         """Each run of the real program has a store of its own."""
-
-        def run(*arguments: str | Path) -> int:
-            code = recstore(*arguments)
-            drop_tables("fm")
-            return code
-
-        return run
+        return with_own_tables(recstore, "fm")
 
     @pytest.mark.parametrize("field", [(), ("--field", "item")])
     def test_parquet_has_ids_and_vectors(

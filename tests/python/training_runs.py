@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,17 @@ def drop_tables(prefix: str) -> None:
     for table in table_names():
         if table.startswith(f"{prefix}/"):
             RecStoreClient().drop(table)
+
+
+def with_own_tables(recstore: Callable[..., int], model: str) -> Callable[..., int]:
+    """Returns what runs a command and leaves no tables of the model behind, as a process of its own would."""
+
+    def run(*arguments: object) -> int:
+        code = recstore(*arguments)
+        drop_tables(model)
+        return code
+
+    return run
 
 
 def metrics_of(run: Path, event: str) -> list[dict[str, Any]]:

@@ -55,6 +55,11 @@ _NOT_NEGATIVE = Bounds(least=0)
 _ABOVE_ZERO = Bounds(above=0)
 
 
+def _sizes(text: str, shown: str) -> Option:
+    """The option of a perceptron's hidden layers."""
+    return Option(text, _MODEL, shown=shown, metavar="N,N,...", type=str, read=read_integers)
+
+
 @dataclass
 class TrainingConfig(InputConfig):
     """Configuration of `recstore_ops.training.train`; the attributes of its input are those of `InputConfig`.
@@ -125,14 +130,7 @@ class TrainingConfig(InputConfig):
     ] = None
     hidden: Annotated[
         tuple[int, ...] | None,
-        Option(
-            "Sizes of the perceptron's hidden layers; not lr, fm.",
-            _MODEL,
-            shown="64,32",
-            metavar="N,N,...",
-            type=str,
-            read=read_integers,
-        ),
+        _sizes("Sizes of the perceptron's hidden layers; not lr, fm.", shown="64,32"),
         _EACH_AT_LEAST_ONE,
     ] = None
     dropout: Annotated[
@@ -140,14 +138,7 @@ class TrainingConfig(InputConfig):
     ] = None
     bottom: Annotated[
         tuple[int, ...] | None,
-        Option(
-            "Hidden layers of dlrm's perceptron of dense features.",
-            _MODEL,
-            shown="64",
-            metavar="N,N,...",
-            type=str,
-            read=read_integers,
-        ),
+        _sizes("Hidden layers of dlrm's perceptron of dense features.", shown="64"),
         _EACH_AT_LEAST_ONE,
     ] = None
     crosses: Annotated[
@@ -184,14 +175,7 @@ class TrainingConfig(InputConfig):
     ] = None
     attention_hidden: Annotated[
         tuple[int, ...] | None,
-        Option(
-            "Hidden layers of din's activation units.",
-            _MODEL,
-            shown="64,32",
-            metavar="N,N,...",
-            type=str,
-            read=read_integers,
-        ),
+        _sizes("Hidden layers of din's activation units.", shown="64,32"),
         _EACH_AT_LEAST_ONE,
     ] = None
     bias: Annotated[

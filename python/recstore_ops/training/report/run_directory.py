@@ -197,20 +197,21 @@ class RunDirectory:
                 shutil.rmtree(self.path)
             return
         seconds = time.perf_counter() - self._started
-        self._write_segments()
+        segments = self.segments()
+        self._write_segments(segments)
         self._write_calibration()
         draw_learning_curve(self.path / "learning_curve.png", self.name, self._steps, self._evaluations)
         draw_table_growth(self.path / "table_growth.png", self.name, self._steps, self._evaluations)
-        self._write_page()
+        self._write_page(segments)
         self.record_event("end", seconds=seconds, finished=finished)
 
-    def _write_page(self) -> None:
+    def _write_page(self, segments: Mapping[str, SegmentFigures]) -> None:
         schema = self.path / SCHEMA
         page = RunPage(
             name=self.name,
             config=self._config,
             evaluations=self._evaluations,
-            segments=self.segments(),
+            segments=segments,
             schema=read_schema(schema) if schema.exists() else None,
             plots={
                 "Learning curve": self.path / "learning_curve.png",
@@ -227,8 +228,7 @@ class RunDirectory:
             raise ValueError(f"{path} has lost lines: expected at least {size} bytes, got {path.stat().st_size}")
         os.truncate(path, size)
 
-    def _write_segments(self) -> None:
-        segments = self.segments()
+    def _write_segments(self, segments: Mapping[str, SegmentFigures]) -> None:
         if not segments:
             return
         write_segments(self.path / "segments.csv", segments)
