@@ -103,9 +103,9 @@ test: venv ## all that must hold before a change goes in; sets up all it needs
 	$(BIN)/python .ci/parts.py build-tests test-rust+test-python+check test-served
 
 .PHONY: test-all
-test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, kills, long examples
+test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, kills, churn
 	$(BIN)/python .ci/parts.py --record docs/testing.md build-tests check test-rust test-torch test-sanitized \
-	  test-python-all test-served-all test-long
+	  test-python-all+test-kills test-served-all test-churn
 
 .PHONY: build-tests
 build-tests: $(DEVELOPED)
@@ -190,12 +190,23 @@ test-served-all: $(DEVELOPED) ## the Python tests of operators and modules again
 	env -u RECSTORE_DATA $(PYTEST) --served 1 $(SERVED:%=tests/python/test_%.py)
 	env -u RECSTORE_DATA $(PYTEST) --served 3 $(SERVED:%=tests/python/test_%.py)
 
-.PHONY: test-long
-test-long: $(DEVELOPED) ## the tests with many more examples of each property
-	PROPTEST_CASES=2000 RECSTORE_KILL_ROUNDS=200 RECSTORE_CHURN=100000000 cargo test --quiet --release
-	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test state_directory after_any_sequence
+# Hundreds of kills and sequences, and 100 million ids that come and go: they wait more than they compute.
+.PHONY: test-kills
+test-kills: $(DEVELOPED) ## processes killed hundreds of times, a thousand sequences of what operators do
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) RECSTORE_KILL_ROUNDS=200 \
+	  cargo test --quiet $(DEVELOPED_CRATES) --test checkpoint_kill --test wal --test faults --test failover
 	RECSTORE_REPLICA_SEQUENCES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test replica_sequences
-	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=600 $(PYTEST) tests/python
+	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test state_directory after_any_sequence
+
+.PHONY: test-churn
+test-churn: ## 100 million ids through one table: time and memory of its last part as of its first
+	RECSTORE_CHURN=100000000 cargo test --quiet --release --package recstore --test churn
+
+# Not a part of `make test-all`: leave it alone with a machine for a night.
+.PHONY: test-long
+test-long: $(DEVELOPED) ## every property with many more examples, and an hour of servers under load
+	PROPTEST_CASES=2000 cargo test --quiet --release
+	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=3600 $(PYTEST) tests/python
 
 .PHONY: docs
 docs: $(DEVELOPED) ## the Python API from its docstrings, in docs/api

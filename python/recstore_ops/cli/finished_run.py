@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from recstore_ops.training.finished_run import LoadedRun
 from recstore_ops.training.loop import EVALUATION_ROWS
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.rows.batching import regroup
+from recstore_ops.training.rows.read_ahead import read_ahead
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.saved_run import Which
 
@@ -38,8 +40,10 @@ DEFAULT_BATCH_SIZE = EVALUATION_ROWS
 
 def shown_scores(run: LoadedRun, rows: RowSource, batch_size: int, what: str) -> Iterator[Scores]:
     """Yields what the model says of rows, batch by batch; a terminal sees how far it is."""
+    batches = read_ahead(regroup(rows, batch_size))
     # None: tqdm looks whether the standard error is a terminal.
-    with tqdm(total=rows.estimated_rows, desc=what, unit="row", unit_scale=True, disable=None) as bar:
-        for scores in run.scores(regroup(rows, batch_size)):
+    shown = tqdm(total=rows.estimated_rows, desc=what, unit="row", unit_scale=True, disable=None)
+    with closing(batches), shown as bar:
+        for scores in run.scores(batches):
             yield scores
             bar.update(len(scores))
