@@ -139,14 +139,15 @@ impl Registry {
         store.table(operation, place.table)
     }
 
-    /// Takes away the rows that the eviction of the table `name` chooses; a `dry_run` only tells their ids.
+    /// Takes away the rows that the eviction of the table `name` chooses, with this `ttl` in place of its own where it is
+    /// given; a `dry_run` only tells their ids.
     ///
     /// # Errors
     /// As [`EmbeddingTable::evict`]; [`recstore::Error::UnknownTable`].
-    pub fn evict(&self, name: &str, dry_run: bool) -> recstore::Result<Vec<i64>> {
+    pub fn evict(&self, name: &str, ttl: Option<u64>, dry_run: bool) -> recstore::Result<Vec<i64>> {
         let unknown = || Error::UnknownTable { operation: "evict", table: name.to_owned() };
         let Placed { place, table } = self.find(name)?.ok_or_else(unknown)?;
-        let evicted = table.evict(dry_run)?;
+        let evicted = table.evict(ttl, dry_run)?;
         if !dry_run {
             self.note(place, Some(&evicted));
         }

@@ -118,7 +118,7 @@ class Subject:
         assert statistics["candidates"] == model.candidates()
         assert statistics["rows"] == statistics["inserts"] - statistics["deletes"] == len(model.rows)
         if model.eviction is not None:
-            assert _native.evict_rows(self.name, True) == model.would_leave()
+            assert _native.evict_rows(self.name, True, None) == model.would_leave()
 
     def _update(self, batch: list[tuple[int, float]]) -> None:
         operators.emb_update(self.table.handle, *_tensors(batch))
@@ -142,7 +142,7 @@ class Subject:
 
     def _evict(self, _: None) -> None:
         if self.model.eviction is not None:
-            assert _native.evict_rows(self.name, False) == self.model.evict()
+            assert _native.evict_rows(self.name, False, None) == self.model.evict()
 
     def _reload(self, _: None) -> None:
         """Saves, mostly what changed, and goes on with what is loaded."""
@@ -238,6 +238,20 @@ def test_what_leaves_can_be_seen_before(table_name: Callable[[], str]) -> None:
         plain.evict()
     with pytest.raises(KeyError, match='there is no table "nothing"'):
         RecStoreClient().evict("nothing")
+
+
+def test_a_call_may_have_a_time_to_live_of_its_own(table_name: Callable[[], str]) -> None:
+    table = HashTable(2, table_name(), eviction={"ttl": 2**62})
+    for ids in ([1, 2, 3], [1, 2], [1]):
+        train(table, ids)
+    assert table.evict(dry_run=True).tolist() == []
+    assert table.evict(dry_run=True, ttl=0).tolist() == [2, 3]
+    assert RecStoreClient().evict(table.name, ttl=1).tolist() == [3]
+    assert table.evict().tolist() == []
+    assert sorted(table.ids().tolist()) == [1, 2]
+    for ttl in (-1, 2**63):
+        with pytest.raises(ValueError, match=f"ttl must be from 0 to before 2..63 steps, got {ttl}"):
+            table.evict(ttl=ttl)
 
 
 def test_collections_pass_on_admission_and_eviction(table_name: Callable[[], str]) -> None:

@@ -168,7 +168,7 @@ class RecStoreClient:
         """Deletes the rows of ids; an id without a row is no error."""
         operators.hashtable_delete(self._table(name).handle, check_ids(ids))
 
-    def evict(self, name: str, dry_run: bool = False) -> Tensor:
+    def evict(self, name: str, dry_run: bool = False, *, ttl: int | None = None) -> Tensor:
         """Takes away the rows that the table's `eviction` chooses from it as it is now.
 
         Training does so by itself; this is for in between, or to see what would leave.
@@ -176,15 +176,16 @@ class RecStoreClient:
         Args:
             name: the table's name.
             dry_run: whether nothing changes.
+            ttl: takes the place of the table's own: rows leave that no step has updated for more than so many steps.
 
         Returns:
             The ids of the rows that left or would, ascending: int64, `[rows]`.
 
         Raises:
-            ValueError: no row of the table ever leaves.
+            ValueError: no row of the table ever leaves, or `ttl` is negative or above an int64.
         """
         self._table(name)
-        return evict(name, dry_run)
+        return evict(name, dry_run, ttl)
 
     def drop(self, name: str) -> None:
         """Deletes a table and its rows."""
@@ -319,10 +320,12 @@ def get_kv_client() -> RecStoreClient:
     return _client
 
 
-def evict(name: str, dry_run: bool) -> Tensor:
+def evict(name: str, dry_run: bool, ttl: int | None) -> Tensor:
     """Takes away the rows that a table's `eviction` chooses; see `RecStoreClient.evict`."""
+    if ttl is not None and not 0 <= ttl < 2**63:
+        raise ValueError(f"ttl must be from 0 to before 2**63 steps, got {ttl}")
     try:
-        return torch.tensor(store.evict_rows(name, dry_run), dtype=torch.int64, device="cpu")
+        return torch.tensor(store.evict_rows(name, dry_run, ttl), dtype=torch.int64, device="cpu")
     except RuntimeError as error:
         raise ValueError(str(error)) from None
 

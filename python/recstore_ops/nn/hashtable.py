@@ -258,9 +258,9 @@ class HashTable(TableModule):
         """
         operators.hashtable_delete(self.table.handle, check_ids(ids))
 
-    def evict(self, dry_run: bool = False) -> Tensor:
+    def evict(self, dry_run: bool = False, *, ttl: int | None = None) -> Tensor:
         """Takes away the rows that `eviction` chooses from the table as it is now; see `RecStoreClient.evict`."""
-        return evict(self.name, dry_run)
+        return evict(self.name, dry_run, ttl)
 
     def clear(self) -> None:
         """Deletes all rows; configuration, learning rate, step and collected gradients stay."""

@@ -46,14 +46,16 @@ def table_slots(name: str) -> list[tuple[str, int]] | None:
     return _native.table_slots(name)
 
 
-def evict_rows(name: str, dry_run: bool) -> list[int]:
+def evict_rows(name: str, dry_run: bool, ttl: int | None) -> list[int]:
     """Takes away the rows that a table's eviction chooses, unless it is a `dry_run`, and returns their ids.
+
+    A `ttl` in steps takes the place of the table's own.
 
     Raises:
         RuntimeError: no row of the table ever leaves, or there is none of this name.
     """
     prepare()
-    return _native.evict_rows(name, dry_run)
+    return _native.evict_rows(name, dry_run, ttl)
 
 
 def set_memory_limit(limit: int | None) -> None:

@@ -148,10 +148,11 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
 }
 
 /// Takes away the rows that the eviction of the table `name` chooses, unless it is a `dry_run`, and returns their ids.
+/// A `ttl` takes the place of the table's own.
 #[pyfunction]
-fn evict_rows(py: Python<'_>, name: &str, dry_run: bool) -> PyResult<Vec<i64>> {
+fn evict_rows(py: Python<'_>, name: &str, dry_run: bool, ttl: Option<u64>) -> PyResult<Vec<i64>> {
     let registry = registry()?;
-    py.detach(|| registry.evict(name, dry_run)).map_err(raise)
+    py.detach(|| registry.evict(name, ttl, dry_run)).map_err(raise)
 }
 
 /// Limits the memory of all tables together, in bytes; `None` takes the limit away.

@@ -200,10 +200,11 @@ impl RemoteStore {
         &self,
         session: &Session,
         table: &RemoteTable,
+        ttl: Option<u64>,
         dry_run: bool,
     ) -> Result<Vec<i64>> {
         const OPERATION: &str = "evict";
-        let request = |number| Management::Evict { table: number, dry_run };
+        let request = |number| Management::Evict { table: number, ttl, dry_run };
         let answers = match dry_run {
             true => self.ask_about(session, OPERATION, table, request)?,
             false => self.change_all(session, OPERATION, table, request)?,

@@ -135,8 +135,8 @@ impl EmbeddingTable for OpenTable {
         })
     }
 
-    fn evict(&self, dry_run: bool) -> Result<Vec<i64>> {
-        self.with("evict", |session, table| self.store.evict_rows(session, table, dry_run))
+    fn evict(&self, ttl: Option<u64>, dry_run: bool) -> Result<Vec<i64>> {
+        self.with("evict", |session, table| self.store.evict_rows(session, table, ttl, dry_run))
     }
 
     fn clear(&self) -> Result<()> {

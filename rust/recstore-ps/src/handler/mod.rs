@@ -417,8 +417,8 @@ impl Handler {
             Management::Clear { table } => {
                 opened("hashtable_clear", table)?.clear().map(|()| Managed::Done {})?
             }
-            Management::Evict { table, dry_run } => {
-                Managed::Ids { ids: opened("evict", table)?.evict(*dry_run)? }
+            Management::Evict { table, ttl, dry_run } => {
+                Managed::Ids { ids: opened("evict", table)?.evict(*ttl, *dry_run)? }
             }
             Management::NumRows { table } => {
                 Managed::Count { count: opened("hashtable_size", table)?.num_rows()? }

@@ -68,9 +68,12 @@ pub trait EmbeddingTable: Send + Sync {
     /// Takes away the rows that the table's eviction chooses, as the table is now, and returns their ids in ascending
     /// order. A `dry_run` returns them and changes nothing.
     ///
+    /// A `ttl` takes the place of the table's own for this call: rows leave that no step has updated for more than so many
+    /// steps.
+    ///
     /// # Errors
     /// [`crate::Error::NoEviction`]; [`crate::Error::ForkedChild`].
-    fn evict(&self, dry_run: bool) -> Result<Vec<i64>>;
+    fn evict(&self, ttl: Option<u64>, dry_run: bool) -> Result<Vec<i64>>;
 
     /// Deletes every row; configuration, learning rate and step stay.
     fn clear(&self) -> Result<()>;

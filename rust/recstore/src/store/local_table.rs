@@ -88,9 +88,9 @@ impl EmbeddingTable for LocalTable {
         self.table("hashtable_delete")?.delete(ids)
     }
 
-    fn evict(&self, dry_run: bool) -> Result<Vec<i64>> {
+    fn evict(&self, ttl: Option<u64>, dry_run: bool) -> Result<Vec<i64>> {
         let _gate = fork::enter();
-        self.table("evict")?.evict(dry_run)
+        self.table("evict")?.evict(ttl, dry_run)
     }
 
     fn clear(&self) -> Result<()> {

@@ -58,11 +58,12 @@ impl Rows {
 
 impl Table {
     /// Returns the ids of the rows that a sweep of the table as it is would choose, in ascending order, and takes them away
-    /// unless it is a `dry_run`.
-    pub(crate) fn evict(&self, dry_run: bool) -> Result<Vec<i64>> {
+    /// unless it is a `dry_run`. A `ttl` takes the place of the table's own.
+    pub(crate) fn evict(&self, ttl: Option<u64>, dry_run: bool) -> Result<Vec<i64>> {
         const OPERATION: &str = "evict";
         let no_eviction = || Error::NoEviction { operation: OPERATION, table: self.name.clone() };
-        let config = self.config.eviction.as_ref().ok_or_else(no_eviction)?;
+        let own = self.config.eviction.as_ref().ok_or_else(no_eviction)?;
+        let config = &EvictionConfig { ttl: ttl.or(own.ttl), ..own.clone() };
         if dry_run {
             let rows = self.shared();
             let chosen = sweep_of_now(config, &rows).finish(self, &rows);

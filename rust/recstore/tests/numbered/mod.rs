@@ -55,7 +55,7 @@ pub(crate) trait Numbered: EmbeddingStore {
     }
 
     fn evict(&self, table: TableId, dry_run: bool) -> Result<Vec<i64>> {
-        self.table("evict", table)?.evict(dry_run)
+        self.table("evict", table)?.evict(None, dry_run)
     }
 
     fn clear(&self, table: TableId) -> Result<()> {

@@ -51,6 +51,9 @@ pub enum Management {
     Evict {
         /// The table.
         table: i64,
+        /// In place of the table's own.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        ttl: Option<u64>,
         /// Whether nothing changes.
         dry_run: bool,
     },
