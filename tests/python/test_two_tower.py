@@ -1,4 +1,4 @@
-"""The two towers: vectors, the loss against a plain double loop, gradients, and the estimate of how frequent items are."""
+"""The two towers: vectors, the loss against a plain double loop, gradients, and how frequent items are."""
 
 from __future__ import annotations
 

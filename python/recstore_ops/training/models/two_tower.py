@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
@@ -67,7 +66,7 @@ class TwoTower(nn.Module):
         vector_dim: int = 32,
         temperature: float = 0.1,
         popularity_correction: bool = True,
-        init_std: float = 0.01,
+        init_std: float = 0.1,
         num_dense: int = 0,
     ) -> None:
         super().__init__()
