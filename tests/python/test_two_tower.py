@@ -165,7 +165,7 @@ class TestLosses:
         assert not weights.any()
 
     def test_gradients_are_those_of_finite_differences(self) -> None:
-        model = make(popularity_correction=False)
+        model = make(popularity_correction=False, hidden=(2,), vector_dim=3)
         names, parameters = zip(*model.named_parameters(), strict=True)
 
         class Losses(nn.Module):

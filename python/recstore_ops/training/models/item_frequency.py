@@ -46,14 +46,13 @@ class ItemFrequency(nn.Module):
     def count(self, keys_C: Tensor) -> None:
         """Takes the items of the next batch, by their keys, int64, none twice."""
         self.batches += 1
-        for last, gap, times, bucket in zip(
-            self.last_HM, self.gap_HM, self.times_HM, self._buckets(keys_C), strict=True
-        ):
-            seen = times[bucket] + 1
-            weight = seen.to(gap.dtype).reciprocal().clamp(min=self._alpha)
-            gap[bucket] += weight * ((self.batches - last[bucket]) - gap[bucket])
-            last[bucket] = self.batches
-            times[bucket] = seen
+        at = torch.arange(len(_FACTORS), device=keys_C.device, dtype=torch.int64)[:, None], self._buckets(keys_C)
+        seen_HC, mean_HC = self.times_HM[at] + 1, self.gap_HM[at]
+        weight_HC = seen_HC.to(mean_HC.dtype).reciprocal().clamp(min=self._alpha)
+        # Items of one batch in one bucket are one arrival there: they write equal numbers.
+        self.gap_HM[at] = mean_HC + weight_HC * (self.batches - self.last_HM[at] - mean_HC)
+        self.last_HM[at] = self.batches
+        self.times_HM[at] = seen_HC
 
     def log_probability(self, keys_C: Tensor) -> Tensor:
         """Returns the logarithm of the probability that each item is in a batch, [C]; 0 of one never counted."""

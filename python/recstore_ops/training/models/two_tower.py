@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, normalize
+from torch.nn.functional import normalize
 
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.item_frequency import ItemFrequency
@@ -112,7 +112,8 @@ class TwoTower(nn.Module):
             if self.training:
                 self.frequency.count(keys_C)
             scores_PC = scores_PC - self.frequency.log_probability(keys_C)
-        losses_P = cross_entropy(scores_PC, column_B[positive_P], reduction="none")
+        # cross_entropy computes the same, but wakes all threads for a batch of any size.
+        losses_P = scores_PC.logsumexp(1) - scores_PC.gather(1, column_B[positive_P, None]).squeeze(1)
         losses_B = losses_P.new_zeros(len(batch)).index_copy(0, positive_P, losses_P)
         is_positive_B = (batch.labels == 1).to(losses_B.dtype)
         return losses_B, is_positive_B if batch.weights is None else is_positive_B * batch.weights

@@ -79,8 +79,9 @@ class DistinctRows:
     def merge(self) -> None:
         """Leaves one row of those that are equal."""
         if self._pending:
-            self.keys, first, _ = first_of_each(torch.cat([self.keys, *self._pending]))
-            self._batches, self._pending = [concatenate(self._batches).take(first)], []
+            keys, first, _ = first_of_each(torch.cat([self.keys, *self._pending]))
+            self.keys, order = keys.sort()
+            self._batches, self._pending = [concatenate(self._batches).take(first[order])], []
 
     def rows(self) -> Batch:
         """Returns the rows in the order of `keys`; there must be one."""

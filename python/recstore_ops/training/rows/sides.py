@@ -114,14 +114,14 @@ def row_keys(batch: Batch) -> Tensor:
 
 
 def first_of_each(keys_B: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the C distinct keys in rising order, the first place of each, and which one each key is.
+    """Returns the C distinct keys as they come, the first place of each, and which one each key is.
 
     All are int64: [C], [C] and [B].
     """
     keys_C, which_B = keys_B.unique(return_inverse=True)
     places_B = torch.arange(keys_B.numel(), dtype=torch.int64, device=keys_B.device)
-    first_C = torch.full_like(keys_C, keys_B.numel()).scatter_reduce_(0, which_B, places_B, "amin")
-    return keys_C, first_C, which_B
+    first_C, order_C = torch.full_like(keys_C, keys_B.numel()).scatter_reduce_(0, which_B, places_B, "amin").sort()
+    return keys_C[order_C], first_C, order_C.argsort()[which_B]
 
 
 def _salts(count: int, start: int) -> NDArray[np.int64]:
