@@ -212,6 +212,14 @@ class TestLoop:
         assert table_rows(model) == 5
         drop_tables(name)
 
+    def test_needs_no_items_without_rows_to_evaluate(self, table_name: TableName) -> None:
+        name = table_name()
+        rows = replace(input_of(pairs(40), pairs(8)), test=None)
+        assert rows.with_candidates(SIDES).candidates is None
+        records = train(config_of(epochs=1), build_model(config_of(), name, rows.train), rows)
+        drop_tables(name)
+        assert (records[0].validation, records[0].test) == (None, None)
+
     def test_equal_seeds_give_equal_figures(self, table_name: TableName) -> None:
         name = table_name()
         first, _ = trained(name, pairs(100), seed=3)

@@ -200,12 +200,12 @@ def _show_input(rows: TrainingInput, run: RunDirectory, display: Display) -> Non
 
 
 def _with_candidates(rows: TrainingInput, model: Retriever, display: Display) -> TrainingInput:
-    """Passes over all rows for the items that evaluations rank."""
+    """Passes over all rows for the items that evaluations rank, if there are rows to evaluate."""
     started = time.perf_counter()
     rows = rows.with_candidates(model.sides)
-    assert rows.candidates is not None, "just found"
-    seconds = time.perf_counter() - started
-    display.note(f"a pass for the items to rank: {len(rows.candidates):,} distinct ones of all rows in {seconds:.1f} s")
+    if rows.candidates is not None:
+        seconds, count = time.perf_counter() - started, len(rows.candidates)
+        display.note(f"a pass for the items to rank: {count:,} distinct ones of all rows in {seconds:.1f} s")
     return rows
 
 

@@ -62,8 +62,11 @@ class TrainingInput:
         return Vocabulary(block for source in sources if source is not None for block in source)
 
     def with_candidates(self, sides: Sides) -> TrainingInput:
-        """Returns the same rows with the distinct items of all parts as candidates, found in a pass over them."""
-        if self.candidates is not None:
+        """Returns the same rows with the distinct items of all parts as candidates, found in a pass over them.
+
+        Without validation and test rows there is nothing to rank them for, and no pass.
+        """
+        if self.candidates is not None or (self.validation is None and self.test is None):
             return self
         parts = (self.train, self.validation, self.test)
         return replace(self, candidates=Candidates(sides, (part for part in parts if part is not None)))
