@@ -91,7 +91,8 @@ def figures_by_loop(model: Table, rows: list[tuple[int, int, int]], candidates: 
         gains.append(sum(1 / math.log2(ranked.index(item) + 2) for item in items if item in ranked) / largest)
         total = math.log(sum(map(math.exp, scores.values())))
         losses += [total - scores[item] for item in items.elements()]
-    return tuple(sum(values) / len(values) for values in (recalls, gains, losses))
+    recall, ndcg, loss = (sum(values) / len(values) for values in (recalls, gains, losses))
+    return recall, ndcg, loss
 
 
 class TestFigures:

@@ -139,7 +139,7 @@ class TestLosses:
         assert losses.tolist() == [0, 0, 0]
 
     def test_take_rows_of_label_0_as_candidates_only(self) -> None:
-        model = make(popularity_correction=False)
+        model: Any = make(popularity_correction=False)
         with_negatives, _ = model.losses(DOUBLE)
         without, _ = model.losses(DOUBLE.take(torch.tensor([0, 1, 3, 5])))
         assert (with_negatives[[0, 1, 3, 5]] > without).all()

@@ -86,7 +86,7 @@ def train_command(
     resume: _Resume = False,
     **given: Any,
 ) -> None:
-    """Train a click model, or two towers for retrieval, on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
+    """Train a model of clicks, or for retrieval, on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
 
     Tables grow by id while rows stream in: no vocabulary, no preprocessing. What was understood of the columns of CSV
     and Parquet files is shown before training; --column and --schema change it.
