@@ -22,13 +22,13 @@ pytestmark = pytest.mark.tier("quick")
     [
         ({"planted": None}, "no training data"),
         ({"train": (Path("x"),)}, "planted data takes no files"),
-        ({"planted": "quads"}, "planted must be one of pairs, rank8, triples, sequences, got 'quads'"),
+        ({"planted": "quads"}, "planted must be one of pairs, rank8, triples, sequences, retrieval, got 'quads'"),
         (
             {"planted": None, "train": (Path("x"),), "planted_train_rows": 5},
             "a run on files takes no planted_train_rows",
         ),
         ({"planted": None, "train": (Path("x"),), "file_format": "json"}, "file_format must be one of libsvm, libffm,"),
-        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, dcn, din, got 'dnn'"),
+        ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, dcn, din, two_tower, got 'dnn'"),
         ({"optimizer": "lion"}, "optimizer must be one of sgd"),
         (
             {"init_from": "runs/x", "init_what": "slots"},
@@ -48,6 +48,18 @@ pytestmark = pytest.mark.tier("quick")
         ({"model": "dcn", "sequences": (("a", "b"),)}, "model dcn takes no sequences"),
         ({"model": "dcn", "attention_hidden": (4,)}, "model dcn takes no attention_hidden"),
         ({"model": "din", "sequences": (("a", "b"),), "attention_hidden": (0,)}, "attention_hidden must be at least 1"),
+        ({"model": "two_tower"}, "model two_tower needs item_fields: name at least one field of the item"),
+        ({"model": "two_tower", "item_fields": ("a",), "bias": False}, "model two_tower always has a bias"),
+        (
+            {"model": "two_tower", "item_fields": ("a",), "auc_by": "a"},
+            "model two_tower takes no auc_by: it ranks items",
+        ),
+        ({"model": "two_tower", "item_fields": ("a",), "temperature": 0.0}, "temperature must be above 0, got 0.0"),
+        ({"model": "two_tower", "item_fields": ("a",), "vector_dim": 0}, "vector_dim must be at least 1, got 0"),
+        ({"model": "deepfm", "item_fields": ("a",)}, "model deepfm takes no item_fields"),
+        ({"model": "deepfm", "temperature": 0.1}, "model deepfm takes no temperature"),
+        ({"model": "deepfm", "vector_dim": 8}, "model deepfm takes no vector_dim"),
+        ({"model": "din", "popularity_correction": False}, "model din takes no popularity_correction"),
         ({"model": "deepfm", "cross_layers": 2}, "model deepfm takes no cross_layers"),
         ({"model": "wide_deep", "low_rank": 2}, "model wide_deep takes no low_rank"),
         ({"model": "fm", "cross_structure": "stacked"}, "model fm takes no cross_structure"),
@@ -126,6 +138,16 @@ def test_each_model_has_its_own_options() -> None:
         "low_rank": 4,
         "cross_structure": "stacked",
     }
+    assert TrainingConfig(planted="retrieval", model="two_tower", item_fields=("item",), hidden=()).model_options() == {
+        "dim": 8,
+        "init_std": 0.1,
+        "hidden": (),
+        "dropout": 0.0,
+        "item_fields": ("item",),
+        "vector_dim": 32,
+        "temperature": 0.1,
+        "popularity_correction": True,
+    }
 
 
 def test_a_configuration_is_plain_json() -> None:
@@ -140,6 +162,7 @@ def test_a_configuration_is_plain_json() -> None:
         {"train": (Path("a"), Path("b")), "test": (Path("c"),), "optimizer": "ftrl", "drop_columns": ("x", "y")},
         {"planted": "pairs", "model": "wide_deep", "crosses": ((0, 1), (2, 3)), "schedule": "plateau"},
         {"planted": "pairs", "dense_optimizer": "adam", "dense_options": {"betas": (0.8, 0.9)}, "ttl": 3},
+        {"planted": "retrieval", "model": "two_tower", "item_fields": ("a", "b"), "popularity_correction": False},
         {"train": (Path("a"),), "model": "dlrm", "init_from": "runs/x", "init_what": "rows", "init_tables": ("v",)},
     ],
 )

@@ -102,12 +102,14 @@ LIKE_TORCH = {
     "Adagrad": {"optimizer": "adagrad", "convention": "torch"},
     "SGD": {"optimizer": "sgd"},
 }
+MODELS = ("deepfm", "dlrm", "wide_deep", "dcn", "two_tower")
 IDS = {"raw ids": None, "hashed ids": 20_000}
 BEFORE_A_CHANGE = {
     ("deepfm", "SparseAdam", "raw ids"),
     ("dlrm", "SGD", "hashed ids"),
     ("wide_deep", "Adagrad", "raw ids"),
     ("dcn", "SparseAdam", "hashed ids"),
+    ("two_tower", "SparseAdam", "raw ids"),
 }
 """Each model, each optimizer and each kind of ids once; `make test-all` has every combination."""
 
@@ -122,7 +124,7 @@ def each_combination() -> list[Any]:
             id=f"{model}-{optimizer}-{kind}",
             marks=[] if (model, optimizer, kind) in BEFORE_A_CHANGE else [pytest.mark.tier("all")],
         )
-        for model, optimizer, kind in itertools.product(("deepfm", "dlrm", "wide_deep", "dcn"), LIKE_TORCH, IDS)
+        for model, optimizer, kind in itertools.product(MODELS, LIKE_TORCH, IDS)
     ]
 
 
@@ -131,12 +133,14 @@ def test_losses_on_criteo_are_those_of_nn_embedding(
     data_root: Path, model: Any, optimizer: dict[str, Any], hash_buckets: int | None
 ) -> None:
     options = {"model": model, "hash_buckets": hash_buckets, **optimizer}
+    if model == "two_tower":
+        options["item_fields"] = ("C3", "C17")
     # Names give initial values. AdaGrad's first step on an element has the size of the learning rate: where rounding
     # decides a gradient's sign, curves part. From one name in ten or so they do, from another one on each kind of
-    # processor; with DLRM's products of rows sooner or later from most. Tables that did something else would part from
-    # every name.
+    # processor; with DLRM's products of rows, and gradients at right angles to the vectors of two towers, sooner or
+    # later from most. Tables that did something else would part from every name.
     names = [f"{start}/{model}/{optimizer['optimizer']}/{hash_buckets}" for start in ("one", "two", "three")]
-    steps = 50 if model == "dlrm" else 100
+    steps = {("two_tower", "adagrad"): 20}.get((model, optimizer["optimizer"]), 50 if model == "dlrm" else 100)
     path = data_root / "criteo" / "train.tsv"
     *first, last = names
     if not any(are_close(*losses_of_both(path, name, steps, **options)) for name in first):

@@ -21,6 +21,7 @@ from recstore_ops.cli.finished_run import (
 from recstore_ops.training.finished_run import load
 from recstore_ops.training.quality.calibration import calibration_bins
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, concatenated
+from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
 from recstore_ops.training.rows.row_source import RowSource
 
 _TITLES = {
@@ -31,6 +32,10 @@ _TITLES = {
     "logloss": "logloss, nats",
     "calibration": "mean prediction / share of positives",
     "expected_calibration_error": "calibration error",
+    "queries": "queries of positive rows",
+    "candidates": "items ranked, all of these files",
+    "recall_at_10": "recall@10",
+    "ndcg_at_10": "NDCG@10",
     "skipped_rows": "bad rows left out",
 }
 
@@ -46,13 +51,18 @@ def evaluate_command(
     """Print how good the model of a finished run is on files: AUC, logloss, calibration.
 
     Rows are read with the options that the run was trained with. It keeps 8 bytes a row.
+
+    A model that retrieves ranks the items of the files for the queries of their positive rows: recall@10, NDCG@10, and
+    the logloss of the positive items among all. Files are read twice then.
     """
     loaded = load(run, which=which)
     rows = loaded.open_rows(paths)
     if not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels: there is nothing to evaluate; recstore predict needs none")
-    scores = concatenated(list(shown_scores(loaded, rows, batch_size, "evaluating")))
-    figures = _figures(scores, rows)
+    if isinstance(loaded.model, Retriever):
+        figures = _ranking_figures(loaded.model, rows)
+    else:
+        figures = _figures(concatenated(list(shown_scores(loaded, rows, batch_size, "evaluating"))), rows)
     if as_json:
         print(json.dumps({"run": str(run), "checkpoint": which, "step": loaded.step, **figures}, allow_nan=False))
     else:
@@ -70,12 +80,26 @@ def _figures(scores: Scores, rows: RowSource) -> dict[str, Any]:
     }
 
 
+def _ranking_figures(model: Retriever, rows: RowSource) -> dict[str, Any]:
+    candidates = Candidates(model.sides, [rows])
+    part = RankedPart.of(model.sides, rows, candidates)
+    return {
+        **evaluate_retrieval(model, candidates, part).as_json(),
+        "positives": part.positives,
+        "positive_share": part.positives / part.rows,
+        "queries": len(part.queries),
+        "candidates": len(candidates),
+        "skipped_rows": rows.skipped_lines,
+    }
+
+
 def _grid(title: str, figures: dict[str, Any]) -> Grid:
     grid = Grid(title=title, title_justify="left", box=None, show_header=False)
     grid.add_column()
     grid.add_column(justify="right")
     for name, words in _TITLES.items():
-        grid.add_row(words, _shown(figures[name]))
+        if name in figures:
+            grid.add_row(words, _shown(figures[name]))
     return grid
 
 

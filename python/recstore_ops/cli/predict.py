@@ -45,6 +45,7 @@ def predict_command(
             raise ValueError(f"{output} is the output and one of the files to read")
     check_output(output, replaces=replace)
     loaded = load(run, which=which)
+    loaded.check_gives_probabilities()
     # All are opened first: an error in the last one's header comes before the work on the others.
     sources = [(path, loaded.open_rows([path], on_bad_line="stop")) for path in paths]
     has_labels = any(rows.has_labels for _, rows in sources)

@@ -9,12 +9,23 @@ from recstore_ops.training.finished_run import LoadedRun, load
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.generated.planted_retrieval import PlantedRetrieval, planted_retrieval
 from recstore_ops.training.generated.planted_sequences import PlantedSequences, planted_sequences
 from recstore_ops.training.loop import Observer, train
-from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import (
+    DCN,
+    DIN,
+    DLRM,
+    DeepFM,
+    FactorizationMachine,
+    LogisticRegression,
+    TwoTower,
+    WideAndDeep,
+)
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.quality.ranking import RankingFigures, ranking_at
+from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory
 from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
@@ -26,6 +37,7 @@ from recstore_ops.training.rows.input_files import find_input_files
 from recstore_ops.training.rows.read_ahead import read_ahead
 from recstore_ops.training.rows.row_dataset import RowDataset
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
+from recstore_ops.training.rows.sides import Sides
 from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
 from recstore_ops.training.training_input import TrainingInput, open_input
 
@@ -35,6 +47,7 @@ __all__ = [
     "DLRM",
     "Batch",
     "CachedRows",
+    "Candidates",
     "DeepFM",
     "Evaluation",
     "EvaluationRecord",
@@ -47,18 +60,23 @@ __all__ = [
     "MemoryRows",
     "NnTables",
     "Observer",
+    "PlantedRetrieval",
     "PlantedRows",
     "PlantedSequences",
+    "RankedPart",
     "RankingFigures",
+    "Retriever",
     "RowDataset",
     "RowSource",
     "RunDirectory",
     "Scores",
+    "Sides",
     "StepRecord",
     "StoreTables",
     "Tables",
     "TrainingConfig",
     "TrainingInput",
+    "TwoTower",
     "Vocabulary",
     "WideAndDeep",
     "auc",
@@ -66,6 +84,7 @@ __all__ = [
     "build_model",
     "concatenate",
     "evaluate",
+    "evaluate_retrieval",
     "find_input_files",
     "hash_ids",
     "load",
@@ -73,6 +92,7 @@ __all__ = [
     "open_input",
     "open_rows",
     "planted_interactions",
+    "planted_retrieval",
     "planted_rows",
     "planted_sequences",
     "predict",

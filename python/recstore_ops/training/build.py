@@ -13,7 +13,16 @@ from recstore_ops import DistEmbedding, Table, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.training.choices import ModelName
 from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
+from recstore_ops.training.models import (
+    DCN,
+    DIN,
+    DLRM,
+    DeepFM,
+    FactorizationMachine,
+    LogisticRegression,
+    TwoTower,
+    WideAndDeep,
+)
 from recstore_ops.training.optimizers import table_optimizer
 from recstore_ops.training.rows.field_numbers import field_number
 from recstore_ops.training.rows.row_source import RowSource
@@ -28,6 +37,7 @@ MODELS: dict[ModelName, type[nn.Module]] = {
     "wide_deep": WideAndDeep,
     "dcn": DCN,
     "din": DIN,
+    "two_tower": TwoTower,
 }
 
 
@@ -84,6 +94,8 @@ def _model_options(config: TrainingConfig, names: Sequence[str], num_dense: int)
         options["sequences"] = [
             tuple(field_number("sequences", name, names) for name in pair) for pair in config.sequences
         ]
+    if "item_fields" in options:
+        options["items"] = [field_number("item_fields", name, names) for name in options.pop("item_fields")]
     return options
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn", "din"]
+ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn", "din", "two_tower"]
 OptimizerName = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 TablesName = Literal["store", "nn"]
 InitWhat = Literal["rows", "rows-and-optimizer"]
@@ -35,9 +35,20 @@ MODEL_OPTIONS: dict[ModelName, dict[str, Any]] = {
     "wide_deep": {**_DEEP, "crosses": ()},
     "dcn": {**_DEEP, "cross_layers": 2, "low_rank": None, "cross_structure": "stacked"},
     "din": {**_DEEP, "sequences": (), "attention_hidden": (64, 32)},
+    "two_tower": {
+        **_DEEP,
+        # Vectors have a length of 1: what small embeddings say of an id drowns in the biases of the layers.
+        "init_std": 0.1,
+        "item_fields": (),
+        "vector_dim": 32,
+        "temperature": 0.1,
+        "popularity_correction": True,
+    },
 }
 
 # What has a meaning for files with named columns only.
 OF_NAMED_COLUMNS = ("label_column", "drop_columns", "column_roles", "schema")
 # The models whose linear layers outside the tables have biases, which cannot be turned off.
-ALWAYS_WITH_BIAS = ("dlrm", "dcn", "din")
+ALWAYS_WITH_BIAS = ("dlrm", "dcn", "din", "two_tower")
+# Those that rank items for queries: their scores are no log-odds.
+RETRIEVAL = ("two_tower",)

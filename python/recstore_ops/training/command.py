@@ -86,12 +86,12 @@ def train_command(
     resume: _Resume = False,
     **given: Any,
 ) -> None:
-    """Train a click model on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
+    """Train a model of clicks, or for retrieval, on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
 
     Tables grow by id while rows stream in: no vocabulary, no preprocessing. What was understood of the columns of CSV
     and Parquet files is shown before training; --column and --schema change it.
 
-    Reports logloss, AUC and calibration on rows held out and on test rows.
+    Reports logloss, AUC and calibration on rows held out and on test rows; for two towers recall@10 and NDCG@10.
 
     RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, plots, and checkpoints: the last save and the
     best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.

@@ -22,6 +22,7 @@ from recstore_ops.training.choices import (
     NN_OPTIMIZERS,
     OF_NAMED_COLUMNS,
     REASONS,
+    RETRIEVAL,
     InitWhat,
     ModelName,
     OptimizerName,
@@ -40,6 +41,7 @@ from recstore_ops.training.option_values import (
     read_negated,
     read_path,
     read_sequences,
+    read_turned_off,
 )
 from recstore_ops.training.schedules import ScheduleName
 
@@ -67,7 +69,7 @@ class TrainingConfig(InputConfig):
     Attributes:
         model: one of `ModelName`.
         dim, init_std: columns of the factors (default 8) and the standard deviation of their initial values (default
-            0.01); of all models but lr.
+            0.01, of two_tower 0.1); of all models but lr.
         hidden, dropout: sizes of the perceptron's hidden layers (default 64, 32) and the dropout after each (default
             0); of all models but lr and fm.
         bottom: hidden layers of dlrm's perceptron of dense features (default 64).
@@ -76,7 +78,12 @@ class TrainingConfig(InputConfig):
         cross_structure: of dcn, "stacked" (default) or "parallel".
         sequences: of din, pairs of names of fields, a history and its target; at least one.
         attention_hidden: hidden layers of din's activation units (default 64, 32).
-        bias: whether the model has one; dlrm, dcn and din always have.
+        item_fields: of two_tower, the names of the fields of an item; all others are the query's.
+        vector_dim: of two_tower, columns of the vectors of queries and items (default 32).
+        temperature: of two_tower, what products of two vectors are divided by (default 0.1).
+        popularity_correction: of two_tower, whether its loss takes the popularity of items in a batch off their scores;
+            it does by default.
+        bias: whether the model has one; dlrm, dcn, din and two_tower always have.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
@@ -122,11 +129,18 @@ class TrainingConfig(InputConfig):
     """
 
     model: Annotated[
-        ModelName, Option("Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2, DIN.", _MODEL)
+        ModelName,
+        Option(
+            "Logistic regression, factorization machine, DeepFM, DLRM, Wide & Deep, DCN-V2, DIN; two towers for "
+            "retrieval.",
+            _MODEL,
+        ),
     ] = "fm"
     dim: Annotated[int | None, Option("Columns of an id's factors; not lr.", _MODEL, shown="8"), _AT_LEAST_ONE] = None
     init_std: Annotated[
-        float | None, Option("Standard deviation of initial factors; not lr.", _MODEL, shown="0.01"), _NOT_NEGATIVE
+        float | None,
+        Option("Standard deviation of initial factors; not lr.", _MODEL, shown="0.01; 0.1 two_tower"),
+        _NOT_NEGATIVE,
     ] = None
     hidden: Annotated[
         tuple[int, ...] | None,
@@ -177,6 +191,34 @@ class TrainingConfig(InputConfig):
         tuple[int, ...] | None,
         _sizes("Hidden layers of din's activation units.", shown="64,32"),
         _EACH_AT_LEAST_ONE,
+    ] = None
+    item_fields: Annotated[
+        tuple[str, ...] | None,
+        Option(
+            "A field of two_tower's item, by name; the others are the query's. May be repeated.",
+            _MODEL,
+            name="item-field",
+            metavar="NAME",
+            type=list[str],
+            read=read_names,
+        ),
+    ] = None
+    vector_dim: Annotated[int | None, Option("Columns of two_tower's vectors.", _MODEL, shown="32"), _AT_LEAST_ONE] = (
+        None
+    )
+    temperature: Annotated[
+        float | None, Option("What two_tower divides products of vectors by.", _MODEL, shown="0.1"), _ABOVE_ZERO
+    ] = None
+    popularity_correction: Annotated[
+        bool | None,
+        Option(
+            "Leave the popularity of items in two_tower's scores uncorrected.",
+            _MODEL,
+            name="no-popularity-correction",
+            type=bool,
+            default=False,
+            read=read_turned_off,
+        ),
     ] = None
     bias: Annotated[
         bool, Option("A model without bias.", _MODEL, name="no-bias", type=bool, default=False, read=read_negated)
@@ -445,6 +487,10 @@ class TrainingConfig(InputConfig):
             raise ValueError(f"model {self.model} always has a bias: its perceptrons have them")
         if self.model == "din" and not self.sequences:
             raise ValueError("model din needs sequences: name at least one history and its target")
+        if self.model == "two_tower" and not self.item_fields:
+            raise ValueError("model two_tower needs item_fields: name at least one field of the item")
+        if self.model in RETRIEVAL and self.auc_by is not None:
+            raise ValueError(f"model {self.model} takes no auc_by: it ranks items for queries, which has no AUC")
 
     def _check_eviction(self) -> None:
         if self.capacity is None:

@@ -15,6 +15,7 @@ from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.training.build import model_over, tables_of
+from recstore_ops.training.choices import RETRIEVAL
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import load_dense_parameters
 from recstore_ops.training.quality.evaluation import Scores, predict
@@ -31,7 +32,8 @@ class LoadedRun:
     Attributes:
         config: what the run was configured by.
         form: of its rows.
-        model: takes a `Batch` and gives logits, float32 [B]; in evaluation mode.
+        model: takes a `Batch` and gives logits, float32 [B]; in evaluation mode. One that retrieves gives scores, and
+            has `query_vectors` and `item_vectors`.
         step: the steps that it was trained for.
     """
 
@@ -66,12 +68,33 @@ class LoadedRun:
         return tables[name]
 
     def scores(self, batches: Iterable[Batch]) -> Iterator[Scores]:
-        """Yields what the model says of each batch. No table gets a row: an unknown id reads as its initial row."""
+        """Yields what the model says of each batch. No table gets a row: an unknown id reads as its initial row.
+
+        Raises:
+            ValueError: the model retrieves.
+        """
+        self.check_gives_probabilities()
         for batch in batches:
             yield predict(self.model, [batch])
 
+    def check_gives_probabilities(self) -> None:
+        """Refuses a model that retrieves.
+
+        Raises:
+            ValueError: it does.
+        """
+        if self.config.model in RETRIEVAL:
+            raise ValueError(
+                f"the scores of model {self.config.model} are no probabilities: recstore evaluate ranks items by them, "
+                "and in Python load(run).model has query_vectors and item_vectors, whose products rank items"
+            )
+
     def predict(self, rows: Iterable[Batch]) -> Tensor:
-        """Returns the probability of each row, float32 [B], in order; keeps 4 bytes a row."""
+        """Returns the probability of each row, float32 [B], in order; keeps 4 bytes a row.
+
+        Raises:
+            ValueError: the model retrieves.
+        """
         parts = [scores.probabilities().float() for scores in self.scores(rows)]
         return torch.cat([torch.empty(0, dtype=torch.float32, device="cpu"), *parts])
 

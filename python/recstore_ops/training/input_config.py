@@ -24,7 +24,8 @@ class InputConfig:
 
     Attributes:
         train, test: the files; both of one format.
-        planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`.
+        planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`,
+            `planted_retrieval`.
         planted_train_rows, planted_test_rows: how many; None takes the kind's own.
         file_format: None detects it.
         on_bad_line: "stop" or "skip" (and count).
@@ -45,7 +46,7 @@ class InputConfig:
         PlantedName | None,
         Option(
             "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, triples of "
-            "fields, or histories with a target.",
+            "fields, histories with a target, or items chosen for queries.",
             INPUT,
         ),
     ] = None

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from recstore_ops.training.optimizers import make_optimizers
 from recstore_ops.training.other_run import DenseStart
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
+from recstore_ops.training.quality.retrieval import RankedPart, Retriever, evaluate_retrieval
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.batching import regroup, shuffled
@@ -60,6 +61,15 @@ class Observer(Protocol):
         ...
 
 
+@runtime_checkable
+class HasLosses(Protocol):
+    """A model with a loss of its own in place of the logloss of its logits."""
+
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Returns each row's loss in nats and its weight in the batch's mean, [B] each."""
+        ...
+
+
 def train(
     config: TrainingConfig,
     model: nn.Module,
@@ -73,7 +83,8 @@ def train(
 
     Args:
         config: its model part is not read here: `model` may be any module over tables whose forward takes a `Batch`
-            and gives logits.
+            and gives logits. One with `losses`, see `HasLosses`, is trained by these instead, and a `Retriever` is
+            evaluated by ranking the distinct items of all rows.
         model: of `build_model`, for example.
         rows: of `open_input`, for example.
         observer: is told of what happens.
@@ -119,7 +130,9 @@ class _Run:
         self._model = model
         self._job = job
         self._trained_model = job.with_mean_gradients(model)
-        self._input = rows
+        self._input = rows.with_candidates(model.sides) if isinstance(model, Retriever) else rows
+        # By name, of those that were evaluated once.
+        self._ranked: dict[str, RankedPart] = {}
         self._observer = observer
         self._optimizers = make_optimizers(config, model)
         self._schedule = Schedule(
@@ -247,8 +260,7 @@ class _Run:
         """Evaluates, records it, and sees whether the run is finished."""
         self._record_steps()
         seconds = self._since_evaluation.seconds
-        scores = self._scores()
-        validation, test = (Evaluation.of(scores[part]) if part in scores else None for part in ("validation", "test"))
+        evaluations, scores = self._evaluations()
         record = EvaluationRecord(
             number=len(self.records) + 1,
             epoch=epochs_done,
@@ -257,8 +269,8 @@ class _Run:
             train_loss=self._since_evaluation.loss,
             train_rows=self._since_evaluation.rows,
             seconds=seconds,
-            validation=validation,
-            test=test,
+            validation=evaluations.get("validation"),
+            test=evaluations.get("test"),
             table_rows=int(self._job.summed(table_rows(self._model))[0]),
         )
         self.records.append(record)
@@ -266,9 +278,9 @@ class _Run:
             self._observer.on_evaluation(record, scores)
         self._since_log.restart()
         self._since_evaluation.restart()
-        if validation is not None:
-            self._schedule.after_evaluation(validation.logloss)
-            self.finished = self._stopping.should_stop(validation.logloss)
+        if record.validation is not None:
+            self._schedule.after_evaluation(record.validation.logloss)
+            self.finished = self._stopping.should_stop(record.validation.logloss)
 
     def _is_evaluated(self) -> bool:
         """Whether there was an evaluation since the last step."""
@@ -335,15 +347,26 @@ class _Run:
         # The store keeps what its optimizers know, and its schedule sets their rates anew before each step.
         return [optimizer for optimizer in self._optimizers if not isinstance(optimizer, SparseOptimizer)]
 
-    def _scores(self) -> dict[str, Scores]:
-        parts = {"validation": self._input.validation, "test": self._input.test}
-        return {
+    def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Scores]]:
+        """The figures of each part that there is, and its scores where the model gives logits."""
+        named = {"validation": self._input.validation, "test": self._input.test}
+        parts = {part: rows for part, rows in named.items() if rows is not None}
+        if isinstance(self._model, Retriever):
+            return {part: self._ranking(self._model, part, rows) for part, rows in parts.items()}, {}
+        scores = {
             part: predict(
                 WholeBatches(self._model, self._job), regroup(rows, EVALUATION_ROWS), segment_field=self._segment_field
             )
             for part, rows in parts.items()
-            if rows is not None
         }
+        return {part: Evaluation.of(each) for part, each in scores.items()}, scores
+
+    def _ranking(self, model: Retriever, part: str, rows: RowSource) -> Evaluation:
+        candidates = self._input.candidates
+        assert candidates is not None, "found before training"
+        if part not in self._ranked:
+            self._ranked[part] = RankedPart.of(model.sides, rows, candidates)
+        return evaluate_retrieval(model, candidates, self._ranked[part])
 
 
 def _take_step(
@@ -354,9 +377,11 @@ def _take_step(
     job: Job,
     checkpoints: RunCheckpoints | None,
 ) -> float:
-    """Returns the loss of a batch summed over its rows, before the step, in nats; all processes stop if one is to."""
-    own = job.share(batch)
-    loss_sum = _loss_sum(model(own), own)
+    """Returns the loss of a batch summed over its rows, before the step, in nats; all processes stop if one is to.
+
+    Of a model with losses of its own it is the mean by their weights, for each row.
+    """
+    loss_sum, weight = _loss_sum_and_weight(model, batch, job)
     is_stopped = checkpoints is not None and checkpoints.is_stopped
     loss_of_all, stopped = job.summed(loss_sum.item(), is_stopped)
     if stopped and checkpoints is not None:
@@ -366,10 +391,19 @@ def _take_step(
     for optimizer in optimizers:
         optimizer.zero_grad()
     # Gradients are averaged over the processes.
-    (loss_sum * (job.world / (_weight(batch) if reduction == "mean" else 1))).backward()
+    (loss_sum * (job.world / (weight if reduction == "mean" else 1))).backward()
     for optimizer in optimizers:
         optimizer.step()
-    return loss_of_all
+    return loss_of_all * (len(batch) / weight) if isinstance(model, HasLosses) else loss_of_all
+
+
+def _loss_sum_and_weight(model: nn.Module, batch: Batch, job: Job) -> tuple[Tensor, float]:
+    """The sum of the losses of this process's rows, and what the sum over all processes is divided by for the mean."""
+    if isinstance(model, HasLosses):
+        losses, weights = model.losses(batch)
+        return (losses * weights).sum(), weights.sum().item() or 1
+    own = job.share(batch)
+    return _loss_sum(model(own), own), _weight(batch)
 
 
 def _loss_sum(logits: Tensor, batch: Batch) -> Tensor:

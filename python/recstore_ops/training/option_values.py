@@ -71,6 +71,11 @@ def read_roles(name: str, texts: list[str]) -> dict[str, str]:
     return roles
 
 
+def read_turned_off(_: str, is_given: bool) -> bool | None:
+    """Returns the field of an option that turns off what only some models have; None leaves it to the model."""
+    return False if is_given else None
+
+
 def read_negated(_: str, is_given: bool) -> bool:
     """Returns the field of an option that turns it off, as `--no-bias`."""
     return not is_given

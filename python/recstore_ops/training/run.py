@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -14,10 +15,12 @@ from threading import Thread
 from rich.console import Console
 
 from recstore_ops.training.begin import begin
+from recstore_ops.training.choices import RETRIEVAL
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.job import Job, joined_job, may_restart, restarts
 from recstore_ops.training.loop import train
-from recstore_ops.training.quality.evaluation import Scores
+from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation, Scores
+from recstore_ops.training.quality.retrieval import Retriever
 from recstore_ops.training.quality.segments import SegmentFigures
 from recstore_ops.training.report.comparison import write_comparison
 from recstore_ops.training.report.display import Display
@@ -60,7 +63,7 @@ def _run_first(
     console = Console()
     with (
         _created(runs_dir, name, config, saving, job) as run,
-        Display(console, config.epochs) as display,
+        _display(console, config) as display,
     ):
         checkpoints = _checkpoints(run.path, run, saving, stop, job)
         is_new = not (saving.resume and _go_on(config, run, checkpoints, display))
@@ -105,11 +108,16 @@ def _checkpoints(
 
 
 def _check_job(config: TrainingConfig, job: Job) -> None:
-    """Refuses tables that cannot be sharded.
+    """Refuses what several processes cannot train.
 
     Raises:
-        ValueError: there are several processes, and the tables are `nn.Embedding`.
+        ValueError: there are several processes, and the tables are `nn.Embedding` or the model's loss compares rows.
     """
+    if job.world > 1 and config.model in RETRIEVAL:
+        raise ValueError(
+            f"model {config.model} is trained by one process: its loss compares all rows of a batch, of which each of "
+            f"{job.world} processes would see a share"
+        )
     if job.world > 1 and config.tables == "nn":
         raise ValueError(f"tables of nn.Embedding cannot be sharded over {job.world} processes")
 
@@ -169,6 +177,8 @@ def _train(
     model, begun = begin(config, rows.train, job, run.path, is_new=is_new, vocabulary=vocabulary)
     if begun.note:
         display.note(begun.note)
+    if isinstance(model, Retriever):
+        rows = _with_candidates(rows, model, display)
     observer = _RunObserver(run, display, rows, vocabulary)
     records = train(config, model, rows, observer, checkpoints, job, begun.start)
     for changes in begun.changes(model):
@@ -187,6 +197,20 @@ def _show_input(rows: TrainingInput, run: RunDirectory, display: Display) -> Non
         display.note(note)
     if rows.schema is not None:
         run.keep_schema(rows.schema)
+
+
+def _with_candidates(rows: TrainingInput, model: Retriever, display: Display) -> TrainingInput:
+    """Passes over all rows for the items that evaluations rank, if there are rows to evaluate."""
+    started = time.perf_counter()
+    rows = rows.with_candidates(model.sides)
+    if rows.candidates is not None:
+        seconds, count = time.perf_counter() - started, len(rows.candidates)
+        display.note(f"a pass for the items to rank: {count:,} distinct ones of all rows in {seconds:.1f} s")
+    return rows
+
+
+def _display(console: Console, config: TrainingConfig) -> Display:
+    return Display(console, config.epochs, retrieves=config.model in RETRIEVAL)
 
 
 def _record_best(run: RunDirectory, best: EvaluationRecord) -> None:
@@ -221,7 +245,7 @@ def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> 
 
 def _run_side(config: TrainingConfig, runs_dir: Path, name: str) -> Path:
     """Trains one side of a comparison; nothing is saved, which would take its time."""
-    with RunDirectory(runs_dir, name, config) as run, Display(Console(), config.epochs) as display:
+    with RunDirectory(runs_dir, name, config) as run, _display(Console(), config) as display:
         records = _train(config, run, display, None, Job())
     Console().print(_summary(records), highlight=False, soft_wrap=True)
     return run.path
@@ -307,5 +331,13 @@ def _summary(records: list[EvaluationRecord]) -> str:
     where = f"epoch {best.epoch:.4g} ({reason})"
     if best.test is None:
         return where
-    test_auc = "undefined" if best.test.has_one_class else f"{best.test.auc:.4f}"
-    return f"{where}: test AUC {test_auc}, logloss {best.test.logloss:.4f} nats"
+    return f"{where}: test {_quality(best.test)}, logloss {best.test.logloss:.4f} nats"
+
+
+def _quality(result: Evaluation) -> str:
+    shown = {name: figure for name, figure in result.figures().items() if name in ("auc", "recall_at_10", "ndcg_at_10")}
+    figures = (
+        f"{FIGURE_TITLES[name]} {'undefined' if math.isnan(figure) else f'{figure:.4f}'}"
+        for name, figure in shown.items()
+    )
+    return ", ".join(figures)

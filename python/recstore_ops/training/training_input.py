@@ -15,16 +15,18 @@ from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.formats.opening import named_rows
 from recstore_ops.training.generated.planted_input import planted_input
+from recstore_ops.training.quality.retrieval import Candidates
 from recstore_ops.training.rows.cached_rows import CachedRows
 from recstore_ops.training.rows.held_out_rows import HeldOutRows
 from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
+from recstore_ops.training.rows.sides import Sides
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
 from recstore_ops.training.schema.shown import positive_share, schema_notes, schema_table
 from recstore_ops.training.tables import Vocabulary
 
 # The models that see the fields of a row; the others take all of its ids alike.
-MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep", "dcn", "din")
+MODELS_BY_FIELD = ("deepfm", "dlrm", "wide_deep", "dcn", "din", "two_tower")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class TrainingInput:
         read: what reads the rows; knows how many lines were skipped.
         notes: what is known of the rows beforehand, in sentences.
         schema: what the columns of files are for, where they have names.
+        candidates: the items that a model that retrieves chooses from; None if they are still to be found.
     """
 
     train: RowSource
@@ -46,6 +49,7 @@ class TrainingInput:
     read: tuple[RowSource, ...] = ()
     notes: tuple[str, ...] = ()
     schema: Schema | None = None
+    candidates: Candidates | None = None
 
     def schema_table(self) -> Table | None:
         """Returns what was understood of the columns, as a table; None where they have no names."""
@@ -56,6 +60,16 @@ class TrainingInput:
         """Returns the ids of all parts, in one pass."""
         sources = self.read or (self.train, self.validation, self.test)
         return Vocabulary(block for source in sources if source is not None for block in source)
+
+    def with_candidates(self, sides: Sides) -> TrainingInput:
+        """Returns the same rows with the distinct items of all parts as candidates, found in a pass over them.
+
+        Without validation and test rows there is nothing to rank them for, and no pass.
+        """
+        if self.candidates is not None or (self.validation is None and self.test is None):
+            return self
+        parts = (self.train, self.validation, self.test)
+        return replace(self, candidates=Candidates(sides, (part for part in parts if part is not None)))
 
     def in_places_of(self, vocabulary: Vocabulary) -> TrainingInput:
         """Returns the same rows with each id's place in a vocabulary."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
+from recstore_ops.training.generated import planted_retrieval as retrieval
 from recstore_ops.training.generated.planted import PlantedKind, PlantedRows, planted_rows
 from recstore_ops.training.generated.planted_sequences import FIELD_NAMES, PlantedSequences, planted_sequences
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.row_source import numbered_names
 
-PlantedName = Literal["pairs", "rank8", "triples", "sequences"]
+PlantedName = Literal["pairs", "rank8", "triples", "sequences", "retrieval"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,9 @@ def planted_input(name: PlantedName, seed: int, train_rows: int | None, test_row
     if name == "sequences":
         planted = planted_sequences(seed, train_rows, test_rows)
         return PlantedInput(planted.train, planted.test, FIELD_NAMES, _note_on_sequences(planted))
+    if name == "retrieval":
+        pairs = retrieval.planted_retrieval(seed, train_rows, test_rows)
+        return PlantedInput(pairs.train, pairs.test, retrieval.FIELD_NAMES, _note_on_retrieval(pairs))
     rows = planted_rows(cast(PlantedKind, name), seed, train_rows, test_rows)
     return PlantedInput(rows.train, rows.test, numbered_names("field", rows.test.num_fields), _note(rows))
 
@@ -53,4 +57,13 @@ def _note_on_sequences(planted: PlantedSequences) -> str:
     return (
         f"test AUC and logloss of the true model: {planted.bayes_auc:.4f}, {planted.bayes_logloss:.4f}; AUC of the "
         f"best reading of 5 sums over a history: {planted.pooled_auc(5):.4f}, of 9: {planted.pooled_auc(9):.4f}"
+    )
+
+
+def _note_on_retrieval(planted: retrieval.PlantedRetrieval) -> str:
+    best, popular = planted.bayes(), planted.by_popularity()
+    return (
+        f"test recall@10, NDCG@10 and logloss of the true model: {best.recall:.4f}, {best.ndcg:.4f}, "
+        f"{best.logloss:.4f}; of ranking by popularity alone: {popular.recall:.4f}, {popular.ndcg:.4f}, "
+        f"{popular.logloss:.4f}"
     )

@@ -13,6 +13,15 @@ from torch import Tensor, nn
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.rows.batch import Batch
 
+FIGURE_TITLES = {
+    "logloss": "logloss",
+    "auc": "AUC",
+    "calibration": "calibration",
+    "recall_at_10": "recall@10",
+    "ndcg_at_10": "NDCG@10",
+}
+"""How reports call the figures of an evaluation."""
+
 
 @dataclass(frozen=True)
 class Scores:
@@ -44,10 +53,13 @@ class Evaluation:
 
     Attributes:
         rows, positives: how many.
-        auc: nan where only one class is present.
-        logloss: in nats.
+        auc: nan where only one class is present, and for models that retrieve.
+        logloss: in nats; of models that retrieve, the mean over positive rows of -log p(item | query) among all
+            candidates.
         calibration: mean predicted probability divided by the share of positives, 1 is right; nan without positives.
             Source: He et al. 2014, Practical Lessons from Predicting Clicks on Ads at Facebook.
+        recall, ndcg: recall@10 and NDCG@10 of models that retrieve, see `RankingFigures`; None for other models, whose
+            auc and calibration take their place.
     """
 
     rows: int
@@ -55,6 +67,8 @@ class Evaluation:
     auc: float
     logloss: float
     calibration: float
+    recall: float | None = None
+    ndcg: float | None = None
 
     @classmethod
     def of(cls, scores: Scores) -> Evaluation:
@@ -77,16 +91,18 @@ class Evaluation:
     @property
     def has_one_class(self) -> bool:
         """Whether the AUC is undefined because all labels are equal."""
-        return math.isnan(self.auc)
+        return math.isnan(self.auc) and self.recall is None
+
+    def figures(self) -> dict[str, float]:
+        """Returns what the model is judged by, by name in `FIGURE_TITLES`; nan where one is undefined."""
+        if self.recall is not None and self.ndcg is not None:
+            return {"logloss": self.logloss, "recall_at_10": self.recall, "ndcg_at_10": self.ndcg}
+        return {"logloss": self.logloss, "auc": self.auc, "calibration": self.calibration}
 
     def as_json(self) -> dict[str, Any]:
-        """Returns rows, logloss, AUC and calibration; None where one is undefined."""
-        return {
-            "rows": self.rows,
-            "logloss": self.logloss,
-            "auc": None if self.has_one_class else self.auc,
-            "calibration": None if math.isnan(self.calibration) else self.calibration,
-        }
+        """Returns rows and figures; None where one is undefined."""
+        figures = {name: None if math.isnan(figure) else figure for name, figure in self.figures().items()}
+        return {"rows": self.rows, **figures}
 
 
 def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Evaluation:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recstore_ops.training.quality.evaluation import FIGURE_TITLES
 from recstore_ops.training.report.comparison_plot import draw_comparison
 from recstore_ops.training.report.recorded_run import RecordedRun
 
@@ -80,9 +81,10 @@ def _differing_options(ours: RecordedRun, theirs: RecordedRun) -> list[str]:
 
 def _quality(ours: RecordedRun, theirs: RecordedRun) -> list[_Row]:
     best, their_best = ours.best_evaluation() or {}, theirs.best_evaluation() or {}
-    names = [f"{part}_{figure}" for part in ("validation", "test") for figure in ("logloss", "auc", "calibration")]
-    present = [name for name in names if name in best or name in their_best]
-    titles = {name: name.replace("_", " ").replace("auc", "AUC") for name in present}
+    titles = {
+        f"{part}_{name}": f"{part} {title}" for part in ("validation", "test") for name, title in FIGURE_TITLES.items()
+    }
+    present = [name for name in titles if name in best or name in their_best]
     return [_Row(titles[name], best.get(name), their_best.get(name), ".5f", False) for name in present]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import EngFormatter
 
+from recstore_ops.training.quality.evaluation import FIGURE_TITLES
 from recstore_ops.training.report.plot_style import (
     OURS,
     THEIRS,
@@ -26,27 +27,31 @@ _STYLES = ((OURS, "-"), (THEIRS, "--"))
 
 
 def draw_comparison(path: Path, runs: Mapping[str, RecordedRun]) -> None:
-    """Writes a PNG of two runs by name: logloss, AUC and memory over training rows, and training rows a second."""
+    """Writes a PNG of two runs by name: logloss, AUC or recall@10, memory and speed."""
     figure = new_figure(13, 8.5)
     ((loss_axes, auc_axes), (speed_axes, memory_axes)) = figure.subplots(2, 2)
     part = _held_out_part(runs)
     _plot_losses(loss_axes, runs, part)
-    _plot_curves(auc_axes, runs, "evaluation", f"{part}_auc")
+    ranking = "recall_at_10" if _has(runs, f"{part}_recall_at_10") else "auc"
+    _plot_curves(auc_axes, runs, "evaluation", f"{part}_{ranking}")
     show_at_least(auc_axes, 0.01)
     _plot_speed(speed_axes, runs)
     unit = _plot_memory(memory_axes, runs)
     for axes in (loss_axes, auc_axes, memory_axes):
         use_rows_axis(axes)
     finish(loss_axes, title="Logloss", ylabel="logloss (nats)")
-    finish(auc_axes, title=f"AUC on {part} rows", ylabel="AUC")
+    finish(auc_axes, title=f"{FIGURE_TITLES[ranking]} on {part} rows", ylabel=FIGURE_TITLES[ranking])
     finish(speed_axes, title="Speed", ylabel="training rows a second")
     finish(memory_axes, legend="center right", title="Memory", ylabel=f"memory ({unit})")
     save(figure, path)
 
 
 def _held_out_part(runs: Mapping[str, RecordedRun]) -> str:
-    validated = any("validation_logloss" in line for run in runs.values() for line in run.of_kind("evaluation"))
-    return "validation" if validated else "test"
+    return "validation" if _has(runs, "validation_logloss") else "test"
+
+
+def _has(runs: Mapping[str, RecordedRun], figure: str) -> bool:
+    return any(figure in line for run in runs.values() for line in run.of_kind("evaluation"))
 
 
 def _plot_losses(axes: Axes, runs: Mapping[str, RecordedRun], part: str) -> None:

@@ -24,27 +24,38 @@ from rich.text import Text
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
-# Names and widths of the columns, 100 characters in all. "calib." is the mean predicted probability divided by the
+# Names and widths of the columns of figures beside a logloss. "calib." is the mean predicted probability divided by the
 # share of positives: 1 is right.
-_COLUMNS = (
-    ("epoch", 6),
-    ("train loss", 10),
-    ("val logloss", 11),
-    ("AUC", 6),
-    ("calib.", 6),
-    ("test logloss", 12),
-    ("AUC", 6),
-    ("calib.", 6),
-    ("rows/s", 9),
-    ("table rows", 10),
-)
+_OF_CLICKS = (("AUC", 6), ("calib.", 6))
+_OF_RETRIEVAL = (("recall@10", 9), ("NDCG@10", 7))
+
+
+def _columns(figures: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
+    """Names and widths of all columns, 100 characters in all, 108 for models that retrieve."""
+    return (
+        ("epoch", 6),
+        ("train loss", 10),
+        ("val logloss", 11),
+        *figures,
+        ("test logloss", 12),
+        *figures,
+        ("rows/s", 9),
+        ("table rows", 10),
+    )
 
 
 class Display:
-    """Is told of what happens in the training loop and writes to a console; a context manager."""
+    """Is told of what happens in the training loop and writes to a console; a context manager.
 
-    def __init__(self, console: Console, epochs: int) -> None:
+    Args:
+        console: to write to.
+        epochs: that the run has at most.
+        retrieves: whether the model is one that retrieves.
+    """
+
+    def __init__(self, console: Console, epochs: int, *, retrieves: bool = False) -> None:
         self._console = console
+        self._columns = _columns(_OF_RETRIEVAL if retrieves else _OF_CLICKS)
         self._epochs = epochs
         self._wrote_header = False
         self._noted: set[str] = set()
@@ -98,7 +109,7 @@ class Display:
             f"{record.rows_per_second:,.0f}",
             f"{record.table_rows:,}",
         ]
-        self._write(_aligned(cells))
+        self._write_cells(cells)
         self._note_one_class("validation", record.validation)
         self._note_one_class("test", record.test)
         self._progress.reset(self._task, loss=record.train_loss, table_rows=record.table_rows)
@@ -113,13 +124,16 @@ class Display:
 
     def _write_header(self) -> None:
         if not self._wrote_header:
-            self._write(_aligned([name for name, _ in _COLUMNS]))
+            self._write_cells([name for name, _ in self._columns])
             self._wrote_header = True
 
     def _note_one_class(self, part: str, result: Evaluation | None) -> None:
         if result is not None and result.has_one_class and part not in self._noted:
             self._noted.add(part)
             self.note(f"the {part} rows have labels of one class only: no AUC")
+
+    def _write_cells(self, cells: Sequence[str]) -> None:
+        self._write("  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, self._columns, strict=True)))
 
     def _write(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -130,10 +144,6 @@ class _RowsPerSecondColumn(ProgressColumn):
         return Text("- rows/s" if task.speed is None else f"{task.speed:,.0f} rows/s")
 
 
-def _aligned(cells: Sequence[str]) -> str:
-    return "  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, _COLUMNS, strict=True))
-
-
 def _epoch(epochs: float) -> str:
     return f"{epochs:.0f}" if float(epochs).is_integer() else f"{epochs:.2f}"
 
@@ -141,6 +151,8 @@ def _epoch(epochs: float) -> str:
 def _figures(result: Evaluation | None) -> tuple[str, str, str]:
     if result is None:
         return "-", "-", "-"
+    if result.recall is not None and result.ndcg is not None:
+        return _loss(result.logloss), f"{result.recall:.4f}", f"{result.ndcg:.4f}"
     auc = "-" if result.has_one_class else f"{result.auc:.4f}"
     return _loss(result.logloss), auc, _calibration(result.calibration)
 

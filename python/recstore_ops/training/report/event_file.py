@@ -54,8 +54,7 @@ class EventFile:
         """Writes the figures of the validation and test rows; those that are undefined are left out."""
         for part, result in (("validation", record.validation), ("test", record.test)):
             if result is not None:
-                figures = {"logloss": result.logloss, "auc": result.auc, "calibration": result.calibration}
-                self._write(record.step, {f"{part}/{name}": figure for name, figure in figures.items()})
+                self._write(record.step, {f"{part}/{name}": figure for name, figure in result.figures().items()})
 
     def flush(self) -> None:
         """Waits until what was recorded is on its way to the disk, so that it stays if the process is killed."""

@@ -10,7 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation
 from recstore_ops.training.quality.segments import SegmentFigures
 from recstore_ops.training.report.records import EvaluationRecord, best_record
 from recstore_ops.training.schema.columns import Schema
@@ -65,7 +65,7 @@ class RunPage:
             return "<p>The run ended before its first evaluation.</p>\n"
         best = best_record(list(self.evaluations))
         parts = [part for part in ("validation", "test") if getattr(best, part) is not None]
-        titles = [f"{part} {figure}" for part in parts for figure in ("logloss", "AUC", "calibration")]
+        titles = [f"{part} {FIGURE_TITLES[name]}" for part in parts for name in getattr(best, part).figures()]
         rows = [_evaluation_row(record, parts) for record in self.evaluations]
         titles = ["epoch", "step", "train loss", *titles, "rows/s", "table rows"]
         table = _table(titles, rows, best=self.evaluations.index(best))
@@ -105,7 +105,7 @@ def _part_figures(record: EvaluationRecord, parts: Sequence[str]) -> list[str]:
     figures: list[str] = []
     for part in parts:
         result: Evaluation | None = getattr(record, part)
-        shown = ("", "", "") if result is None else (result.logloss, result.auc, result.calibration)
+        shown = ("", "", "") if result is None else result.figures().values()
         figures += [_figure(each) for each in shown]
     return figures
 

@@ -1,16 +1,16 @@
-"""Draws logloss and AUC over the training rows of a run."""
+"""Draws logloss and AUC, or recall@10 and NDCG@10 of models that retrieve, over the training rows of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation
 from recstore_ops.training.report.plot_style import (
     PART_COLORS,
     TRAINING,
@@ -31,22 +31,32 @@ _WINDOWS = 100
 def draw_learning_curve(
     path: Path, title: str, steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
 ) -> None:
-    """Writes a PNG with logloss above and AUC below; the best evaluation is marked on both."""
-    figure = new_figure(8, 7.5)
+    """Writes a PNG with logloss above and what else is judged by below; the best evaluation is marked on all."""
+    names = _names_below(evaluations)
+    figure = new_figure(8, 4.5 + 3 * len(names))
     figure.suptitle(title)
-    loss_axes, auc_axes = figure.subplots(2, 1, sharex=True)
+    loss_axes, *further = figure.subplots(1 + len(names), 1, sharex=True)
     _plot_training(loss_axes, steps, evaluations)
     training_lines = len(loss_axes.lines)
-    _plot_parts(loss_axes, evaluations, lambda result: result.logloss)
-    _plot_parts(auc_axes, evaluations, lambda result: result.auc)
+    _plot_parts(loss_axes, evaluations, "logloss")
+    for name, axes in zip(names, further, strict=True):
+        _plot_parts(axes, evaluations, name)
     _show_late_losses(loss_axes, training_lines)
-    _say_if_empty(auc_axes, evaluations)
-    use_rows_axis(auc_axes)
-    mark_epochs((loss_axes, auc_axes), evaluations)
-    for axes, name in ((loss_axes, "logloss (nats)"), (auc_axes, "AUC")):
+    _say_if_empty(further[0], evaluations)
+    use_rows_axis(further[-1])
+    mark_epochs((loss_axes, *further), evaluations)
+    titles = ["logloss (nats)", *(FIGURE_TITLES[name] for name in names)]
+    for axes, ylabel in zip((loss_axes, *further), titles, strict=True):
         axes.yaxis.set_major_formatter("{x:.6g}")
-        finish(axes, ylabel=name)
+        finish(axes, ylabel=ylabel)
     save(figure, path)
+
+
+def _names_below(evaluations: Sequence[EvaluationRecord]) -> Sequence[str]:
+    """The figures that have axes of their own."""
+    results = (result for record in evaluations for result in (record.validation, record.test) if result is not None)
+    retrieves = any(result.recall is not None for result in results)
+    return ("recall_at_10", "ndcg_at_10") if retrieves else ("auc",)
 
 
 def _plot_training(axes: Axes, steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]) -> None:
@@ -72,23 +82,23 @@ def running_mean(losses: NDArray[np.float64], weights: NDArray[np.float64], wind
     return (sums[stops] - sums[starts]) / (totals[stops] - totals[starts])
 
 
-def _plot_parts(axes: Axes, evaluations: Sequence[EvaluationRecord], figure_of: Callable[[Evaluation], float]) -> None:
+def _plot_parts(axes: Axes, evaluations: Sequence[EvaluationRecord], name: str) -> None:
     if not evaluations:
         return
     best = best_record(list(evaluations))
     when = "at the best" if best.validation else "at the end"
     for part, color in PART_COLORS.items():
         results = [(record.rows, _result(record, part)) for record in evaluations]
-        points = [(rows, figure_of(result)) for rows, result in results if result is not None]
+        points = [(rows, result.figures()[name]) for rows, result in results if result is not None]
         at_best = _result(best, part)
         if at_best is not None:
             rows, figures = zip(*points, strict=True)
-            label = f"{part}, {_text(figure_of(at_best))} {when}"
+            label = f"{part}, {_text(at_best.figures()[name])} {when}"
             axes.plot(rows, figures, marker=marker_of(points), color=color, label=label)
-    if best.validation is not None and np.isfinite(figure_of(best.validation)):
+    if best.validation is not None and np.isfinite(best.validation.figures()[name]):
         star = {"marker": "*", "markersize": 13, "markeredgecolor": "black", "linestyle": "none"}
         label = "best: lowest validation logloss"
-        axes.plot(best.rows, figure_of(best.validation), color=PART_COLORS["validation"], label=label, **star)
+        axes.plot(best.rows, best.validation.figures()[name], color=PART_COLORS["validation"], label=label, **star)
 
 
 def _result(record: EvaluationRecord, part: str) -> Evaluation | None:
