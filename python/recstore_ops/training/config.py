@@ -28,6 +28,7 @@ from recstore_ops.training.choices import (
     TablesName,
 )
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
+from recstore_ops.training.following_config import check_following
 from recstore_ops.training.input_config import INPUT, InputConfig
 from recstore_ops.training.models.dcn import CrossStructure
 from recstore_ops.training.option_values import (
@@ -52,6 +53,8 @@ _BEGINNING = "Beginning"
 _AT_LEAST_ONE = Bounds(least=1)
 _EACH_AT_LEAST_ONE = Bounds(least=1, of_each=True)
 _NOT_NEGATIVE = Bounds(least=0)
+_WHOLE_FILES = {"epochs": 20, "validation_fraction": 0.1}
+_FILES_THAT_ARRIVE = {"epochs": 1, "validation_fraction": 0.0}
 _ABOVE_ZERO = Bounds(above=0)
 
 
@@ -100,11 +103,12 @@ class TrainingConfig(InputConfig):
         gamma: what exponential multiplies them with after each epoch (default 0.9), and plateau after each
             evaluation without a lower validation logloss (default 0.5).
         batch_size: rows of one step.
-        epochs: passes over the training rows, at most.
+        epochs: passes over the training rows, at most; None takes 20, or 1 over files that are followed.
         reduction: whether the gradient is the mean or the sum over a batch's rows.
         shuffle, shuffle_window: shuffle anew in each epoch, within windows of that many rows.
         seed: of the planted rows, the split, the shuffling and the initial values.
-        validation_fraction: part of the training rows held out for validation.
+        validation_fraction: part of the training rows held out for validation; None takes 0.1, or 0 of files that are
+            followed.
         evaluate_every: steps between evaluations, the last of which ends the run; None evaluates after each epoch.
         patience: stop after that many evaluations in a row without a lower validation logloss; None means 2 if there
             are validation rows; 0 never stops early.
@@ -300,7 +304,11 @@ class TrainingConfig(InputConfig):
         Bounds(above=0, most=1),
     ] = None
     batch_size: Annotated[int, Option("Rows of one step.", _LOOP), _AT_LEAST_ONE] = 256
-    epochs: Annotated[int, Option("Passes over the training rows, at most.", _LOOP), _AT_LEAST_ONE] = 20
+    epochs: Annotated[
+        int | None,
+        Option("Passes over the training rows, at most.", _LOOP, shown="20, or 1 over files that are followed"),
+        _AT_LEAST_ONE,
+    ] = None
     reduction: Annotated[
         Literal["mean", "sum"], Option("Gradient over the rows of a batch; ftrl usually needs sum.", _OPTIMIZER)
     ] = "mean"
@@ -313,8 +321,14 @@ class TrainingConfig(InputConfig):
         int, Option("Of initial values, shuffling, held-out rows, dropout and planted rows.", _LOOP), _NOT_NEGATIVE
     ] = 0
     validation_fraction: Annotated[
-        float, Option("Part of the training rows held out to decide when to stop.", _LOOP), Bounds(least=0, most=0.5)
-    ] = 0.1
+        float | None,
+        Option(
+            "Part of the training rows held out to decide when to stop.",
+            _LOOP,
+            shown="0.1, or 0 of files that are followed",
+        ),
+        Bounds(least=0, most=0.5),
+    ] = None
     evaluate_every: Annotated[
         int | None, Option("Steps between evaluations.", _LOOP, shown="each epoch"), _AT_LEAST_ONE
     ] = None
@@ -383,6 +397,9 @@ class TrainingConfig(InputConfig):
     def __post_init__(self) -> None:
         check_choices(self)
         self._check_input()
+        if self.follow_files is not None:
+            check_following(self)
+        self._fill(_WHOLE_FILES if self.follow_files is None else _FILES_THAT_ARRIVE)
         self._fill_model()
         self._check_eviction()
         self._fill_optimizer()
@@ -431,7 +448,7 @@ class TrainingConfig(InputConfig):
             raise ValueError("planted data takes no files and no file format")
         if self.planted and (given := [name for name in OF_NAMED_COLUMNS if getattr(self, name)]):
             raise ValueError(f"planted data takes no {' and no '.join(given)}")
-        if not self.planted and not self.train:
+        if not self.planted and not self.train and self.follow_files is None:
             raise ValueError("no training data: give files, a directory, or generated rows, as --planted pairs")
         if not self.planted:
             self._refuse(("planted_train_rows", "planted_test_rows"), "a run on files")
@@ -478,7 +495,7 @@ class TrainingConfig(InputConfig):
 
     def _fill_patience(self) -> None:
         if self.patience is None:
-            self.patience = 2 if self.validation_fraction > 0 else 0
+            self.patience = 2 if self.validation_fraction else 0
         if self.patience > 0 and self.validation_fraction == 0:
             raise ValueError("early stopping needs validation rows: validation_fraction is 0")
 

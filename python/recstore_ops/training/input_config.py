@@ -24,6 +24,7 @@ class InputConfig:
 
     Attributes:
         train, test: the files; both of one format.
+        follow_files: a directory whose files are trained on as they arrive, instead of `train`.
         planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`.
         planted_train_rows, planted_test_rows: how many; None takes the kind's own.
         file_format: None detects it.
@@ -41,6 +42,17 @@ class InputConfig:
 
     train: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
+    follow_files: Annotated[
+        str | None,
+        Option(
+            "Train on the files of a directory as they arrive, in the order of their names, each once and after an "
+            "evaluation on it.",
+            INPUT,
+            metavar="DIR",
+            type=Path,
+            read=read_path,
+        ),
+    ] = None
     planted: Annotated[
         PlantedName | None,
         Option(

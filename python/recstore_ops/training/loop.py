@@ -90,18 +90,11 @@ def train(
     """
     if rows.test is not None:
         _read_through(rows.test)
-    run = _Run(config, model, rows, observer, checkpoints, job or Job())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)  # For dropout.
-        run.restore(start)
-        while not run.finished:
-            run.train_epoch()
-    run.take_best()
-    return run.records
+    return Run(config, model, rows, observer, checkpoints, job or Job()).to_its_end(start)
 
 
-class _Run:
-    """The state of a run between its steps."""
+class Run:
+    """The state of a run between its steps; arguments as those of `train`."""
 
     def __init__(
         self,
@@ -114,10 +107,12 @@ class _Run:
     ) -> None:
         self.records: list[EvaluationRecord] = []
         self.finished = False
+        self._file: str | None = None
         self._checkpoints = checkpoints
         self._config = config
         self._model = model
         self._job = job
+        self._epochs = config.epochs or 1
         self._trained_model = job.with_mean_gradients(model)
         self._input = rows
         self._observer = observer
@@ -125,7 +120,7 @@ class _Run:
         self._schedule = Schedule(
             self._optimizers,
             config.schedule,
-            epochs=config.epochs,
+            epochs=self._epochs,
             warmup_steps=config.warmup_steps,
             gamma=config.gamma,
         )
@@ -142,6 +137,16 @@ class _Run:
         self._expected_rows: int | None = None
         self._since_log = Stretch()
         self._since_evaluation = Stretch()
+
+    def to_its_end(self, start: DenseStart | None) -> list[EvaluationRecord]:
+        """Trains until the run is finished, and returns its records; arguments and errors as those of `train`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._config.seed)  # For dropout.
+            self.restore(start)
+            while not self.finished:
+                self.train_epoch()
+        self.take_best()
+        return self.records
 
     def restore(self, start: DenseStart | None) -> None:
         """Goes on from the last save, if there is one; else begins as `start` says."""
@@ -203,14 +208,17 @@ class _Run:
         return self.finished
 
     def _end_epoch(self) -> None:
-        is_due = self._config.evaluate_every is None or self._epoch == self._config.epochs
+        is_due = self._config.evaluate_every is None or self._epoch == self._epochs
         if is_due and not self._is_evaluated():
             self._evaluate(float(self._epoch))
         self._expected_rows = self._epoch_rows
         self._epoch += 1
         self._epoch_steps = self._epoch_rows = 0
-        self.finished = self.finished or self._epoch > self._config.epochs
+        self.finished = self.finished or self._is_after_last_epoch()
         self._save()
+
+    def _is_after_last_epoch(self) -> bool:
+        return self._epoch > self._epochs
 
     def _epochs_done(self) -> float:
         expected = self._expected_rows
@@ -260,6 +268,7 @@ class _Run:
             validation=validation,
             test=test,
             table_rows=int(self._job.summed(table_rows(self._model))[0]),
+            file=self._file,
         )
         self.records.append(record)
         if self._observer is not None:

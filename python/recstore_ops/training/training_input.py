@@ -177,7 +177,7 @@ def _given_schema(config: TrainingConfig) -> Schema | None:
 
 def _hold_out(config: TrainingConfig, rows: RowSource) -> tuple[RowSource, RowSource | None]:
     fraction, seed = config.validation_fraction, config.seed
-    if fraction == 0:
+    if not fraction:
         return rows, None
     return (
         HeldOutRows(rows, fraction, seed=seed, part="training"),

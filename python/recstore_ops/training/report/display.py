@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -47,6 +48,7 @@ class Display:
         self._console = console
         self._epochs = epochs
         self._wrote_header = False
+        self._file: str | None = None
         self._noted: set[str] = set()
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -77,7 +79,7 @@ class Display:
         """Moves the bar; rich redraws it a few times a second only."""
         self._progress.update(
             self._task,
-            description=f"epoch {epoch}/{self._epochs}",
+            description=f"epoch {epoch}/{self._epochs}" if self._file is None else f"file {epoch}: {self._file}",
             completed=rows,
             total=None if expected_rows is None else max(expected_rows, rows),
             loss=loss,
@@ -98,10 +100,22 @@ class Display:
             f"{record.rows_per_second:,.0f}",
             f"{record.table_rows:,}",
         ]
-        self._write(_aligned(cells))
+        self._write(_aligned(cells) + ("" if record.file is None else f"  {record.file}"))
         self._note_one_class("validation", record.validation)
         self._note_one_class("test", record.test)
         self._progress.reset(self._task, loss=record.train_loss, table_rows=record.table_rows)
+
+    def on_file(self, path: Path) -> None:
+        """Shows beside the bar which file the run is at."""
+        self._file = path.name
+        self._progress.update(self._task, description=f"evaluating {path.name}")
+
+    def on_waiting(self, directory: Path) -> None:
+        """Shows that the run waits for a file; where there is no bar, says so the first time."""
+        self._progress.update(self._task, description=f"waiting for files in {directory}")
+        if self._progress.disable and "waiting" not in self._noted:
+            self._noted.add("waiting")
+            self.note(f"waiting for files in {directory}")
 
     def note(self, text: str) -> None:
         """Writes a line among the others."""
@@ -113,7 +127,7 @@ class Display:
 
     def _write_header(self) -> None:
         if not self._wrote_header:
-            self._write(_aligned([name for name, _ in _COLUMNS]))
+            self._write(_aligned([name for name, _ in _COLUMNS]) + ("" if self._file is None else "  file"))
             self._wrote_header = True
 
     def _note_one_class(self, part: str, result: Evaluation | None) -> None:

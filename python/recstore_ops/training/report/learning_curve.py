@@ -76,7 +76,7 @@ def _plot_parts(axes: Axes, evaluations: Sequence[EvaluationRecord], figure_of: 
     if not evaluations:
         return
     best = best_record(list(evaluations))
-    when = "at the best" if best.validation else "at the end"
+    when = "at the best" if best.validation and best.file is None else "at the end"
     for part, color in PART_COLORS.items():
         results = [(record.rows, _result(record, part)) for record in evaluations]
         points = [(rows, figure_of(result)) for rows, result in results if result is not None]
@@ -85,7 +85,7 @@ def _plot_parts(axes: Axes, evaluations: Sequence[EvaluationRecord], figure_of: 
             rows, figures = zip(*points, strict=True)
             label = f"{part}, {_text(figure_of(at_best))} {when}"
             axes.plot(rows, figures, marker=marker_of(points), color=color, label=label)
-    if best.validation is not None and np.isfinite(figure_of(best.validation)):
+    if best.validation is not None and best.file is None and np.isfinite(figure_of(best.validation)):
         star = {"marker": "*", "markersize": 13, "markeredgecolor": "black", "linestyle": "none"}
         label = "best: lowest validation logloss"
         axes.plot(best.rows, figure_of(best.validation), color=PART_COLORS["validation"], label=label, **star)
