@@ -35,6 +35,7 @@ from recstore_ops.training.option_values import (
     read_arguments,
     read_bytes,
     read_crosses,
+    read_duration,
     read_integers,
     read_mebibytes,
     read_names,
@@ -53,6 +54,7 @@ _BEGINNING = "Beginning"
 _AT_LEAST_ONE = Bounds(least=1)
 _EACH_AT_LEAST_ONE = Bounds(least=1, of_each=True)
 _NOT_NEGATIVE = Bounds(least=0)
+_NEVER = 2**62
 _WHOLE_FILES = {"epochs": 20, "validation_fraction": 0.1}
 _FILES_THAT_ARRIVE = {"epochs": 1, "validation_fraction": 0.0}
 _ABOVE_ZERO = Bounds(above=0)
@@ -85,6 +87,8 @@ class TrainingConfig(InputConfig):
         admit_after: an id gets a row with its update in that many steps; None: with the first.
         ttl, min_norm, capacity: rows that no step updated for more steps leave their table, those of a smaller norm,
             and of each table, at each sweep, as many as it then has too many; None: none do.
+        ttl_time: seconds; rows leave whose last update was with rows of the data of an older event time, counted from
+            the newest one. `eviction_interval` is between two looks here too.
         eviction_policy: which rows leave for capacity, "lru" (default) or "lfu".
         eviction_interval: steps between two sweeps for rows that leave (default 1000).
         memory_limit: the most bytes of memory that each table of the store may take.
@@ -210,6 +214,19 @@ class TrainingConfig(InputConfig):
         int | None,
         Option("Rows without an update for longer leave.", _MODEL, shown="never", metavar="STEPS"),
         _AT_LEAST_ONE,
+    ] = None
+    ttl_time: Annotated[
+        float | None,
+        Option(
+            "Rows leave that no row of the data with an event time within so long of the newest one has updated: 7d, "
+            "12h, 30m, 90s. Needs a column of the role time.",
+            _MODEL,
+            shown="never",
+            metavar="AGE",
+            type=str,
+            read=read_duration,
+        ),
+        _ABOVE_ZERO,
     ] = None
     min_norm: Annotated[float | None, Option("Rows of a smaller L2 norm leave.", _MODEL, shown="none"), _ABOVE_ZERO] = (
         None
@@ -440,12 +457,18 @@ class TrainingConfig(InputConfig):
         """Returns which rows leave, as tables take it."""
         reasons = {name: getattr(self, name) for name in REASONS if getattr(self, name) is not None}
         options = {"policy": self.eviction_policy, "interval": self.eviction_interval}
+        if self.ttl_time is not None:
+            # The table notes when its rows are updated; `TimeToLive` says which leave.
+            options["interval"] = self.eviction_interval if reasons else _NEVER
+            reasons = {"ttl": _NEVER, **reasons}
         given = {name: value for name, value in options.items() if value is not None}
         return {**reasons, **given} if reasons else None
 
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
+        if self.planted and self.ttl_time is not None:
+            raise ValueError("planted rows have no event times: they take no ttl_time")
         if self.planted and (given := [name for name in OF_NAMED_COLUMNS if getattr(self, name)]):
             raise ValueError(f"planted data takes no {' and no '.join(given)}")
         if not self.planted and not self.train and self.follow_files is None:
@@ -504,7 +527,7 @@ class TrainingConfig(InputConfig):
             raise ValueError("disk needs a memory_limit: without one no row would ever go there")
         if self.tables == "store":
             return
-        self._refuse(("admit_after", *REASONS, "memory_limit", "disk"), "a run with tables nn")
+        self._refuse(("admit_after", *REASONS, "ttl_time", "memory_limit", "disk"), "a run with tables nn")
         if self.row_type != "float32":
             raise ValueError(f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}")
         if self.optimizer not in NN_OPTIMIZERS:

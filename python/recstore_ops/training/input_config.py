@@ -100,8 +100,8 @@ class InputConfig:
     column_roles: Annotated[
         dict[str, str],
         Option(
-            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight or "
-            "ignored; may be repeated.",
+            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight, "
+            "time or ignored; may be repeated.",
             INPUT,
             name="column",
             metavar="NAME=ROLE",

@@ -38,6 +38,7 @@ from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.run_checkpoints import RunCheckpoints
 from recstore_ops.training.schedules import Schedule
 from recstore_ops.training.stretch import Stretch
+from recstore_ops.training.time_to_live import TimeToLive
 from recstore_ops.training.training_input import TrainingInput, file_sizes
 
 # Evaluation has no batch size to respect: large batches are faster, and change no result.
@@ -125,6 +126,7 @@ class Run:
             gamma=config.gamma,
         )
         self._stopping = EarlyStopping(config.patience or 0)
+        self._time_to_live = TimeToLive.of(config, model)
         names = rows.train.field_names
         self._segment_field = None if config.auc_by is None else field_number("auc_by", config.auc_by, names)
         self._step = 0
@@ -192,6 +194,7 @@ class Run:
         self._epoch_steps += 1
         self._rows += len(batch)
         self._epoch_rows += len(batch)
+        self._time_to_live.after_step(self._step, batch)
         self._since_log.add(len(batch), loss_sum)
         self._since_evaluation.add(len(batch), loss_sum)
 
@@ -312,6 +315,7 @@ class Run:
             "since_evaluation": self._since_evaluation.state_dict(),
             "schedule": self._schedule.state_dict(),
             "stopping": self._stopping.state_dict(),
+            "event_times": self._time_to_live.state_dict(),
             "random": torch.get_rng_state(),
             "model": dict(dense_parameters(self._model)),
             "optimizers": [optimizer.state_dict() for optimizer in self._dense_optimizers()],
@@ -328,6 +332,7 @@ class Run:
         self._since_evaluation.load_state_dict(state["since_evaluation"])
         self._schedule.load_state_dict(state["schedule"])
         self._stopping.load_state_dict(state["stopping"])
+        self._time_to_live.load_state_dict(state.get("event_times"))
         torch.set_rng_state(state["random"])
         load_dense_parameters(self._model, state["model"])
         for optimizer, saved in zip(self._dense_optimizers(), state["optimizers"], strict=True):
@@ -337,6 +342,7 @@ class Run:
         for optimizer, state in zip(self._dense_optimizers(), start.optimizers or [], strict=False):
             # Its options, such as its learning rate, are this run's own.
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state["state"]})
+        self._time_to_live.load_state_dict(start.event_times)
         if start.random is not None:
             torch.set_rng_state(start.random)
 
