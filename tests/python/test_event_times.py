@@ -105,7 +105,7 @@ def batch_at(*seconds: int) -> Batch:
 def test_a_table_is_told_for_how_many_steps_its_rows_may_go_without_an_update() -> None:
     calls: list[tuple[str, int]] = []
     living = TimeToLive(10.0, 2, ["a", "b"], lambda table, ttl: calls.append((table, ttl)))
-    # The newest times up to each step are 0, 5, 20, 20, 40, 40: at step 4 those of 1 and 2 are too old, at 6 of 3 and 4.
+    # The newest times up to each step are 0, 5, 20, 20, 40, 40: at step 4 two steps are too old, at 6 four.
     for step, seconds in enumerate(((0,), (5, 1), (20,), (3,), (40, 2), (7,)), 1):
         living.after_step(step, batch_at(*seconds))
     # Rows that steps 3 and 5 updated stay: they were updated 1 step before, and are not more than 1 old.
@@ -322,8 +322,8 @@ def test_a_killed_run_goes_on_to_the_bit(days: Path) -> None:
     assert metrics_of(whole) == metrics_of(killed)
     assert rows_of(whole / "checkpoint") == rows_of(killed / "checkpoint")
     table_rows = [line["table_rows"] for line in metrics_of(whole) if line["event"] == "evaluation"]
-    # Of two tables. A file is shuffled, so that its rows are as new as its last one: those of it and the file before are
-    # there at its end, 55 users of four days.
+    # Of two tables. A file is shuffled, so that its rows are as new as its last one: those of it and the file before
+    # are there at its end, 55 users of four days.
     assert max(table_rows) <= 2 * 55
 
 

@@ -9,6 +9,7 @@ from recstore_ops.training.finished_run import LoadedRun, load
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.generated.planted_days import PlantedDay, planted_days, write_planted_days
 from recstore_ops.training.generated.planted_sequences import PlantedSequences, planted_sequences
 from recstore_ops.training.loop import Observer, train
 from recstore_ops.training.models import DCN, DIN, DLRM, DeepFM, FactorizationMachine, LogisticRegression, WideAndDeep
@@ -47,6 +48,7 @@ __all__ = [
     "MemoryRows",
     "NnTables",
     "Observer",
+    "PlantedDay",
     "PlantedRows",
     "PlantedSequences",
     "RankingFigures",
@@ -72,6 +74,7 @@ __all__ = [
     "logloss",
     "open_input",
     "open_rows",
+    "planted_days",
     "planted_interactions",
     "planted_rows",
     "planted_sequences",
@@ -86,4 +89,5 @@ __all__ = [
     "train",
     "weighted",
     "write_criteo",
+    "write_planted_days",
 ]
