@@ -14,6 +14,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from saved_runs import Signals, metrics_of, rows_of, run_train
+from test_train_on_ranks import run, torchrun
 from training_runs import drop_tables
 
 from recstore_ops import table_statistics
@@ -337,6 +338,21 @@ def test_times_go_on_in_a_run_that_begins_with_another(days: Path) -> None:
         assert run_train(days, (files[number], *options, *begin)) == (0, "")
     whole, last = (rows_of(days / "runs" / name / "checkpoint") for name in ("whole", "r2"))
     assert whole == last
+
+
+@pytest.mark.tier("all")
+def test_rows_leave_the_tables_of_several_processes(days: Path) -> None:
+    files = tuple(f"in/days{number}.csv" for number in range(4))
+    options = tuple(map(str, (*OPTIONS, "--epochs", 1, "--validation-fraction", 0, "--column", "ts=time")))
+    assert run_train(days, (*files, *options, "--run-name", "alone")) == (0, "")
+    done = run(days, torchrun(2, *options, "--run-name", "ranks", rows=files))
+    assert done.returncode == 0, done.stderr
+    alone, ranks = (
+        [line["table_rows"] for line in metrics_of(days / "runs" / name) if line["event"] == "steps"]
+        for name in ("alone", "ranks")
+    )
+    assert alone == ranks
+    assert max(alone) < 2 * 95
 
 
 def test_a_run_may_begin_to_let_rows_go(days: Path) -> None:

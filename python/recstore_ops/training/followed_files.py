@@ -97,6 +97,8 @@ class FollowedFiles:
         assert self._form is not None, "begin comes first"
         path = self._wait()
         if path is None:
+            if self._stop.number is None:
+                self.note(f"no file came to {self._files.directory} for {self._until_idle:g} s: the run ends")
             return None
         rows = open_rows_of_run(self._config, self._form, [path], labels="required")
         # It is passed over twice.

@@ -51,7 +51,8 @@ class Display:
         self._file: str | None = None
         self._noted: set[str] = set()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            # Names of files stand in it, which are no markup.
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("loss {task.fields[loss]:.4f}"),
             _RowsPerSecondColumn(),
