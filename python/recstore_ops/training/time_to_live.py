@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from recstore_ops import RecStoreClient
+from recstore_ops.client.client import evict
 from recstore_ops.training.build import tables_of
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.event_times import EventTimes
@@ -69,4 +69,5 @@ class TimeToLive:
 
 
 def _evict(table: str, ttl: int) -> None:
-    RecStoreClient().evict(table, ttl=ttl)
+    # A client would open the table as one of this process alone.
+    evict(table, dry_run=False, ttl=ttl)
