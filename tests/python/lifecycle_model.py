@@ -55,6 +55,7 @@ class LifecycleModel:
             self.usage[id] = Usage(self._stamp(self.step), used.count + 1)
         if self.sweep is not None and self.sweep.leaves <= self.step:
             self._leave(self.sweep)
+        self._age_counts()
         self._begin_sweep(before)
 
     def write(self, batch: list[tuple[int, float]]) -> None:
@@ -104,6 +105,11 @@ class LifecycleModel:
         if is_admitted:
             self._forget(id)
         return is_admitted
+
+    def _age_counts(self) -> None:
+        every = (self.admission or {}).get("halve_every")
+        if every is not None and self.step % every == 0:
+            self.counts = {id: count // 2 for id, count in self.counts.items() if count > 1}
 
     def _forget(self, id: int) -> None:
         # Ids cannot be told apart in a sketch.

@@ -51,7 +51,13 @@ batches = st.lists(st.tuples(st.sampled_from(POOL), st.integers(-4, 4).map(lambd
 admissions = st.one_of(
     st.none(),
     st.builds(lambda n: {"kind": "count", "threshold": n}, st.integers(1, 3)),
+    st.builds(lambda n, m: {"kind": "count", "threshold": n, "halve_every": m}, st.integers(2, 4), st.integers(1, 4)),
     st.builds(lambda n: {"kind": "sketch", "threshold": n, "epsilon": 1e-3}, st.integers(1, 3)),
+    st.builds(
+        lambda n, m: {"kind": "sketch", "threshold": n, "epsilon": 1e-3, "halve_every": m},
+        st.integers(2, 4),
+        st.integers(1, 4),
+    ),
     st.builds(lambda p: {"kind": "probability", "probability": p}, st.sampled_from([0, 1])),
 )
 
@@ -240,6 +246,17 @@ def test_what_leaves_can_be_seen_before(table_name: Callable[[], str]) -> None:
         RecStoreClient().evict("nothing")
 
 
+def test_counts_that_are_halved_forget_what_comes_seldom(table_name: Callable[[], str]) -> None:
+    often, candidates = 7, []
+    table = HashTable(2, table_name(), admission={"kind": "count", "threshold": 6, "halve_every": 4})
+    for step in range(40):
+        train(table, [often, *range(1000 * (step + 1), 1000 * (step + 2))])
+        candidates.append(table_statistics(table.name)["candidates"])
+    assert table.ids().tolist() == [often], "4, halved to 2, then 6: with the eighth step"
+    assert max(candidates) <= 3001, "those of the steps since the last halving"
+    assert candidates[3::4] == [1, *[0] * 9]
+
+
 def test_a_call_may_have_a_time_to_live_of_its_own(table_name: Callable[[], str]) -> None:
     table = HashTable(2, table_name(), eviction={"ttl": 2**62})
     for ids in ([1, 2, 3], [1, 2], [1]):
@@ -269,6 +286,15 @@ def test_collections_pass_on_admission_and_eviction(table_name: Callable[[], str
     [
         ({"admission": {"kind": "count"}}, "threshold"),
         ({"admission": {"kind": "count", "threshold": 0}}, "admission.threshold must be at least 1, got 0"),
+        (
+            {"admission": {"kind": "count", "threshold": 2, "halve_every": 0}},
+            "admission.halve_every must be at least 1, got 0",
+        ),
+        (
+            {"admission": {"kind": "sketch", "threshold": 2, "halve_every": 0}},
+            "admission.halve_every must be at least 1, got 0",
+        ),
+        ({"admission": {"kind": "probability", "probability": 1, "halve_every": 9}}, "halve_every"),
         ({"admission": {"kind": "bloom"}}, "bloom"),
         ({"admission": "count"}, "admission must be an object"),
         ({"admission": {"kind": "probability", "probability": 1.5}}, r"must lie in \[0, 1\], got 1.5"),

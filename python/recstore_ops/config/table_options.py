@@ -57,6 +57,8 @@ class TableOptions(ConfigOptions, total=False):
         admission: which ids get a row by training; all of them by default.
             `{"kind": "count", "threshold": n}`: those updated in n steps.
             `{"kind": "sketch", "threshold": n, "epsilon": 1e-6, "delta": 0.01}`: the same, counted in fixed memory.
+            Either may have `"halve_every": steps`, after which all counts are halved again and again, so that ids
+            that come seldom are never admitted and at last forgotten.
             `{"kind": "probability", "probability": p}`: each update admits with this probability.
         eviction: which rows leave; none by default. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
             `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave: a target of each sweep, between which there

@@ -66,10 +66,17 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
 }
 
 fn admission() -> impl Strategy<Value = AdmissionConfig> {
-    let sketch = (1..=u32::MAX, 1e-3..0.9f64, 1e-9..0.9f64);
+    let halving = || prop::option::of(1..=u64::MAX);
+    let count = (1..=u32::MAX, halving());
+    let sketch = (1..=u32::MAX, 1e-3..0.9f64, 1e-9..0.9f64, halving());
     prop_oneof![
-        (1..=u32::MAX).prop_map(|threshold| AdmissionConfig::Count { threshold }),
-        sketch.prop_map(|(threshold, epsilon, delta)| AdmissionConfig::Sketch { threshold, epsilon, delta }),
+        count.prop_map(|(threshold, halve_every)| AdmissionConfig::Count { threshold, halve_every }),
+        sketch.prop_map(|(threshold, epsilon, delta, halve_every)| AdmissionConfig::Sketch {
+            threshold,
+            epsilon,
+            delta,
+            halve_every
+        }),
         (0.0..=1.0f64).prop_map(|probability| AdmissionConfig::Probability { probability }),
     ]
 }

@@ -15,6 +15,12 @@ pub enum AdmissionConfig {
     Count {
         /// The steps that must update it, that one included.
         threshold: u32,
+        /// Every so many steps all counts are halved, and ids whose count comes to zero are forgotten: ids that come
+        /// seldom are never admitted, and their counts take no memory for ever. They never are where it is absent.
+        ///
+        /// Source: Einziger, Friedman and Manes 2017, "TinyLFU: a highly efficient cache admission policy", section 3.3.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        halve_every: Option<u64>,
     },
     /// The same with counts of a sketch of fixed size: an id may be admitted early, never late. With a probability of
     /// at least `1 - delta` its count is too high by at most `epsilon` times all updates of ids without a row.
@@ -29,6 +35,9 @@ pub enum AdmissionConfig {
         /// How probable a greater error is. The sketch has `ln(1 / delta)` rows.
         #[serde(default = "default_delta")]
         delta: f64,
+        /// As for `count`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        halve_every: Option<u64>,
     },
     /// Each step that updates an id admits it with this probability, decided by the table's seed, the id and the step.
     Probability {
@@ -92,11 +101,23 @@ fn default_interval() -> u64 {
 const MOST_COUNTERS: f64 = (1u64 << 30) as f64;
 
 impl AdmissionConfig {
+    /// Returns how many steps lie between two halvings of what was counted.
+    pub(crate) fn halve_every(&self) -> Option<u64> {
+        match *self {
+            Self::Count { halve_every, .. } | Self::Sketch { halve_every, .. } => halve_every,
+            Self::Probability { .. } => None,
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<()> {
         match *self {
-            Self::Count { threshold } => at_least_one("admission.threshold", threshold.into()),
-            Self::Sketch { threshold, epsilon, delta } => {
+            Self::Count { threshold, halve_every } => {
                 at_least_one("admission.threshold", threshold.into())?;
+                at_least_one("admission.halve_every", halve_every.unwrap_or(1))
+            }
+            Self::Sketch { threshold, epsilon, delta, halve_every } => {
+                at_least_one("admission.threshold", threshold.into())?;
+                at_least_one("admission.halve_every", halve_every.unwrap_or(1))?;
                 within_one("admission.epsilon", epsilon)?;
                 within_one("admission.delta", delta)?;
                 let counters = (1f64.exp() / epsilon).ceil() * (1.0 / delta).ln().ceil();

@@ -5,5 +5,5 @@ mod sketch;
 mod usage;
 
 pub(crate) use least::Least;
-pub(crate) use sketch::Sketch;
+pub(crate) use sketch::{Sketch, halved};
 pub(crate) use usage::Usage;

@@ -60,10 +60,20 @@ impl Sketch {
         &self.counters
     }
 
+    /// Halves every count so many times.
+    pub(crate) fn halve(&mut self, times: u32) {
+        self.counters.iter_mut().for_each(|counter| *counter = halved(*counter, times));
+    }
+
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
         self.counters.fill(0);
     }
+}
+
+/// Returns a count that was halved so many times.
+pub(crate) fn halved(count: u32, times: u32) -> u32 {
+    count.checked_shr(times).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -2,8 +2,10 @@
 
 use super::ids::id_map::IdMap;
 use super::ids::row_index::RowIndex;
+use super::rows::Rows;
+use super::table::Table;
 use crate::config::AdmissionConfig;
-use crate::lifecycle::Sketch;
+use crate::lifecycle::{Sketch, halved};
 
 /// What decides, and what it counted of ids without a row.
 #[derive(Debug)]
@@ -37,8 +39,8 @@ impl AdmissionCounts {
 impl Admission {
     pub(super) fn new(config: &AdmissionConfig) -> Self {
         match *config {
-            AdmissionConfig::Count { threshold } => Self::Count { threshold, counts: IdMap::default() },
-            AdmissionConfig::Sketch { threshold, epsilon, delta } => {
+            AdmissionConfig::Count { threshold, .. } => Self::Count { threshold, counts: IdMap::default() },
+            AdmissionConfig::Sketch { threshold, epsilon, delta, .. } => {
                 Self::Sketch { threshold, sketch: Sketch::new(epsilon, delta) }
             }
             AdmissionConfig::Probability { probability } => Self::Probability(probability),
@@ -80,6 +82,15 @@ impl Admission {
     pub(super) fn forget(&mut self, id: i64) {
         if let Self::Count { counts, .. } = self {
             counts.remove(id);
+        }
+    }
+
+    /// Halves what was counted so many times, and forgets ids whose count is zero.
+    fn halve(&mut self, times: u32) {
+        match self {
+            Self::Count { counts, .. } => *counts = halved_counts(counts, times),
+            Self::Sketch { sketch, .. } => sketch.halve(times),
+            Self::Probability(_) => {}
         }
     }
 
@@ -159,6 +170,28 @@ impl Admission {
             Self::Probability(_) => 0,
         }
     }
+}
+
+impl Rows {
+    /// Halves what admission counted, once for each time that it came to be due since step `before`.
+    pub(super) fn age_counts(&mut self, table: &Table, before: u64) {
+        let every = table.config.admission.as_ref().and_then(AdmissionConfig::halve_every);
+        let (Some(every), Some(admission)) = (every, &mut self.admission) else { return };
+        let times = (self.step / every).saturating_sub(before / every);
+        if times > 0 {
+            admission.halve(u32::try_from(times).unwrap_or(u32::MAX));
+        }
+    }
+}
+
+/// Returns a map of the same ids with halved counts, without those of zero: it is as small as they need.
+fn halved_counts(counts: &IdMap, times: u32) -> IdMap {
+    let kept =
+        || counts.entries().map(|(id, count)| (id, halved(count, times))).filter(|(_, count)| *count > 0);
+    let mut map = IdMap::default();
+    map.reserve(kept().count());
+    kept().for_each(|(id, count)| map.insert(id, RowIndex(count)));
+    map
 }
 
 fn add_counts(

@@ -140,6 +140,7 @@ impl<'a> Locked<'a> {
         self.table.refusals.fetch_add(self.skipped as u64, Ordering::Relaxed);
         self.rows.updates += self.stepped.into_inner();
         let left = self.rows.let_leave(self.table);
+        self.rows.age_counts(self.table, self.step_before);
         self.rows.begin_sweep(self.table, self.step_before);
         self.rows.keep(self.indices);
         self.rows.settle();
