@@ -353,7 +353,8 @@ def test_rows_leave_the_tables_of_several_processes(days: Path) -> None:
         for name in ("alone", "ranks")
     )
     assert alone == ranks
-    assert max(alone) <= 2 * 45
+    # Of two tables. Between sweeps, which are two thirds of a day apart, there are users of four days at most.
+    assert max(alone) <= 2 * 55
 
 
 def test_a_run_may_begin_to_let_rows_go(days: Path) -> None:
