@@ -8,24 +8,26 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from threading import Thread
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import saved_runs
 import torch
 from saved_runs import Signals, metrics_of, rows_of, run_train, state_of
-from training_runs import drop_tables
 from warm_processes import PROCESSES
 
-from recstore_ops.training import TrainingConfig, open_input, planted_interactions
+from recstore_ops.training import TrainingConfig, planted_interactions
 from recstore_ops.training.followed_files import FollowedFiles
 from recstore_ops.training.following_config import FollowOptions
 from recstore_ops.training.formats.libsvm import write_libsvm
 from recstore_ops.training.report.display import Display
+from recstore_ops.training.report.recorded_run import RecordedRun
 from recstore_ops.training.stop_request import RunStopped, StopRequest
 
 pytestmark = [
@@ -68,14 +70,41 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     return [line for line in metrics_of(run) if line["event"] == "evaluation"]
 
 
-def test_following_files_is_one_run_over_them(folder: Path) -> None:
-    train(folder, *FOLLOW, "--no-shuffle", "--run-name", "followed")
-    train(folder, *(f"in/{day}" for day in DAYS), *ONE_PASS, "--no-shuffle", "--run-name", "whole")
+@pytest.mark.parametrize(
+    "further",
+    [
+        (),
+        pytest.param(("--hash-buckets", 64, "--num-fields", 8, "--optimizer", "ftrl"), marks=IN_ALL),
+        pytest.param(("--cache-mb", 0, "--auc-by", "field_1", "--row-type", "bfloat16"), marks=IN_ALL),
+        pytest.param(("--admit-after", 2, "--capacity", 90, "--eviction-interval", 3), marks=IN_ALL),
+    ],
+)
+def test_following_files_is_one_run_over_them(folder: Path, further: tuple[object, ...]) -> None:
+    train(folder, *FOLLOW, *further, "--no-shuffle", "--run-name", "followed")
+    train(folder, *(f"in/{day}" for day in DAYS), *ONE_PASS, *further, "--no-shuffle", "--run-name", "whole")
     assert_equal(folder / "runs" / "followed", folder / "runs" / "whole")
     records = evaluations(folder / "runs" / "followed")
     assert [record["file"] for record in records] == list(DAYS)
     assert [record["validation_rows"] for record in records] == [480, 288, 332]
     assert [record["rows"] for record in records] == [480, 768, 1100]
+
+
+@IN_ALL
+def test_so_it_is_over_parquet_with_histories(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    rng = np.random.default_rng(0)
+    for day in range(3):
+        clicked = [rng.integers(0, 20, rng.integers(0, 5)).tolist() for _ in range(96)]
+        columns = {"label": rng.integers(0, 2, 96), "item": rng.integers(0, 20, 96), "clicked": clicked}
+        # The second file has another order of columns.
+        names = sorted(columns, reverse=day == 1)
+        pq.write_table(pa.table({name: columns[name] for name in names}), tmp_path / "in" / f"{day}.parquet")
+    din = ("--model", "din", "--sequence", "clicked=item", "--no-shuffle", "--batch-size", 32)
+    follow = ("--follow-files", "in", "--follow-every", 0.05, "--follow-until-idle", 0.5)
+    train(tmp_path, *follow, *din, "--run-name", "followed")
+    files = [f"in/{day}.parquet" for day in range(3)]
+    train(tmp_path, *files, *din, "--epochs", 1, "--validation-fraction", 0, "--run-name", "whole")
+    assert_equal(tmp_path / "runs" / "followed", tmp_path / "runs" / "whole")
 
 
 def test_and_as_a_chain_of_runs_that_begin_with_each_other(folder: Path) -> None:
@@ -195,12 +224,6 @@ def wait_for(is_so: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-@pytest.fixture
-def _no_tables() -> Iterator[None]:
-    yield
-    drop_tables("deepfm")
-
-
 def test_a_signal_before_the_first_file_leaves_nothing(tmp_path: Path) -> None:
     from rich.console import Console
 
@@ -255,6 +278,7 @@ def test_a_bad_file_ends_the_run_which_goes_on_when_it_is_mended(
     assert error.startswith(f"recstore: {message}")
     assert "note: the run is saved as it was before this file" in (tmp_path / "stdout").read_text()
     assert state_of(tmp_path / "runs" / "r" / "checkpoint")["step"] == 5
+    assert (tmp_path / "runs" / "r" / "report.html").exists()
     write_csv(tmp_path / "in" / "b.csv", 1)
     (tmp_path / "in" / "a.csv").unlink()
     train(tmp_path, *FOLLOW, "--run-name", "r", "--resume")
@@ -286,6 +310,9 @@ def test_it_begins_with_another_run_and_its_columns(tmp_path: Path) -> None:
 
 def test_the_page_and_the_lines_name_the_files(folder: Path) -> None:
     train(folder, *FOLLOW, "--run-name", "r")
+    best = RecordedRun.read(folder / "runs" / "r").best_evaluation()
+    assert best is not None
+    assert best["file"] == "day3"
     page = (folder / "runs" / "r" / "report.html").read_text()
     assert all(f"{day}</td></tr>" in page for day in DAYS)
     lines = (folder / "stdout").read_text().splitlines()
@@ -357,8 +384,9 @@ def test_several_processes_are_refused(folder: Path) -> None:
         run._check_job(TrainingConfig(follow_files=str(folder)), job)
 
 
-def test_files_of_one_run_are_opened_alike(folder: Path) -> None:
-    config = TrainingConfig(follow_files=str(folder / "in"))
+def test_defaults_are_those_of_one_pass_and_no_rows_held_out() -> None:
+    config = TrainingConfig(follow_files="in")
     assert (config.epochs, config.validation_fraction, config.patience) == (1, 0, 0)
-    plain = open_input(TrainingConfig(train=(folder / "in" / "day1",), model="deepfm"))
-    assert len(plain.train.field_names) == 8
+    other = TrainingConfig(planted="pairs")
+    assert (other.epochs, other.validation_fraction, other.patience) == (20, 0.1, 2)
+    assert TrainingConfig.from_json(json.loads(json.dumps(config.as_json()))) == config
