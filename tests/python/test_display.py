@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import math
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -61,6 +63,37 @@ def test_a_line_an_evaluation_below_one_header() -> None:
     assert header.split()[:3] == ["epoch", "train", "loss"]
     assert first.split() == ["1", "0.5000", *["0.4321", "0.7500", "1.012"] * 2, "51,200", "12,345,678"]
     assert second.split() == ["1.50", "0.5000", "0.4321", "0.7500", "1.012", "-", "-", "-", "51,200", "12,345,678"]
+
+
+def test_files_that_are_followed_are_named(tmp_path: Path) -> None:
+    file = io.StringIO()
+    result = Evaluation(rows=100, positives=10, auc=0.75, logloss=0.4321, calibration=1.0123)
+    with Display(Console(file=file, width=100), epochs=1) as display:
+        for number in range(2):
+            for _ in range(3):
+                display.on_waiting(tmp_path)
+            display.on_file(tmp_path / f"[day]{number}.csv")
+            display.on_batch(number + 1, 256, None, 0.6)
+            display.on_evaluation(replace(evaluation(result), file=f"[day]{number}.csv"))
+    note, header, first, second = file.getvalue().splitlines()
+    assert note == f"note: waiting for files in {tmp_path}"
+    assert [line.split()[-1] for line in (header, first, second)] == ["file", "[day]0.csv", "[day]1.csv"]
+
+
+def test_the_bar_says_which_file_the_run_is_at_and_that_it_waits(tmp_path: Path) -> None:
+    file = io.StringIO()
+    with Display(Console(file=file, width=200, force_terminal=True), epochs=1) as display:
+        for show in (
+            lambda: display.on_waiting(Path("in")),
+            lambda: display.on_file(tmp_path / "[b]1.csv"),
+            lambda: display.on_batch(7, 256, None, 0.6),
+        ):
+            show()
+            display._progress.refresh()
+    shown = file.getvalue()
+    for text in ("waiting for files in in", "evaluating [b]1.csv", "file 7: [b]1.csv"):
+        assert text in shown
+    assert "note: waiting" not in shown
 
 
 def test_columns_lie_below_their_names_and_fit_100_columns() -> None:

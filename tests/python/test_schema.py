@@ -101,7 +101,7 @@ def test_the_caller_gives_other_roles(path: Path) -> None:
         ({"column_roles": {"cty": "ids"}}, "expected a column 'cty', got only 'label', 'user'"),
         (
             {"column_roles": {"city": "cat"}},
-            "expected one of label, categorical, ids, number, vector, weight, ignored as",
+            "expected one of label, categorical, ids, number, vector, weight, time, ignored as",
         ),
         (
             {"column_roles": {"city": "number"}},
@@ -328,7 +328,10 @@ def test_planted_rows_take_no_columns(model: Any) -> None:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        (["price"], "column takes name=role with one of label, categorical, ids, number, vector, weight, ignored, got"),
+        (
+            ["price"],
+            "column takes name=role with one of label, categorical, ids, number, vector, weight, time, ignored",
+        ),
         (["price=dense"], "column takes name=role with one of"),
         (["a=ids", "a=number"], "column gives column 'a' two roles, ids and number"),
     ],

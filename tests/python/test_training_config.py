@@ -103,6 +103,12 @@ pytestmark = pytest.mark.tier("quick")
         ({"capacity": 5, "eviction_policy": "fifo"}, "eviction_policy must be one of lru, lfu, got 'fifo'"),
         ({"eviction_interval": 5}, "a run that no rows leave takes no eviction_interval"),
         ({"tables": "nn", "ttl": 5}, "a run with tables nn takes no ttl"),
+        ({"ttl_time": 5.0}, "planted rows have no event times: they take no ttl_time"),
+        ({"planted": None, "train": (Path("x"),), "ttl_time": 0.0}, "ttl_time must be above 0, got 0"),
+        (
+            {"planted": None, "train": (Path("x"),), "ttl_time": 5.0, "tables": "nn"},
+            "a run with tables nn takes no ttl_time",
+        ),
         ({"lr": 0.0}, "lr must be above 0"),
         ({"lr": float("nan")}, "lr must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),

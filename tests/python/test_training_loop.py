@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,11 @@ def record(number: int, logloss: float | None) -> EvaluationRecord:
 def test_best_record_has_the_lowest_validation_logloss() -> None:
     records = [record(n, loss) for n, loss in enumerate((0.5, 0.3, 0.4), start=1)]
     assert best_record(records).number == 2
+
+
+def test_best_record_of_files_that_were_followed_is_the_last() -> None:
+    records = [replace(record(n, 0.1 * n), file=f"day{n}") for n in (1, 2, 3)]
+    assert best_record(records).number == 3
 
 
 def test_best_record_without_validation_is_the_last() -> None:

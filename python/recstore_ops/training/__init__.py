@@ -9,6 +9,7 @@ from recstore_ops.training.finished_run import LoadedRun, load
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.generated.criteo import write_criteo
 from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.generated.planted_days import PlantedDay, planted_days, write_planted_days
 from recstore_ops.training.generated.planted_retrieval import PlantedRetrieval, planted_retrieval
 from recstore_ops.training.generated.planted_sequences import PlantedSequences, planted_sequences
 from recstore_ops.training.loop import Observer, train
@@ -60,6 +61,7 @@ __all__ = [
     "MemoryRows",
     "NnTables",
     "Observer",
+    "PlantedDay",
     "PlantedRetrieval",
     "PlantedRows",
     "PlantedSequences",
@@ -91,6 +93,7 @@ __all__ = [
     "logloss",
     "open_input",
     "open_rows",
+    "planted_days",
     "planted_interactions",
     "planted_retrieval",
     "planted_rows",
@@ -106,4 +109,5 @@ __all__ = [
     "train",
     "weighted",
     "write_criteo",
+    "write_planted_days",
 ]

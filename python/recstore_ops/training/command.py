@@ -13,6 +13,7 @@ import typer
 from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
 from recstore_ops.config.option import field_values
 from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.following_config import FollowOptions
 from recstore_ops.training.rows.input_files import find_input_files
 from recstore_ops.training.rows.piped_files import kept
 from recstore_ops.training.run import run_comparison, run_training
@@ -27,6 +28,24 @@ _Data = Annotated[
         help="Training files, or one directory with files or directories named train* and test* in it, or with "
         "files part-*. Compressed ones (gzip, bz2, xz, zstd, lz4, zip) are recognised.",
         show_default=False,
+    ),
+]
+_FollowEvery = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="Between two looks at the directory of --follow-files. A file is taken when it has not grown in between.",
+        show_default="1",
+        rich_help_panel="Input",
+    ),
+]
+_FollowUntilIdle = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="End the run when no file came to the directory of --follow-files for so long.",
+        show_default="wait for a signal",
+        rich_help_panel="Input",
     ),
 ]
 _Test = Annotated[
@@ -77,6 +96,8 @@ def train_command(
     data: _Data = None,
     test: _Test = None,
     *,
+    follow_every: _FollowEvery = None,
+    follow_until_idle: _FollowUntilIdle = None,
     alpha: _Alpha = None,
     baseline: _Baseline = None,
     run_name: _RunName = None,
@@ -93,15 +114,18 @@ def train_command(
 
     Reports logloss, AUC and calibration on rows held out and on test rows; for two towers recall@10 and NDCG@10.
 
+    With --follow-files there is no DATA: the run waits for files, and evaluates each before it trains on it.
+
     RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, plots, and checkpoints: the last save and the
     best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.
     """
     config = _configuration(data, test, alpha, given)
+    following = _following(config, follow_every, follow_until_idle)
     if baseline is not None:
         _refuse_saving(save_every, keep, resume)
         run_comparison(config, runs_dir, run_name)
     else:
-        _run(config, runs_dir, run_name, SaveOptions(save_every, 1 if keep is None else keep, resume))
+        _run(config, runs_dir, run_name, SaveOptions(save_every, 1 if keep is None else keep, resume), following)
 
 
 def _configuration(
@@ -113,9 +137,19 @@ def _configuration(
     return TrainingConfig(train=train_files, test=test_files, **values)
 
 
-def _run(config: TrainingConfig, runs_dir: Path, run_name: str | None, saving: SaveOptions) -> None:
+def _following(config: TrainingConfig, every: float | None, until_idle: float | None) -> FollowOptions:
+    given = {"follow-every": every is not None, "follow-until-idle": until_idle is not None}
+    names = [name for name, is_given in given.items() if is_given]
+    if names and config.follow_files is None:
+        raise ValueError(f"a run without follow-files takes no {' and no '.join(names)}")
+    return FollowOptions(FollowOptions.every if every is None else every, until_idle)
+
+
+def _run(
+    config: TrainingConfig, runs_dir: Path, run_name: str | None, saving: SaveOptions, following: FollowOptions
+) -> None:
     try:
-        run_training(config, runs_dir, run_name, saving)
+        run_training(config, runs_dir, run_name, saving, following)
     except RunStopped as stopped:
         typer.echo(f"recstore: {stopped}", err=True)
         raise typer.Exit(stopped.exit_code) from None

@@ -29,12 +29,14 @@ from recstore_ops.training.choices import (
     TablesName,
 )
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
+from recstore_ops.training.following_config import check_following
 from recstore_ops.training.input_config import INPUT, InputConfig
 from recstore_ops.training.models.dcn import CrossStructure
 from recstore_ops.training.option_values import (
     read_arguments,
     read_bytes,
     read_crosses,
+    read_duration,
     read_integers,
     read_mebibytes,
     read_names,
@@ -54,6 +56,9 @@ _BEGINNING = "Beginning"
 _AT_LEAST_ONE = Bounds(least=1)
 _EACH_AT_LEAST_ONE = Bounds(least=1, of_each=True)
 _NOT_NEGATIVE = Bounds(least=0)
+_NEVER = 2**62
+_WHOLE_FILES = {"epochs": 20, "validation_fraction": 0.1}
+_FILES_THAT_ARRIVE = {"epochs": 1, "validation_fraction": 0.0}
 _ABOVE_ZERO = Bounds(above=0)
 
 
@@ -89,6 +94,8 @@ class TrainingConfig(InputConfig):
         admit_after: an id gets a row with its update in that many steps; None: with the first.
         ttl, min_norm, capacity: rows that no step updated for more steps leave their table, those of a smaller norm,
             and of each table, at each sweep, as many as it then has too many; None: none do.
+        ttl_time: seconds; rows leave whose last update was with rows of the data of an older event time, counted from
+            the newest one. `eviction_interval` is between two looks here too.
         eviction_policy: which rows leave for capacity, "lru" (default) or "lfu".
         eviction_interval: steps between two sweeps for rows that leave (default 1000).
         memory_limit: the most bytes of memory that each table of the store may take.
@@ -107,11 +114,12 @@ class TrainingConfig(InputConfig):
         gamma: what exponential multiplies them with after each epoch (default 0.9), and plateau after each
             evaluation without a lower validation logloss (default 0.5).
         batch_size: rows of one step.
-        epochs: passes over the training rows, at most.
+        epochs: passes over the training rows, at most; None takes 20, or 1 over files that are followed.
         reduction: whether the gradient is the mean or the sum over a batch's rows.
         shuffle, shuffle_window: shuffle anew in each epoch, within windows of that many rows.
         seed: of the planted rows, the split, the shuffling and the initial values.
-        validation_fraction: part of the training rows held out for validation.
+        validation_fraction: part of the training rows held out for validation; None takes 0.1, or 0 of files that are
+            followed.
         evaluate_every: steps between evaluations, the last of which ends the run; None evaluates after each epoch.
         patience: stop after that many evaluations in a row without a lower validation logloss; None means 2 if there
             are validation rows; 0 never stops early.
@@ -249,6 +257,19 @@ class TrainingConfig(InputConfig):
         Option("Rows without an update for longer leave.", _MODEL, shown="never", metavar="STEPS"),
         _AT_LEAST_ONE,
     ] = None
+    ttl_time: Annotated[
+        float | None,
+        Option(
+            "Rows leave that no row of the data with an event time within so long of the newest one has updated: 7d, "
+            "12h, 30m, 90s. Needs a column of the role time.",
+            _MODEL,
+            shown="never",
+            metavar="AGE",
+            type=str,
+            read=read_duration,
+        ),
+        _ABOVE_ZERO,
+    ] = None
     min_norm: Annotated[float | None, Option("Rows of a smaller L2 norm leave.", _MODEL, shown="none"), _ABOVE_ZERO] = (
         None
     )
@@ -342,7 +363,11 @@ class TrainingConfig(InputConfig):
         Bounds(above=0, most=1),
     ] = None
     batch_size: Annotated[int, Option("Rows of one step.", _LOOP), _AT_LEAST_ONE] = 256
-    epochs: Annotated[int, Option("Passes over the training rows, at most.", _LOOP), _AT_LEAST_ONE] = 20
+    epochs: Annotated[
+        int | None,
+        Option("Passes over the training rows, at most.", _LOOP, shown="20, or 1 over files that are followed"),
+        _AT_LEAST_ONE,
+    ] = None
     reduction: Annotated[
         Literal["mean", "sum"], Option("Gradient over the rows of a batch; ftrl usually needs sum.", _OPTIMIZER)
     ] = "mean"
@@ -355,8 +380,14 @@ class TrainingConfig(InputConfig):
         int, Option("Of initial values, shuffling, held-out rows, dropout and planted rows.", _LOOP), _NOT_NEGATIVE
     ] = 0
     validation_fraction: Annotated[
-        float, Option("Part of the training rows held out to decide when to stop.", _LOOP), Bounds(least=0, most=0.5)
-    ] = 0.1
+        float | None,
+        Option(
+            "Part of the training rows held out to decide when to stop.",
+            _LOOP,
+            shown="0.1, or 0 of files that are followed",
+        ),
+        Bounds(least=0, most=0.5),
+    ] = None
     evaluate_every: Annotated[
         int | None, Option("Steps between evaluations.", _LOOP, shown="each epoch"), _AT_LEAST_ONE
     ] = None
@@ -425,6 +456,9 @@ class TrainingConfig(InputConfig):
     def __post_init__(self) -> None:
         check_choices(self)
         self._check_input()
+        if self.follow_files is not None:
+            check_following(self)
+        self._fill(_WHOLE_FILES if self.follow_files is None else _FILES_THAT_ARRIVE)
         self._fill_model()
         self._check_eviction()
         self._fill_optimizer()
@@ -465,15 +499,21 @@ class TrainingConfig(InputConfig):
         """Returns which rows leave, as tables take it."""
         reasons = {name: getattr(self, name) for name in REASONS if getattr(self, name) is not None}
         options = {"policy": self.eviction_policy, "interval": self.eviction_interval}
+        if self.ttl_time is not None:
+            # The table notes when its rows are updated; `TimeToLive` says which leave.
+            options["interval"] = self.eviction_interval if reasons else _NEVER
+            reasons = {"ttl": _NEVER, **reasons}
         given = {name: value for name, value in options.items() if value is not None}
         return {**reasons, **given} if reasons else None
 
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
+        if self.planted and self.ttl_time is not None:
+            raise ValueError("planted rows have no event times: they take no ttl_time")
         if self.planted and (given := [name for name in OF_NAMED_COLUMNS if getattr(self, name)]):
             raise ValueError(f"planted data takes no {' and no '.join(given)}")
-        if not self.planted and not self.train:
+        if not self.planted and not self.train and self.follow_files is None:
             raise ValueError("no training data: give files, a directory, or generated rows, as --planted pairs")
         if not self.planted:
             self._refuse(("planted_train_rows", "planted_test_rows"), "a run on files")
@@ -524,7 +564,7 @@ class TrainingConfig(InputConfig):
 
     def _fill_patience(self) -> None:
         if self.patience is None:
-            self.patience = 2 if self.validation_fraction > 0 else 0
+            self.patience = 2 if self.validation_fraction else 0
         if self.patience > 0 and self.validation_fraction == 0:
             raise ValueError("early stopping needs validation rows: validation_fraction is 0")
 
@@ -533,7 +573,7 @@ class TrainingConfig(InputConfig):
             raise ValueError("disk needs a memory_limit: without one no row would ever go there")
         if self.tables == "store":
             return
-        self._refuse(("admit_after", *REASONS, "memory_limit", "disk"), "a run with tables nn")
+        self._refuse(("admit_after", *REASONS, "ttl_time", "memory_limit", "disk"), "a run with tables nn")
         if self.row_type != "float32":
             raise ValueError(f"nn.Embedding is trained in float32 only: tables nn take no row_type {self.row_type}")
         if self.optimizer not in NN_OPTIMIZERS:

@@ -24,6 +24,7 @@ class InputConfig:
 
     Attributes:
         train, test: the files; both of one format.
+        follow_files: a directory whose files are trained on as they arrive, instead of `train`.
         planted: the kind of planted rows to train on instead of files; see `planted_rows`, `planted_sequences`,
             `planted_retrieval`.
         planted_train_rows, planted_test_rows: how many; None takes the kind's own.
@@ -42,6 +43,17 @@ class InputConfig:
 
     train: tuple[Path, ...] = ()
     test: tuple[Path, ...] = ()
+    follow_files: Annotated[
+        str | None,
+        Option(
+            "Train on the files of a directory as they arrive, in the order of their names, each once and after an "
+            "evaluation on it.",
+            INPUT,
+            metavar="DIR",
+            type=Path,
+            read=read_path,
+        ),
+    ] = None
     planted: Annotated[
         PlantedName | None,
         Option(
@@ -89,8 +101,8 @@ class InputConfig:
     column_roles: Annotated[
         dict[str, str],
         Option(
-            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight or "
-            "ignored; may be repeated.",
+            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight, "
+            "time or ignored; may be repeated.",
             INPUT,
             name="column",
             metavar="NAME=ROLE",

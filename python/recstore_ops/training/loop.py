@@ -39,6 +39,7 @@ from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.run_checkpoints import RunCheckpoints
 from recstore_ops.training.schedules import Schedule
 from recstore_ops.training.stretch import Stretch
+from recstore_ops.training.time_to_live import TimeToLive
 from recstore_ops.training.training_input import TrainingInput, file_sizes
 
 # Evaluation has no batch size to respect: large batches are faster, and change no result.
@@ -101,18 +102,11 @@ def train(
     """
     if rows.test is not None:
         _read_through(rows.test)
-    run = _Run(config, model, rows, observer, checkpoints, job or Job())
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)  # For dropout.
-        run.restore(start)
-        while not run.finished:
-            run.train_epoch()
-    run.take_best()
-    return run.records
+    return Run(config, model, rows, observer, checkpoints, job or Job()).to_its_end(start)
 
 
-class _Run:
-    """The state of a run between its steps."""
+class Run:
+    """The state of a run between its steps; arguments as those of `train`."""
 
     def __init__(
         self,
@@ -125,10 +119,12 @@ class _Run:
     ) -> None:
         self.records: list[EvaluationRecord] = []
         self.finished = False
+        self._file: str | None = None
         self._checkpoints = checkpoints
         self._config = config
         self._model = model
         self._job = job
+        self._epochs = config.epochs or 1
         self._trained_model = job.with_mean_gradients(model)
         self._input = rows.with_candidates(model.sides) if isinstance(model, Retriever) else rows
         # By name, of those that were evaluated once.
@@ -138,11 +134,12 @@ class _Run:
         self._schedule = Schedule(
             self._optimizers,
             config.schedule,
-            epochs=config.epochs,
+            epochs=self._epochs,
             warmup_steps=config.warmup_steps,
             gamma=config.gamma,
         )
         self._stopping = EarlyStopping(config.patience or 0)
+        self._time_to_live = TimeToLive.of(config, model)
         names = rows.train.field_names
         self._segment_field = None if config.auc_by is None else field_number("auc_by", config.auc_by, names)
         self._step = 0
@@ -155,6 +152,16 @@ class _Run:
         self._expected_rows: int | None = None
         self._since_log = Stretch()
         self._since_evaluation = Stretch()
+
+    def to_its_end(self, start: DenseStart | None) -> list[EvaluationRecord]:
+        """Trains until the run is finished, and returns its records; arguments and errors as those of `train`."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._config.seed)  # For dropout.
+            self.restore(start)
+            while not self.finished:
+                self.train_epoch()
+        self.take_best()
+        return self.records
 
     def restore(self, start: DenseStart | None) -> None:
         """Goes on from the last save, if there is one; else begins as `start` says."""
@@ -200,6 +207,7 @@ class _Run:
         self._epoch_steps += 1
         self._rows += len(batch)
         self._epoch_rows += len(batch)
+        self._time_to_live.after_step(self._step, batch)
         self._since_log.add(len(batch), loss_sum)
         self._since_evaluation.add(len(batch), loss_sum)
 
@@ -216,14 +224,17 @@ class _Run:
         return self.finished
 
     def _end_epoch(self) -> None:
-        is_due = self._config.evaluate_every is None or self._epoch == self._config.epochs
+        is_due = self._config.evaluate_every is None or self._epoch == self._epochs
         if is_due and not self._is_evaluated():
             self._evaluate(float(self._epoch))
         self._expected_rows = self._epoch_rows
         self._epoch += 1
         self._epoch_steps = self._epoch_rows = 0
-        self.finished = self.finished or self._epoch > self._config.epochs
+        self.finished = self.finished or self._is_after_last_epoch()
         self._save()
+
+    def _is_after_last_epoch(self) -> bool:
+        return self._epoch > self._epochs
 
     def _epochs_done(self) -> float:
         expected = self._expected_rows
@@ -272,6 +283,7 @@ class _Run:
             validation=evaluations.get("validation"),
             test=evaluations.get("test"),
             table_rows=int(self._job.summed(table_rows(self._model))[0]),
+            file=self._file,
         )
         self.records.append(record)
         if self._observer is not None:
@@ -315,6 +327,7 @@ class _Run:
             "since_evaluation": self._since_evaluation.state_dict(),
             "schedule": self._schedule.state_dict(),
             "stopping": self._stopping.state_dict(),
+            "event_times": self._time_to_live.state_dict(),
             "random": torch.get_rng_state(),
             "model": dict(dense_parameters(self._model)),
             "optimizers": [optimizer.state_dict() for optimizer in self._dense_optimizers()],
@@ -331,6 +344,7 @@ class _Run:
         self._since_evaluation.load_state_dict(state["since_evaluation"])
         self._schedule.load_state_dict(state["schedule"])
         self._stopping.load_state_dict(state["stopping"])
+        self._time_to_live.load_state_dict(state.get("event_times"))
         torch.set_rng_state(state["random"])
         load_dense_parameters(self._model, state["model"])
         for optimizer, saved in zip(self._dense_optimizers(), state["optimizers"], strict=True):
@@ -340,6 +354,7 @@ class _Run:
         for optimizer, state in zip(self._dense_optimizers(), start.optimizers or [], strict=False):
             # Its options, such as its learning rate, are this run's own.
             optimizer.load_state_dict({**optimizer.state_dict(), "state": state["state"]})
+        self._time_to_live.load_state_dict(start.event_times)
         if start.random is not None:
             torch.set_rng_state(start.random)
 
@@ -349,17 +364,24 @@ class _Run:
 
     def _evaluations(self) -> tuple[dict[str, Evaluation], dict[str, Scores]]:
         """The figures of each part that there is, and its scores where the model gives logits."""
-        named = {"validation": self._input.validation, "test": self._input.test}
-        parts = {part: rows for part, rows in named.items() if rows is not None}
         if isinstance(self._model, Retriever):
-            return {part: self._ranking(self._model, part, rows) for part, rows in parts.items()}, {}
-        scores = {
+            return {part: self._ranking(self._model, part, rows) for part, rows in self._parts()}, {}
+        scores = self._scores()
+        return {part: Evaluation.of(each) for part, each in scores.items()}, scores
+
+    def _scores(self) -> dict[str, Scores]:
+        return {
             part: predict(
                 WholeBatches(self._model, self._job), regroup(rows, EVALUATION_ROWS), segment_field=self._segment_field
             )
-            for part, rows in parts.items()
+            for part, rows in self._parts()
         }
-        return {part: Evaluation.of(each) for part, each in scores.items()}, scores
+
+    def _parts(self) -> Iterator[tuple[str, RowSource]]:
+        """The rows that are evaluated."""
+        for part, rows in (("validation", self._input.validation), ("test", self._input.test)):
+            if rows is not None:
+                yield part, rows
 
     def _ranking(self, model: Retriever, part: str, rows: RowSource) -> Evaluation:
         candidates = self._input.candidates

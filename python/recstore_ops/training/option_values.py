@@ -10,6 +10,7 @@ from typing import Any, get_args
 from recstore_ops.training.schema.columns import Role
 
 _MEBIBYTE = 2**20
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 _BYTES = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -37,6 +38,18 @@ def read_bytes(name: str, text: str) -> int:
         return int(float(number) * _BYTES[unit])
     except (ValueError, KeyError, OverflowError):
         raise ValueError(f"{name} takes bytes, as 4GB or 512MiB, got {text!r}") from None
+
+
+def read_duration(name: str, text: str) -> float:
+    """Reads a length of time in seconds, as `7d`, `12h`, `30m` or `90s`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return float(text[:-1]) * _SECONDS[text[-1:]]
+    except (ValueError, KeyError):
+        raise ValueError(f"{name} takes a length of time, as 7d, 12h, 30m or 90s, got {text!r}") from None
 
 
 def read_mebibytes(_: str, mebibytes: int) -> int:

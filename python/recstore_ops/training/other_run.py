@@ -24,6 +24,7 @@ from recstore_ops.training.build import build_model, tables_of
 from recstore_ops.training.choices import MODEL_OPTIONS, InitWhat
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
+from recstore_ops.training.event_times import times_before
 from recstore_ops.training.job import Job
 from recstore_ops.training.optimizers import dense_optimizer_name
 from recstore_ops.training.rows.row_source import RowSource
@@ -54,10 +55,12 @@ class DenseStart:
     Attributes:
         optimizers: the state of each, without its options; None begins anew.
         random: of torch; None follows the seed.
+        event_times: of the other run, counted in steps from its last one; None where it kept none.
     """
 
     optimizers: list[dict[str, Any]] | None
     random: Tensor | None
+    event_times: dict[str, Any] | None = None
 
 
 class OtherRun:
@@ -113,13 +116,16 @@ class OtherRun:
 
     def dense_start(self) -> DenseStart:
         """Returns what else the other run's save gives."""
-        if self.what == "rows":
-            return DenseStart(None, None)
         state, other = self._saved.state, self._saved.config
+        times = times_before(state.get("event_times"), state["step"])
+        if self.what == "rows":
+            return DenseStart(None, None, times)
         is_same = dense_optimizer_name(self._config) == dense_optimizer_name(other)
         is_same = is_same and self._config.dense_options == other.dense_options
         return DenseStart(
-            state["optimizers"] if is_same else None, state["random"] if self._config.seed == other.seed else None
+            state["optimizers"] if is_same else None,
+            state["random"] if self._config.seed == other.seed else None,
+            times,
         )
 
     def note(self) -> str:
@@ -167,6 +173,8 @@ class OtherRun:
         """The options for which the other run's tables cannot be loaded as they are."""
         own, other = self._config, self._saved.config
         names = [name for name in _OF_TABLES if getattr(own, name) != getattr(other, name)]
+        # How long rows live by event times is no part of a checkpoint, but whether they do is.
+        names += ["ttl_time"] if (own.ttl_time is None) != (other.ttl_time is None) else []
         takes_all = len(self._chosen) == len(self._saved.tables)
         return [
             *names,

@@ -10,6 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import FormatName, open_rows
@@ -21,6 +22,7 @@ from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
 from recstore_ops.training.training_input import MODELS_BY_FIELD, TrainingInput
 
 FORM = "rows.json"
+Labels = Literal["required", "optional"]
 _COUNTING_FORMATS = ("libsvm", "libffm")
 
 
@@ -85,39 +87,47 @@ class RowForm:
 
 
 def open_rows_of_run(
-    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine | None = None
+    config: TrainingConfig,
+    form: RowForm,
+    paths: Sequence[Path],
+    on_bad_line: OnBadLine | None = None,
+    labels: Labels = "optional",
 ) -> RowSource:
-    """Opens files, with labels or without, with the options that a run was trained with.
+    """Opens files with the options that a run was trained with.
 
     Args:
         config: of the run.
         form: of the run's rows; the files must have their fields and dense features.
         paths: one file or more, in the format of the training files; of named columns, in any with names.
         on_bad_line: None takes the run's.
+        labels: "optional" opens rows without labels too, which get NaN.
 
     Raises:
         ValueError: the files have other fields or dense features; further as `open_rows`.
         OSError: a file cannot be read.
     """
-    rows = _open_named(config, form, paths, on_bad_line) if form.columns else _open(config, form, paths, on_bad_line)
+    open_them = _open_named if form.columns else _open
+    rows = open_them(config, form, paths, on_bad_line or config.on_bad_line, labels)
     form.check(rows.field_names, rows.dense_names, f"{paths[0]} has")
     return rows
 
 
 def _open_named(
-    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine | None
+    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine, labels: Labels
 ) -> RowSource:
     return open_rows(
         paths,
-        on_bad_line=on_bad_line or config.on_bad_line,
+        on_bad_line=on_bad_line,
         hash_buckets=config.hash_buckets,
         schema=form.columns,
-        labels="optional",
+        labels=labels,
         sequences=config.sequences or (),
     )
 
 
-def _open(config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine | None) -> RowSource:
+def _open(
+    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine, labels: Labels
+) -> RowSource:
     file_format = form.file_format or detect_format(paths[0])
     by_field = config.planted is not None or config.model in MODELS_BY_FIELD or config.auc_by is not None
     counts_fields = by_field and file_format in _COUNTING_FORMATS
@@ -126,11 +136,11 @@ def _open(config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_l
         file_format=file_format,
         by_field=by_field,
         num_fields=len(form.fields) if counts_fields else None,
-        on_bad_line=on_bad_line or config.on_bad_line,
+        on_bad_line=on_bad_line,
         ignore_values=config.ignore_values,
         hash_buckets=config.hash_buckets,
         rating_threshold=config.rating_threshold,
-        labels="optional",
+        labels=labels,
         sequences=config.sequences or (),
     )
 

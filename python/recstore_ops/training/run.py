@@ -17,6 +17,9 @@ from rich.console import Console
 from recstore_ops.training.begin import begin
 from recstore_ops.training.choices import RETRIEVAL
 from recstore_ops.training.config import TrainingConfig
+from recstore_ops.training.followed_files import FollowedFiles
+from recstore_ops.training.following import follow
+from recstore_ops.training.following_config import FollowOptions
 from recstore_ops.training.job import Job, joined_job, may_restart, restarts
 from recstore_ops.training.loop import train
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation, Scores
@@ -34,7 +37,13 @@ from recstore_ops.training.tables import Vocabulary
 from recstore_ops.training.training_input import TrainingInput, check_file_sizes, open_input
 
 
-def run_training(config: TrainingConfig, runs_dir: Path, name: str | None, saving: SaveOptions) -> Path:
+def run_training(
+    config: TrainingConfig,
+    runs_dir: Path,
+    name: str | None,
+    saving: SaveOptions,
+    following: FollowOptions = FollowOptions(),  # noqa: B008, for it cannot change.
+) -> Path:
     """Trains as configured and saves the run, writes to the terminal, and returns the run's directory.
 
     In a job of `torchrun` all processes train together, tables sharded over them, and the first one writes. Started
@@ -52,12 +61,18 @@ def run_training(config: TrainingConfig, runs_dir: Path, name: str | None, savin
     with joined_job() as job, StopRequest() as stop:
         _check_job(config, job)
         if job.is_first:
-            return _run_first(config, runs_dir, name, saving, job, stop)
+            return _run_first(config, runs_dir, name, saving, following, job, stop)
         return _run_further(config, saving, job, stop)
 
 
 def _run_first(
-    config: TrainingConfig, runs_dir: Path, name: str | None, saving: SaveOptions, job: Job, stop: StopRequest
+    config: TrainingConfig,
+    runs_dir: Path,
+    name: str | None,
+    saving: SaveOptions,
+    following: FollowOptions,
+    job: Job,
+    stop: StopRequest,
 ) -> Path:
     """Runs the process that writes the run's directory and shows what happens."""
     console = Console()
@@ -65,9 +80,10 @@ def _run_first(
         _created(runs_dir, name, config, saving, job) as run,
         _display(console, config) as display,
     ):
+        files = None if config.follow_files is None else FollowedFiles(config, following, stop, display)
         checkpoints = _checkpoints(run.path, run, saving, stop, job)
         is_new = not (saving.resume and _go_on(config, run, checkpoints, display))
-        records = _train(config, run, display, checkpoints, job, is_new=is_new)
+        records = _train(config, run, display, checkpoints, job, files, is_new=is_new)
         _record_best(run, best_record(records))
     console.print(_summary(records), highlight=False, soft_wrap=True)
     console.print(f"model: {checkpoints.best_path}", markup=False, highlight=False, soft_wrap=True)
@@ -108,11 +124,14 @@ def _checkpoints(
 
 
 def _check_job(config: TrainingConfig, job: Job) -> None:
-    """Refuses what several processes cannot train.
+    """Refuses what several processes cannot do together.
 
     Raises:
-        ValueError: there are several processes, and the tables are `nn.Embedding` or the model's loss compares rows.
+        ValueError: there are several processes, and the tables are `nn.Embedding`, the run follows files, or the
+            model's loss compares rows.
     """
+    if job.world > 1 and config.follow_files is not None:
+        raise ValueError(f"a run that follows files has one process, got {job.world}")
     if job.world > 1 and config.model in RETRIEVAL:
         raise ValueError(
             f"model {config.model} is trained by one process: its loss compares all rows of a batch, of which each of "
@@ -164,12 +183,13 @@ def _train(
     display: Display,
     checkpoints: RunCheckpoints | None,
     job: Job,
+    files: FollowedFiles | None = None,
     *,
     is_new: bool = True,
 ) -> list[EvaluationRecord]:
-    rows = open_input(config)
+    rows, form = _opened(config, run, files, is_new=is_new)
     _show_input(rows, run, display)
-    RowForm.of(config, rows).write(run.path)
+    form.write(run.path)
     vocabulary = None
     if config.tables == "nn":
         vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
@@ -180,13 +200,25 @@ def _train(
     if isinstance(model, Retriever):
         rows = _with_candidates(rows, model, display)
     observer = _RunObserver(run, display, rows, vocabulary)
-    records = train(config, model, rows, observer, checkpoints, job, begun.start)
+    if files is None or checkpoints is None:
+        records = train(config, model, rows, observer, checkpoints, job, begun.start)
+    else:
+        records = follow(config, model, rows, files, observer, checkpoints, begun.start)
     for changes in begun.changes(model):
         run.record_event("table_changes", **asdict(changes))
         display.note(changes.as_text())
     for part, figures in run.segments().items():
         display.note(_segments_note(config, part, figures))
     return records
+
+
+def _opened(
+    config: TrainingConfig, run: RunDirectory, files: FollowedFiles | None, *, is_new: bool
+) -> tuple[TrainingInput, RowForm]:
+    if files is not None:
+        return files.begin(run.path, is_new=is_new)
+    rows = open_input(config)
+    return rows, RowForm.of(config, rows)
 
 
 def _show_input(rows: TrainingInput, run: RunDirectory, display: Display) -> None:
@@ -210,7 +242,7 @@ def _with_candidates(rows: TrainingInput, model: Retriever, display: Display) ->
 
 
 def _display(console: Console, config: TrainingConfig) -> Display:
-    return Display(console, config.epochs, retrieves=config.model in RETRIEVAL)
+    return Display(console, config.epochs or 1, retrieves=config.model in RETRIEVAL)
 
 
 def _record_best(run: RunDirectory, best: EvaluationRecord) -> None:
@@ -227,6 +259,8 @@ def run_comparison(config: TrainingConfig, runs_dir: Path, name: str | None) -> 
     """
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ValueError("a comparison with a baseline is of one process: start it without torchrun")
+    if config.follow_files is not None:
+        raise ValueError("a run that follows files takes no baseline: two runs would not see the same files")
     sides = {tables: replace(config, tables=tables) for tables in ("store", "nn")}
     path = create_directory(runs_dir, name, f"{config.model}-comparison")
     console = Console()
@@ -327,6 +361,8 @@ def _segments_note(config: TrainingConfig, part: str, figures: SegmentFigures) -
 
 def _summary(records: list[EvaluationRecord]) -> str:
     best = best_record(records)
+    if best.file is not None:
+        return _summary_of_files(records)
     reason = "lowest validation logloss" if best.validation else "the last"
     where = f"epoch {best.epoch:.4g} ({reason})"
     if best.test is None:
@@ -341,3 +377,12 @@ def _quality(result: Evaluation) -> str:
         for name, figure in shown.items()
     )
     return ", ".join(figures)
+
+
+def _summary_of_files(records: list[EvaluationRecord]) -> str:
+    """Sums up the evaluations of files that were followed: each row counts once, by the model before its file."""
+    parts = [record.validation for record in records if record.validation is not None]
+    rows = sum(part.rows for part in parts)
+    logloss = sum(part.rows * part.logloss for part in parts) / rows
+    files = f"{len(parts)} files, the last {records[-1].file}"
+    return f"{files}: progressive logloss over all {rows:,} rows {logloss:.4f} nats"

@@ -17,10 +17,15 @@ class RunStopped(Exception):
 
     Attributes:
         exit_code: 128 and the signal's number, as of a process that a signal ended.
+
+    Args:
+        number: of the signal.
+        step: after which the run was saved; None where it had not begun, and nothing was.
     """
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} and saved after step {step}; --resume goes on")
+    def __init__(self, number: int, step: int | None) -> None:
+        saved = "before it began" if step is None else f"and saved after step {step}; --resume goes on"
+        super().__init__(f"stopped by {signal.Signals(number).name} {saved}")
         self.exit_code = 128 + number
 
 

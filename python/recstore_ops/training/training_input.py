@@ -109,7 +109,10 @@ def _planted_input(config: TrainingConfig) -> TrainingInput:
 def _file_input(config: TrainingConfig) -> TrainingInput:
     read = [_open_files(config, config.train, config.num_fields)]
     named = named_rows(read[0])
+    _check_time(config, None if named is None else named.schema)
     notes = [] if named is None else list(schema_notes(named.schema, named.samples))
+    if named is not None and named.schema.time is not None and config.ttl_time is None:
+        notes.append(f"{named.schema.time.name} is read as the event time, which only --ttl-time uses")
     if config.test:
         test_rows = _open_files(config, config.test, _fields_of_test_rows(config, read[0]), read[0])
         if test_rows.has_labels:
@@ -129,6 +132,12 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
         notes=tuple(notes),
         schema=None if named is None else named.schema,
     )
+
+
+def _check_time(config: TrainingConfig, schema: Schema | None) -> None:
+    """Raises ValueError if rows are to live by a time that they do not have."""
+    if config.ttl_time is not None and (schema is None or schema.time is None):
+        raise ValueError("ttl_time needs the event times of rows: --column NAME=time names a column of CSV or Parquet")
 
 
 def _title(rows: ArrowRows) -> str:
@@ -191,7 +200,7 @@ def _given_schema(config: TrainingConfig) -> Schema | None:
 
 def _hold_out(config: TrainingConfig, rows: RowSource) -> tuple[RowSource, RowSource | None]:
     fraction, seed = config.validation_fraction, config.seed
-    if fraction == 0:
+    if not fraction:
         return rows, None
     return (
         HeldOutRows(rows, fraction, seed=seed, part="training"),

@@ -12,13 +12,16 @@ from numpy.typing import NDArray
 
 from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
+from recstore_ops.training.formats.text_cells import read_cells
 from recstore_ops.training.formats.text_hash import text_values
 from recstore_ops.training.schema.arrow_functions import pc
-from recstore_ops.training.schema.columns import ColumnSchema
-from recstore_ops.training.schema.sample import cell_type, is_list
+from recstore_ops.training.schema.columns import ColumnSchema, Unit
+from recstore_ops.training.schema.sample import cell_type, is_date, is_list
 
 _VALUE_MASK = (1 << VALUE_BITS) - 1
 _MOST_EXACT = 2.0**53
+_MICROSECONDS: dict[Unit, float] = {"s": 1e6, "ms": 1e3, "us": 1.0, "ns": 1e-3}
+_MOST_MICROSECONDS = 3.2e18
 
 Good = NDArray[np.bool_]
 
@@ -66,6 +69,23 @@ def weights_of(cells: pa.Array) -> tuple[NDArray[np.float32], Good]:
     with np.errstate(over="ignore"):
         weights = _numbers(cells).astype(np.float32)
     return weights, np.isfinite(weights) & (weights >= 0)
+
+
+def times_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.int64], Good]:
+    """Returns the times [B] in microseconds since 1970; good ones are there and within 100,000 years."""
+    if column.unit is not None:
+        numbers = _numbers(cells) * _MICROSECONDS[column.unit]
+        good = np.abs(numbers) < _MOST_MICROSECONDS
+        return np.where(good, numbers, 0).astype(np.int64), good
+    cells = _decoded(cells)
+    if cell_type(cells.type) == "string":
+        cells = read_cells(pc.cast(cells, pa.string()), "time")[0]
+    if not is_date(cells.type):
+        return np.zeros(len(cells), dtype=np.int64), np.zeros(len(cells), dtype=np.bool_)
+    times = pc.cast(pc.cast(cells, pa.timestamp("us", getattr(cells.type, "tz", None)), safe=False), pa.int64())
+    good = cells.is_valid().to_numpy(zero_copy_only=False)
+    # Of Arrow's own memory nobody may write to it.
+    return times.fill_null(0).to_numpy(zero_copy_only=False).copy(), good
 
 
 def categories_of(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:

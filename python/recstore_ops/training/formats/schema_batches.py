@@ -14,6 +14,7 @@ from recstore_ops.training.formats.column_cells import (
     ids_of,
     labels_of,
     numbers_of,
+    times_of,
     vectors_of,
     weights_of,
 )
@@ -47,6 +48,7 @@ class BatchMaker:
             offsets=None if offsets is None else torch.from_numpy(offsets),
             dense=torch.from_numpy(np.concatenate(dense, axis=1)) if dense else None,
             weights=self._weights(records, good),
+            times=self._times(records, good),
         )
         return batch, good
 
@@ -67,6 +69,10 @@ class BatchMaker:
     def _weights(self, records: pa.RecordBatch, good: Good) -> Tensor | None:
         weight = self._schema.weight
         return None if weight is None else torch.from_numpy(_noting(good, weights_of(records.column(weight.name))))
+
+    def _times(self, records: pa.RecordBatch, good: Good) -> Tensor | None:
+        time = self._schema.time
+        return None if time is None else torch.from_numpy(_noting(good, times_of(records.column(time.name), time)))
 
     def _field_columns(self, records: pa.RecordBatch, good: Good) -> list[FieldColumn]:
         fields: list[FieldColumn] = []
@@ -105,6 +111,8 @@ def _is_good(cells: pa.Array, column: ColumnSchema) -> bool:
         return bool(numbers_of(cells, column)[1].all())
     if column.role == "vector":
         return bool(vectors_of(cells, column)[1].all())
+    if column.role == "time":
+        return bool(times_of(cells, column)[1].all())
     return column.role == "ids" or bool(weights_of(cells)[1].all())
 
 
@@ -113,6 +121,8 @@ def _expected(column: ColumnSchema) -> str:
         return "a finite number" if column.threshold is not None else f"{column.negative} or {column.positive}"
     if column.role == "categorical":
         return "a whole number"
+    if column.role == "time":
+        return "a time"
     if column.role == "weight":
         return "a weight of 0 or more"
     return "a finite 32-bit number" if column.role == "number" else f"{column.size} finite 32-bit numbers"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 
 from rich.console import Console
@@ -58,9 +59,11 @@ class Display:
         self._columns = _columns(_OF_RETRIEVAL if retrieves else _OF_CLICKS)
         self._epochs = epochs
         self._wrote_header = False
+        self._file: str | None = None
         self._noted: set[str] = set()
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            # Names of files stand in it, which are no markup.
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TextColumn("loss {task.fields[loss]:.4f}"),
             _RowsPerSecondColumn(),
@@ -88,7 +91,7 @@ class Display:
         """Moves the bar; rich redraws it a few times a second only."""
         self._progress.update(
             self._task,
-            description=f"epoch {epoch}/{self._epochs}",
+            description=f"epoch {epoch}/{self._epochs}" if self._file is None else f"file {epoch}: {self._file}",
             completed=rows,
             total=None if expected_rows is None else max(expected_rows, rows),
             loss=loss,
@@ -109,10 +112,22 @@ class Display:
             f"{record.rows_per_second:,.0f}",
             f"{record.table_rows:,}",
         ]
-        self._write_cells(cells)
+        self._write_cells(cells, "" if record.file is None else f"  {record.file}")
         self._note_one_class("validation", record.validation)
         self._note_one_class("test", record.test)
         self._progress.reset(self._task, loss=record.train_loss, table_rows=record.table_rows)
+
+    def on_file(self, path: Path) -> None:
+        """Shows beside the bar which file the run is at."""
+        self._file = path.name
+        self._progress.update(self._task, description=f"evaluating {path.name}")
+
+    def on_waiting(self, directory: Path) -> None:
+        """Shows that the run waits for a file; where there is no bar, says so the first time."""
+        self._progress.update(self._task, description=f"waiting for files in {directory}")
+        if self._progress.disable and "waiting" not in self._noted:
+            self._noted.add("waiting")
+            self.note(f"waiting for files in {directory}")
 
     def note(self, text: str) -> None:
         """Writes a line among the others."""
@@ -124,7 +139,7 @@ class Display:
 
     def _write_header(self) -> None:
         if not self._wrote_header:
-            self._write_cells([name for name, _ in self._columns])
+            self._write_cells([name for name, _ in self._columns], "" if self._file is None else "  file")
             self._wrote_header = True
 
     def _note_one_class(self, part: str, result: Evaluation | None) -> None:
@@ -132,8 +147,9 @@ class Display:
             self._noted.add(part)
             self.note(f"the {part} rows have labels of one class only: no AUC")
 
-    def _write_cells(self, cells: Sequence[str]) -> None:
-        self._write("  ".join(f"{cell:>{width}}" for cell, (_, width) in zip(cells, self._columns, strict=True)))
+    def _write_cells(self, cells: Sequence[str], end: str) -> None:
+        aligned = (f"{cell:>{width}}" for cell, (_, width) in zip(cells, self._columns, strict=True))
+        self._write("  ".join(aligned) + end)
 
     def _write(self, line: str) -> None:
         self._console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -68,6 +68,9 @@ class RunPage:
         titles = [f"{part} {FIGURE_TITLES[name]}" for part in parts for name in getattr(best, part).figures()]
         rows = [_evaluation_row(record, parts) for record in self.evaluations]
         titles = ["epoch", "step", "train loss", *titles, "rows/s", "table rows"]
+        if best.file is not None:
+            titles.append("file")
+            rows = [[*row, str(record.file)] for row, record in zip(rows, self.evaluations, strict=True)]
         table = _table(titles, rows, best=self.evaluations.index(best))
         return f"<h2>Evaluations</h2>\n{table}<p>The model is that of the line in bold.</p>\n"
 

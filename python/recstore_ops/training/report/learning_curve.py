@@ -86,7 +86,7 @@ def _plot_parts(axes: Axes, evaluations: Sequence[EvaluationRecord], name: str) 
     if not evaluations:
         return
     best = best_record(list(evaluations))
-    when = "at the best" if best.validation else "at the end"
+    when = "at the best" if best.validation and best.file is None else "at the end"
     for part, color in PART_COLORS.items():
         results = [(record.rows, _result(record, part)) for record in evaluations]
         points = [(rows, result.figures()[name]) for rows, result in results if result is not None]
@@ -95,7 +95,8 @@ def _plot_parts(axes: Axes, evaluations: Sequence[EvaluationRecord], name: str) 
             rows, figures = zip(*points, strict=True)
             label = f"{part}, {_text(at_best.figures()[name])} {when}"
             axes.plot(rows, figures, marker=marker_of(points), color=color, label=label)
-    if best.validation is not None and np.isfinite(best.validation.figures()[name]):
+    is_of_files = best.file is not None
+    if best.validation is not None and not is_of_files and np.isfinite(best.validation.figures()[name]):
         star = {"marker": "*", "markersize": 13, "markeredgecolor": "black", "linestyle": "none"}
         label = "best: lowest validation logloss"
         axes.plot(best.rows, best.validation.figures()[name], color=PART_COLORS["validation"], label=label, **star)

@@ -41,9 +41,9 @@ class RecordedRun:
         return [line for line in self.events if line["event"] == event]
 
     def best_evaluation(self) -> dict[str, Any] | None:
-        """Returns the evaluation of the lowest validation logloss, without validation rows the last; None if none."""
+        """Returns the evaluation that `best_record` does; None if there is none."""
         evaluations = self.of_kind("evaluation")
-        validated = [line for line in evaluations if "validation_logloss" in line]
+        validated = [line for line in evaluations if "validation_logloss" in line and "file" not in line]
         if validated:
             return min(validated, key=lambda line: line["validation_logloss"])
         return evaluations[-1] if evaluations else None

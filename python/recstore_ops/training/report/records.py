@@ -51,6 +51,8 @@ class EvaluationRecord:
         train_rows, seconds: training rows since the last evaluation, and the time that they took.
         validation, test: None without such rows.
         table_rows: rows in all tables.
+        file: of a run that follows files, the one that it was trained on last. It is what `validation` is about, by the
+            model before it was trained on the file. None in other runs.
     """
 
     number: int
@@ -63,6 +65,7 @@ class EvaluationRecord:
     validation: Evaluation | None
     test: Evaluation | None
     table_rows: int
+    file: str | None = None
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> EvaluationRecord:
@@ -89,6 +92,8 @@ class EvaluationRecord:
             "train_rows_per_second": self.rows_per_second,
             "table_rows": self.table_rows,
         }
+        if self.file is not None:
+            figures["file"] = self.file
         for part, result in (("validation", self.validation), ("test", self.test)):
             if result is not None:
                 figures |= {f"{part}_{name}": figure for name, figure in result.as_json().items()}
@@ -96,6 +101,11 @@ class EvaluationRecord:
 
 
 def best_record(records: list[EvaluationRecord]) -> EvaluationRecord:
-    """Returns the evaluation of the lowest validation logloss; without validation rows the last."""
+    """Returns the evaluation of the lowest validation logloss; without validation rows the last.
+
+    It is the last of files that were followed too: each of those evaluations is about other rows.
+    """
+    if records[-1].file is not None:
+        return records[-1]
     validated = [(r.validation.logloss, r.number) for r in records if r.validation]
     return records[min(validated)[1] - 1] if validated else records[-1]

@@ -29,6 +29,7 @@ class Batch:
         values: float32 [N]; None where every value is 1.
         dense: float32 [B, J]; None without dense features.
         weights: float32 [B], of the rows' losses; None where every one is 1.
+        times: int64 [B], when the rows' events were, in microseconds since 1970; None where that is not known.
     """
 
     ids: Tensor
@@ -38,6 +39,7 @@ class Batch:
     values: Tensor | None = None
     dense: Tensor | None = None
     weights: Tensor | None = None
+    times: Tensor | None = None
 
     def __len__(self) -> int:
         return self.labels.numel()
@@ -45,7 +47,7 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = (self.ids, self.labels, self.offsets, self.values, self.dense, self.weights)
+        parts = (self.ids, self.labels, self.offsets, self.values, self.dense, self.weights, self.times)
         return sum(part.nbytes for part in parts if part is not None)
 
     def offsets_or_ones(self) -> Tensor:
@@ -80,6 +82,7 @@ class Batch:
             values=None if self.values is None else self.values[first:last],
             dense=None if self.dense is None else self.dense[start:stop],
             weights=None if self.weights is None else self.weights[start:stop],
+            times=None if self.times is None else self.times[start:stop],
         )
 
     def take(self, order: Tensor) -> Batch:
@@ -92,6 +95,7 @@ class Batch:
             values=None if self.values is None else self._taken(self.values, order),
             dense=None if self.dense is None else self.dense.index_select(0, order),
             weights=None if self.weights is None else self.weights[order],
+            times=None if self.times is None else self.times[order],
         )
 
     def _taken(self, values_N: Tensor, order: Tensor) -> Tensor:
@@ -115,14 +119,15 @@ class Batch:
 
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
-    """Returns the rows of one or more batches, in order; all have equal fields and dense features, and all weights or
-    none."""
+    """Returns the rows of one or more batches, in order; all have equal fields and dense features, and all or none have
+    weights and times."""
     if len(batches) == 1:
         return batches[0]
     one_id_each = all(batch.offsets is None for batch in batches)
     all_ones = all(batch.values is None for batch in batches)
     dense = [batch.dense for batch in batches if batch.dense is not None]
     weights = [batch.weights for batch in batches if batch.weights is not None]
+    times = [batch.times for batch in batches if batch.times is not None]
     return Batch(
         ids=torch.cat([batch.ids for batch in batches]),
         labels=torch.cat([batch.labels for batch in batches]),
@@ -133,6 +138,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         values=None if all_ones else torch.cat([batch.values_or_ones() for batch in batches]),
         dense=torch.cat(dense) if dense else None,
         weights=torch.cat(weights) if weights else None,
+        times=torch.cat(times) if times else None,
     )
 
 

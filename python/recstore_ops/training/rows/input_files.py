@@ -38,7 +38,7 @@ def find_input_files(train: Sequence[Path], test: Sequence[Path]) -> tuple[tuple
 def _split_directory(paths: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     if len(paths) != 1 or not paths[0].is_dir():
         return _only_files(paths), ()
-    entries = sorted(path for path in paths[0].iterdir() if not _is_left_over(path))
+    entries = sorted(path for path in paths[0].iterdir() if not is_left_over(path))
     train, test = (
         tuple(file for path in entries if word in _words(path) for file in _all_files(path))
         for word in ("train", "test")
@@ -66,10 +66,11 @@ def _files_below(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     below = sorted(file for file in path.rglob("*") if file.is_file())
-    return [file for file in below if not any(map(_is_left_over, map(Path, file.relative_to(path).parts)))]
+    return [file for file in below if not any(map(is_left_over, map(Path, file.relative_to(path).parts)))]
 
 
-def _is_left_over(path: Path) -> bool:
+def is_left_over(path: Path) -> bool:
+    """Whether a file is one that editors and other programs leave, by its name."""
     return path.name.startswith((".", "_", "#")) or path.name.endswith(("~", ".swp", ".bak", ".tmp", ".orig"))
 
 

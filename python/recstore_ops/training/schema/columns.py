@@ -8,6 +8,7 @@
 | number | numbers or booleans | a dense feature, after the column's transform; 0 where one is missing |
 | vector | lists of numbers, all of one length | as many dense features |
 | weight | numbers, 0 or more | the weight of the row's loss |
+| time | numbers since 1970, times, or text such as 2026-11-26T17:09:59Z | the row's event time |
 | ignored | any | nothing |
 """
 
@@ -17,7 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Role = Literal["label", "categorical", "ids", "number", "vector", "weight", "ignored"]
+Role = Literal["label", "categorical", "ids", "number", "vector", "weight", "time", "ignored"]
+Unit = Literal["s", "ms", "us", "ns"]
 Transform = Literal["none", "log", "standard"]
 
 SCALARS = ("integer", "number", "boolean", "string")
@@ -30,6 +32,7 @@ _TYPES: dict[Role, tuple[str, ...]] = {
     "number": ("integer", "number", "boolean"),
     "vector": ("list of number",),
     "weight": ("integer", "number", "boolean"),
+    "time": ("integer", "number", "string", "time"),
 }
 # Those that mean the same in a role: whole numbers with gaps are written as floating-point ones.
 _ALIKE: dict[Role, tuple[tuple[str, ...], ...]] = {
@@ -37,6 +40,7 @@ _ALIKE: dict[Role, tuple[tuple[str, ...], ...]] = {
     "categorical": (("integer", "number", "boolean"),),
     "number": (("integer", "number", "boolean"),),
     "weight": (("integer", "number", "boolean"),),
+    "time": (("integer", "number"),),
 }
 
 
@@ -55,6 +59,7 @@ class ColumnSchema:
         size: of a vector.
         negative, positive: the two values of a label; None where `threshold` counts.
         threshold: the least number that is a positive label.
+        unit: of numbers that are times since 1970.
         reason: why it has its role, for people.
     """
 
@@ -69,6 +74,7 @@ class ColumnSchema:
     negative: str | None = None
     positive: str | None = None
     threshold: float | None = None
+    unit: Unit | None = None
     reason: str = ""
 
     def check_role(self, where: str) -> None:
@@ -93,6 +99,8 @@ class ColumnSchema:
         """What makes a label positive, or what becomes of numbers."""
         if self.role == "label":
             return f"{self.negative} / {self.positive}" if self.threshold is None else f">= {self.threshold:g}"
+        if self.role == "time":
+            return "UTC" if self.unit is None else f"{self.unit} since 1970"
         if self.transform == "log":
             return "ln(1 + |x|)"
         if self.transform == "standard":
@@ -105,7 +113,7 @@ class Schema:
     """The columns of a file, in its order.
 
     Attributes:
-        columns: of every role; one at most is the label, and one the weight.
+        columns: of every role; one at most is the label, one the weight, and one the time.
         source: the file that they were found in, or that says them.
     """
 
@@ -123,6 +131,10 @@ class Schema:
     @property
     def weight(self) -> ColumnSchema | None:
         return next(iter(self.of_role("weight")), None)
+
+    @property
+    def time(self) -> ColumnSchema | None:
+        return next(iter(self.of_role("time")), None)
 
     @property
     def read(self) -> tuple[ColumnSchema, ...]:
@@ -145,14 +157,15 @@ class Schema:
         """Checks the schema by itself.
 
         Raises:
-            ValueError: a name comes twice, a type does not suit its role, there are two labels or weights, or no field.
+            ValueError: a name comes twice, a type does not suit its role, there are two labels, weights or times, or no
+                field.
         """
         names = [column.name for column in self.columns]
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"{self.source}: expected each column once, got several of the name {min(repeated)!r}")
         for column in self.columns:
             column.check_role(self.source)
-        for role in ("label", "weight"):
+        for role in ("label", "weight", "time"):
             if len(several := self.of_role(role)) > 1:
                 raise ValueError(f"{self.source}: columns {several[0].name!r} and {several[1].name!r} are both {role}")
         if not self.field_names:

@@ -12,6 +12,9 @@
    categorical: integers, booleans, strings, and floating-point numbers without fractions, which integers with gaps
    become elsewhere.
 
+Only a caller says that a column is the event time. Numbers are seconds, milliseconds, microseconds or nanoseconds since
+1970: as the name ends in _s, _ms, _us or _ns; if it does not, by the median, which is below 10^11, 10^14, 10^17 or not.
+
 A number stays as it is if none of the sample is beyond 4. If not, it is put in its standard form, by the sample's mean
 and deviation; where that leaves numbers beyond 8, its logarithm is taken instead.
 """
@@ -21,17 +24,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 
 from recstore_ops.training.schema.arrow_functions import pc
-from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, listed
-from recstore_ops.training.schema.sample import SEPARATORS, ColumnSample
+from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, Unit, listed
+from recstore_ops.training.schema.sample import SEPARATORS, ColumnSample, is_date
 
 LABEL_NAMES = (("label", "click", "clk", "clicked", "is_click", "is_clicked"), ("target", "y"), ("rating",))
 _DEFAULT_RATING = 4.0
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__|Unnamed: 0")
 _TIMES = re.compile(r"(.*_)?(timestamp|ts|time|datetime|unixtime|date)(_(ms|s|us))?", re.IGNORECASE)
+_UNIT = re.compile(r".*_(s|ms|us|ns)")
+_LEAST_OF_UNITS: tuple[tuple[Unit, float], ...] = (("ns", 1e17), ("us", 1e14), ("ms", 1e11), ("s", 0.0))
 _CRITEO_COUNT = re.compile(r"I([1-9]|1[0-3])")
 _LARGEST_AS_IT_IS = 4.0
 _LARGEST_STANDARD = 8.0
@@ -166,6 +172,8 @@ def _completed(column: ColumnSchema, sample: ColumnSample, source: str) -> Colum
         return _with_transform(column, sample)
     if column.role == "ids" and column.type == "string":
         return replace(column, separator=sample.separator or SEPARATORS[0])
+    if column.role == "time":
+        return _with_unit(column, sample, source)
     if column.role == "vector":
         return _with_size(column, sample, source)
     if column.role == "categorical" and column.type == "number":
@@ -187,6 +195,17 @@ def _with_transform(column: ColumnSchema, sample: ColumnSample) -> ColumnSchema:
     if np.abs((numbers - mean) / deviation).max() > _LARGEST_STANDARD:
         return replace(column, transform="log")
     return replace(column, transform="standard", mean=mean, deviation=deviation)
+
+
+def _with_unit(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:
+    if column.type == "time" and not is_date(sample.cells.type):
+        raise ValueError(f"{source}: column {column.name!r} has {sample.cells.type}, and event times have a date")
+    if column.type not in ("integer", "number"):
+        return column
+    if (said := _UNIT.fullmatch(column.name)) is not None:
+        return replace(column, unit=cast(Unit, said.group(1)))
+    median = float(np.median(np.abs(sample.numbers))) if len(sample.numbers) else 0.0
+    return replace(column, unit=next(unit for unit, least in _LEAST_OF_UNITS if median >= least))
 
 
 def _with_size(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:

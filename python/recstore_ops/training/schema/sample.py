@@ -134,6 +134,11 @@ def is_list(arrow: pa.DataType) -> bool:
     return types.is_list(arrow) or types.is_large_list(arrow) or types.is_fixed_size_list(arrow)
 
 
+def is_date(arrow: pa.DataType) -> bool:
+    """Whether cells are dates, with or without a time of day."""
+    return types.is_timestamp(arrow) or types.is_date(arrow)
+
+
 def _is_string(arrow: pa.DataType) -> bool:
     return types.is_string(arrow) or types.is_large_string(arrow) or types.is_string_view(arrow)
 

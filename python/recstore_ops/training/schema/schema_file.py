@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, Transform
+from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, Transform, Unit
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,9 +24,9 @@ _HEADING = """\
 # What `recstore train` understood of the columns. With --schema it reads files as such a file says: change roles
 # and types that are not what you mean.
 """
-_TEXTS = ("name", "role", "type", "transform", "separator", "negative", "positive", "reason")
+_TEXTS = ("name", "role", "type", "transform", "separator", "negative", "positive", "unit", "reason")
 _NUMBERS = ("mean", "deviation", "threshold")
-_CHOICES = {"role": get_args(Role), "transform": get_args(Transform)}
+_CHOICES = {"role": get_args(Role), "transform": get_args(Transform), "unit": get_args(Unit)}
 
 
 def write_schema(path: Path, schema: Schema) -> None:
@@ -99,7 +99,7 @@ def _check_value(name: str, value: Any, where: str) -> None:
 def _check_needs(column: ColumnSchema, where: str) -> None:
     """Refuses a column without what its role needs, or with what it does not take."""
     needs = _needs(column)
-    for name in ("transform", "mean", "deviation", "separator", "size", "negative", "positive", "threshold"):
+    for name in ("transform", "mean", "deviation", "separator", "size", "negative", "positive", "threshold", "unit"):
         is_given = getattr(column, name) is not None
         if is_given != (name in needs):
             found = "takes no" if is_given else "needs a"
@@ -115,6 +115,8 @@ def _needs(column: ColumnSchema) -> tuple[str, ...]:
         return ("threshold",) if column.threshold is not None else ("negative", "positive")
     if column.role == "ids" and column.type == "string":
         return ("separator",)
+    if column.role == "time":
+        return ("unit",) if column.type in ("integer", "number") else ()
     return ("size",) if column.role == "vector" else ()
 
 
