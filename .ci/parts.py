@@ -4,7 +4,8 @@
     python .ci/parts.py --record docs/testing.md build test-core ...
 
 Parts joined by `+` run side by side; what they print comes when each has ended. All parts run, whichever fails, but for
-those behind a part that builds. With `--record` a page gets the table of this run, in the place of the last one.
+those behind a part that builds. With `--record` a page gets a row for each part as soon as it has ended, in place of its
+last one: a run that was cut off can go on with the parts that it lacks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,27 +57,32 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("parts", nargs="+", help="targets of the Makefile; joined by + they run side by side")
     parser.add_argument("--record", type=Path, help="the page that gets the table")
     options = parser.parse_args(arguments)
-    outcomes = run_all([step.split("+") for step in options.parts])
+    if options.record is not None:
+        parts_of(options.record)  # A page without marks is told now, and not after an hour.
+    # The rows that are written change the tree.
+    begun_at = commit()
+    outcomes = []
+    for ended in run_all([step.split("+") for step in options.parts]):
+        outcomes.extend(ended)
+        if options.record is not None:
+            record(options.record, ended, begun_at)
     print("\n".join(["", *table(outcomes)]), flush=True)
     failed = [outcome.part for outcome in outcomes if outcome.code]
-    if options.record is not None and not failed:
-        record(options.record, outcomes)
     print(f"failed: {', '.join(failed)}" if failed else "all parts passed", flush=True)
     return 1 if failed else 0
 
 
-def run_all(steps: Sequence[Sequence[str]]) -> list[Outcome]:
+def run_all(steps: Sequence[Sequence[str]]) -> Iterator[list[Outcome]]:
     """Runs steps one after another, the parts of each side by side."""
-    outcomes: list[Outcome] = []
     for step in steps:
         if len(step) == 1:
-            outcomes.append(run(step[0], shows=True))
+            ended = [run(step[0], shows=True)]
         else:
             with ThreadPoolExecutor(len(step)) as threads:
-                outcomes.extend(threads.map(run, step))
-        if any(outcome.code and outcome.part in NEEDED for outcome in outcomes):
+                ended = list(threads.map(run, step))
+        yield ended
+        if any(outcome.code and outcome.part in NEEDED for outcome in ended):
             break
-    return outcomes
 
 
 def run(part: str, shows: bool = False) -> Outcome:
@@ -129,11 +135,15 @@ def counts_of(lines: Sequence[str]) -> str:
 
 def table(outcomes: Sequence[Outcome]) -> list[str]:
     """The lines of a table in Markdown."""
-    rows = [
-        f"| `{o.part}` | {'ok' if o.code == 0 else 'failed'} | {o.counts} | {clock(o.seconds)} | {clock(o.busy)} |"
-        for o in outcomes
-    ]
-    return ["| part | result | tests | time | of processors |", "|---|---|---|---|---|", *rows]
+    return [f"| {' | '.join(line)} |" for line in (_HEAD, ("---",) * len(_HEAD), *map(_cells, outcomes))]
+
+
+_HEAD = ("part", "result", "tests", "time", "of processors")
+
+
+def _cells(outcome: Outcome) -> tuple[str, ...]:
+    result = "ok" if outcome.code == 0 else "failed"
+    return f"`{outcome.part}`", result, outcome.counts, clock(outcome.seconds), clock(outcome.busy)
 
 
 def clock(seconds: float) -> str:
@@ -148,18 +158,27 @@ def commit() -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip()
 
 
-def record(page: Path, outcomes: Sequence[Outcome]) -> None:
-    """Puts the table of this run between the marks of a page."""
-    today = datetime.datetime.now(datetime.timezone.utc).date()
-    spent = clock(sum(outcome.seconds for outcome in outcomes))
-    head = f"Commit {commit()}, {today}, {os.cpu_count()} cores, {spent} in all."
-    text = page.read_text(encoding="utf-8")
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+def record(page: Path, outcomes: Sequence[Outcome], at: str) -> None:
+    """Puts a row for each part between the marks of a page, in the place of its last one."""
+    before, rows, after = parts_of(page)
+    today = str(datetime.datetime.now(datetime.timezone.utc).date())
+    for outcome in outcomes:
+        rows[outcome.part] = [*_cells(outcome), at, today, str(os.cpu_count())]
+    head = (*_HEAD, "commit", "date", "cores")
+    lines = [f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows.values())]
+    page.write_text("\n".join([before + BEGIN, "", *lines, "", END + after]), encoding="utf-8")
+
+
+def parts_of(page: Path) -> tuple[str, dict[str, list[str]], str]:
+    """What is before the marks of a page, the row of each part between them, and what is after them."""
+    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
+    body, end, after = rest.partition(END)
     if not end:
         raise SystemExit(f"{page} lacks the lines {BEGIN} and {END}")
-    body = "\n".join([BEGIN, "", head, "", *table(outcomes), "", END])
-    page.write_text(before + body + after, encoding="utf-8")
+    return before, {found[1]: found[0].strip("| ").split(" | ") for found in _ROW.finditer(body)}, after
+
+
+_ROW = re.compile(r"^\| `(.*?)` \|.*$", re.MULTILINE)
 
 
 if __name__ == "__main__":

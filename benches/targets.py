@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benches.cells import collection, lookup, many_rows, merge, one_id, optimizers, row_types, step
+from benches.cells import collection, frozen, lookup, many_rows, merge, one_id, optimizers, row_types, step
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.cells.setting import BATCH, MILLION
 from benches.competitors import fbgemm
@@ -129,6 +129,9 @@ _RATIOS = (
         "full step of row-wise AdaGrad over AdaGrad's", 1.2, optimizers.CELL, optimizers.ROWWISE, optimizers.ADAGRAD
     ),
     *(target for shape in collection.SHAPES for target in _collections(*shape)),
+    _Ratio(
+        "step over frozen tables over one without gradients of rows", 1.05, frozen.CELL, frozen.FROZEN, frozen.NO_GRAD
+    ),
     _Ratio("`emb_read` of one id over `F.embedding`", 1.1, one_id.CELL, one_id.OURS, one_id.EMBEDDING),
     _Ratio("torch's merging over `merge_gradients`", 5, merge.CELL, merge.TORCH, merge.OURS, _MERGING, is_least=True),
     _Ratio("full step of SGD in 50 million rows over the yardstick", 1.5, many_rows.CELL, OURS, YARDSTICK),

@@ -77,28 +77,45 @@ def test_nothing_runs_behind_a_build_that_failed(parts: ModuleType, capsys: pyte
     assert "12 passed" not in capsys.readouterr().out
 
 
-def test_a_good_run_takes_the_place_of_the_last(parts: ModuleType, page: Path) -> None:
-    assert parts.main(["--record", str(page), "good"]) == 0
-    assert parts.main(["--record", str(page), "good"]) == 0
+def test_a_part_takes_the_place_of_its_last_run_and_leaves_the_others(
+    parts: ModuleType, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert parts.main(["--record", str(page), "good", "works"]) == 0
+    monkeypatch.setattr(parts, "commit", lambda: "def5678")
+    assert parts.main(["--record", str(page), "bad+good"]) == 1
     text = page.read_text(encoding="utf-8")
     assert text.startswith("before\n")
     assert text.endswith("\nafter\n")
-    assert text.count("| `good` | ok | 12 passed, 1 skipped |") == 1
-    assert "Commit abc1234, " in text
     assert "old" not in text
+    good, works, bad = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| `")]
+    assert good[:3] == ["`good`", "ok", "12 passed, 1 skipped"]
+    assert good[5] == "def5678"
+    assert works[:3] == ["`works`", "ok", ""]
+    assert works[5] == "abc1234"
+    assert bad[:3] == ["`bad`", "failed", "2 passed, 1 failed"]
 
 
-def test_a_bad_run_is_not_written_down(parts: ModuleType, page: Path) -> None:
-    before = page.read_bytes()
-    assert parts.main(["--record", str(page), "good", "bad"]) == 1
-    assert page.read_bytes() == before
+def test_what_has_ended_is_written_down_when_the_run_is_cut_off(
+    parts: ModuleType, page: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = parts.run
+
+    def cut_off(part: str, **options: bool) -> object:
+        if part == "works":
+            raise KeyboardInterrupt
+        return run(part, **options)
+
+    monkeypatch.setattr(parts, "run", cut_off)
+    with pytest.raises(KeyboardInterrupt):
+        parts.main(["--record", str(page), "good", "works"])
+    assert "| `good` | ok | 12 passed, 1 skipped |" in page.read_text(encoding="utf-8")
 
 
 def test_a_page_without_marks_is_refused(parts: ModuleType, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("text\n")
     with pytest.raises(SystemExit, match="lacks the lines"):
-        parts.main(["--record", str(page), "good"])
+        parts.main(["--record", str(page), "missing-target"])
 
 
 def test_the_time_of_processors_is_that_of_all_that_ran(parts: ModuleType) -> None:

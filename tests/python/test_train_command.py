@@ -204,17 +204,19 @@ def test_a_killed_comparison_leaves_no_process(small_files: Path) -> None:
     command = [sys.executable, "-m", "recstore_ops.cli", "train", "train.libfm", "--baseline", "nn"]
     options = ["--epochs", "100000", "--patience", "0", "--run-name", "killed"]
     with subprocess.Popen([*command, *options], cwd=small_files, stdout=subprocess.DEVNULL) as parent:
-        wait_until((small_files / "runs" / "killed" / "store" / "metrics.jsonl").exists)
-        (child,) = [
-            int(pid)
-            for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-            if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        ]
-        parent.kill()
+        try:
+            wait_until((small_files / "runs" / "killed" / "store" / "metrics.jsonl").exists)
+            (child,) = [
+                int(pid)
+                for pid in Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+                if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+            ]
+        finally:
+            parent.kill()
     wait_until(lambda: not Path(f"/proc/{child}").exists())
 
 
-def wait_until(holds: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline

@@ -2,38 +2,81 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::PyByteArray;
 use recstore::hash_text;
 
-const NUMBER: usize = size_of::<i64>();
-
-/// Hashes N texts that lie one after the other.
+/// Gives N texts that lie one after the other in `characters` the lower `bits` bits of their hashes.
 ///
-/// `offsets` are N + 1 numbers of 64 bits in the machine's order: where each text begins in `characters`, and where the
-/// last one ends. Returns N numbers of 64 bits.
+/// `offsets` are N + 1 numbers of `width` bytes, 4 or 8, in the machine's order: where each text begins, and where the
+/// last one ends. A bit that is 0 in `validity`, the lowest of the first byte first, tells that a text is missing, from
+/// bit `first_bit` on. `missing` stands for those; a hash of that value is given with its lowest bit turned over.
+/// Returns N numbers of 64 bits.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "a column of Arrow, and what becomes of it")]
 pub(crate) fn hash_texts<'py>(
     py: Python<'py>,
     offsets: &[u8],
+    width: usize,
     characters: &[u8],
-) -> PyResult<Bound<'py, PyBytes>> {
-    let hashes = py.detach(|| hash_each(offsets, characters)).ok_or_else(|| {
-        PyValueError::new_err("hash_texts: an offset is not within the characters, or not in order")
+    validity: Option<&[u8]>,
+    first_bit: usize,
+    bits: u32,
+    missing: u64,
+) -> PyResult<Bound<'py, PyByteArray>> {
+    let wrong = |message: &str| PyValueError::new_err(format!("hash_texts: {message}"));
+    if !matches!(width, 4 | 8) || !(1..=64).contains(&bits) {
+        return Err(wrong("expected offsets of 4 or 8 bytes, and from 1 to 64 bits"));
+    }
+    let texts = Texts { offsets, width, characters, validity, first_bit };
+    let mask = u64::MAX >> (64 - bits);
+    let values = py.detach(|| texts.values(mask, missing));
+    let values = values.ok_or_else(|| {
+        wrong("an offset is not within the characters, or not in order, or a text has no bit of validity")
     })?;
-    Ok(PyBytes::new(py, &hashes))
+    Ok(PyByteArray::new(py, &values))
 }
 
-fn hash_each(offsets: &[u8], characters: &[u8]) -> Option<Vec<u8>> {
-    let mut places = offsets.chunks_exact(NUMBER).map(|bytes| {
-        let number = i64::from_ne_bytes(bytes.try_into().expect("a chunk has the bytes of a number"));
-        usize::try_from(number).ok()
-    });
-    let mut start = places.next()??;
-    let mut hashes = Vec::with_capacity(offsets.len() - NUMBER);
-    for place in places {
-        let end = place?;
-        hashes.extend_from_slice(&hash_text(characters.get(start..end)?).to_ne_bytes());
-        start = end;
+/// A column of Arrow.
+#[derive(Debug, Clone, Copy)]
+struct Texts<'a> {
+    offsets: &'a [u8],
+    width: usize,
+    characters: &'a [u8],
+    validity: Option<&'a [u8]>,
+    first_bit: usize,
+}
+
+impl Texts<'_> {
+    fn values(self, mask: u64, missing: u64) -> Option<Vec<u8>> {
+        let mut places = self.offsets.chunks_exact(self.width).map(place);
+        let mut start = places.next()??;
+        let mut values = Vec::with_capacity(self.offsets.len() / self.width * size_of::<u64>());
+        for (number, end) in places.enumerate() {
+            let end = end?;
+            let text = self.characters.get(start..end)?;
+            let value = if self.is_there(number)? { apart(hash_text(text) & mask, missing) } else { missing };
+            values.extend_from_slice(&value.to_ne_bytes());
+            start = end;
+        }
+        Some(values)
     }
-    Some(hashes)
+
+    fn is_there(self, number: usize) -> Option<bool> {
+        let bit = self.first_bit + number;
+        self.validity.map_or(Some(true), |bits| bits.get(bit / 8).map(|byte| byte >> (bit % 8) & 1 == 1))
+    }
+}
+
+/// Reads an offset; none that is negative.
+fn place(bytes: &[u8]) -> Option<usize> {
+    let wide = match bytes.try_into() {
+        Ok(narrow) => i64::from(i32::from_ne_bytes(narrow)),
+        Err(_) => i64::from_ne_bytes(bytes.try_into().ok()?),
+    };
+    usize::try_from(wide).ok()
+}
+
+/// A value that is not `missing`.
+fn apart(value: u64, missing: u64) -> u64 {
+    if value == missing { value ^ 1 } else { value }
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
 from recstore_ops.training.formats.text_cells import read_cells
-from recstore_ops.training.formats.text_hash import hash_texts
+from recstore_ops.training.formats.text_hash import text_values
 from recstore_ops.training.schema.arrow_functions import pc
 from recstore_ops.training.schema.columns import ColumnSchema, Unit
 from recstore_ops.training.schema.sample import cell_type, is_date, is_list
@@ -93,7 +93,7 @@ def categories_of(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
     cells = _decoded(cells)
     if types.is_floating(cells.type) or types.is_decimal(cells.type):
         return _whole_values(cells)
-    values = _text_values(cells) if cell_type(cells.type) == "string" else _integer_values(cells)
+    values = text_values(cells) if cell_type(cells.type) == "string" else _integer_values(cells)
     return values, np.ones(len(values), dtype=np.bool_)
 
 
@@ -137,18 +137,6 @@ def _whole_values(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
     return _integer_values(pa.array(values, mask=is_missing)), good
 
 
-def _text_values(cells: pa.Array) -> NDArray[np.int64]:
-    values = (hash_texts(cells) & np.uint64(_VALUE_MASK)).astype(np.int64)
-    values[values == MISSING] ^= 1
-    return _with_missing(values, cells)
-
-
-def _with_missing(values: NDArray[np.int64], cells: pa.Array) -> NDArray[np.int64]:
-    if cells.null_count > 0:
-        values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING
-    return values
-
-
 def _integer_values(cells: pa.Array) -> NDArray[np.int64]:
     """Integers of 40 bits stay as they are; larger ones are mixed to 40 bits, for cut they would meet others.
 
@@ -162,4 +150,6 @@ def _integer_values(cells: pa.Array) -> NDArray[np.int64]:
     if not stays.all():
         values[~stays] = splitmix64(values[~stays]).view(np.int64) & _VALUE_MASK
         values[values == MISSING] ^= 1
-    return _with_missing(values, cells)
+    if cells.null_count > 0:
+        values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING
+    return values

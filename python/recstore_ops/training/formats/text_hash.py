@@ -14,17 +14,29 @@ import pyarrow.types as types
 from numpy.typing import NDArray
 
 from recstore_ops import _native
+from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
 from recstore_ops.training.schema.arrow_functions import pc
 
 
-def hash_texts(cells: pa.Array) -> NDArray[np.uint64]:
-    """Returns the hash of each string [N], of any Arrow type of strings; that of a missing one is any number."""
+def text_values(cells: pa.Array) -> NDArray[np.int64]:
+    """Returns the lower 40 bits of the hash of each string [N], of any Arrow type of strings.
+
+    A missing one has the value `MISSING`, and a string whose hash is that the value with its lowest bit turned over.
+    """
     if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         cells = pc.cast(cells, pa.large_string())
-    characters = cells.buffers()[2]
-    places = text_places(cells).astype(np.int64, copy=False).tobytes()
-    hashes = _native.hash_texts(places, b"" if characters is None else characters.to_pybytes())
-    return np.frombuffer(hashes, dtype=np.uint64)
+    validity, _, characters = cells.buffers()
+    places = text_places(cells)
+    values = _native.hash_texts(
+        places.tobytes(),
+        places.itemsize,
+        b"" if characters is None else characters.to_pybytes(),
+        None if validity is None else validity.to_pybytes(),
+        cells.offset,
+        VALUE_BITS,
+        MISSING,
+    )
+    return np.frombuffer(values, dtype=np.int64)
 
 
 def text_places(cells: pa.Array) -> NDArray[np.signedinteger]:
