@@ -217,6 +217,17 @@ def test_a_comparison_has_the_figures_of_ranking(folder: Path) -> None:
         assert one["test_logloss"] == pytest.approx(other["test_logloss"], abs=1e-5)
 
 
+@pytest.mark.tier("all")
+def test_every_option_of_the_command_line_arrives_on_both_sides_of_a_comparison(folder: Path) -> None:
+    further = ("--no-popularity-correction", "--temperature", 0.2, "--baseline", "nn", "--run-name", "both")
+    assert run_train(folder, (*OPTIONS, *further)) == (0, "")
+    for side in ("store", "nn"):
+        config = json.loads((folder / "runs" / "both" / side / "config.json").read_text())
+        assert (config["popularity_correction"], config["temperature"], config["vector_dim"]) == (False, 0.2, 8)
+        assert (config["item_fields"], config["hidden"]) == (["item", "shop"], [16])
+    assert "validation recall@10" in (folder / "runs" / "both" / "report.md").read_text()
+
+
 NAN = float("nan")
 RECORD = EvaluationRecord(
     number=1,
