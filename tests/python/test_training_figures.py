@@ -42,6 +42,7 @@ def best_on_frappe(data_root: Path, name: str, **options: Any) -> Evaluation:
     folder = data_root / "frappe"
     config = TrainingConfig(train=(folder / "train.libfm",), test=(folder / "test.libfm",), **options)
     records = train_new(config, name)
+    assert config.epochs is not None
     assert len(records) < config.epochs, "early stopping ends the run"
     test = best_record(records).test
     assert test is not None

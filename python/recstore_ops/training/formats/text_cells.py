@@ -28,6 +28,7 @@ _ISO = (
 _NOT_ALL_INTEGERS = 2.0**53
 _NUMBER = r"^\s*[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*$"
 _NEARLY_ALL = 0.99
+_FEW = 64
 # With these the digits are a name, of a place for example: as numbers, several would be one.
 _LEADING_ZERO = r"^-?0\d"
 
@@ -45,6 +46,8 @@ def guess_cells(cells: pa.Array) -> pa.Array:
     if not pc.any(pc.match_substring_regex(there, _LEADING_ZERO)).as_py():
         for convert in (_integers, _numbers, _booleans):
             try:
+                # Arrow words an error for each cell that does not convert, and few cells tell most types.
+                convert(there[:_FEW])
                 return convert(there)
             except pa.ArrowInvalid:
                 continue
