@@ -239,6 +239,24 @@ pub enum Error {
         message: String,
     },
 
+    /// The file of a frozen table cannot be written, or is not what it was when it was written.
+    #[error("frozen table: {path}: {message}")]
+    Frozen {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        message: String,
+    },
+
+    /// A frozen table does not change.
+    #[error("{operation}: table \"{table}\" is frozen: it is read only")]
+    ReadOnly {
+        /// The call that was refused.
+        operation: &'static str,
+        /// The table's name.
+        table: String,
+    },
+
     /// A table from which no row ever leaves was asked which ones do.
     #[error("{operation}: table \"{table}\" has no eviction")]
     NoEviction {

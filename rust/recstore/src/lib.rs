@@ -27,6 +27,7 @@ mod config;
 mod disk;
 mod error;
 pub mod fork;
+mod frozen;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
@@ -51,6 +52,7 @@ pub use config::{
     NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
+pub use frozen::{Encoding, FrozenSpec, FrozenTable, freeze};
 pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;

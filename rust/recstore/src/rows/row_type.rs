@@ -200,7 +200,7 @@ impl RowType for Float16 {
 
 /// Returns a half as a float32, exactly.
 #[inline(always)]
-fn widen_half(half: u16) -> f32 {
+pub(crate) fn widen_half(half: u16) -> f32 {
     // Exponent and mantissa go to the right place; multiplying sets the exponent's bias right, below normal too.
     const TO_BIAS: f32 = f32::from_bits((254 - 15) << 23);
     const FIRST_INFINITE: u32 = 0x7C00 << 13;
@@ -215,7 +215,7 @@ const LEAST_NORMAL_HALF: f32 = 1.0 / 16_384.0;
 
 /// Returns the half nearest to `value`, of two equally near ones the even one.
 #[inline(always)]
-fn nearest_half(value: f32) -> u16 {
+pub(crate) fn nearest_half(value: f32) -> u16 {
     // At 2^23 floats are one apart: adding it rounds to a whole number of the distance between small halves.
     const ONE_APART: f32 = 8_388_608.0;
     let biased = half_bias(value);

@@ -42,6 +42,7 @@ pub(crate) use budget::MemoryBudget;
 pub(crate) use changes::{CopiedRows, SaveId};
 pub(crate) use engine::Engine;
 pub use ids::places::TAG_WORDS;
+pub(crate) use initial_values::initializer::Initializer;
 pub(crate) use replacing::replace_rows;
 pub use rowless::RowlessTable;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};

@@ -1,0 +1,16 @@
+//! Tables that no longer change: one file each, mapped into memory, whose pages all processes of a machine share.
+//!
+//! A file is plain safetensors: `ids` in the order of their hashes, the row of each, where each bucket of the hash begins,
+//! and a checksum for every 64 KiB, which is compared when a block is first read.
+
+mod blocks;
+mod encoding;
+mod index;
+mod layout;
+mod mapped;
+mod table;
+mod writer;
+
+pub use encoding::Encoding;
+pub use table::FrozenTable;
+pub use writer::{FrozenSpec, freeze};

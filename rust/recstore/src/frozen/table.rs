@@ -1,0 +1,399 @@
+//! A frozen table, to be read.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::blocks::Blocks;
+use super::encoding::Encoding;
+use super::index::{bucket, ids_of, num_buckets, shift_of};
+use super::layout::Layout;
+use super::mapped::MappedFile;
+use crate::checkpoint::open_file;
+use crate::config::TableConfig;
+use crate::kernel::cache::{Cache, prefetch, prefetch_one};
+use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
+use crate::kernel::simd::{Kernel, Lanes, Simd};
+use crate::table::{Initializer, RowlessTable};
+use crate::{Error, Result};
+
+/// The ids whose memory is waited for together.
+const GROUP: usize = 32;
+const NO_ROW: usize = usize::MAX;
+
+/// The rows of a table that no longer change, in a file that is mapped into memory.
+pub struct FrozenTable {
+    path: PathBuf,
+    file: MappedFile,
+    layout: Layout,
+    config: TableConfig,
+    checks: Vec<u32>,
+    blocks: Blocks,
+    rules: RowlessTable,
+    initializer: Initializer,
+    shift: u32,
+}
+
+impl fmt::Debug for FrozenTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FrozenTable")
+            .field("path", &self.path)
+            .field("table", &self.layout.described)
+            .finish()
+    }
+}
+
+impl FrozenTable {
+    /// Opens the file of a frozen table. It must not be changed or cut as long as the table is there.
+    ///
+    /// A block of 64 KiB is compared with its checksum when it is first read.
+    ///
+    /// # Errors
+    /// [`Error::Frozen`]: the file cannot be read, is cut off, or is no frozen table of this version.
+    pub fn open(path: &Path) -> Result<Self> {
+        let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
+        let opened = open_file(path).and_then(|file| MappedFile::new(&file));
+        let file = opened.map_err(|error| refused(error.to_string()))?;
+        let layout = Layout::read(&file).map_err(refused)?;
+        let numbers = file[layout.checks.clone()].as_chunks::<4>().0;
+        let mut checks: Vec<u32> = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+        if checks.remove(0) != crc32fast::hash(&file[layout.header.clone()]) {
+            return Err(refused("its header was changed: the checksum is another".to_owned()));
+        }
+        let config = layout.described.table_config()?;
+        let rules = RowlessTable::new(&layout.described.name, &config)?;
+        let initializer = Initializer::new(&layout.described.name, &config);
+        let (blocks, shift) = (Blocks::new(checks.len()), shift_of(num_buckets(layout.num_rows)));
+        Ok(Self { path: path.to_owned(), file, layout, config, checks, blocks, rules, initializer, shift })
+    }
+
+    /// Returns the name that the table had when it was frozen.
+    pub fn name(&self) -> &str {
+        &self.layout.described.name
+    }
+
+    /// Returns the configuration that it had.
+    pub fn config(&self) -> &TableConfig {
+        &self.config
+    }
+
+    /// Returns how its rows are kept.
+    pub fn encoding(&self) -> Encoding {
+        self.layout.described.encoding
+    }
+
+    /// Returns the number of rows.
+    pub fn num_rows(&self) -> usize {
+        self.layout.num_rows
+    }
+
+    /// Returns the elements of a row.
+    pub fn dim(&self) -> usize {
+        self.layout.described.dim
+    }
+
+    /// Returns the bytes of the file.
+    pub fn file_bytes(&self) -> usize {
+        self.file.len()
+    }
+
+    /// Returns all ids, in the order of their rows.
+    ///
+    /// # Errors
+    /// [`Error::Frozen`]: a byte of them was changed.
+    pub fn ids(&self) -> Result<&[i64]> {
+        self.check(self.layout.ids.clone())?;
+        Ok(self.all_ids())
+    }
+
+    /// Writes the row of each id to `rows`. An id without a row reads as its initial value.
+    ///
+    /// # Errors
+    /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`]; [`Error::Frozen`]: a byte that was read was changed.
+    pub fn read(&self, executor: &dyn Executor, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        self.rules.check_rows("emb_read", ids, rows.len())?;
+        let (dim, failure) = (self.dim(), OnceLock::new());
+        let size = piece_size(executor, ids.len(), dim);
+        let pieces = ids.chunks(size).zip(rows.chunks_mut(size * dim));
+        let simd = Simd::detect();
+        for_each_mut(executor, pieces, |(ids, rows)| {
+            simd.run(ReadRows { table: self, ids, rows, failure: &failure })
+        });
+        failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Compares every byte with its checksum.
+    ///
+    /// # Errors
+    /// [`Error::Frozen`].
+    pub fn verify(&self) -> Result<()> {
+        self.check(self.layout.checked())
+    }
+
+    fn all_ids(&self) -> &[i64] {
+        bytemuck::cast_slice(&self.file[self.layout.ids.clone()])
+    }
+
+    fn starts(&self) -> &[u32] {
+        bytemuck::cast_slice(&self.file[self.layout.starts.clone()])
+    }
+
+    /// Checks the blocks of a range of the file, which lies behind the header.
+    #[inline(always)]
+    fn check(&self, range: std::ops::Range<usize>) -> Result<()> {
+        match self.blocks.are_all_seen() {
+            true => Ok(()),
+            false => self.check_blocks(range),
+        }
+    }
+
+    #[inline(never)]
+    fn check_blocks(&self, range: std::ops::Range<usize>) -> Result<()> {
+        let checked = self.layout.checked();
+        let data = &self.file[checked.clone()];
+        let range = range.start - checked.start..range.end - checked.start;
+        self.blocks.check(data, &self.checks, range).map_err(|bytes| Error::Frozen {
+            path: self.path.display().to_string(),
+            message: format!(
+                "bytes {} to {} were changed: the checksum is another",
+                checked.start + bytes.start,
+                checked.start + bytes.end
+            ),
+        })
+    }
+
+    /// Returns where in the file the row of a number lies.
+    #[inline(always)]
+    fn row_range(&self, number: usize) -> std::ops::Range<usize> {
+        let start = self.layout.rows.start + number * self.layout.row_bytes();
+        start..start + self.layout.row_bytes()
+    }
+
+    /// Returns the number of the row of an id.
+    #[inline(always)]
+    fn find(&self, lanes: impl Lanes, id: i64) -> Result<usize> {
+        let bucket = bucket(id, self.shift);
+        let first = self.layout.starts.start + bucket * size_of::<u32>();
+        self.check(first..first + 2 * size_of::<u32>())?;
+        let range = ids_of(self.starts(), bucket, self.num_rows()).ok_or_else(|| Error::Frozen {
+            path: self.path.display().to_string(),
+            message: format!("bucket {bucket} ends before it begins, or beyond the ids"),
+        })?;
+        let first = self.layout.ids.start + range.start * size_of::<i64>();
+        self.check(first..first + range.len() * size_of::<i64>())?;
+        Ok(position(lanes, &self.all_ids()[range.clone()], id).map_or(NO_ROW, |place| range.start + place))
+    }
+}
+
+/// Returns where an id is among those of a bucket.
+#[inline(always)]
+fn position(lanes: impl Lanes, ids: &[i64], id: i64) -> Option<usize> {
+    let (eights, rest) = ids.as_chunks::<8>();
+    for (number, eight) in eights.iter().enumerate() {
+        let equal = lanes.equal(eight, id);
+        if equal != 0 {
+            return Some(number * 8 + equal.trailing_zeros() as usize);
+        }
+    }
+    rest.iter().position(|other| *other == id).map(|place| eights.len() * 8 + place)
+}
+
+struct ReadRows<'a> {
+    table: &'a FrozenTable,
+    ids: &'a [i64],
+    rows: &'a mut [f32],
+    failure: &'a OnceLock<Error>,
+}
+
+impl Kernel for ReadRows<'_> {
+    #[inline(always)]
+    fn run(self, lanes: impl Lanes) {
+        let Self { table, ids, rows, failure } = self;
+        let dim = table.dim();
+        for (ids, rows) in ids.chunks(GROUP).zip(rows.chunks_mut(GROUP * dim)) {
+            if let Err(error) = table.read_group(lanes, ids, rows) {
+                _ = failure.set(error);
+                return;
+            }
+        }
+    }
+}
+
+impl FrozenTable {
+    /// Reads the rows of a few ids. What each step needs of memory is asked for all of them before it is used.
+    #[inline(always)]
+    fn read_group(&self, lanes: impl Lanes, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        let (starts, all_ids) = (self.starts(), self.all_ids());
+        for &id in ids {
+            prefetch_one(&starts[bucket(id, self.shift)], Cache::First);
+        }
+        for &id in ids {
+            if let Some(range) = ids_of(starts, bucket(id, self.shift), all_ids.len()) {
+                prefetch(&all_ids[range], Cache::First);
+            }
+        }
+        let mut numbers = [NO_ROW; GROUP];
+        for (number, &id) in numbers.iter_mut().zip(ids) {
+            *number = self.find(lanes, id)?;
+            if *number != NO_ROW {
+                prefetch(&self.file[self.row_range(*number)], Cache::First);
+            }
+        }
+        for ((number, id), row) in numbers.iter().zip(ids).zip(rows.chunks_mut(self.dim())) {
+            if *number == NO_ROW {
+                self.initializer.fill(std::slice::from_ref(id), row);
+            } else {
+                let range = self.row_range(*number);
+                self.check(range.clone())?;
+                self.encoding().decode(&self.file[range], row);
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frozen::{FrozenSpec, freeze};
+    use crate::kernel::parallel::Serial;
+    use proptest::prelude::*;
+    use std::collections::HashMap;
+    use std::fs;
+
+    const DIM: usize = 5;
+
+    fn config() -> TableConfig {
+        TableConfig::from_json(DIM, r#"{"initializer": {"kind": "normal", "std": 1.0}, "seed": 3}"#).unwrap()
+    }
+
+    fn row(id: i64) -> [f32; DIM] {
+        std::array::from_fn(|column| (id % 100) as f32 / 8.0 + column as f32)
+    }
+
+    fn frozen(directory: &Path, ids: &[i64], encoding: Encoding) -> PathBuf {
+        let path = directory.join("t.safetensors");
+        let config = config();
+        let spec = FrozenSpec { name: "t", config: &config, encoding };
+        let read = |ids: &[i64], rows: &mut [f32]| {
+            ids.iter().zip(rows.chunks_mut(DIM)).for_each(|(id, own)| own.copy_from_slice(&row(*id)));
+            Ok(())
+        };
+        let bytes = freeze(&path, spec, ids, read).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), bytes);
+        path
+    }
+
+    fn read(table: &FrozenTable, ids: &[i64]) -> Result<Vec<f32>> {
+        let mut rows = vec![f32::NAN; ids.len() * DIM];
+        table.read(&Serial, ids, &mut rows).map(|()| rows)
+    }
+
+    proptest! {
+        #[test]
+        fn rows_are_those_that_were_frozen_and_initial_values_elsewhere(
+            ids in prop::collection::hash_set(any::<i64>(), 0..200), others in prop::collection::vec(any::<i64>(), 0..40)
+        ) {
+            let directory = tempfile::tempdir().unwrap();
+            let ids: Vec<i64> = ids.into_iter().collect();
+            let kept: HashMap<i64, [f32; DIM]> = ids.iter().map(|&id| (id, row(id))).collect();
+            let asked: Vec<i64> = ids.iter().chain(&others).copied().collect();
+            let initializer = Initializer::new("t", &config());
+            let mut expected = Vec::new();
+            for id in &asked {
+                let mut own = [0.0; DIM];
+                initializer.fill(&[*id], &mut own);
+                expected.extend(kept.get(id).copied().unwrap_or(own));
+            }
+            let table = FrozenTable::open(&frozen(directory.path(), &ids, Encoding::Float32)).unwrap();
+            prop_assert_eq!(read(&table, &asked), Ok(expected));
+            prop_assert_eq!((table.num_rows(), table.name(), table.dim()), (ids.len(), "t", DIM));
+            prop_assert_eq!(table.verify(), Ok(()));
+        }
+    }
+
+    #[test]
+    fn every_encoding_gives_what_it_keeps() {
+        let directory = tempfile::tempdir().unwrap();
+        let ids: Vec<i64> = (0..1000).map(|number| number * 7 - 999).collect();
+        for encoding in Encoding::ALL {
+            let table = FrozenTable::open(&frozen(directory.path(), &ids, encoding)).unwrap();
+            let rows = read(&table, &ids).unwrap();
+            for (id, kept) in ids.iter().zip(rows.chunks(DIM)) {
+                let mut bytes = vec![0; encoding.row_bytes(DIM)];
+                encoding.encode(&row(*id), &mut bytes).unwrap();
+                let mut expected = [0.0; DIM];
+                encoding.decode(&bytes, &mut expected);
+                assert_eq!(kept, expected, "{encoding}, id {id}");
+            }
+        }
+    }
+
+    #[test]
+    fn every_changed_byte_is_told_and_none_is_used() {
+        let directory = tempfile::tempdir().unwrap();
+        let ids: Vec<i64> = (0..20).collect();
+        let path = frozen(directory.path(), &ids, Encoding::Int4);
+        let whole = fs::read(&path).unwrap();
+        let expected = read(&FrozenTable::open(&path).unwrap(), &ids).unwrap();
+        for place in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[place] ^= 1 << (place % 8);
+            let other = directory.path().join("changed");
+            fs::write(&other, &changed).unwrap();
+            let found = FrozenTable::open(&other).and_then(|table| read(&table, &ids));
+            match found {
+                Err(error) => assert!(error.to_string().contains("changed"), "byte {place}: {error}"),
+                Ok(rows) => {
+                    panic!("byte {place}: {}", if rows == expected { "not seen" } else { "other rows" })
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_cut_off_or_another_is_refused() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = frozen(directory.path(), &[1, 2, 3], Encoding::Float32);
+        let whole = fs::read(&path).unwrap();
+        for length in 0..whole.len() {
+            let other = directory.path().join("cut");
+            fs::write(&other, &whole[..length]).unwrap();
+            let error = FrozenTable::open(&other).unwrap_err();
+            assert!(matches!(error, Error::Frozen { .. }), "{length} bytes: {error}");
+        }
+        let error = FrozenTable::open(&directory.path().join("missing")).unwrap_err().to_string();
+        assert!(error.contains("missing"), "{error}");
+        let newer = String::from_utf8_lossy(&whole).replace(r#""version":"1""#, r#""version":"2""#);
+        let other = directory.path().join("newer");
+        // The bytes behind the header need not be text.
+        let header = whole.len().min(newer.find('}').unwrap_or(0) + 400);
+        fs::write(&other, [&newer.as_bytes()[..header.min(newer.len())], &whole[header..]].concat()).unwrap();
+        let error = FrozenTable::open(&other).unwrap_err().to_string();
+        assert!(error.contains("version 2 of the format, this program reads 1"), "{error}");
+    }
+
+    #[test]
+    fn rows_that_cannot_be_frozen_leave_the_file_as_it_was() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = frozen(directory.path(), &[1], Encoding::Float32);
+        let before = fs::read(&path).unwrap();
+        let config = config();
+        let spec = FrozenSpec { name: "t", config: &config, encoding: Encoding::Int8 };
+        let message = |ids: &[i64], value: f32| {
+            let read = |_: &[i64], rows: &mut [f32]| {
+                rows.fill(value);
+                Ok(())
+            };
+            freeze(&path, spec, ids, read).unwrap_err().to_string()
+        };
+        let name = path.display();
+        assert_eq!(
+            message(&[4], 1e9),
+            format!("frozen table: {name}: 1000000000 in the row of id 4 cannot be kept as int8")
+        );
+        assert_eq!(message(&[4, 5, 4], 0.0), format!("frozen table: {name}: id 4 is there twice"));
+        assert_eq!(fs::read(&path).unwrap(), before);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1, "nothing else is left");
+    }
+}
