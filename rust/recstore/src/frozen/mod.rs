@@ -8,9 +8,11 @@ mod encoding;
 mod index;
 mod layout;
 mod mapped;
+mod store;
 mod table;
 mod writer;
 
 pub use encoding::Encoding;
+pub use store::FrozenStore;
 pub use table::FrozenTable;
 pub use writer::{FrozenSpec, freeze};

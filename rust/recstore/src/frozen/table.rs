@@ -13,7 +13,7 @@ use crate::checkpoint::open_file;
 use crate::config::TableConfig;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one};
 use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
-use crate::kernel::simd::{Kernel, Lanes, Simd};
+use crate::kernel::simd::{Kernel, Lanes, ScalarLanes, Simd};
 use crate::table::{Initializer, RowlessTable};
 use crate::{Error, Result};
 
@@ -120,6 +120,23 @@ impl FrozenTable {
             simd.run(ReadRows { table: self, ids, rows, failure: &failure })
         });
         failure.into_inner().map_or(Ok(()), Err)
+    }
+
+    /// Writes the number of each id's row to `numbers`, -1 where it has none.
+    ///
+    /// # Errors
+    /// As [`FrozenTable::read`].
+    pub(super) fn row_numbers(&self, ids: &[i64], numbers: &mut [i64]) -> Result<()> {
+        numbers.iter_mut().zip(ids).try_for_each(|(number, &id)| {
+            let found = self.find(ScalarLanes, id)?;
+            *number = if found == NO_ROW { -1 } else { found as i64 };
+            Ok(())
+        })
+    }
+
+    /// Returns what calls are checked by.
+    pub(super) fn rules(&self) -> &RowlessTable {
+        &self.rules
     }
 
     /// Compares every byte with its checksum.
