@@ -42,18 +42,19 @@ impl Handles {
         HandleWords { number, name: table.name }
     }
 
-    /// Takes a reference away; without any the handle's number is unknown from then on.
-    pub(crate) fn release(&mut self, handle: HandleWords) -> Result<(), Failure> {
+    /// Takes a reference away; without any the handle's number is unknown from then on, and the table's place is returned.
+    pub(crate) fn release(&mut self, handle: HandleWords) -> Result<Option<Place>, Failure> {
         let not_ours = || not_ours("hashtable_release", &handle.name);
         let table = self.tables.get_mut(&handle.number).ok_or_else(not_ours)?;
         table.references -= 1;
-        if table.references == 0 {
-            let (place, name) = (table.placed.place, table.name);
-            self.tables.remove(&handle.number);
-            self.of_place.remove(&place);
-            self.forget_name(&name, handle.number);
+        if table.references > 0 {
+            return Ok(None);
         }
-        Ok(())
+        let (place, name) = (table.placed.place, table.name);
+        self.tables.remove(&handle.number);
+        self.of_place.remove(&place);
+        self.forget_name(&name, handle.number);
+        Ok(Some(place))
     }
 
     fn forget_name(&mut self, name: &NameWords, number: i64) {

@@ -29,7 +29,7 @@ use recstore::fork::{
 pub use executor::TorchThreads;
 pub use ffi::register_ops;
 pub use guard::Failure;
-pub use registry::{Registry, registry};
+pub use registry::{OpenedFrozen, Registry, registry};
 
 #[allow(
     clippy::too_many_arguments,

@@ -1,12 +1,14 @@
 //! The process's stores, tables and collectors, by the handles that operators take.
 
 use std::env;
+use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Error, GradientCollector, InitializerConfig, LoadReport, LocalStore,
-    OptimizerState, PrefetchId, PrefetchRequest, Prefetches, Serial, TableConfig, TableId, fork,
+    EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenSpec, FrozenStore, GradientCollector, InitializerConfig,
+    LoadReport, LocalStore, OptimizerState, PrefetchId, PrefetchRequest, Prefetches, Serial, TableConfig, TableId,
+    fork, freeze,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
@@ -14,7 +16,7 @@ use crate::executor::TorchThreads;
 use crate::guard::Failure;
 use crate::handle_words::HandleWords;
 use crate::handles::Handles;
-use crate::stores::{Place, Placed, Stores};
+use crate::stores::{FROZEN, Place, Placed, Stores};
 
 /// Names a [`recstore::SimdLevel`] to run with instead of the machine's widest.
 const SIMD_VARIABLE: &str = "RECSTORE_SIMD";
@@ -31,6 +33,18 @@ static REGISTRY: OnceCell<Registry> = OnceCell::new();
 pub struct Registry {
     state: RwLock<State>,
     prefetches: Prefetches<Place>,
+}
+
+/// A frozen table that was opened.
+pub struct OpenedFrozen {
+    /// The words of its handle.
+    pub handle: Vec<i64>,
+    /// The table.
+    pub table: Arc<dyn EmbeddingTable>,
+    /// How its rows are kept.
+    pub encoding: Encoding,
+    /// A number that tells its file from others.
+    pub fingerprint: u32,
 }
 
 struct State {
@@ -66,7 +80,8 @@ pub fn registry() -> Result<&'static Registry, Failure> {
 /// What whoever speaks of tables by name or number asks for.
 impl Registry {
     pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>) -> Self {
-        let state = State { stores: Stores::new(embedded), handles: Handles::default() };
+        let frozen = Arc::new(FrozenStore::new(Box::new(TorchThreads)));
+        let state = State { stores: Stores::new(embedded, frozen), handles: Handles::default() };
         let prefetches = Prefetches::new(PREFETCH_THREADS, MOST_PREFETCHES);
         Self { state: RwLock::new(state), prefetches }
     }
@@ -229,9 +244,40 @@ impl Registry {
         Ok(self.change_state(|state| state.handles.open(placed)))
     }
 
-    /// Takes a reference away; without any the handle's number is unknown from then on, and the rows stay.
+    /// Takes a reference away; without any the handle's number is unknown from then on. The rows stay; a frozen table is
+    /// closed.
     pub(crate) fn release(&self, handle: HandleWords) -> Result<(), Failure> {
-        self.change_state(|state| state.handles.release(handle))
+        let (unused, frozen) = self.change_state(|state| {
+            state.handles.release(handle).map(|unused| (unused, state.stores.frozen()))
+        })?;
+        if let Some(place) = unused.filter(|place| place.store == FROZEN) {
+            frozen.close(place.table);
+        }
+        Ok(())
+    }
+
+    /// Opens the file of a frozen table. Its handle is open once, and closes the table when it is released.
+    ///
+    /// # Errors
+    /// As [`FrozenStore::open`].
+    pub fn open_frozen(&self, path: &Path) -> recstore::Result<OpenedFrozen> {
+        let store = self.read_state(|state| state.stores.frozen());
+        let table = store.open(path)?;
+        let (encoding, fingerprint) = store.describe_file(table.id())?;
+        let placed = Placed::new(FROZEN, Arc::clone(&table));
+        let handle = self.change_state(|state| state.handles.open(placed)).to_words().to_vec();
+        Ok(OpenedFrozen { handle, table, encoding, fingerprint })
+    }
+
+    /// Writes the rows that the table of a number has now to a file, and returns its bytes.
+    ///
+    /// # Errors
+    /// As [`recstore::freeze`]; [`Error::UnknownHandle`].
+    pub fn freeze(&self, number: i64, path: &Path, encoding: Encoding) -> recstore::Result<u64> {
+        let table = self.numbered_table("freeze", number)?;
+        let described = table.describe()?;
+        let spec = FrozenSpec { name: &described.name, config: &described.config, encoding };
+        freeze(path, spec, &table.ids()?, |ids, rows| table.read(ids, rows))
     }
 
     /// Returns the number of the table that the words of a handle mean: what all calls below take for a handle.

@@ -6,11 +6,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use recstore::{EmbeddingStore, EmbeddingTable, TableId};
+use recstore::{EmbeddingStore, EmbeddingTable, FrozenStore, TableId};
 use recstore_ps::RemoteStore;
 
 /// The number of the store of the process.
 const EMBEDDED: usize = 0;
+
+/// That of the frozen tables, which are opened from files whatever store was chosen.
+pub(crate) const FROZEN: usize = 1;
 
 /// The store of a table and the table's number there: no other table ever has both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -34,8 +37,9 @@ impl Placed {
 
 /// The stores, and one numbering of the tables of all.
 pub(crate) struct Stores {
-    /// The first is that of the process.
+    /// The first is that of the process, the second that of frozen tables.
     all: Vec<Arc<dyn EmbeddingStore>>,
+    frozen: Arc<FrozenStore>,
     current: usize,
     /// Those on servers, in the order in which they were chosen.
     servers: Vec<Arc<RemoteStore>>,
@@ -45,9 +49,14 @@ pub(crate) struct Stores {
 }
 
 impl Stores {
-    pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>) -> Self {
+    pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>, frozen: Arc<FrozenStore>) -> Self {
         let (places, numbers) = (Vec::new(), BTreeMap::new());
-        Self { all: vec![embedded], current: EMBEDDED, servers: Vec::new(), places, numbers }
+        let all = vec![embedded, frozen.clone()];
+        Self { all, frozen, current: EMBEDDED, servers: Vec::new(), places, numbers }
+    }
+
+    pub(crate) fn frozen(&self) -> Arc<FrozenStore> {
+        Arc::clone(&self.frozen)
     }
 
     /// Chooses servers for the tables opened from now on, and returns their number.

@@ -3,6 +3,7 @@
 //! What goes through here is the management plane: names, configurations, statistics. Tensors go through the operators.
 
 mod checkpoint;
+mod frozen;
 mod log_lines;
 mod optimizer_state;
 mod servers;
@@ -24,6 +25,8 @@ mod _native {
         CheckpointProgress, commit_parts, compact_directory, load_tables, new_snapshot_name,
         save_part_of_tables, save_tables,
     };
+    #[pymodule_export]
+    use super::frozen::{freeze_table, open_frozen};
     #[pymodule_export]
     use super::log_lines::{LogLines, log_to_stderr};
     #[pymodule_export]

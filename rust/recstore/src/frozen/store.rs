@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::encoding::Encoding;
 use super::table::FrozenTable;
 use crate::calls::{
     MemoryUse, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
@@ -55,6 +56,15 @@ impl FrozenStore {
         let opened = Arc::new(OpenTable { id, table, executor: Arc::clone(&self.executor) });
         tables.insert(id, Arc::clone(&opened));
         Ok(opened)
+    }
+
+    /// Returns how the rows of a table are kept, and the fingerprint of its file.
+    ///
+    /// # Errors
+    /// [`Error::UnknownHandle`].
+    pub fn describe_file(&self, id: TableId) -> Result<(Encoding, u32)> {
+        let open = self.opened("describe_file", id)?;
+        Ok((open.table.encoding(), open.table.fingerprint()))
     }
 
     /// Forgets a table; whoever has it still reads it.
@@ -294,7 +304,7 @@ impl EmbeddingTable for OpenTable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frozen::{Encoding, FrozenSpec, freeze};
+    use crate::frozen::{FrozenSpec, freeze};
     use crate::kernel::parallel::Serial;
     use crate::rows::pooling::PoolingMode;
     use crate::store::local_store::LocalStore;

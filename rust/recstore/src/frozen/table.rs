@@ -92,6 +92,11 @@ impl FrozenTable {
         self.layout.described.dim
     }
 
+    /// Returns a number that another file has with a probability of 2^-32: a checksum of all checksums.
+    pub fn fingerprint(&self) -> u32 {
+        crc32fast::hash(&self.file[self.layout.checks.clone()])
+    }
+
     /// Returns the bytes of the file.
     pub fn file_bytes(&self) -> usize {
         self.file.len()

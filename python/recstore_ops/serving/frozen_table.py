@@ -1,0 +1,97 @@
+"""Tables that no longer change: a file each, mapped into memory, whose pages all processes of a machine share."""
+
+from __future__ import annotations
+
+import json
+import os
+import weakref
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from recstore_ops import _native
+from recstore_ops.config.paths import user_path
+from recstore_ops.ops import operators
+from recstore_ops.table import Table
+
+EncodingName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+
+
+class FrozenTable:
+    """A table in a file, to be read.
+
+    Opening reads the header only. A part of the file is compared with its checksum when it is first read. The file must
+    not be changed in place as long as it is open; writing a new one and renaming it does no harm.
+
+    Args:
+        path: the file, of `freeze`.
+
+    Attributes:
+        name: the name of the table when it was frozen.
+        dim: elements a row.
+        rows: how many.
+        encoding: how they are kept.
+        config: the table's configuration when it was frozen.
+        fingerprint: a number of 32 bits that tells its contents from others.
+        handle: what operators take for the table; those that change rows refuse it.
+
+    Raises:
+        OSError: the file cannot be read, was cut off or changed, or is no frozen table that this version knows.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(user_path(path, "path"))
+        opened = _native.open_frozen(str(self.path))
+        self.name: str = opened["name"]
+        self.dim: int = opened["dim"]
+        self.rows: int = opened["rows"]
+        self.encoding: EncodingName = opened["encoding"]
+        self.config: dict[str, Any] = json.loads(opened["config"])
+        self.fingerprint: int = opened["fingerprint"]
+        self.handle = torch.tensor(opened["handle"], dtype=torch.int64, device="cpu")
+        weakref.finalize(self, _close, self.handle)
+
+    def read(self, ids: Tensor) -> Tensor:
+        """Returns the row of each id, int64 `[...]` -> float32 `[..., dim]`; an id without one has its initial value.
+
+        Raises:
+            RuntimeError: a byte that was read was changed.
+        """
+        return operators.emb_read(self.handle, ids, self.dim)
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __repr__(self) -> str:
+        return f"FrozenTable({str(self.path)!r}, name={self.name!r}, rows={self.rows}, dim={self.dim}, {self.encoding})"
+
+
+def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = "float32") -> int:
+    """Writes the rows of a table to a file, which replaces one that is there, and returns its bytes.
+
+    Rows that change meanwhile are written as they are before or after.
+
+    Args:
+        table: as `DistEmbedding.table`.
+        path: the file.
+        encoding: how rows are kept. "int8" and "int4" keep a float16 scale and bias for each row, in the layout of
+            FBGEMM's `FloatToFusedNBitRowwiseQuantizedSBHalf`.
+
+    Raises:
+        ValueError: an unknown encoding, or a sharded table: this process has a part of its rows only.
+        OSError: the file cannot be written, or a row has a value that the encoding has no number for.
+    """
+    if encoding not in get_args(EncodingName):
+        raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding!r}")
+    if table.is_sharded:
+        raise ValueError(f"table {table.name!r} is sharded over processes: load a checkpoint of it in one, and freeze that")
+    return _native.freeze_table(table.table_id, user_path(path, "path"), encoding)
+
+
+def _close(handle: Tensor) -> None:
+    try:
+        operators.hashtable_release(handle)
+    except RuntimeError:
+        pass  # It was released by whoever released all.

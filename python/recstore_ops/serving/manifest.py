@@ -1,0 +1,116 @@
+"""What the manifest of a bundle says: its files, its tables and the inputs of its program."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+PROGRAM = "program.pt2"
+_FORMAT, _VERSION = "recstore bundle", 1
+_BYTES_AT_A_TIME = 1 << 20
+
+
+@dataclass(frozen=True)
+class BundledTable:
+    """A table of a bundle.
+
+    Attributes:
+        name: of the table when it was frozen.
+        file: within the directory.
+        fingerprint: of the file.
+        constants: of the program, that hold its handle.
+    """
+
+    name: str
+    file: str
+    fingerprint: int
+    constants: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a bundle has.
+
+    Attributes:
+        torch, recstore_ops: the versions that wrote it.
+        program: bytes and CRC-32 of the program's file.
+        tables: those that the program reads.
+        inputs: name, type and shape of each input of the example.
+    """
+
+    torch: str
+    recstore_ops: str
+    program: dict[str, int]
+    tables: tuple[BundledTable, ...]
+    inputs: tuple[dict[str, Any], ...]
+
+    def write(self, directory: Path) -> None:
+        """Writes the manifest."""
+        fields = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        text = json.dumps({**fields, "crc32": _sum_of_fields(fields)}, indent=2)
+        (directory / NAME).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Reads the manifest.
+
+        Raises:
+            ValueError: there is no bundle, or one of another version.
+            OSError: the manifest is damaged.
+        """
+        path = directory / NAME
+        if not path.is_file():
+            raise ValueError(f"{directory} is no bundle: it has no {NAME}")
+        try:
+            fields = json.loads(path.read_text(encoding="utf-8"))
+            is_whole = fields.pop("crc32") == _sum_of_fields(fields)
+        except (ValueError, KeyError, AttributeError) as error:
+            raise OSError(f"{path} is damaged: {error!r}") from error
+        if not is_whole:
+            raise OSError(f"{path} is damaged: its checksum is another")
+        if fields.pop("format") != _FORMAT:
+            raise ValueError(f"{path} is of no bundle")
+        if (version := fields.pop("version")) != _VERSION:
+            raise ValueError(f"{path} has version {version} of the format, this program reads {_VERSION}")
+        tables = tuple(BundledTable(**{**table, "constants": tuple(table["constants"])}) for table in fields["tables"])
+        return cls(**{**fields, "tables": tables, "inputs": tuple(fields["inputs"])})
+
+    def check_program(self, directory: Path) -> Path:
+        """Returns the program's file.
+
+        Raises:
+            OSError: it is not the one that was written.
+        """
+        path = directory / PROGRAM
+        found = sum_of(path)
+        if found != self.program:
+            raise OSError(f"{path} is not the program of this bundle: expected {self.program}, got {found}")
+        return path
+
+
+def _sum_of_fields(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+
+
+def sum_of(path: Path) -> dict[str, int]:
+    """Returns bytes and CRC-32 of a file."""
+    crc, size = 0, 0
+    with open(path, "rb") as file:
+        while block := file.read(_BYTES_AT_A_TIME):
+            crc, size = zlib.crc32(block, crc), size + len(block)
+    return {"bytes": size, "crc32": crc}
+
+
+def described_inputs(names: Sequence[str], tensors: Sequence[Any]) -> tuple[dict[str, Any], ...]:
+    """Returns name, type and shape of each input; of one that is no tensor, the name of its class."""
+    return tuple(
+        {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        if hasattr(value, "dtype")
+        else {"name": name, "type": type(value).__name__}
+        for name, value in zip(names, tensors, strict=True)
+    )

@@ -1,0 +1,47 @@
+//! Tables that are frozen into files, and read from them.
+
+use std::path::PathBuf;
+
+use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use recstore::Error;
+
+use crate::registry;
+
+/// Writes the rows that the table of a number has now to a file, and returns its bytes.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn freeze_table(py: Python<'_>, table: i64, path: PathBuf, encoding: &str) -> PyResult<u64> {
+    let registry = registry()?;
+    let encoding = encoding.parse().map_err(raise)?;
+    py.detach(|| registry.freeze(table, &path, encoding)).map_err(raise)
+}
+
+/// Opens the file of a frozen table, and returns what it says of itself beside the words of its handle.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn open_frozen(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+    let registry = registry()?;
+    let opened = py.detach(|| registry.open_frozen(&path)).map_err(raise)?;
+    let described = opened.table.describe().map_err(raise)?;
+    let told = PyDict::new(py);
+    told.set_item("handle", opened.handle)?;
+    told.set_item("name", described.name)?;
+    told.set_item("dim", opened.table.dim())?;
+    told.set_item("config", described.config.to_json().map_err(raise)?)?;
+    told.set_item("rows", opened.table.num_rows().map_err(raise)?)?;
+    told.set_item("encoding", opened.encoding.to_string())?;
+    told.set_item("fingerprint", opened.fingerprint)?;
+    Ok(told)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
+fn raise(error: Error) -> PyErr {
+    let message = error.to_string();
+    match error {
+        Error::Frozen { .. } => PyOSError::new_err(message),
+        Error::InvalidConfig { .. } => PyValueError::new_err(message),
+        _ => PyRuntimeError::new_err(message),
+    }
+}
