@@ -1,8 +1,8 @@
 """A model as one directory: its exported program, and the tables that it reads, frozen.
 
-    model/manifest.json              what belongs to the bundle, with checksums
-    model/program.pt2                of `torch.export.save`
-    model/tables/0.safetensors       a frozen table
+model/manifest.json              what belongs to the bundle, with checksums
+model/program.pt2                of `torch.export.save`
+model/tables/0.safetensors       a frozen table
 """
 
 from __future__ import annotations
@@ -164,9 +164,7 @@ def _put(program: ExportedProgram, name: str, handle: Tensor) -> None:
     raise OSError(f"the program of the bundle has no constant {name}")
 
 
-def _encodings(
-    names: Sequence[str], given: EncodingName | Mapping[str, EncodingName]
-) -> dict[str, EncodingName]:
+def _encodings(names: Sequence[str], given: EncodingName | Mapping[str, EncodingName]) -> dict[str, EncodingName]:
     if isinstance(given, str):
         return dict.fromkeys(names, given)
     if unknown := sorted(given.keys() - set(names)):

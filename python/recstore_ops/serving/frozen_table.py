@@ -86,7 +86,9 @@ def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = 
     if encoding not in get_args(EncodingName):
         raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding!r}")
     if table.is_sharded:
-        raise ValueError(f"table {table.name!r} is sharded over processes: load a checkpoint of it in one, and freeze that")
+        raise ValueError(
+            f"table {table.name!r} is sharded over processes: load a checkpoint of it in one, and freeze that"
+        )
     return _native.freeze_table(table.table_id, user_path(path, "path"), encoding)
 
 

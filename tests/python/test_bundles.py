@@ -1,0 +1,198 @@
+"""Bundles: models of every kind exported with their tables, opened in the same process and in a fresh one, damaged."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from recstore_ops import DistEmbedding, DistEmbeddingBag, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
+from recstore_ops.ops import operators
+from recstore_ops.serving import Bundle, export, load_bundle
+from recstore_ops.serving.manifest import Manifest
+
+pytestmark = pytest.mark.tier("test")
+
+TableName = Callable[[], str]
+
+IDS, OFFSETS = torch.tensor([[1, 2], [3, 4], [5, 99]]), torch.tensor([0, 2, 5])
+
+
+class Clicks(nn.Module):
+    """A perceptron over rows of two tables."""
+
+    def __init__(self, user: str, item: str) -> None:
+        super().__init__()
+        self.user = DistEmbedding(None, 4, user, initializer={"kind": "normal", "std": 1.0})
+        self.item = DistEmbedding(None, 4, item, initializer={"kind": "normal", "std": 1.0})
+        self.dense = nn.Sequential(nn.Linear(8, 3), nn.Dropout(0.5), nn.ReLU(), nn.Linear(3, 1))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Returns logits [B] of ids [B, 2]."""
+        return self.dense(torch.cat([self.user(ids[:, 0]), self.item(ids[:, 1])], dim=1)).squeeze(1)
+
+
+@pytest.fixture
+def clicks(table_name: TableName) -> Clicks:
+    """A model whose tables have some rows."""
+    model = Clicks(table_name(), table_name())
+    for module in (model.user, model.item):
+        operators.emb_write(module.table.handle, torch.arange(6), torch.randn(6, 4))
+    return model
+
+
+def expected(model: nn.Module, *inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(*inputs)
+
+
+def test_a_bundle_gives_what_the_model_gave_when_it_was_exported(clicks: Clicks, tmp_path: Path) -> None:
+    logits = expected(clicks, IDS)
+    clicks.train()
+    bundle = load_bundle(export(clicks, (IDS,), tmp_path / "model"))
+    assert clicks.training, "export leaves the model as it was"
+    assert bundle(IDS).equal(logits)
+    assert bundle(IDS.repeat(7, 1)).equal(logits.repeat(7)), "the batch varies"
+    for module in (clicks.user, clicks.item):
+        operators.emb_write(module.table.handle, torch.arange(6), torch.zeros(6, 4))
+    assert bundle(IDS).equal(logits), "what is trained afterwards does not show"
+    assert not bundle(IDS).requires_grad
+
+
+FRESH = """
+import sys, torch
+from recstore_ops import DistEmbedding
+from recstore_ops.ops import operators
+from recstore_ops.serving import load_bundle
+others = [DistEmbedding(None, 4, name) for name in sys.argv[2].split(",")]
+for other in others:
+    operators.emb_write(other.table.handle, torch.arange(6), torch.full((6, 4), 100.0))
+print(load_bundle(sys.argv[1])(torch.tensor([[1, 2], [3, 4], [5, 99]])).tolist())
+"""
+
+
+def test_a_fresh_process_gives_the_same_whatever_is_open(clicks: Clicks, tmp_path: Path) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    names = ["other", clicks.item.table.name, "further", clicks.user.table.name]
+    done = subprocess.run(
+        [sys.executable, "-c", FRESH, str(path), ",".join(names)], capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == expected(clicks, IDS).tolist()
+
+
+def test_two_bundles_of_one_model_stand_side_by_side(clicks: Clicks, tmp_path: Path) -> None:
+    before = expected(clicks, IDS)
+    first = load_bundle(export(clicks, (IDS,), tmp_path / "first"))
+    operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))
+    second = load_bundle(export(clicks, (IDS,), tmp_path / "second"))
+    assert first(IDS).equal(before)
+    assert second(IDS).equal(expected(clicks, IDS))
+
+
+def test_bags_and_collections_are_bundled(table_name: TableName, tmp_path: Path) -> None:
+    bag = DistEmbeddingBag(None, 4, table_name(), mode="sum")
+    operators.emb_write(bag.table.handle, torch.arange(6), torch.randn(6, 4))
+    ids = IDS.flatten()
+    bundle = load_bundle(export(bag, (ids, OFFSETS), tmp_path / "bag"))
+    assert bundle(ids, OFFSETS).equal(expected(bag, ids, OFFSETS))
+
+    names = [table_name(), table_name()]
+    configs = [
+        {"name": name, "num_embeddings": None, "embedding_dim": 4, "feature_names": [name], "pooling": "sum"}
+        for name in names
+    ]
+
+    class Pooled(nn.Module):
+        """A collection behind tensors."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.bags = RecStoreEmbeddingBagCollection(configs)
+
+        def forward(self, ids: Tensor, lengths: Tensor) -> Tensor:
+            """Returns the pooled rows, [B, F, D]."""
+            return self.bags(KeyedJaggedTensor(names, ids, lengths=lengths))
+
+    model, lengths = Pooled(), torch.tensor([2, 1, 0, 3])
+    for module in model.bags.embedding_bags.values():
+        operators.emb_write(module.table.handle, torch.arange(6), torch.randn(6, 4))
+    bundle = load_bundle(export(model, (ids, lengths), tmp_path / "bags"))
+    assert bundle(ids, lengths).equal(expected(model, ids, lengths))
+    assert sorted(bundle.tables) == sorted(names)
+
+
+def test_encodings_are_chosen_by_table(clicks: Clicks, tmp_path: Path) -> None:
+    name = clicks.user.table.name
+    bundle = load_bundle(export(clicks, (IDS,), tmp_path / "model", encoding={name: "int8"}))
+    assert {table.name: table.encoding for table in bundle.tables.values()} == {
+        name: "int8",
+        clicks.item.table.name: "float32",
+    }
+    torch.testing.assert_close(bundle(IDS), expected(clicks, IDS), atol=0.05, rtol=0.05)
+    with pytest.raises(ValueError, match="encoding names table 'none', the model reads"):
+        export(clicks, (IDS,), tmp_path / "other", encoding={"none": "int8"})
+
+
+def test_what_is_there_stays_unless_it_may_go(clicks: Clicks, tmp_path: Path) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    with pytest.raises(ValueError, match="is there already; replace=True writes the bundle in its place"):
+        export(clicks, (IDS,), path)
+    operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))
+    assert load_bundle(export(clicks, (IDS,), path, replace=True))(IDS).equal(expected(clicks, IDS))
+    other = tmp_path / "notes"
+    other.mkdir()
+    (other / "todo.txt").write_text("keep me")
+    with pytest.raises(ValueError, match=r"notes is no bundle: it has no manifest\.json"):
+        export(clicks, (IDS,), other, replace=True)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "notes"]
+
+
+def test_an_export_that_fails_leaves_nothing(clicks: Clicks, tmp_path: Path) -> None:
+    operators.emb_write(clicks.item.table.handle, torch.tensor([1]), torch.full((1, 4), 1e9))
+    with pytest.raises(OSError, match="cannot be kept as int4"):
+        export(clicks, (IDS,), tmp_path / "model", encoding="int4")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("file", ["manifest.json", "program.pt2", "tables/0.safetensors", "tables/1.safetensors"])
+@pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
+def test_damage_is_refused_with_the_file(clicks: Clicks, tmp_path: Path, file: str, damage: str) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    content = bytearray((path / file).read_bytes())
+    (path / file).unlink()
+    if damage == "cut":
+        (path / file).write_bytes(content[: len(content) // 2])
+    elif damage == "flipped":
+        content[len(content) // 2] ^= 1
+        (path / file).write_bytes(content)
+    with pytest.raises((OSError, ValueError, RuntimeError), match=file.rpartition("/")[2].replace(".", r"\.")):
+        load_bundle(path)(IDS)
+
+
+def test_files_of_other_bundles_are_refused(clicks: Clicks, tmp_path: Path) -> None:
+    first = export(clicks, (IDS,), tmp_path / "first")
+    operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))
+    second = export(clicks, (IDS,), tmp_path / "second")
+    for name in ("0", "1"):
+        other = (second / "tables" / f"{name}.safetensors").read_bytes()
+        (first / "tables" / f"{name}.safetensors").write_bytes(other)
+    with pytest.raises(OSError, match="is not of this bundle: expected table .* with fingerprint"):
+        load_bundle(first)
+
+
+def test_another_version_and_another_directory_are_refused(clicks: Clicks, tmp_path: Path) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert isinstance(load_bundle(path), Bundle)
+    assert Manifest.read(path).inputs == ({"name": "ids", "dtype": "int64", "shape": [3, 2]},)
+    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
+    with pytest.raises(OSError, match="damaged: its checksum is another"):
+        load_bundle(path)
+    with pytest.raises(ValueError, match=r"is no bundle: it has no manifest\.json"):
+        load_bundle(tmp_path)
