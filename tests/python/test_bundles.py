@@ -182,7 +182,7 @@ def test_files_of_other_bundles_are_refused(clicks: Clicks, tmp_path: Path) -> N
     for name in ("0", "1"):
         other = (second / "tables" / f"{name}.safetensors").read_bytes()
         (first / "tables" / f"{name}.safetensors").write_bytes(other)
-    with pytest.raises(OSError, match="is not of this bundle: expected table .* with fingerprint"):
+    with pytest.raises(OSError, match=r"is not of this bundle: expected table .* with fingerprint"):
         load_bundle(first)
 
 

@@ -155,7 +155,7 @@ def test_what_cannot_be_kept_is_refused_and_replaces_nothing(live: DistEmbedding
     operators.emb_write(live.table.handle, torch.tensor([7]), torch.full((1, DIM), 1e6))
     with pytest.raises(OSError, match="1000000 in the row of id 7 cannot be kept as int8"):
         freeze(live.table, path, "int8")
-    with pytest.raises(ValueError, match="encoding must be one of float32, .*, got 'int2'"):
+    with pytest.raises(ValueError, match=r"encoding must be one of float32, .*, got 'int2'"):
         freeze(live.table, path, "int2")  # type: ignore[arg-type]
     with pytest.raises(OSError, match="no/t"):
         freeze(live.table, tmp_path / "no" / "t")

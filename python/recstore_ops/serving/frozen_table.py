@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import weakref
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -93,7 +94,5 @@ def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = 
 
 
 def _close(handle: Tensor) -> None:
-    try:
+    with suppress(RuntimeError):  # It was released by whoever released all.
         operators.hashtable_release(handle)
-    except RuntimeError:
-        pass  # It was released by whoever released all.
