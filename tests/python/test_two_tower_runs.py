@@ -198,6 +198,7 @@ def test_the_rows_of_its_table_are_exported(recstore: Recstore, folder: Path) ->
         assert np.load(output).shape == (count, 8)
 
 
+@pytest.mark.tier("all")
 def test_several_processes_are_refused(folder: Path) -> None:
     command = torchrun(2, *map(str, MODEL), "--epochs", "1", rows=("train.csv",))
     process = run(folder, command)

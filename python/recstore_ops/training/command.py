@@ -138,10 +138,8 @@ def _configuration(
 
 
 def _following(config: TrainingConfig, every: float | None, until_idle: float | None) -> FollowOptions:
-    given = {"follow-every": every is not None, "follow-until-idle": until_idle is not None}
-    names = [name for name, is_given in given.items() if is_given]
-    if names and config.follow_files is None:
-        raise ValueError(f"a run without follow-files takes no {' and no '.join(names)}")
+    if config.follow_files is None:
+        _refuse("a run without follow-files takes", {"follow-every": every, "follow-until-idle": until_idle})
     return FollowOptions(FollowOptions.every if every is None else every, until_idle)
 
 
@@ -161,10 +159,14 @@ def _run(
 
 
 def _refuse_saving(save_every: int | None, keep: int | None, resume: bool) -> None:
-    given = {"save-every": save_every is not None, "keep": keep is not None, "resume": resume}
-    names = [name for name, is_given in given.items() if is_given]
-    if names:
-        raise ValueError(f"a comparison with a baseline is not saved: it takes no {' and no '.join(names)}")
+    given = {"save-every": save_every, "keep": keep, "resume": resume or None}
+    _refuse("a comparison with a baseline is not saved: it takes", given)
+
+
+def _refuse(who_takes: str, options: dict[str, Any]) -> None:
+    """Raises ValueError if one of the options is given."""
+    if names := [name for name, value in options.items() if value is not None]:
+        raise ValueError(f"{who_takes} no {' and no '.join(names)}")
 
 
 def _learning_rate(optimizer: str, lr: float | None, alpha: float | None) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from recstore_ops.training.bounds import Bounds
 from recstore_ops.training.choices import RETRIEVAL
 
 
@@ -25,8 +26,8 @@ class FollowOptions:
 
     def __post_init__(self) -> None:
         for name, value in (("follow_every", self.every), ("follow_until_idle", self.until_idle)):
-            if value is not None and not 0 < value < float("inf"):
-                raise ValueError(f"{name} must be above 0, got {value}")
+            if value is not None:
+                Bounds(above=0).check(name, value)
 
 
 def check_following(config: Any) -> None:

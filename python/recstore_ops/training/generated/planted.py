@@ -28,6 +28,7 @@ import torch
 from numpy.typing import NDArray
 
 from recstore_ops.training.generated.planted_theory import best_logits_of_order
+from recstore_ops.training.generated.row_counts import row_counts
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.rows.batch import Batch
 
@@ -175,10 +176,7 @@ def planted_rows(
     if kind not in _RECIPES:
         raise ValueError(f"expected one of {', '.join(_RECIPES)}, got {kind!r}")
     recipe = _RECIPES[kind]
-    train_rows = recipe.train_rows if train_rows is None else train_rows
-    test_rows = recipe.test_rows if test_rows is None else test_rows
-    if train_rows < 1 or test_rows < 1:
-        raise ValueError(f"expected at least one row each, got {train_rows} and {test_rows}")
+    train_rows, test_rows = row_counts(train_rows, test_rows, (recipe.train_rows, recipe.test_rows))
     rng = np.random.default_rng(seed)
     model = _draw_model(rng, recipe)
     train, _ = _draw_rows(rng, model, train_rows)

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from recstore_ops.training.generated.row_counts import row_counts
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.quality.retrieval import Candidates, RankedPart, evaluate_retrieval
 from recstore_ops.training.rows.batch import Batch
@@ -74,10 +75,7 @@ def planted_retrieval(seed: int = 0, train_rows: int | None = None, test_rows: i
     Raises:
         ValueError: a row count below one.
     """
-    train_rows = _TRAIN_ROWS if train_rows is None else train_rows
-    test_rows = _TEST_ROWS if test_rows is None else test_rows
-    if train_rows < 1 or test_rows < 1:
-        raise ValueError(f"expected at least one row each, got {train_rows} and {test_rows}")
+    train_rows, test_rows = row_counts(train_rows, test_rows, (_TRAIN_ROWS, _TEST_ROWS))
     rng = np.random.default_rng(seed)
     u_QK, v_IK = rng.standard_normal((QUERIES, _COLUMNS)), rng.standard_normal((ITEMS, _COLUMNS))
     log_popularity_I = _log_softmax(-np.log(np.arange(ITEMS) + _FLATTENED))

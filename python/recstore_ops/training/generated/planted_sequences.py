@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from recstore_ops.training.generated.row_counts import row_counts
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.rows.batch import Batch
 
@@ -74,10 +75,7 @@ def planted_sequences(seed: int = 0, train_rows: int | None = None, test_rows: i
     Raises:
         ValueError: a row count below one.
     """
-    train_rows = _TRAIN_ROWS if train_rows is None else train_rows
-    test_rows = _TEST_ROWS if test_rows is None else test_rows
-    if train_rows < 1 or test_rows < 1:
-        raise ValueError(f"expected at least one row each, got {train_rows} and {test_rows}")
+    train_rows, test_rows = row_counts(train_rows, test_rows, (_TRAIN_ROWS, _TEST_ROWS))
     rng = np.random.default_rng(seed)
     train, test = _draw_rows(rng, train_rows), _draw_rows(rng, test_rows)
     logits = true_logits(test)
