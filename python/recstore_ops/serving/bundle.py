@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from recstore_ops.config.paths import user_path
-from recstore_ops.nn import DistEmbedding
+from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable, freeze
 from recstore_ops.serving.manifest import PROGRAM, BundledTable, Manifest, described_inputs, sum_of
-from recstore_ops.table import Table
+from recstore_ops.table.table import Table
 
 
 class Bundle(nn.Module):
@@ -141,7 +141,7 @@ def _exported(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) ->
 
 def _tables_of(program: ExportedProgram, model: nn.Module) -> list[tuple[Table, tuple[str, ...]]]:
     """The tables whose handles a program has, and the names of the constants that hold them."""
-    tables = {module.table.name: module.table for module in model.modules() if isinstance(module, DistEmbedding)}
+    tables = {module.table.name: module.table for module in model.modules() if isinstance(module, TableModule)}
     found = []
     for table in tables.values():
         names = tuple(name for name, tensor in _held(program) if tensor.equal(table.handle))

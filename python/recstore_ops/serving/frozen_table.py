@@ -15,7 +15,7 @@ from torch import Tensor
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
 from recstore_ops.ops import operators
-from recstore_ops.table import Table
+from recstore_ops.table.table import Table
 
 EncodingName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 
