@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenSpec, FrozenStore, GradientCollector, InitializerConfig,
-    LoadReport, LocalStore, OptimizerState, PrefetchId, PrefetchRequest, Prefetches, Serial, TableConfig, TableId,
-    fork, freeze,
+    EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenSpec, FrozenStore, GradientCollector,
+    InitializerConfig, LoadReport, LocalStore, OptimizerState, PrefetchId, PrefetchRequest, Prefetches,
+    Serial, TableConfig, TableId, fork, freeze,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
