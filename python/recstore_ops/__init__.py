@@ -35,17 +35,20 @@ from recstore_ops.nn.prefetch import PrefetchingDataLoader
 from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.servers.store import table_names
 from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
+from recstore_ops.serving import Bundle, FrozenTable, export, freeze, load_bundle
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.table.table import Table, default_table
 from recstore_ops.table.unpickling import opening_empty_tables
 
 __all__ = [
+    "Bundle",
     "DistEmbedding",
     "DistEmbeddingBag",
     "DistTensor",
     "EmbeddingBagConfig",
     "EmbeddingConfig",
     "EmbeddingTableConfig",
+    "FrozenTable",
     "HashTable",
     "HashTableRegister",
     "JaggedTensor",
@@ -69,10 +72,13 @@ __all__ = [
     "default_table",
     "embedding",
     "embedding_bag",
+    "export",
+    "freeze",
     "get_kv_client",
     "inspect_checkpoint",
     "inspect_table",
     "leave_ps_workers",
+    "load_bundle",
     "load_config_file",
     "memory_in_use",
     "merge_gradients",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,7 +48,7 @@ def clicks(table_name: TableName) -> Clicks:
     return model
 
 
-def expected(model: nn.Module, *inputs: Tensor) -> Tensor:
+def expected(model: nn.Module, *inputs: Tensor | KeyedJaggedTensor) -> Tensor:
     with torch.no_grad():
         return model.eval()(*inputs)
 
@@ -127,6 +128,85 @@ def test_bags_and_collections_are_bundled(table_name: TableName, tmp_path: Path)
     assert sorted(bundle.tables) == sorted(names)
 
 
+def test_features_are_inputs_by_name(table_name: TableName, tmp_path: Path) -> None:
+    names = [table_name(), table_name()]
+    bags = RecStoreEmbeddingBagCollection(
+        [
+            {"name": name, "num_embeddings": None, "embedding_dim": 4, "feature_names": [f"f{i}"]}
+            for i, name in enumerate(names)
+        ]
+    )
+    for module in bags.embedding_bags.values():
+        operators.emb_write(module.table.handle, torch.arange(6), torch.randn(6, 4))
+    features = KeyedJaggedTensor(["f0", "f1"], torch.arange(5), lengths=torch.tensor([2, 1, 0, 0, 1, 1]))
+    path = export(bags, (features,), tmp_path / "bags")
+    bundle = load_bundle(path)
+    one = KeyedJaggedTensor(["f0", "f1"], torch.tensor([3, 5]), lengths=torch.tensor([0, 2]))
+    for each in (features, one):
+        assert bundle(each).equal(expected(bags, each))
+    assert [(each["name"], each["shape"]) for each in bundle.manifest.inputs] == [
+        ("features_values", [-1]),
+        ("features_lengths", [-1, 2]),
+    ]
+    weighted = KeyedJaggedTensor(["f0", "f1"], torch.arange(2), torch.ones(2), lengths=torch.tensor([1, 1]))
+    with pytest.raises(Exception, match="the same number and type of args"):
+        bundle(weighted)
+
+
+def test_arguments_have_names_and_outputs_keys(clicks: Clicks, tmp_path: Path) -> None:
+    class Both(nn.Module):
+        """Two outputs."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.clicks = clicks
+
+        def forward(self, ids: Tensor, scale: Tensor) -> dict[str, Tensor]:
+            """Returns logits and their multiples."""
+            logits = self.clicks(ids)
+            return {"logits": logits, "scaled": logits * scale}
+
+    inputs = {"ids": IDS, "scale": torch.rand(3)}
+    bundle = load_bundle(export(Both(), inputs, tmp_path / "model"))
+    with torch.no_grad():
+        wanted = Both().eval()(**inputs)
+    given = bundle(**inputs)
+    assert all(given[name].equal(wanted[name]) for name in ("logits", "scaled"))
+    assert [each["name"] for each in (*bundle.manifest.inputs, *bundle.manifest.outputs)] == [
+        "ids",
+        "scale",
+        "logits",
+        "scaled",
+    ]
+
+
+def test_a_bundle_only_predicts(clicks: Clicks, tmp_path: Path) -> None:
+    bundle = load_bundle(export(clicks, (IDS,), tmp_path / "model"))
+    assert bundle.eval() is bundle
+    with pytest.raises(RuntimeError, match="only predicts: train the model that it was exported from"):
+        bundle.train()
+
+
+def test_the_example_is_not_in_the_bundle(clicks: Clicks, tmp_path: Path) -> None:
+    secret = torch.tensor([[0x5EC2E75EC2E7, 2], [3, 4]])
+    path = export(clicks, (secret,), tmp_path / "model")
+    with zipfile.ZipFile(path / "program.pt2") as program:
+        parts = [program.read(name) for name in program.namelist()]
+    assert not any(secret.numpy().tobytes()[:8] in part or str(int(secret[0, 0])).encode() in part for part in parts)
+
+
+def test_what_reads_no_table_of_a_name_is_refused(tmp_path: Path) -> None:
+    class Default(nn.Module):
+        """Reads the default table."""
+
+        def forward(self, ids: Tensor) -> Tensor:
+            """Returns rows."""
+            return operators.emb_read_default(ids, 4)
+
+    with pytest.raises(ValueError, match="reads no table of a name: a bundle takes tables of modules only"):
+        export(Default(), (IDS.flatten(),), tmp_path / "model")
+
+
 def test_encodings_are_chosen_by_table(clicks: Clicks, tmp_path: Path) -> None:
     name = clicks.user.table.name
     bundle = load_bundle(export(clicks, (IDS,), tmp_path / "model", encoding={name: "int8"}))
@@ -141,7 +221,7 @@ def test_encodings_are_chosen_by_table(clicks: Clicks, tmp_path: Path) -> None:
 
 def test_what_is_there_stays_unless_it_may_go(clicks: Clicks, tmp_path: Path) -> None:
     path = export(clicks, (IDS,), tmp_path / "model")
-    with pytest.raises(ValueError, match="is there already; replace=True writes the bundle in its place"):
+    with pytest.raises(ValueError, match="is there already; replace=True, or --replace, writes"):
         export(clicks, (IDS,), path)
     operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))
     assert load_bundle(export(clicks, (IDS,), path, replace=True))(IDS).equal(expected(clicks, IDS))
@@ -190,7 +270,9 @@ def test_another_version_and_another_directory_are_refused(clicks: Clicks, tmp_p
     path = export(clicks, (IDS,), tmp_path / "model")
     manifest = json.loads((path / "manifest.json").read_text())
     assert isinstance(load_bundle(path), Bundle)
-    assert Manifest.read(path).inputs == ({"name": "ids", "dtype": "int64", "shape": [3, 2]},)
+    manifest_read = Manifest.read(path)
+    assert manifest_read.inputs == ({"name": "ids", "dtype": "int64", "shape": [-1, 2], "sizes": ["n0", None]},)
+    assert manifest_read.outputs == ({"name": "output", "dtype": "float32", "shape": [-1], "sizes": ["n0"]},)
     (path / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
     with pytest.raises(OSError, match="damaged: its checksum is another"):
         load_bundle(path)

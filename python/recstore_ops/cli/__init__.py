@@ -10,11 +10,13 @@ from recstore_ops.cli.checkpoint import checkpoint_commands
 from recstore_ops.cli.compact import compact_command
 from recstore_ops.cli.doctor import doctor_command
 from recstore_ops.cli.evaluate import evaluate_command
+from recstore_ops.cli.export import export_command
 from recstore_ops.cli.export_vectors import export_vectors_command
 from recstore_ops.cli.inspect import inspect_command
 from recstore_ops.cli.neighbours import neighbours_command
 from recstore_ops.cli.predict import predict_command
 from recstore_ops.cli.promote import promote_command
+from recstore_ops.cli.quantize import quantize_command
 from recstore_ops.cli.reshard import reshard_command
 from recstore_ops.cli.serve import serve_command
 from recstore_ops.cli.top import top_command
@@ -33,6 +35,8 @@ app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)
 app.command("export-vectors")(export_vectors_command)
 app.command("neighbours")(neighbours_command)
+app.command("export")(export_command)
+app.command("quantize")(quantize_command)
 app.command("generate")(generate_command)
 app.command("serve")(serve_command)
 app.command("promote")(promote_command)

@@ -18,6 +18,7 @@ from recstore_ops.training.rows.batching import regroup
 from recstore_ops.training.rows.read_ahead import read_ahead
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.saved_run import Which
+from recstore_ops.training.training_input import open_input
 
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="The directory of a run of `recstore train`.", parser=read_user_path)
@@ -47,3 +48,17 @@ def shown_scores(run: LoadedRun, rows: RowSource, batch_size: int, what: str) ->
         for scores in run.scores(batches):
             yield scores
             bar.update(len(scores))
+
+
+def rows_like_trained(run: LoadedRun, paths: list[Path] | None) -> RowSource:
+    """Returns the rows of files, or those of the run: of its test files, of its training files without.
+
+    Raises:
+        ValueError: the run's files are no longer there; further as `LoadedRun.open_rows`.
+    """
+    if paths:
+        return run.open_rows(paths)
+    if gone := [path for path in (*run.config.train, *run.config.test) if not path.exists()]:
+        raise ValueError(f"{gone[0]}, which the run was trained on, is no longer there: name rows like them by --rows")
+    parts = open_input(run.config)
+    return parts.test or parts.validation or parts.train

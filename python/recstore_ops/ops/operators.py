@@ -34,7 +34,7 @@ NAMES: list[str] = []
 SUM, MEAN, MAX = 0, 1, 2
 """The pooling modes of `emb_bag`, numbered as in `torch.nn.functional.embedding_bag`."""
 
-_OF_DEFAULT_TABLES = ("emb_read", "emb_write", "emb_update")
+OF_DEFAULT_TABLES = ("emb_read", "emb_write", "emb_update")
 """The traced operators that take no handle."""
 
 _PLACES_TAG = 2
@@ -64,7 +64,7 @@ def refusing_meta(name: str, fake: Callable[_P, _R]) -> Callable[_P, _R]:
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
         is_traced = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        is_real = name in _OF_DEFAULT_TABLES or not tensors[0].is_meta
+        is_real = name in OF_DEFAULT_TABLES or not tensors[0].is_meta
         if is_real and not is_traced and any(tensor.is_meta for tensor in tensors):
             raise RuntimeError(
                 f"{name.partition('.')[0]}: got a meta tensor, which has no values, for a table that has"

@@ -10,19 +10,21 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.utils._pytree import tree_flatten
 
 from recstore_ops.config.paths import user_path
-from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable, freeze
-from recstore_ops.serving.manifest import PROGRAM, BundledTable, Manifest, described_inputs, sum_of
+from recstore_ops.serving.manifest import PROGRAM, BundledTable, Manifest, sum_of
+from recstore_ops.serving.program_tables import put_handle, tables_of
+from recstore_ops.serving.program_tensors import described
 from recstore_ops.table.table import Table
 
 
@@ -41,6 +43,17 @@ class Bundle(nn.Module):
         self.manifest = manifest
         self.tables = dict(tables)
         self._program = program
+        self.training = False
+
+    def train(self, mode: bool = True) -> Bundle:
+        """Stays as it is: in evaluation mode.
+
+        Raises:
+            RuntimeError: training mode is asked for.
+        """
+        if mode:
+            raise RuntimeError(f"the bundle {self.path} only predicts: train the model that it was exported from")
+        return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Returns what the program gives."""
@@ -50,7 +63,7 @@ class Bundle(nn.Module):
 
 def export(
     model: nn.Module,
-    example_inputs: Sequence[Any],
+    example_inputs: Sequence[Any] | Mapping[str, Any],
     directory: str | os.PathLike[str],
     *,
     encoding: EncodingName | Mapping[str, EncodingName] = "float32",
@@ -64,7 +77,8 @@ def export(
 
     Args:
         model: with tables of this process.
-        example_inputs: the positional arguments of a call.
+        example_inputs: the positional arguments of a call, or its keyword arguments by name. They are not kept. A batch
+            should have two rows or more: a size of 1 may be taken for one that never changes.
         directory: of the bundle.
         encoding: how rows are kept, of all tables or by their names; see `freeze`.
         dynamic_shapes: as in `torch.export.export`; None lets the first dimension of every tensor vary.
@@ -72,26 +86,28 @@ def export(
 
     Raises:
         ValueError: there is something at `directory` that may not go, an encoding names a table that the model does not
-            read, a table has no rows in this process only, or the model cannot be exported.
+            read, a table is sharded over processes, or the model reads a table that has no name.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
     """
     target = Path(user_path(directory, "directory"))
     _check_target(target, replace=replace)
-    program = _exported(model, tuple(example_inputs), dynamic_shapes)
-    read = _tables_of(program, model)
-    encodings = _encodings([table.name for table, _ in read], encoding)
+    arguments = _Arguments.of(example_inputs)
+    program, outputs = _exported(model, arguments, dynamic_shapes)
+    read = tables_of(program)
+    encodings = _encodings(list(read), encoding)
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
         written = Path(beside) / "bundle"
         (written / "tables").mkdir(parents=True)
-        tables = [_frozen(written, number, *each, encodings) for number, each in enumerate(read)]
+        tables = [_frozen(written, number, *each, encodings) for number, each in enumerate(read.values())]
+        program.example_inputs = None  # They are somebody's rows, and pickled.
         torch.export.save(program, written / PROGRAM)
         Manifest(
             torch=torch.__version__,
             recstore_ops=version("recstore-ops"),
             program=sum_of(written / PROGRAM),
             tables=tuple(tables),
-            inputs=described_inputs(_input_names(program), tuple(example_inputs)),
+            **described(program, outputs)._asdict(),
         ).write(written)
         if target.exists():
             shutil.rmtree(target)
@@ -116,7 +132,7 @@ def load_bundle(directory: str | os.PathLike[str]) -> Bundle:
     for bundled in manifest.tables:
         tables[bundled.name] = table = _opened(path, bundled)
         for constant in bundled.constants:
-            _put(program, constant, table.handle)
+            put_handle(program, constant, table.handle)
     return Bundle(path, manifest, program.module(), tables)
 
 
@@ -124,44 +140,46 @@ def _check_target(target: Path, *, replace: bool) -> None:
     if not target.exists():
         return
     if not replace:
-        raise ValueError(f"{target} is there already; replace=True writes the bundle in its place")
+        raise ValueError(f"{target} is there already; replace=True, or --replace, writes the bundle in its place")
     Manifest.read(target)
 
 
-def _exported(model: nn.Module, inputs: tuple[Any, ...], dynamic_shapes: Any) -> ExportedProgram:
+class _Arguments(NamedTuple):
+    """Of a call."""
+
+    positional: tuple[Any, ...]
+    by_name: dict[str, Any]
+
+    @classmethod
+    def of(cls, given: Sequence[Any] | Mapping[str, Any]) -> _Arguments:
+        return cls((), dict(given)) if isinstance(given, Mapping) else cls(tuple(given), {})
+
+
+def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> tuple[ExportedProgram, Any]:
+    """Returns the program of a model, and what the model gives for the arguments."""
     if dynamic_shapes is None:
-        dynamic_shapes = tuple({0: Dim.AUTO} if isinstance(each, Tensor) and each.dim() else None for each in inputs)
+        dynamic_shapes = _first_dimensions(arguments.by_name or arguments.positional)
     was_training = model.training
     try:
         with torch.no_grad():
-            return torch.export.export(model.eval(), inputs, dynamic_shapes=dynamic_shapes)
+            outputs = model.eval()(*arguments.positional, **arguments.by_name)
+            return torch.export.export(model, *arguments, dynamic_shapes=dynamic_shapes), outputs
     finally:
         model.train(was_training)
 
 
-def _tables_of(program: ExportedProgram, model: nn.Module) -> list[tuple[Table, tuple[str, ...]]]:
-    """The tables whose handles a program has, and the names of the constants that hold them."""
-    tables = {module.table.name: module.table for module in model.modules() if isinstance(module, TableModule)}
-    found = []
-    for table in tables.values():
-        names = tuple(name for name, tensor in _held(program) if tensor.equal(table.handle))
-        if names:
-            found.append((table, names))
-    return found
-
-
-def _held(program: ExportedProgram) -> Iterator[tuple[str, Tensor]]:
-    for name, value in (*program.constants.items(), *program.state_dict.items()):
-        if isinstance(value, Tensor) and value.dtype is torch.int64:
-            yield name, value
-
-
-def _put(program: ExportedProgram, name: str, handle: Tensor) -> None:
-    for held in (program.constants, program.state_dict):
-        if name in held:
-            held[name] = handle
-            return
-    raise OSError(f"the program of the bundle has no constant {name}")
+def _first_dimensions(value: Any) -> Any:
+    """Shapes by which the first dimension of every tensor varies, also of those within containers."""
+    if isinstance(value, Tensor):
+        return {0: Dim.AUTO} if value.dim() else None
+    if isinstance(value, dict):
+        return {name: _first_dimensions(each) for name, each in value.items()}
+    leaves, structure = tree_flatten(value)
+    if structure.is_leaf():
+        return None
+    if isinstance(value, list | tuple):
+        return type(value)(map(_first_dimensions, value))
+    return [_first_dimensions(leaf) for leaf in leaves]
 
 
 def _encodings(names: Sequence[str], given: EncodingName | Mapping[str, EncodingName]) -> dict[str, EncodingName]:
@@ -188,7 +206,3 @@ def _opened(path: Path, bundled: BundledTable) -> FrozenTable:
             f"{bundled.fingerprint:08x}, got {table.name!r} with {table.fingerprint:08x}"
         )
     return table
-
-
-def _input_names(program: ExportedProgram) -> list[str]:
-    return list(program.graph_signature.user_inputs)  # type: ignore[arg-type]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,8 @@ class Manifest:
         torch, recstore_ops: the versions that wrote it.
         program: bytes and CRC-32 of the program's file.
         tables: those that the program reads.
-        inputs: name, type and shape of each input of the example.
+        inputs: each tensor that the program takes, see `recstore_ops.serving.program_tensors`.
+        outputs: each that it gives.
     """
 
     torch: str
@@ -48,6 +48,7 @@ class Manifest:
     program: dict[str, int]
     tables: tuple[BundledTable, ...]
     inputs: tuple[dict[str, Any], ...]
+    outputs: tuple[dict[str, Any], ...]
 
     def write(self, directory: Path) -> None:
         """Writes the manifest."""
@@ -78,7 +79,8 @@ class Manifest:
         if (version := fields.pop("version")) != _VERSION:
             raise ValueError(f"{path} has version {version} of the format, this program reads {_VERSION}")
         tables = tuple(BundledTable(**{**table, "constants": tuple(table["constants"])}) for table in fields["tables"])
-        return cls(**{**fields, "tables": tables, "inputs": tuple(fields["inputs"])})
+        tensors = {name: tuple(fields[name]) for name in ("inputs", "outputs")}
+        return cls(**{**fields, "tables": tables, **tensors})
 
     def check_program(self, directory: Path) -> Path:
         """Returns the program's file.
@@ -104,13 +106,3 @@ def sum_of(path: Path) -> dict[str, int]:
         while block := file.read(_BYTES_AT_A_TIME):
             crc, size = zlib.crc32(block, crc), size + len(block)
     return {"bytes": size, "crc32": crc}
-
-
-def described_inputs(names: Sequence[str], tensors: Sequence[Any]) -> tuple[dict[str, Any], ...]:
-    """Returns name, type and shape of each input; of one that is no tensor, the name of its class."""
-    return tuple(
-        {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
-        if hasattr(value, "dtype")
-        else {"name": name, "type": type(value).__name__}
-        for name, value in zip(names, tensors, strict=True)
-    )

@@ -6,5 +6,9 @@ For models without TorchRec. The collections take TorchRec's own types as well.
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recstore_ops.sparse.keyed_tensor import KeyedTensor
+from recstore_ops.sparse.pytree import register
 
 __all__ = ["JaggedTensor", "KeyedJaggedTensor", "KeyedTensor"]
+
+register()
+del register

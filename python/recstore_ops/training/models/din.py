@@ -74,7 +74,7 @@ class DIN(nn.Module):
 
     def _weights(self, features_ND: Tensor, batch: Batch) -> Tensor:
         """a(e_j, t) of each id of a history and 1 of all others, [N, 1]."""
-        weights_N1 = features_ND.new_ones(len(features_ND), 1)
+        weights_N1 = features_ND.new_ones(features_ND.shape[0], 1)
         row_N, field_N = _rows_and_fields(batch)
         for (history, target), unit in zip(self.sequences, self.units, strict=True):
             place_H = (field_N == history).nonzero().squeeze(1)
@@ -100,7 +100,7 @@ def _rows_and_fields(batch: Batch) -> tuple[Tensor, Tensor]:
     """The row and the field of each id, int64 [N] each."""
     lengths = batch.offsets_or_ones().diff()
     bags = torch.arange(lengths.numel(), dtype=torch.int64, device=lengths.device)
-    bag_N = torch.repeat_interleave(bags, lengths)
+    bag_N = torch.repeat_interleave(bags, lengths, output_size=batch.ids.numel())
     return bag_N // batch.num_fields, bag_N % batch.num_fields
 
 
@@ -108,7 +108,10 @@ def _places_of_targets(batch: Batch, field: int) -> Tensor:
     """The places in `ids` of the one id that each row has in a field, int64 [B]."""
     offsets = batch.offsets_or_ones()
     lengths_B = offsets.diff()[field :: batch.num_fields]
-    if bool((lengths_B != 1).any()):
+    if torch.compiler.is_compiling():
+        # A program cannot say which row.
+        torch._assert_async((lengths_B == 1).all(), f"field {field} is a sequence's target and must have one id a row")
+    elif bool((lengths_B != 1).any()):
         row = int((lengths_B != 1).nonzero()[0])
         raise ValueError(
             f"field {field} is the target of a sequence and must have one id a row, got {int(lengths_B[row])} in row "

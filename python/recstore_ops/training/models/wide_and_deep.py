@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.splitmix64 import splitmix64_of
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.logistic_regression import LogisticRegression
 from recstore_ops.training.models.perceptron import perceptron
@@ -76,7 +74,6 @@ class WideAndDeep(nn.Module):
         """The id of each cross, int64 [B, C]."""
         if batch.offsets is not None:
             raise ValueError("crosses need exactly one id a field")
-        ids_BF = batch.ids.cpu().numpy().reshape(-1, batch.num_fields)
-        first_BC, second_BC = (ids_BF[:, fields] for fields in zip(*self.crossed_fields, strict=True))
-        hashes_BC = splitmix64(splitmix64(first_BC).view(np.int64) + second_BC)
-        return torch.from_numpy(hashes_BC.view(np.int64)).to(batch.ids.device)
+        ids_BF = batch.ids.view(-1, batch.num_fields)
+        first_BC, second_BC = (ids_BF[:, list(fields)] for fields in zip(*self.crossed_fields, strict=True))
+        return splitmix64_of(splitmix64_of(first_BC) + second_BC)

@@ -77,20 +77,31 @@ class Sides:
 def select_fields(batch: Batch, fields: Sequence[int]) -> Batch:
     """Returns the same rows with some of their fields only, numbered in the order of `fields`."""
     chosen = torch.tensor(fields, dtype=torch.int64, device=batch.ids.device)
-    offsets = batch.offsets_or_ones()
+    if batch.offsets is None:
+        return replace(
+            batch,
+            ids=_chosen(batch.ids, batch.num_fields, chosen),
+            num_fields=len(fields),
+            values=None if batch.values is None else _chosen(batch.values, batch.num_fields, chosen),
+        )
+    offsets = batch.offsets
     starts, lengths = (
         bags.view(-1, batch.num_fields)[:, chosen].reshape(-1) for bags in (offsets[:-1], offsets.diff())
     )
     new_offsets = offsets_of_lengths(lengths)
-    place_N = torch.arange(int(new_offsets[-1]), dtype=torch.int64, device=offsets.device)
-    place_N = place_N + torch.repeat_interleave(starts - new_offsets[:-1], lengths)
+    shift_N = torch.repeat_interleave(starts - new_offsets[:-1], lengths)
+    place_N = shift_N + torch.arange(shift_N.shape[0], dtype=torch.int64, device=offsets.device)
     return replace(
         batch,
         ids=batch.ids[place_N],
         num_fields=len(fields),
-        offsets=None if batch.offsets is None else new_offsets,
+        offsets=new_offsets,
         values=None if batch.values is None else batch.values[place_N],
     )
+
+
+def _chosen(values_N: Tensor, num_fields: int, chosen: Tensor) -> Tensor:
+    return values_N.view(-1, num_fields)[:, chosen].reshape(-1)
 
 
 def row_keys(batch: Batch) -> Tensor:
