@@ -30,7 +30,7 @@ def register() -> None:
 def _register(cls: type, take_apart: Any, put_together: Any) -> None:
     def with_keys(value: Any) -> tuple[list[tuple[KeyEntry, Any]], Any]:
         leaves, context = take_apart(value)
-        keys: list[KeyEntry] = [GetAttrKey(name) for name in _JAGGED]
+        keys: list[Any] = [GetAttrKey(name) for name in _JAGGED]
         return list(zip(keys, leaves, strict=False)), context
 
     register_pytree_node(

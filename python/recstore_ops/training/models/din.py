@@ -110,7 +110,9 @@ def _places_of_targets(batch: Batch, field: int) -> Tensor:
     lengths_B = offsets.diff()[field :: batch.num_fields]
     if torch.compiler.is_compiling():
         # A program cannot say which row.
-        torch._assert_async((lengths_B == 1).all(), f"field {field} is a sequence's target and must have one id a row")
+        torch.ops.aten._assert_async.msg(
+            (lengths_B == 1).all(), f"field {field} is a sequence's target and must have one id a row"
+        )
     elif bool((lengths_B != 1).any()):
         row = int((lengths_B != 1).nonzero()[0])
         raise ValueError(
