@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenSpec, FrozenStore, GradientCollector,
-    InitializerConfig, LoadReport, LocalStore, OptimizerState, PrefetchId, PrefetchRequest, Prefetches,
-    Serial, TableConfig, TableId, fork, freeze,
+    EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenMemory, FrozenSpec, FrozenStore,
+    GradientCollector, InitializerConfig, LoadReport, LocalStore, OptimizerState, PrefetchId,
+    PrefetchRequest, Prefetches, Serial, SimdLevel, TableConfig, TableId, fork, freeze,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
@@ -64,23 +64,21 @@ impl State {
 /// `RECSTORE_SIMD` names a level that is unknown or that this machine lacks.
 pub fn registry() -> Result<&'static Registry, Failure> {
     REGISTRY.get_or_try_init(|| {
-        let store = LocalStore::new(Box::new(TorchThreads));
-        let store = match env::var(SIMD_VARIABLE) {
+        let simd = match env::var(SIMD_VARIABLE) {
             Ok(level) => {
-                let level =
-                    level.parse().map_err(|error| Failure::Runtime(format!("{SIMD_VARIABLE}: {error}")))?;
-                store.with_simd(level)?
+                level.parse().map_err(|error| Failure::Runtime(format!("{SIMD_VARIABLE}: {error}")))?
             }
-            Err(_) => store,
+            Err(_) => SimdLevel::detect(),
         };
-        Ok(Registry::new(Arc::new(store)))
+        let store = LocalStore::new(Box::new(TorchThreads)).with_simd(simd)?;
+        let frozen = FrozenStore::new(Box::new(TorchThreads)).with_simd(simd)?;
+        Ok(Registry::new(Arc::new(store), Arc::new(frozen)))
     })
 }
 
 /// What whoever speaks of tables by name or number asks for.
 impl Registry {
-    pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>) -> Self {
-        let frozen = Arc::new(FrozenStore::new(Box::new(TorchThreads)));
+    pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>, frozen: Arc<FrozenStore>) -> Self {
         let state = State { stores: Stores::new(embedded, frozen), handles: Handles::default() };
         let prefetches = Prefetches::new(PREFETCH_THREADS, MOST_PREFETCHES);
         Self { state: RwLock::new(state), prefetches }
@@ -260,9 +258,9 @@ impl Registry {
     ///
     /// # Errors
     /// As [`FrozenStore::open`].
-    pub fn open_frozen(&self, path: &Path) -> recstore::Result<OpenedFrozen> {
+    pub fn open_frozen(&self, path: &Path, memory: FrozenMemory) -> recstore::Result<OpenedFrozen> {
         let store = self.read_state(|state| state.stores.frozen());
-        let table = store.open(path)?;
+        let table = store.open(path, memory)?;
         let (encoding, fingerprint) = store.describe_file(table.id())?;
         let placed = Placed::new(FROZEN, Arc::clone(&table));
         let handle = self.change_state(|state| state.handles.open(placed)).to_words().to_vec();

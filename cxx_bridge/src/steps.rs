@@ -61,13 +61,16 @@ fn check(store: &dyn EmbeddingStore, updates: &[TableUpdate<'_>]) -> Result<()> 
 mod tests {
     use std::sync::Arc;
 
-    use recstore::{BagInput, GradientChunk, LocalStore, PoolingMode, TableConfig};
+    use recstore::{BagInput, FrozenStore, GradientChunk, LocalStore, PoolingMode, TableConfig};
 
     use super::*;
 
     /// A table in each of two stores, under one name, and their handles.
     fn two_tables() -> (Registry, [i64; 2]) {
-        let registry = Registry::new(Arc::new(LocalStore::new(Box::new(Serial))));
+        let registry = Registry::new(
+            Arc::new(LocalStore::new(Box::new(Serial))),
+            Arc::new(FrozenStore::new(Box::new(Serial))),
+        );
         let zeros = TableConfig::from_json(1, r#"{"initializer": {"kind": "zeros"}}"#).unwrap();
         let first = registry.open("t", &zeros).unwrap();
         registry.choose(Arc::new(LocalStore::new(Box::new(Serial))));

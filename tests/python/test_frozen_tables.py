@@ -58,6 +58,25 @@ def test_rows_are_those_of_the_table_and_initial_values_elsewhere(live: DistEmbe
     assert table.config["initializer"] == {"kind": "normal", "mean": 0.0, "std": 1.0}
 
 
+def test_a_copy_is_read_as_the_map_and_outlives_the_file(live: DistEmbedding, tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    expected = frozen(live, path, "int8").read(IDS)
+    copied = FrozenTable(path, "copied")
+    path.write_bytes(b"")
+    assert copied.read(IDS).equal(expected)
+    with pytest.raises(ValueError, match='is opened as mapped or copied, not as "ram"'):
+        FrozenTable(path, "ram")  # type: ignore[arg-type]
+
+
+def test_a_copy_of_a_changed_file_is_refused_when_it_is_opened(live: DistEmbedding, tmp_path: Path) -> None:
+    freeze(live.table, tmp_path / "t")
+    content = bytearray((tmp_path / "t").read_bytes())
+    content[-80] ^= 1
+    (tmp_path / "changed").write_bytes(content)
+    with pytest.raises(OSError, match="were changed: the checksum is another"):
+        FrozenTable(tmp_path / "changed", "copied")
+
+
 def test_later_steps_of_the_table_do_not_show(live: DistEmbedding, tmp_path: Path) -> None:
     table, before = frozen(live, tmp_path / "t"), live(IDS).detach().clone()
     operators.emb_write(live.table.handle, IDS, torch.zeros(len(IDS), DIM))

@@ -21,7 +21,7 @@ from torch.export import Dim, ExportedProgram
 from torch.utils._pytree import tree_flatten
 
 from recstore_ops.config.paths import user_path
-from recstore_ops.serving.frozen_table import EncodingName, FrozenTable, freeze
+from recstore_ops.serving.frozen_table import EncodingName, FrozenMemory, FrozenTable, freeze
 from recstore_ops.serving.manifest import PROGRAM, BundledTable, Manifest, sum_of
 from recstore_ops.serving.program_tables import put_handle, tables_of
 from recstore_ops.serving.program_tensors import described
@@ -115,11 +115,12 @@ def export(
     return target
 
 
-def load_bundle(directory: str | os.PathLike[str]) -> Bundle:
+def load_bundle(directory: str | os.PathLike[str], *, memory: FrozenMemory = "mapped") -> Bundle:
     """Opens a bundle. No name of a table is taken: any tables may be open in the process, other bundles too.
 
     Args:
         directory: as `export` wrote it. Its files must not be changed in place as long as the bundle is in use.
+        memory: of the tables, see `FrozenTable`.
 
     Raises:
         ValueError: there is no bundle, or one of another version.
@@ -130,7 +131,7 @@ def load_bundle(directory: str | os.PathLike[str]) -> Bundle:
     program = torch.export.load(manifest.check_program(path))
     tables = {}
     for bundled in manifest.tables:
-        tables[bundled.name] = table = _opened(path, bundled)
+        tables[bundled.name] = table = _opened(path, bundled, memory)
         for constant in bundled.constants:
             put_handle(program, constant, table.handle)
     return Bundle(path, manifest, program.module(), tables)
@@ -198,8 +199,8 @@ def _frozen(
     return BundledTable(table.name, file, FrozenTable(written / file).fingerprint, constants)
 
 
-def _opened(path: Path, bundled: BundledTable) -> FrozenTable:
-    table = FrozenTable(path / bundled.file)
+def _opened(path: Path, bundled: BundledTable, memory: FrozenMemory) -> FrozenTable:
+    table = FrozenTable(path / bundled.file, memory)
     if (table.name, table.fingerprint) != (bundled.name, bundled.fingerprint):
         raise OSError(
             f"{table.path} is not of this bundle: expected table {bundled.name!r} with fingerprint "

@@ -18,16 +18,19 @@ from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
 
 EncodingName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
+FrozenMemory = Literal["mapped", "copied"]
 
 
 class FrozenTable:
     """A table in a file, to be read.
 
-    Opening reads the header only. A part of the file is compared with its checksum when it is first read. The file must
-    not be changed in place as long as it is open; writing a new one and renaming it does no harm.
+    A mapped file must not be changed in place as long as it is open; writing a new one and renaming it does no harm.
 
     Args:
         path: the file, of `freeze`.
+        memory: "mapped": opening reads the header only, all processes of a machine share the pages, and a part of the
+            file is compared with its checksum when it is first read. "copied": opening reads and compares all, into
+            huge pages of this process; lookups are faster.
 
     Attributes:
         name: the name of the table when it was frozen.
@@ -39,12 +42,13 @@ class FrozenTable:
         handle: what operators take for the table; those that change rows refuse it.
 
     Raises:
+        ValueError: another `memory`.
         OSError: the file cannot be read, was cut off or changed, or is no frozen table that this version knows.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], memory: FrozenMemory = "mapped") -> None:
         self.path = Path(user_path(path, "path"))
-        opened = _native.open_frozen(str(self.path))
+        opened = _native.open_frozen(str(self.path), memory)
         self.name: str = opened["name"]
         self.dim: int = opened["dim"]
         self.rows: int = opened["rows"]

@@ -21,9 +21,10 @@ pub(crate) fn freeze_table(py: Python<'_>, table: i64, path: PathBuf, encoding: 
 /// Opens the file of a frozen table, and returns what it says of itself beside the words of its handle.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn open_frozen(py: Python<'_>, path: PathBuf) -> PyResult<Bound<'_, PyDict>> {
+pub(crate) fn open_frozen<'py>(py: Python<'py>, path: PathBuf, memory: &str) -> PyResult<Bound<'py, PyDict>> {
     let registry = registry()?;
-    let opened = py.detach(|| registry.open_frozen(&path)).map_err(raise)?;
+    let memory = memory.parse().map_err(raise)?;
+    let opened = py.detach(|| registry.open_frozen(&path, memory)).map_err(raise)?;
     let described = opened.table.describe().map_err(raise)?;
     let told = PyDict::new(py);
     told.set_item("handle", opened.handle)?;

@@ -52,7 +52,7 @@ pub use config::{
     NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
-pub use frozen::{Encoding, FrozenSpec, FrozenStore, FrozenTable, freeze};
+pub use frozen::{Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, freeze};
 pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;

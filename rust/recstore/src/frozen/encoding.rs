@@ -13,6 +13,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::rows::pooling::add_known;
 use crate::rows::row_type::{nearest_half, widen_half};
 use crate::{Error, Result};
 
@@ -80,6 +81,14 @@ impl Encoding {
             }
             Self::Int4 => decode_nibbles(bytes, row),
         }
+    }
+
+    /// Adds a row of a known length, times a weight, to a sum: the same as [`Encoding::decode`] and an addition.
+    #[inline(always)]
+    pub(super) fn add_to<const LEN: usize>(self, sum: &mut [f32; LEN], weight: f32, bytes: &[u8]) {
+        let mut row = [0.0; LEN];
+        self.decode(bytes, &mut row);
+        add_known(sum, weight, &row);
     }
 }
 

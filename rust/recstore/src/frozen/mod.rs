@@ -1,8 +1,10 @@
-//! Tables that no longer change: one file each, mapped into memory, whose pages all processes of a machine share.
+//! Tables that no longer change: one file each, mapped into memory, whose pages all processes of a machine share,
+//! or copied to huge pages.
 //!
 //! A file is plain safetensors: `ids` in the order of their hashes, the row of each, where each bucket of the hash begins,
 //! and a checksum for every 64 KiB, which is compared when a block is first read.
 
+mod bags;
 mod blocks;
 mod encoding;
 mod index;
@@ -10,9 +12,11 @@ mod layout;
 mod mapped;
 mod store;
 mod table;
+mod walk;
 mod writer;
 
 pub use encoding::Encoding;
+pub use mapped::FrozenMemory;
 pub use store::FrozenStore;
 pub use table::FrozenTable;
 pub use writer::{FrozenSpec, freeze};

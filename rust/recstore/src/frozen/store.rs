@@ -6,7 +6,9 @@ use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use super::bags::pool;
 use super::encoding::Encoding;
+use super::mapped::FrozenMemory;
 use super::table::FrozenTable;
 use crate::calls::{
     MemoryUse, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
@@ -15,6 +17,7 @@ use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard}
 use crate::config::TableConfig;
 use crate::fork;
 use crate::kernel::parallel::Executor;
+use crate::kernel::simd::{Simd, SimdLevel};
 use crate::rows::pooling::BagInput;
 use crate::store::embedding_store::EmbeddingStore;
 use crate::store::embedding_table::EmbeddingTable;
@@ -27,6 +30,7 @@ const NO_PLACE: u32 = u32::MAX;
 /// The frozen tables that are open in a process. Two may have one name.
 pub struct FrozenStore {
     executor: Arc<dyn Executor>,
+    simd: SimdLevel,
     tables: RwLock<BTreeMap<TableId, Arc<OpenTable>>>,
     /// How many were opened so far.
     opened: AtomicI64,
@@ -41,15 +45,25 @@ impl fmt::Debug for FrozenStore {
 impl FrozenStore {
     /// No table is open.
     pub fn new(executor: Box<dyn Executor>) -> Self {
-        Self { executor: Arc::from(executor), tables: RwLock::default(), opened: AtomicI64::new(0) }
+        let simd = SimdLevel::detect();
+        Self { executor: Arc::from(executor), simd, tables: RwLock::default(), opened: AtomicI64::new(0) }
+    }
+
+    /// Reads with kernels compiled for another level than the machine's widest.
+    ///
+    /// # Errors
+    /// [`Error::UnavailableSimd`].
+    pub fn with_simd(mut self, level: SimdLevel) -> Result<Self> {
+        self.simd = Simd::new(level).map(|_| level)?;
+        Ok(self)
     }
 
     /// Opens a file.
     ///
     /// # Errors
     /// As [`FrozenTable::open`].
-    pub fn open(&self, path: &Path) -> Result<Arc<dyn EmbeddingTable>> {
-        let table = FrozenTable::open(path)?;
+    pub fn open(&self, path: &Path, memory: FrozenMemory) -> Result<Arc<dyn EmbeddingTable>> {
+        let table = FrozenTable::open(path, memory)?.with_simd(self.simd)?;
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         let id = TableId(self.opened.fetch_add(1, Ordering::Relaxed) + 1);
@@ -144,20 +158,8 @@ impl EmbeddingStore for FrozenStore {
             tables.iter().map(|&id| self.opened("emb_bag", id)).collect::<Result<_>>()?;
         let rules: Vec<&RowlessTable> = tables.iter().map(|open| open.table.rules()).collect();
         RowlessTable::check_bags(&rules, &input, [pooled.len(), max_positions.len(), places.len()])?;
-        let bags = input.bags_a_table(tables.len());
-        let mut rows = Vec::with_capacity(tables.len());
-        for (number, open) in tables.iter().enumerate() {
-            let ids = input.ids_of(number * bags..(number + 1) * bags);
-            let mut own = vec![0.0; ids.len() * open.table.dim()];
-            open.table.read(&*self.executor, ids, &mut own)?;
-            rows.push((input.offsets[number * bags] as usize, own));
-        }
-        let row = |table: usize, position: usize| {
-            let (first, rows) = &rows[table];
-            let dim = tables[table].table.dim();
-            &rows[(position - first) * dim..][..dim]
-        };
-        RowlessTable::pool(&*self.executor, &rules, input, row, pooled, max_positions);
+        let read: Vec<&FrozenTable> = tables.iter().map(|open| &open.table).collect();
+        pool(&*self.executor, &read, input, pooled, max_positions)?;
         places.fill(NO_PLACE);
         Ok(())
     }
@@ -325,7 +327,7 @@ mod tests {
             let spec = FrozenSpec { name, config: &config, encoding: Encoding::Float32 };
             freeze(&path, spec, &ids, |ids, rows| table.read(ids, rows)).unwrap();
             own.push(table.id());
-            opened.push(frozen.open(&path).unwrap().id());
+            opened.push(frozen.open(&path, FrozenMemory::Mapped).unwrap().id());
         }
         (live, frozen, own, opened)
     }
@@ -402,7 +404,7 @@ mod tests {
         assert!(matches!(frozen.table("t", opened[0]), Err(Error::UnknownHandle { .. })));
         assert_eq!(frozen.table_names().unwrap(), [""; 0]);
         assert!(frozen.find_table("a").unwrap().is_none());
-        let again = frozen.open(&directory.path().join("a")).unwrap();
+        let again = frozen.open(&directory.path().join("a"), FrozenMemory::Mapped).unwrap();
         assert!(!opened.contains(&again.id()));
     }
 }

@@ -1,6 +1,7 @@
 //! A frozen table, to be read.
 
 use std::fmt;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -8,23 +9,23 @@ use super::blocks::Blocks;
 use super::encoding::Encoding;
 use super::index::{bucket, ids_of, num_buckets, shift_of};
 use super::layout::Layout;
-use super::mapped::MappedFile;
+use super::mapped::{FileBytes, FrozenMemory};
+use super::walk::ReadRows;
 use crate::checkpoint::open_file;
 use crate::config::TableConfig;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one};
 use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
-use crate::kernel::simd::{Kernel, Lanes, ScalarLanes, Simd};
+use crate::kernel::simd::{Lanes, ScalarLanes, Simd, SimdLevel};
 use crate::table::{Initializer, RowlessTable};
 use crate::{Error, Result};
 
-/// The ids whose memory is waited for together.
-const GROUP: usize = 32;
-const NO_ROW: usize = usize::MAX;
+/// The number of a row that is not there.
+pub(super) const NO_ROW: usize = usize::MAX;
 
 /// The rows of a table that no longer change, in a file that is mapped into memory.
 pub struct FrozenTable {
     path: PathBuf,
-    file: MappedFile,
+    file: FileBytes,
     layout: Layout,
     config: TableConfig,
     checks: Vec<u32>,
@@ -32,6 +33,7 @@ pub struct FrozenTable {
     rules: RowlessTable,
     initializer: Initializer,
     shift: u32,
+    simd: Simd,
 }
 
 impl fmt::Debug for FrozenTable {
@@ -44,15 +46,15 @@ impl fmt::Debug for FrozenTable {
 }
 
 impl FrozenTable {
-    /// Opens the file of a frozen table. It must not be changed or cut as long as the table is there.
+    /// Opens the file of a frozen table. One that is mapped must not be changed or cut as long as the table is there.
     ///
-    /// A block of 64 KiB is compared with its checksum when it is first read.
+    /// A block of 64 KiB is compared with its checksum when it is first read: when it is copied, all are.
     ///
     /// # Errors
     /// [`Error::Frozen`]: the file cannot be read, is cut off, or is no frozen table of this version.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn open(path: &Path, memory: FrozenMemory) -> Result<Self> {
         let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
-        let opened = open_file(path).and_then(|file| MappedFile::new(&file));
+        let opened = open_file(path).and_then(|file| FileBytes::new(&file, memory));
         let file = opened.map_err(|error| refused(error.to_string()))?;
         let layout = Layout::read(&file).map_err(refused)?;
         let numbers = file[layout.checks.clone()].as_chunks::<4>().0;
@@ -64,7 +66,27 @@ impl FrozenTable {
         let rules = RowlessTable::new(&layout.described.name, &config)?;
         let initializer = Initializer::new(&layout.described.name, &config);
         let (blocks, shift) = (Blocks::new(checks.len()), shift_of(num_buckets(layout.num_rows)));
-        Ok(Self { path: path.to_owned(), file, layout, config, checks, blocks, rules, initializer, shift })
+        let path = path.to_owned();
+        let simd = Simd::detect();
+        let table = Self { path, file, layout, config, checks, blocks, rules, initializer, shift, simd };
+        if memory == FrozenMemory::Copied {
+            table.verify()?;
+        }
+        Ok(table)
+    }
+
+    /// Reads with kernels compiled for another level than the machine's widest. Every level reads the same bits.
+    ///
+    /// # Errors
+    /// [`Error::UnavailableSimd`].
+    pub fn with_simd(mut self, level: SimdLevel) -> Result<Self> {
+        self.simd = Simd::new(level)?;
+        Ok(self)
+    }
+
+    /// Returns what its kernels run with.
+    pub(super) fn simd(&self) -> Simd {
+        self.simd
     }
 
     /// Returns the name that the table had when it was frozen.
@@ -120,9 +142,8 @@ impl FrozenTable {
         let (dim, failure) = (self.dim(), OnceLock::new());
         let size = piece_size(executor, ids.len(), dim);
         let pieces = ids.chunks(size).zip(rows.chunks_mut(size * dim));
-        let simd = Simd::detect();
         for_each_mut(executor, pieces, |(ids, rows)| {
-            simd.run(ReadRows { table: self, ids, rows, failure: &failure })
+            self.simd.run(ReadRows { table: self, ids, rows, failure: &failure });
         });
         failure.into_inner().map_or(Ok(()), Err)
     }
@@ -152,6 +173,31 @@ impl FrozenTable {
         self.check(self.layout.checked())
     }
 
+    /// Returns the values that an id without a row has.
+    pub(super) fn initializer(&self) -> &Initializer {
+        &self.initializer
+    }
+
+    /// Returns the bucket of an id, and asks for where it begins.
+    #[inline(always)]
+    pub(super) fn seek(&self, id: i64) -> usize {
+        let bucket = bucket(id, self.shift);
+        prefetch_one(&self.starts()[bucket], Cache::First);
+        bucket
+    }
+
+    /// Asks for some of all ids.
+    #[inline(always)]
+    pub(super) fn prefetch_ids(&self, range: Range<usize>) {
+        prefetch(&self.all_ids()[range], Cache::First);
+    }
+
+    /// Asks for a row.
+    #[inline(always)]
+    pub(super) fn prefetch_row(&self, number: usize) {
+        prefetch(&self.file[self.row_range(number)], Cache::First);
+    }
+
     fn all_ids(&self) -> &[i64] {
         bytemuck::cast_slice(&self.file[self.layout.ids.clone()])
     }
@@ -162,7 +208,7 @@ impl FrozenTable {
 
     /// Checks the blocks of a range of the file, which lies behind the header.
     #[inline(always)]
-    fn check(&self, range: std::ops::Range<usize>) -> Result<()> {
+    fn check(&self, range: Range<usize>) -> Result<()> {
         match self.blocks.are_all_seen() {
             true => Ok(()),
             false => self.check_blocks(range),
@@ -170,7 +216,7 @@ impl FrozenTable {
     }
 
     #[inline(never)]
-    fn check_blocks(&self, range: std::ops::Range<usize>) -> Result<()> {
+    fn check_blocks(&self, range: Range<usize>) -> Result<()> {
         let checked = self.layout.checked();
         let data = &self.file[checked.clone()];
         let range = range.start - checked.start..range.end - checked.start;
@@ -186,24 +232,42 @@ impl FrozenTable {
 
     /// Returns where in the file the row of a number lies.
     #[inline(always)]
-    fn row_range(&self, number: usize) -> std::ops::Range<usize> {
+    fn row_range(&self, number: usize) -> Range<usize> {
         let start = self.layout.rows.start + number * self.layout.row_bytes();
         start..start + self.layout.row_bytes()
+    }
+
+    /// Returns where the ids of a bucket are among all.
+    #[inline(always)]
+    pub(super) fn ids_of(&self, bucket: usize) -> Result<Range<usize>> {
+        let first = self.layout.starts.start + bucket * size_of::<u32>();
+        self.check(first..first + 2 * size_of::<u32>())?;
+        ids_of(self.starts(), bucket, self.num_rows()).ok_or_else(|| Error::Frozen {
+            path: self.path.display().to_string(),
+            message: format!("bucket {bucket} ends before it begins, or beyond the ids"),
+        })
+    }
+
+    /// Returns the number of the row of an id that can only be in one range of all ids, `NO_ROW` if it is not there.
+    #[inline(always)]
+    pub(super) fn number_in(&self, lanes: impl Lanes, range: Range<usize>, id: i64) -> Result<usize> {
+        let first = self.layout.ids.start + range.start * size_of::<i64>();
+        self.check(first..first + range.len() * size_of::<i64>())?;
+        Ok(position(lanes, &self.all_ids()[range.clone()], id).map_or(NO_ROW, |place| range.start + place))
     }
 
     /// Returns the number of the row of an id.
     #[inline(always)]
     fn find(&self, lanes: impl Lanes, id: i64) -> Result<usize> {
-        let bucket = bucket(id, self.shift);
-        let first = self.layout.starts.start + bucket * size_of::<u32>();
-        self.check(first..first + 2 * size_of::<u32>())?;
-        let range = ids_of(self.starts(), bucket, self.num_rows()).ok_or_else(|| Error::Frozen {
-            path: self.path.display().to_string(),
-            message: format!("bucket {bucket} ends before it begins, or beyond the ids"),
-        })?;
-        let first = self.layout.ids.start + range.start * size_of::<i64>();
-        self.check(first..first + range.len() * size_of::<i64>())?;
-        Ok(position(lanes, &self.all_ids()[range.clone()], id).map_or(NO_ROW, |place| range.start + place))
+        self.number_in(lanes, self.ids_of(bucket(id, self.shift))?, id)
+    }
+
+    /// Returns the bytes of a row.
+    #[inline(always)]
+    pub(super) fn row(&self, number: usize) -> Result<&[u8]> {
+        let range = self.row_range(number);
+        self.check(range.clone())?;
+        Ok(&self.file[range])
     }
 }
 
@@ -218,60 +282,6 @@ fn position(lanes: impl Lanes, ids: &[i64], id: i64) -> Option<usize> {
         }
     }
     rest.iter().position(|other| *other == id).map(|place| eights.len() * 8 + place)
-}
-
-struct ReadRows<'a> {
-    table: &'a FrozenTable,
-    ids: &'a [i64],
-    rows: &'a mut [f32],
-    failure: &'a OnceLock<Error>,
-}
-
-impl Kernel for ReadRows<'_> {
-    #[inline(always)]
-    fn run(self, lanes: impl Lanes) {
-        let Self { table, ids, rows, failure } = self;
-        let dim = table.dim();
-        for (ids, rows) in ids.chunks(GROUP).zip(rows.chunks_mut(GROUP * dim)) {
-            if let Err(error) = table.read_group(lanes, ids, rows) {
-                _ = failure.set(error);
-                return;
-            }
-        }
-    }
-}
-
-impl FrozenTable {
-    /// Reads the rows of a few ids. What each step needs of memory is asked for all of them before it is used.
-    #[inline(always)]
-    fn read_group(&self, lanes: impl Lanes, ids: &[i64], rows: &mut [f32]) -> Result<()> {
-        let (starts, all_ids) = (self.starts(), self.all_ids());
-        for &id in ids {
-            prefetch_one(&starts[bucket(id, self.shift)], Cache::First);
-        }
-        for &id in ids {
-            if let Some(range) = ids_of(starts, bucket(id, self.shift), all_ids.len()) {
-                prefetch(&all_ids[range], Cache::First);
-            }
-        }
-        let mut numbers = [NO_ROW; GROUP];
-        for (number, &id) in numbers.iter_mut().zip(ids) {
-            *number = self.find(lanes, id)?;
-            if *number != NO_ROW {
-                prefetch(&self.file[self.row_range(*number)], Cache::First);
-            }
-        }
-        for ((number, id), row) in numbers.iter().zip(ids).zip(rows.chunks_mut(self.dim())) {
-            if *number == NO_ROW {
-                self.initializer.fill(std::slice::from_ref(id), row);
-            } else {
-                let range = self.row_range(*number);
-                self.check(range.clone())?;
-                self.encoding().decode(&self.file[range], row);
-            }
-        }
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -327,7 +337,7 @@ mod tests {
                 initializer.fill(&[*id], &mut own);
                 expected.extend(kept.get(id).copied().unwrap_or(own));
             }
-            let table = FrozenTable::open(&frozen(directory.path(), &ids, Encoding::Float32)).unwrap();
+            let table = FrozenTable::open(&frozen(directory.path(), &ids, Encoding::Float32), FrozenMemory::Mapped).unwrap();
             prop_assert_eq!(read(&table, &asked), Ok(expected));
             prop_assert_eq!((table.num_rows(), table.name(), table.dim()), (ids.len(), "t", DIM));
             prop_assert_eq!(table.verify(), Ok(()));
@@ -339,7 +349,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let ids: Vec<i64> = (0..1000).map(|number| number * 7 - 999).collect();
         for encoding in Encoding::ALL {
-            let table = FrozenTable::open(&frozen(directory.path(), &ids, encoding)).unwrap();
+            let table =
+                FrozenTable::open(&frozen(directory.path(), &ids, encoding), FrozenMemory::Mapped).unwrap();
             let rows = read(&table, &ids).unwrap();
             for (id, kept) in ids.iter().zip(rows.chunks(DIM)) {
                 let mut bytes = vec![0; encoding.row_bytes(DIM)];
@@ -357,13 +368,13 @@ mod tests {
         let ids: Vec<i64> = (0..20).collect();
         let path = frozen(directory.path(), &ids, Encoding::Int4);
         let whole = fs::read(&path).unwrap();
-        let expected = read(&FrozenTable::open(&path).unwrap(), &ids).unwrap();
+        let expected = read(&FrozenTable::open(&path, FrozenMemory::Mapped).unwrap(), &ids).unwrap();
         for place in 0..whole.len() {
             let mut changed = whole.clone();
             changed[place] ^= 1 << (place % 8);
             let other = directory.path().join("changed");
             fs::write(&other, &changed).unwrap();
-            let found = FrozenTable::open(&other).and_then(|table| read(&table, &ids));
+            let found = FrozenTable::open(&other, FrozenMemory::Mapped).and_then(|table| read(&table, &ids));
             match found {
                 Err(error) => assert!(error.to_string().contains("changed"), "byte {place}: {error}"),
                 Ok(rows) => {
@@ -381,17 +392,19 @@ mod tests {
         for length in 0..whole.len() {
             let other = directory.path().join("cut");
             fs::write(&other, &whole[..length]).unwrap();
-            let error = FrozenTable::open(&other).unwrap_err();
+            let error = FrozenTable::open(&other, FrozenMemory::Mapped).unwrap_err();
             assert!(matches!(error, Error::Frozen { .. }), "{length} bytes: {error}");
         }
-        let error = FrozenTable::open(&directory.path().join("missing")).unwrap_err().to_string();
+        let error = FrozenTable::open(&directory.path().join("missing"), FrozenMemory::Mapped)
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("missing"), "{error}");
         let newer = String::from_utf8_lossy(&whole).replace(r#""version":"1""#, r#""version":"2""#);
         let other = directory.path().join("newer");
         // The bytes behind the header need not be text.
         let header = whole.len().min(newer.find('}').unwrap_or(0) + 400);
         fs::write(&other, [&newer.as_bytes()[..header.min(newer.len())], &whole[header..]].concat()).unwrap();
-        let error = FrozenTable::open(&other).unwrap_err().to_string();
+        let error = FrozenTable::open(&other, FrozenMemory::Mapped).unwrap_err().to_string();
         assert!(error.contains("version 2 of the format, this program reads 1"), "{error}");
     }
 

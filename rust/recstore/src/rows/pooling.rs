@@ -1,9 +1,11 @@
 //! Pools the rows of bags of ids: sum, mean or maximum, in one pass over the rows.
 
+use std::ops::Range;
 use std::str::FromStr;
 
 use crate::kernel::cache::{Cache, prefetch, prefetch_near, prefetch_near_known};
 use crate::kernel::elements::{AddScaled, ElementRule, for_each_element, with_row_len};
+use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
 use crate::{Error, Result};
 
 /// How many bags ahead the row that a bag is pooled into is loaded.
@@ -88,7 +90,7 @@ impl<'a> BagInput<'a> {
     }
 
     /// Returns the ids of some bags.
-    pub(crate) fn ids_of(&self, bags: std::ops::Range<usize>) -> &'a [i64] {
+    pub(crate) fn ids_of(&self, bags: Range<usize>) -> &'a [i64] {
         &self.ids[self.offsets[bags.start] as usize..self.offsets[bags.end] as usize]
     }
 }
@@ -134,6 +136,58 @@ impl PooledColumns<'_> {
     }
 }
 
+/// Some bags of every table, and where they go.
+pub(crate) struct Piece<'a> {
+    bags: Range<usize>,
+    bags_a_table: usize,
+    stride: usize,
+    pooled: &'a mut [f32],
+    max_positions: &'a mut [i64],
+}
+
+impl Piece<'_> {
+    /// Returns the bags of a table among all, and the columns that they are pooled into.
+    pub(crate) fn of_table(
+        &mut self,
+        number: usize,
+        first: usize,
+        dim: usize,
+    ) -> (Range<usize>, PooledColumns<'_>) {
+        let before = number * self.bags_a_table;
+        let columns = PooledColumns {
+            pooled: &mut *self.pooled,
+            max_positions: &mut *self.max_positions,
+            stride: self.stride,
+            first,
+            dim,
+        };
+        (before + self.bags.start..before + self.bags.end, columns)
+    }
+}
+
+/// Cuts the bags of tables of some dims into pieces, which threads share.
+pub(crate) fn for_each_piece(
+    executor: &dyn Executor,
+    dims: &[usize],
+    input: &BagInput<'_>,
+    pooled: &mut [f32],
+    max_positions: &mut [i64],
+    pool: impl Fn(Piece<'_>) + Sync,
+) {
+    let (bags, stride) = (input.bags_a_table(dims.len()), dims.iter().sum::<usize>());
+    let floats_read = input.ids.len() * stride / dims.len();
+    let size = piece_size(executor, bags, stride + floats_read / bags.max(1));
+    let mut positions = max_positions.chunks_mut(size * stride);
+    let pieces = pooled.chunks_mut(size * stride).enumerate().map(|(piece, pooled)| Piece {
+        bags: piece * size..bags.min((piece + 1) * size),
+        bags_a_table: bags,
+        stride,
+        pooled,
+        max_positions: positions.next().unwrap_or_default(),
+    });
+    for_each_mut(executor, pieces, pool);
+}
+
 /// Begins a sum with a row times a weight.
 struct StartScaled(f32);
 
@@ -149,7 +203,7 @@ pub(crate) struct Pooling<'a> {
     input: BagInput<'a>,
     columns: PooledColumns<'a>,
     /// The bags among those of the input.
-    bags: std::ops::Range<usize>,
+    bags: Range<usize>,
     /// The bag that rows go to, counted from the first.
     bag: usize,
     /// Where its ids end.
@@ -160,7 +214,7 @@ pub(crate) struct Pooling<'a> {
 
 impl<'a> Pooling<'a> {
     /// Pools `bags` of `input` into the rows of `columns`, the first bag into the first row.
-    pub(crate) fn new(input: BagInput<'a>, bags: std::ops::Range<usize>, columns: PooledColumns<'a>) -> Self {
+    pub(crate) fn new(input: BagInput<'a>, bags: Range<usize>, columns: PooledColumns<'a>) -> Self {
         let end = bags.clone().next().map_or(0, |bag| input.offsets[bag + 1] as usize);
         Self { input, columns, bags, bag: 0, end, taken: 0 }
     }
@@ -204,8 +258,40 @@ impl<'a> Pooling<'a> {
 
     /// Whether every row adds to its bag's sum.
     #[inline(always)]
-    fn adds_rows_up(&self) -> bool {
+    pub(crate) fn adds_rows_up(&self) -> bool {
         self.input.mode != PoolingMode::Max && self.input.padding_idx.is_none()
+    }
+
+    /// Takes `count` rows of a known length from `position` on, where [`Pooling::adds_rows_up`]; a bag's sum is kept in
+    /// registers.
+    #[inline(always)]
+    pub(crate) fn add_each<const LEN: usize>(
+        &mut self,
+        position: usize,
+        count: usize,
+        rows: &mut impl AddRows<LEN>,
+    ) {
+        let (input, mut place) = (self.input, 0);
+        while place < count {
+            while position + place >= self.end {
+                self.close();
+            }
+            let own = place..count.min(self.end - position);
+            let row = self.columns.row(self.bag);
+            let mut sum = [0.0; LEN];
+            if self.taken > 0 {
+                sum.copy_from_slice(row);
+            }
+            for place in own.clone() {
+                match input.per_sample_weights {
+                    None => rows.add(&mut sum, place, 1.0),
+                    Some(weights) => rows.add(&mut sum, place, weights[position + place]),
+                }
+            }
+            row.copy_from_slice(&sum);
+            self.taken += own.len();
+            place = own.end;
+        }
     }
 
     #[inline(always)]
@@ -244,7 +330,31 @@ impl<'a> Pooling<'a> {
     }
 }
 
-/// Adds up rows of a known length, a bag's in registers.
+/// Adds rows of a known length to sums that are kept in registers. `add` must be `#[inline(always)]`, which no closure can
+/// be: what is not inlined into a kernel is not compiled for its instructions.
+pub(crate) trait AddRows<const LEN: usize> {
+    /// Adds the row at a place, times a weight.
+    fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32);
+}
+
+/// Rows that lie in memory as they are added.
+struct Rows<'a> {
+    rows: &'a [&'a [f32]],
+    /// The same rows and those taken after them, to ask for.
+    upcoming: &'a [&'a [f32]],
+}
+
+impl<const LEN: usize> AddRows<LEN> for Rows<'_> {
+    #[inline(always)]
+    fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
+        prefetch_near_known::<LEN>(self.upcoming, place);
+        if let Some(row) = self.rows[place].first_chunk::<LEN>() {
+            add_known(sum, weight, row);
+        }
+    }
+}
+
+/// Adds up rows of a known length.
 #[inline(always)]
 fn add_up<const LEN: usize>(
     pooling: &mut Pooling<'_>,
@@ -252,34 +362,12 @@ fn add_up<const LEN: usize>(
     rows: &[&[f32]],
     upcoming: &[&[f32]],
 ) {
-    let (input, mut place) = (pooling.input, 0);
-    while place < rows.len() {
-        while position + place >= pooling.end {
-            pooling.close();
-        }
-        let own = place..rows.len().min(pooling.end - position);
-        let row = pooling.columns.row(pooling.bag);
-        let mut sum = [0.0; LEN];
-        if pooling.taken > 0 {
-            sum.copy_from_slice(row);
-        }
-        for place in own.clone() {
-            prefetch_near_known::<LEN>(upcoming, place);
-            let Some(row) = rows[place].first_chunk::<LEN>() else { continue };
-            match input.per_sample_weights {
-                None => add_known(&mut sum, 1.0, row),
-                Some(weights) => add_known(&mut sum, weights[position + place], row),
-            }
-        }
-        row.copy_from_slice(&sum);
-        pooling.taken += own.len();
-        place = own.end;
-    }
+    pooling.add_each::<LEN>(position, rows.len(), &mut Rows { rows, upcoming });
 }
 
 /// Adds a row times a weight to a sum that is kept in registers.
 #[inline(always)]
-fn add_known<const LEN: usize>(sum: &mut [f32; LEN], weight: f32, row: &[f32; LEN]) {
+pub(crate) fn add_known<const LEN: usize>(sum: &mut [f32; LEN], weight: f32, row: &[f32; LEN]) {
     for (sum, value) in sum.iter_mut().zip(row) {
         *sum += weight * value;
     }

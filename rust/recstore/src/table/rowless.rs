@@ -1,7 +1,6 @@
 //! Tables whose rows are elsewhere: what a store needs to know of them to refuse what they would refuse.
 
 use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,11 +10,11 @@ use super::table::Table;
 use super::update::{StepRequest, check};
 use crate::calls::{TableDescription, TableUpdate};
 use crate::config::{NanPolicy, TableConfig};
-use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
+use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
 use crate::optimizer::UpdateRules;
 use crate::rows::gradient::DistinctGradients;
-use crate::rows::pooling::{BagInput, PooledColumns, Pooling};
+use crate::rows::pooling::{BagInput, Piece, Pooling, for_each_piece};
 use crate::{Error, Result};
 
 /// A table without its rows, for stores that keep these on other machines.
@@ -171,17 +170,9 @@ impl RowlessTable {
         max_positions: &mut [i64],
     ) {
         let dims: Vec<usize> = tables.iter().map(|table| table.dim()).collect();
-        let (bags, stride) = (input.bags_a_table(dims.len()), dims.iter().sum::<usize>());
-        let floats_read = input.ids.len() * stride / dims.len();
-        let size = piece_size(executor, bags, stride + floats_read / bags.max(1));
-        let mut positions = max_positions.chunks_mut(size * stride);
-        let pieces = pooled.chunks_mut(size * stride).enumerate();
-        let pieces = pieces.map(|(piece, pooled)| Piece {
-            bags: piece * size..bags.min((piece + 1) * size),
-            pooled,
-            max_positions: positions.next().unwrap_or_default(),
+        for_each_piece(executor, &dims, &input, pooled, max_positions, |piece| {
+            pool_piece(&dims, input, &row, piece);
         });
-        for_each_mut(executor, pieces, |piece| pool_piece(&dims, input, &row, piece));
     }
 }
 
@@ -192,24 +183,15 @@ fn requests<'a>(updates: &[(&RowlessTable, &TableUpdate<'a>)]) -> Result<Vec<Ste
     updates.iter().map(request).collect()
 }
 
-/// Some bags of every table, and where they go.
-struct Piece<'a> {
-    bags: Range<usize>,
-    pooled: &'a mut [f32],
-    max_positions: &'a mut [i64],
-}
-
 fn pool_piece<'r>(
     dims: &[usize],
     input: BagInput<'_>,
     row: &impl Fn(usize, usize) -> &'r [f32],
-    piece: Piece<'_>,
+    mut piece: Piece<'_>,
 ) {
-    let (bags, stride, mut first) = (input.bags_a_table(dims.len()), dims.iter().sum(), 0);
+    let mut first = 0;
     for (table, &dim) in dims.iter().enumerate() {
-        let (pooled, max_positions) = (&mut *piece.pooled, &mut *piece.max_positions);
-        let columns = PooledColumns { pooled, max_positions, stride, first, dim };
-        let range = table * bags + piece.bags.start..table * bags + piece.bags.end;
+        let (range, columns) = piece.of_table(table, first, dim);
         let positions = input.offsets[range.start] as usize..input.offsets[range.end] as usize;
         let mut pooling = Pooling::new(input, range, columns);
         positions.for_each(|position| pooling.take(position, row(table, position)));
