@@ -1,103 +1,168 @@
-//! Where the row of an id is in a frozen table: ids lie in the order of their hashes, and buckets tell where to look.
+//! Where the row of an id is in a frozen table: ids lie in cache lines, in the order of their hashes.
 //!
-//! The upper bits of a hash are its bucket. A bucket begins at `starts[bucket]` and ends where the next one begins; it has
-//! from three to six ids on average. So an id takes 8 bytes and at most 4/3 more, and a search reads two or three lines.
-
-use std::cmp::max;
-use std::ops::Range;
+//! ```text
+//! line = up to 7 ids, and a word: the number of ids in all lines before, and in its upper half that of its own
+//! ```
+//!
+//! The hash of an id says its home among the lines. An id whose home is full lies in the next line that is not. A search
+//! ends at the first line with room, or whose last id has a greater hash. Rows have the order of the ids: the place of an id among all is its row's.
+//! Lines are filled to four fifths, so an id takes 64 / 5.6 = 11.4 bytes, and nearly all searches read one line.
 
 use crate::kernel::hash::mix;
+use crate::kernel::simd::Lanes;
 
-/// The fewest ids that a bucket has on average, if there is more than one bucket.
-const IDS_A_BUCKET: usize = 3;
+/// A line of the index.
+pub(super) type Line = [i64; 8];
 
-/// Sorts ids, none of which may be there twice, by their hashes, and returns where each bucket begins: one number more
-/// than there are buckets. An id that is there twice is returned as an error.
-pub(super) fn build(ids: &mut [i64]) -> std::result::Result<Vec<u32>, i64> {
+/// The ids that a line has room for, and the word behind them.
+const IDS_A_LINE: usize = 7;
+
+/// Ids a line on average, in fifths.
+const FIFTHS: usize = 4 * IDS_A_LINE;
+
+/// Sorts ids, none of which may be there twice, by their hashes, and returns the lines that they lie in. An id that is
+/// there twice is returned as an error.
+pub(super) fn build(ids: &mut [i64]) -> std::result::Result<Vec<Line>, i64> {
     ids.sort_unstable_by_key(|&id| mix(id));
     if let Some(twice) = ids.windows(2).find(|pair| pair[0] == pair[1]) {
         return Err(twice[0]);
     }
-    let shift = shift_of(num_buckets(ids.len()));
-    let mut starts = vec![0u32; num_buckets(ids.len()) + 1];
-    for &id in &*ids {
-        starts[bucket(id, shift) + 1] += 1;
+    let homes = num_homes(ids.len());
+    let mut lines = vec![Line::default(); homes];
+    let mut last = 0;
+    for (number, &id) in ids.iter().enumerate() {
+        let line = home(id, homes).max(last);
+        last = if own_count(&lines[line]) == IDS_A_LINE { line + 1 } else { line };
+        if last == lines.len() {
+            lines.push(Line::default());
+        }
+        put(&mut lines[last], number, id);
     }
-    let mut sum = 0;
-    for start in &mut starts {
-        sum += *start;
-        *start = sum;
+    Ok(lines)
+}
+
+fn put(line: &mut Line, number: usize, id: i64) {
+    let count = own_count(line);
+    line[count] = id;
+    line[IDS_A_LINE] = (number - count) as i64 | ((count + 1) as i64) << 32;
+}
+
+#[inline(always)]
+fn own_count(line: &Line) -> usize {
+    (line[IDS_A_LINE] >> 32) as u32 as usize
+}
+
+#[inline(always)]
+fn count_before(line: &Line) -> usize {
+    line[IDS_A_LINE] as u32 as usize
+}
+
+/// Returns how many lines are homes of so many ids. What does not fit into the last ones lies in lines behind them.
+pub(super) fn num_homes(ids: usize) -> usize {
+    (ids * 5).div_ceil(FIFTHS).max(1)
+}
+
+/// Returns the line that an id is looked for in first.
+#[inline(always)]
+pub(super) fn home(id: i64, homes: usize) -> usize {
+    ((u128::from(mix(id)) * homes as u128) >> u64::BITS) as usize
+}
+
+/// What a line says of an id.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Found {
+    /// The number of its row.
+    At(usize),
+    /// It is nowhere.
+    Nowhere,
+    /// It is in the next line, if it is anywhere.
+    Behind,
+}
+
+/// Looks for an id in a line. None: the line has more ids than it has room for, or rows that are not among `rows`.
+#[inline(always)]
+pub(super) fn look(lanes: impl Lanes, line: &Line, id: i64, rows: usize) -> Option<Found> {
+    let (before, count) = (count_before(line), own_count(line));
+    if count > IDS_A_LINE || before + count > rows {
+        return None;
     }
-    Ok(starts)
+    let equal = lanes.equal(line, id) & ((1 << count) - 1);
+    Some(match equal {
+        0 if count == IDS_A_LINE && mix(line[IDS_A_LINE - 1]) < mix(id) => Found::Behind,
+        0 => Found::Nowhere,
+        bits => Found::At(before + bits.trailing_zeros() as usize),
+    })
 }
 
-/// Returns how many buckets a table of so many ids has: a power of two.
-pub(super) fn num_buckets(ids: usize) -> usize {
-    let most = max(ids / IDS_A_BUCKET, 1);
-    1 << most.ilog2()
-}
-
-/// Returns by how much hashes are shifted to the right to give one of so many buckets.
-pub(super) fn shift_of(buckets: usize) -> u32 {
-    u64::BITS - buckets.trailing_zeros()
-}
-
-/// Returns the bucket of an id.
-#[inline(always)]
-pub(super) fn bucket(id: i64, shift: u32) -> usize {
-    // A single bucket has no bits of the hash, and no shift is that long.
-    mix(id).checked_shr(shift).unwrap_or(0) as usize
-}
-
-/// Returns where a bucket's ids are, by the numbers in a file: none beyond `ids`.
-#[inline(always)]
-pub(super) fn ids_of(starts: &[u32], bucket: usize, ids: usize) -> Option<Range<usize>> {
-    let (start, end) = (*starts.get(bucket)? as usize, *starts.get(bucket + 1)? as usize);
-    (start <= end && end <= ids).then_some(start..end)
+/// Returns the ids of all lines, in the order of their rows.
+pub(super) fn ids_of(lines: &[Line]) -> impl Iterator<Item = i64> {
+    lines.iter().flat_map(|line| line[..own_count(line).min(IDS_A_LINE)].iter().copied())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::simd::ScalarLanes;
     use proptest::prelude::*;
-    use std::collections::HashSet;
 
-    fn find(ids: &[i64], starts: &[u32], id: i64) -> Option<usize> {
-        let place = bucket(id, shift_of(starts.len() - 1));
-        let range = ids_of(starts, place, ids.len()).unwrap();
-        let first = range.start;
-        ids[range].iter().position(|other| *other == id).map(|place| first + place)
+    /// Where an id is, and how many lines were read.
+    fn find(lines: &[Line], homes: usize, rows: usize, id: i64) -> (Option<usize>, usize) {
+        for (read, line) in lines[home(id, homes)..].iter().enumerate() {
+            match look(ScalarLanes, line, id, rows).unwrap() {
+                Found::At(number) => return (Some(number), read + 1),
+                Found::Nowhere => return (None, read + 1),
+                Found::Behind => {}
+            }
+        }
+        (None, lines.len())
     }
 
     proptest! {
         #[test]
-        fn each_id_is_found_where_it_is_and_no_other(ids in prop::collection::hash_set(any::<i64>(), 0..300), others in prop::collection::vec(any::<i64>(), 0..50)) {
+        fn each_id_is_found_where_it_is_and_no_other(
+            ids in prop::collection::hash_set(any::<i64>(), 0..300), others in prop::collection::vec(any::<i64>(), 0..50)
+        ) {
             let mut sorted: Vec<i64> = ids.iter().copied().collect();
-            let starts = build(&mut sorted).unwrap();
+            let lines = build(&mut sorted).unwrap();
+            prop_assert_eq!(&ids_of(&lines).collect::<Vec<_>>(), &sorted);
+            let homes = num_homes(ids.len());
             for (place, &id) in sorted.iter().enumerate() {
-                prop_assert_eq!(find(&sorted, &starts, id), Some(place));
+                prop_assert_eq!(find(&lines, homes, sorted.len(), id).0, Some(place));
             }
             for id in others {
-                prop_assert_eq!(find(&sorted, &starts, id).is_some(), ids.contains(&id));
+                prop_assert_eq!(find(&lines, homes, sorted.len(), id).0.is_some(), ids.contains(&id));
             }
         }
     }
 
     #[test]
-    fn an_id_that_is_there_twice_is_told() {
+    fn an_id_that_is_there_twice_is_an_error() {
         assert_eq!(build(&mut [5, -7, 5]), Err(5));
     }
 
     #[test]
-    fn ids_take_twelve_bytes_at_most() {
-        for count in [1usize, 2, 3, 7, 100, 1_000, 12_345, 1 << 20] {
-            let bytes = 8 * count + 4 * (num_buckets(count) + 1);
-            assert!(bytes <= 12 * count + 8, "{count} ids take {bytes} bytes");
-        }
-        let ids: HashSet<i64> = (0..10_000).collect();
-        let mut sorted: Vec<i64> = ids.into_iter().collect();
-        let starts = build(&mut sorted).unwrap();
-        let longest = starts.windows(2).map(|pair| pair[1] - pair[0]).max();
-        assert!(longest < Some(24), "{longest:?}");
+    fn ids_take_twelve_bytes_and_searches_read_one_line() {
+        let count = 200_000i64;
+        let mut ids: Vec<i64> = (0..count).map(|id| id * id * 31).collect();
+        let lines = build(&mut ids).unwrap();
+        assert!(size_of_val(&*lines) <= 12 * ids.len());
+        let homes = num_homes(ids.len());
+        let read: usize = ids.iter().map(|&id| find(&lines, homes, ids.len(), id).1).sum();
+        assert!((read as f64) < 1.2 * ids.len() as f64, "{read} lines for {count} ids");
+        let read: usize = (0..count).map(|id| find(&lines, homes, ids.len(), !id).1).sum();
+        assert!((read as f64) < 1.2 * count as f64, "{read} lines for {count} ids without rows");
+    }
+
+    #[test]
+    fn a_line_that_says_too_much_is_none() {
+        let line = |before: i64, count: i64| [1, 2, 3, 4, 5, 6, 7, before | count << 32];
+        assert_eq!(look(ScalarLanes, &line(0, 8), 1, 100), None);
+        assert_eq!(look(ScalarLanes, &line(98, 3), 1, 100), None);
+        assert_eq!(look(ScalarLanes, &line(97, 3), 3, 100), Some(Found::At(99)));
+        assert_eq!(look(ScalarLanes, &line(97, 3), 4, 100), Some(Found::Nowhere), "of the three it is none");
+        let behind = |id: &i64| mix(7) < mix(*id);
+        let (greater, less) = ((8..).find(behind).unwrap(), (8..).find(|id| !behind(id)).unwrap());
+        assert_eq!(look(ScalarLanes, &line(0, 7), greater, 100), Some(Found::Behind));
+        assert_eq!(look(ScalarLanes, &line(0, 7), less, 100), Some(Found::Nowhere));
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! | tensor | type | shape | |
 //! |---|---|---|---|
-//! | `ids` | int64 | `[rows]` | in the order of their hashes |
-//! | `starts` | uint32 | `[buckets + 1]` | where each bucket of the hash begins among the ids |
+//! | `ids` | int64 | `[lines, 8]` | up to 7 ids a line in the order of their hashes, and how many there are; see `index.rs` |
 //! | `rows` | float32, bfloat16 or float16 | `[rows, dim]` | the row of each id |
 //! | | uint8 | `[rows, bytes]` | the same as codes of 8 or 4 bits |
 //! | `checks` | uint32 | `[blocks + 1]` | CRC-32 of the header and of every 64 KiB before this tensor |
@@ -16,7 +15,7 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use serde::{Deserialize, Serialize};
 
 use super::encoding::Encoding;
-use super::index::num_buckets;
+use super::index::{Line, num_homes};
 use crate::config::TableConfig;
 
 /// The bytes that have a checksum together.
@@ -48,16 +47,22 @@ pub(super) struct Layout {
     pub(super) num_rows: usize,
     /// Length and text of the header.
     pub(super) header: Range<usize>,
-    pub(super) ids: Range<usize>,
-    pub(super) starts: Range<usize>,
+    pub(super) lines: Range<usize>,
     pub(super) rows: Range<usize>,
     pub(super) checks: Range<usize>,
 }
 
 impl Layout {
     /// Returns the layout of a table, and the header that says it.
-    pub(super) fn new(described: Described, num_rows: usize) -> Result<(Self, Vec<u8>), String> {
-        let sizes = sizes(&described, num_rows);
+    pub(super) fn new(
+        described: Described,
+        num_rows: usize,
+        lines: usize,
+    ) -> Result<(Self, Vec<u8>), String> {
+        if u32::try_from(num_rows).is_err() {
+            return Err(format!("{num_rows} rows: a file has at most {}", u32::MAX));
+        }
+        let sizes = sizes(&described, num_rows, lines);
         let tensors = tensors(&described, num_rows, sizes);
         let entries = [("format", FORMAT), ("version", VERSION), ("table", &as_text(&described)?)];
         let entries = entries.map(|(name, text)| (name.to_owned(), text.to_owned()));
@@ -97,22 +102,26 @@ impl Layout {
         }
         let described: Described =
             serde_json::from_str(entry("table")).map_err(|error| format!("the table: {error}"))?;
-        let num_rows = metadata.info("ids").and_then(|info| info.shape.first().copied()).unwrap_or(0);
-        Self::agreed(&metadata, described, num_rows, LENGTH_BYTES + length, file.len())
+        let first = |name| metadata.info(name).and_then(|info| info.shape.first().copied()).unwrap_or(0);
+        let counts = (first("rows"), first("ids"));
+        Self::agreed(&metadata, described, counts, LENGTH_BYTES + length, file.len())
     }
 
     /// Returns the layout of the table that a header describes, if the header has these tensors and the file this length.
     fn agreed(
         metadata: &Metadata,
         described: Described,
-        num_rows: usize,
+        (num_rows, lines): (usize, usize),
         header: usize,
         length: usize,
     ) -> Result<Self, String> {
         if described.dim == 0 || num_rows.checked_mul(described.encoding.row_bytes(described.dim)).is_none() {
             return Err(format!("{num_rows} rows of {} values", described.dim));
         }
-        let sizes = sizes(&described, num_rows);
+        if lines < num_homes(num_rows) || lines.checked_mul(size_of::<Line>()).is_none() {
+            return Err(format!("expected {} lines of ids or more, got {lines}", num_homes(num_rows)));
+        }
+        let sizes = sizes(&described, num_rows, lines);
         for (name, expected) in tensors(&described, num_rows, sizes) {
             match metadata.info(&name) {
                 Some(found) if is_same(found, &expected) => {}
@@ -126,13 +135,13 @@ impl Layout {
         }
     }
 
-    fn at(described: Described, num_rows: usize, header: usize, sizes: [usize; 4]) -> Self {
+    fn at(described: Described, num_rows: usize, header: usize, sizes: [usize; 3]) -> Self {
         let mut end = header;
-        let [ids, starts, rows, checks] = sizes.map(|size| {
+        let [lines, rows, checks] = sizes.map(|size| {
             end += size;
             end - size..end
         });
-        Self { described, num_rows, header: 0..header, ids, starts, rows, checks }
+        Self { described, num_rows, header: 0..header, lines, rows, checks }
     }
 
     /// Returns the bytes of a row.
@@ -161,28 +170,25 @@ fn is_same(one: &TensorInfo, other: &TensorInfo) -> bool {
     (one.dtype, &one.shape, one.data_offsets) == (other.dtype, &other.shape, other.data_offsets)
 }
 
-/// The bytes of ids, starts, rows and checks.
-fn sizes(described: &Described, num_rows: usize) -> [usize; 4] {
-    let ids = num_rows * size_of::<i64>();
+/// The bytes of lines, rows and checks.
+fn sizes(described: &Described, num_rows: usize, lines: usize) -> [usize; 3] {
+    let lines = lines * size_of::<Line>();
     let rows = num_rows * described.encoding.row_bytes(described.dim);
-    let starts = (num_buckets(num_rows) + 1) * size_of::<u32>();
-    let blocks = (ids + rows + starts).div_ceil(BLOCK_BYTES);
-    [ids, starts, rows, (blocks + 1) * size_of::<u32>()]
+    let blocks = (lines + rows).div_ceil(BLOCK_BYTES);
+    [lines, rows, (blocks + 1) * size_of::<u32>()]
 }
 
-fn tensors(described: &Described, num_rows: usize, sizes: [usize; 4]) -> Vec<(String, TensorInfo)> {
+fn tensors(described: &Described, num_rows: usize, sizes: [usize; 3]) -> Vec<(String, TensorInfo)> {
     let (row_type, width) = match described.encoding {
         Encoding::Float32 => (TensorType::F32, described.dim),
         Encoding::Bfloat16 => (TensorType::BF16, described.dim),
         Encoding::Float16 => (TensorType::F16, described.dim),
         Encoding::Int8 | Encoding::Int4 => (TensorType::U8, described.encoding.row_bytes(described.dim)),
     };
-    let numbers = |bytes: usize| vec![bytes / size_of::<u32>()];
     let kinds = [
-        ("ids", TensorType::I64, vec![num_rows]),
-        ("starts", TensorType::U32, numbers(sizes[1])),
+        ("ids", TensorType::I64, vec![sizes[0] / size_of::<Line>(), 8]),
         ("rows", row_type, vec![num_rows, width]),
-        ("checks", TensorType::U32, numbers(sizes[3])),
+        ("checks", TensorType::U32, vec![sizes[2] / size_of::<u32>()]),
     ];
     let mut end = 0;
     let tensor = |((name, dtype, shape), size): ((&str, TensorType, Vec<usize>), usize)| {

@@ -1,8 +1,8 @@
 //! Tables that no longer change: one file each, mapped into memory, whose pages all processes of a machine share,
 //! or copied to huge pages.
 //!
-//! A file is plain safetensors: `ids` in the order of their hashes, the row of each, where each bucket of the hash begins,
-//! and a checksum for every 64 KiB, which is compared when a block is first read.
+//! A file is plain safetensors: `ids` in lines of eight words, in the order of their hashes, the row of each, and a
+//! checksum for every 64 KiB, which is compared when a block is first read.
 
 mod bags;
 mod blocks;

@@ -278,7 +278,7 @@ impl EmbeddingTable for OpenTable {
     }
 
     fn ids(&self) -> Result<Vec<i64>> {
-        self.table.ids().map(<[i64]>::to_vec)
+        self.table.ids()
     }
 
     fn num_rows(&self) -> Result<usize> {

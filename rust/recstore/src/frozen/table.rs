@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use super::blocks::Blocks;
 use super::encoding::Encoding;
-use super::index::{bucket, ids_of, num_buckets, shift_of};
+use super::index::{Found, Line, home, ids_of, look, num_homes};
 use super::layout::Layout;
 use super::mapped::{FileBytes, FrozenMemory};
 use super::walk::ReadRows;
@@ -32,7 +32,7 @@ pub struct FrozenTable {
     blocks: Blocks,
     rules: RowlessTable,
     initializer: Initializer,
-    shift: u32,
+    homes: usize,
     simd: Simd,
 }
 
@@ -65,10 +65,10 @@ impl FrozenTable {
         let config = layout.described.table_config()?;
         let rules = RowlessTable::new(&layout.described.name, &config)?;
         let initializer = Initializer::new(&layout.described.name, &config);
-        let (blocks, shift) = (Blocks::new(checks.len()), shift_of(num_buckets(layout.num_rows)));
+        let (blocks, homes) = (Blocks::new(checks.len()), num_homes(layout.num_rows));
         let path = path.to_owned();
         let simd = Simd::detect();
-        let table = Self { path, file, layout, config, checks, blocks, rules, initializer, shift, simd };
+        let table = Self { path, file, layout, config, checks, blocks, rules, initializer, homes, simd };
         if memory == FrozenMemory::Copied {
             table.verify()?;
         }
@@ -128,9 +128,9 @@ impl FrozenTable {
     ///
     /// # Errors
     /// [`Error::Frozen`]: a byte of them was changed.
-    pub fn ids(&self) -> Result<&[i64]> {
-        self.check(self.layout.ids.clone())?;
-        Ok(self.all_ids())
+    pub fn ids(&self) -> Result<Vec<i64>> {
+        self.check(self.layout.lines.clone())?;
+        Ok(ids_of(self.lines()).collect())
     }
 
     /// Writes the row of each id to `rows`. An id without a row reads as its initial value.
@@ -154,7 +154,7 @@ impl FrozenTable {
     /// As [`FrozenTable::read`].
     pub(super) fn row_numbers(&self, ids: &[i64], numbers: &mut [i64]) -> Result<()> {
         numbers.iter_mut().zip(ids).try_for_each(|(number, &id)| {
-            let found = self.find(ScalarLanes, id)?;
+            let found = self.number(ScalarLanes, home(id, self.homes), id)?;
             *number = if found == NO_ROW { -1 } else { found as i64 };
             Ok(())
         })
@@ -178,18 +178,12 @@ impl FrozenTable {
         &self.initializer
     }
 
-    /// Returns the bucket of an id, and asks for where it begins.
+    /// Returns the line that an id is looked for in first, and asks for it.
     #[inline(always)]
     pub(super) fn seek(&self, id: i64) -> usize {
-        let bucket = bucket(id, self.shift);
-        prefetch_one(&self.starts()[bucket], Cache::First);
-        bucket
-    }
-
-    /// Asks for some of all ids.
-    #[inline(always)]
-    pub(super) fn prefetch_ids(&self, range: Range<usize>) {
-        prefetch(&self.all_ids()[range], Cache::First);
+        let home = home(id, self.homes);
+        prefetch_one(&self.lines()[home], Cache::First);
+        home
     }
 
     /// Asks for a row.
@@ -198,12 +192,8 @@ impl FrozenTable {
         prefetch(&self.file[self.row_range(number)], Cache::First);
     }
 
-    fn all_ids(&self) -> &[i64] {
-        bytemuck::cast_slice(&self.file[self.layout.ids.clone()])
-    }
-
-    fn starts(&self) -> &[u32] {
-        bytemuck::cast_slice(&self.file[self.layout.starts.clone()])
+    fn lines(&self) -> &[Line] {
+        bytemuck::cast_slice(&self.file[self.layout.lines.clone()])
     }
 
     /// Checks the blocks of a range of the file, which lies behind the header.
@@ -237,29 +227,28 @@ impl FrozenTable {
         start..start + self.layout.row_bytes()
     }
 
-    /// Returns where the ids of a bucket are among all.
+    /// Returns the number of the row of an id whose home is known, `NO_ROW` if it has none.
     #[inline(always)]
-    pub(super) fn ids_of(&self, bucket: usize) -> Result<Range<usize>> {
-        let first = self.layout.starts.start + bucket * size_of::<u32>();
-        self.check(first..first + 2 * size_of::<u32>())?;
-        ids_of(self.starts(), bucket, self.num_rows()).ok_or_else(|| Error::Frozen {
+    pub(super) fn number(&self, lanes: impl Lanes, home: usize, id: i64) -> Result<usize> {
+        for (number, line) in self.lines().iter().enumerate().skip(home) {
+            let first = self.layout.lines.start + number * size_of::<Line>();
+            self.check(first..first + size_of::<Line>())?;
+            match look(lanes, line, id, self.num_rows()) {
+                Some(Found::At(number)) => return Ok(number),
+                Some(Found::Nowhere) => return Ok(NO_ROW),
+                Some(Found::Behind) => {}
+                None => return Err(self.damaged(number)),
+            }
+        }
+        Ok(NO_ROW)
+    }
+
+    #[cold]
+    fn damaged(&self, line: usize) -> Error {
+        Error::Frozen {
             path: self.path.display().to_string(),
-            message: format!("bucket {bucket} ends before it begins, or beyond the ids"),
-        })
-    }
-
-    /// Returns the number of the row of an id that can only be in one range of all ids, `NO_ROW` if it is not there.
-    #[inline(always)]
-    pub(super) fn number_in(&self, lanes: impl Lanes, range: Range<usize>, id: i64) -> Result<usize> {
-        let first = self.layout.ids.start + range.start * size_of::<i64>();
-        self.check(first..first + range.len() * size_of::<i64>())?;
-        Ok(position(lanes, &self.all_ids()[range.clone()], id).map_or(NO_ROW, |place| range.start + place))
-    }
-
-    /// Returns the number of the row of an id.
-    #[inline(always)]
-    fn find(&self, lanes: impl Lanes, id: i64) -> Result<usize> {
-        self.number_in(lanes, self.ids_of(bucket(id, self.shift))?, id)
+            message: format!("line {line} of the ids says more ids or rows than there are"),
+        }
     }
 
     /// Returns the bytes of a row.
@@ -269,19 +258,6 @@ impl FrozenTable {
         self.check(range.clone())?;
         Ok(&self.file[range])
     }
-}
-
-/// Returns where an id is among those of a bucket.
-#[inline(always)]
-fn position(lanes: impl Lanes, ids: &[i64], id: i64) -> Option<usize> {
-    let (eights, rest) = ids.as_chunks::<8>();
-    for (number, eight) in eights.iter().enumerate() {
-        let equal = lanes.equal(eight, id);
-        if equal != 0 {
-            return Some(number * 8 + equal.trailing_zeros() as usize);
-        }
-    }
-    rest.iter().position(|other| *other == id).map(|place| eights.len() * 8 + place)
 }
 
 #[cfg(test)]

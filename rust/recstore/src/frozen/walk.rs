@@ -1,13 +1,11 @@
 //! Kernels over the rows of ids: each step of a lookup asks for the memory of the next one, a group of ids ahead.
 //!
 //! ```text
-//! group 3: bucket of each id, asks for where it begins
-//! group 2: where the bucket begins and ends, asks for its ids
-//! group 1: which of them it is, asks for its row
+//! group 2: the home of each id, asks for its line
+//! group 1: which id of the line it is, asks for its row
 //! group 0: takes the rows
 //! ```
 
-use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::table::{FrozenTable, NO_ROW};
@@ -17,7 +15,7 @@ use crate::rows::pooling::{AddRows, Pooling};
 use crate::{Error, Result};
 
 /// The ids whose memory is asked for together.
-const GROUP: usize = 16;
+const GROUP: usize = 32;
 
 /// Takes the rows of ids in their order.
 trait TakeRows {
@@ -28,36 +26,27 @@ trait TakeRows {
 /// Finds the rows of ids and lets `taker` take them.
 #[inline(always)]
 fn walk(table: &FrozenTable, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows) -> Result<()> {
-    let mut buckets = [[0; GROUP]; 2];
-    let mut ranges: [[Range<usize>; GROUP]; 2] = Default::default();
-    let mut numbers = [[NO_ROW; GROUP]; 2];
-    let groups = ids.len().div_ceil(GROUP);
-    for step in 0..groups + 3 {
+    let (mut homes, mut numbers) = ([[0; GROUP]; 2], [[NO_ROW; GROUP]; 2]);
+    for step in 0..ids.len().div_ceil(GROUP) + 2 {
         let group = |behind: usize| {
             let group = step.checked_sub(behind)?;
             ids.chunks(GROUP).nth(group).map(|ids| (group % 2, ids))
         };
         if let Some((side, ids)) = group(0) {
-            for (bucket, &id) in buckets[side].iter_mut().zip(ids) {
-                *bucket = table.seek(id);
+            for (home, &id) in homes[side].iter_mut().zip(ids) {
+                *home = table.seek(id);
             }
         }
         if let Some((side, ids)) = group(1) {
-            for ((range, &bucket), _) in ranges[side].iter_mut().zip(&buckets[side]).zip(ids) {
-                *range = table.ids_of(bucket)?;
-                table.prefetch_ids(range.clone());
-            }
-        }
-        if let Some((side, ids)) = group(2) {
-            for ((number, range), &id) in numbers[side].iter_mut().zip(&ranges[side]).zip(ids) {
-                *number = table.number_in(lanes, range.clone(), id)?;
+            for ((number, &home), &id) in numbers[side].iter_mut().zip(&homes[side]).zip(ids) {
+                *number = table.number(lanes, home, id)?;
                 if *number != NO_ROW {
                     table.prefetch_row(*number);
                 }
             }
         }
-        if let Some((side, ids)) = group(3) {
-            taker.take(table, (step - 3) * GROUP, ids, &numbers[side][..ids.len()])?;
+        if let Some((side, ids)) = group(2) {
+            taker.take(table, (step - 2) * GROUP, ids, &numbers[side][..ids.len()])?;
         }
     }
     Ok(())

@@ -43,14 +43,13 @@ pub fn freeze(
     let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
     let failed = |error: io::Error| refused(error.to_string());
     let mut ids = ids.to_vec();
-    let starts = index::build(&mut ids).map_err(|id| refused(format!("id {id} is there twice")))?;
-    let (layout, header) = Layout::new(described(spec)?, ids.len()).map_err(refused)?;
+    let lines = index::build(&mut ids).map_err(|id| refused(format!("id {id} is there twice")))?;
+    let (layout, header) = Layout::new(described(spec)?, ids.len(), lines.len()).map_err(refused)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
     let mut writer = Writer::new(file.as_file_mut());
     writer.out.write_all(&header).map_err(failed)?;
-    writer.write(bytemuck::cast_slice(&ids)).map_err(failed)?;
-    writer.write(bytemuck::cast_slice(&starts)).map_err(failed)?;
+    writer.write(bytemuck::cast_slice(&lines)).map_err(failed)?;
     write_rows(&mut writer, spec, &ids, read, path)?;
     writer.finish(&header).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
