@@ -22,6 +22,7 @@ from recstore_ops.training.finished_run import load
 from recstore_ops.training.quality.calibration import calibration_bins
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, concatenated
 from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
+from recstore_ops.training.rows.piped_files import kept
 from recstore_ops.training.rows.row_source import RowSource
 
 _TITLES = {
@@ -56,7 +57,7 @@ def evaluate_command(
     the logloss of the positive items among all. Files are read twice then.
     """
     loaded = load(run, which=which)
-    rows = loaded.open_rows(paths)
+    rows = loaded.open_rows([kept(path) for path in paths])
     if not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels: there is nothing to evaluate; recstore predict needs none")
     if isinstance(loaded.model, Retriever):

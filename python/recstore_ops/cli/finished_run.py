@@ -24,7 +24,11 @@ RunPath = Annotated[
 ]
 RowFiles = Annotated[
     list[Path],
-    typer.Argument(metavar="DATA", help="Files like those that the run was trained on.", parser=read_user_path),
+    typer.Argument(
+        metavar="DATA",
+        help="Files like those that the run was trained on, or pipes, as /dev/stdin.",
+        parser=read_user_path,
+    ),
 ]
 WhichCheckpoint = Annotated[
     Which, typer.Option("--checkpoint", help="The model of the best evaluation, or the one of the last save.")
