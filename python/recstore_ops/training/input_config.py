@@ -101,8 +101,8 @@ class InputConfig:
     column_roles: Annotated[
         dict[str, str],
         Option(
-            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight, "
-            "time or ignored; may be repeated.",
+            "What a column of CSV or Parquet files is for: label, categorical, ids, sequence, number, vector, "
+            "weight, time, group or ignored; sequence:item for a sequence of the ids of item. May be repeated.",
             INPUT,
             name="column",
             metavar="NAME=ROLE",
