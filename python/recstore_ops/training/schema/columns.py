@@ -208,8 +208,9 @@ class Schema:
             ValueError: there is no such column, it has no ids or those of another one, or further as `check`.
         """
         targets = dict(sequences)
-        for name in (name for pair in sequences for name in pair):
-            if name not in self.field_names:
+        for history, target in sequences:
+            if history not in self.field_names or self.column(target) is None:
+                name = target if history in self.field_names else history
                 fields = ", ".join(self.field_names)
                 raise ValueError(f"sequences must name a field, one of {fields}; got {name!r}")
         for name, target in self.sequences:
@@ -233,7 +234,9 @@ class Schema:
         if (column := self.column(name)) is None:
             names = listed([column.name for column in self.columns])
             raise ValueError(f"{self.source}: there is no column {name!r} to group rows by, only {names}")
-        is_fraction = column.type == "number" and column.role not in ("categorical", "group")
+        if column.role in ("ids", "sequence"):
+            raise ValueError(f"{self.source}: column {name!r} has several ids in a cell, and a row is in one group")
+        is_fraction = column.type == "number" and column.role not in ("label", "categorical", "group")
         if column.type not in SCALARS or is_fraction:
             raise ValueError(
                 f"{self.source}: column {name!r} is {column.type}, and rows are grouped by integers, strings or "
@@ -294,6 +297,16 @@ class Schema:
         known = {column.name for column in self.columns}
         if more := [name for name in names if name not in known]:
             raise ValueError(f"{where}: there is a column {more[0]!r}, which {self.source} lacks")
+
+    def check_no_lists(self, where: object) -> None:
+        """Checks that text can have the columns that are read.
+
+        Raises:
+            ValueError: one has lists.
+        """
+        for column in self.read:
+            if column.type.startswith("list of "):
+                raise ValueError(f"{where}: column {column.name!r} is text, and {column.type} in {self.source}")
 
     def check_types(self, types: Mapping[str, str], where: object) -> None:
         """Checks that the columns of a file mean what they do here.
