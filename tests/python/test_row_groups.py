@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from rich.console import Console
 from saved_runs import Signals, metrics_of, rows_of, run_train
 from training_runs import Recorder, drop_tables, train_new
@@ -27,9 +29,11 @@ from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.libsvm import LibsvmFormat
 from recstore_ops.training.formats.text_hash import text_values
 from recstore_ops.training.quality.evaluation import Evaluation, Scores
+from recstore_ops.training.quality.number_parts import in_number_parts
 from recstore_ops.training.quality.ranking import ranking_at
 from recstore_ops.training.quality.segments import segment_figures
 from recstore_ops.training.rows.batch import NO_GROUP, Batch, concatenate
+from recstore_ops.training.rows.number_keys import keys_of_numbers, numbers_of_keys
 from recstore_ops.training.schema.schema_file import read_schema, write_schema
 from recstore_ops.training.schema.shown import schema_table
 
@@ -167,6 +171,16 @@ class TestGroupColumns:
             open_input(config)
         assert open_input(replace(config, auc_by="session")).train.group_name == "session"
 
+    @pytest.mark.parametrize(("column", "roles"), [("price", {}), ("user", {"user": "number"})])
+    def test_amounts_are_none_for_auc(self, path: Path, column: str, roles: dict[str, str]) -> None:
+        config = TrainingConfig(train=(path,), auc_by=column, column_roles=roles)
+        found = "number" if column == "price" else "integer"
+        message = (
+            f"auc_by names column '{column}', which has the role number and is {found}: expected integers, strings"
+        )
+        with pytest.raises(ValueError, match=message):
+            open_input(config)
+
     def test_models_that_retrieve_take_none(self, path: Path) -> None:
         config = TrainingConfig(
             train=(path,), column_roles={"session": "group"}, model="two_tower", item_fields=("user",)
@@ -199,8 +213,7 @@ class TestGroupingByAColumn:
         ("column", "message"),
         [
             ("usr", "there is no column 'usr' to group rows by, only 'label', 'user', 'session'"),
-            ("price", "column 'price' is number, and rows are grouped by integers, strings or booleans"),
-            ("seen", "column 'seen' is time, and rows are grouped by integers, strings or booleans"),
+            ("seen", "column 'seen' is time, and rows are grouped by integer, number, boolean, string"),
             ("items", "column 'items' has several ids in a cell, and a row is in one group"),
             ("genres", "column 'genres' has several ids in a cell, and a row is in one group"),
         ],
@@ -457,6 +470,29 @@ class TestEvaluate:
             [(1, None), (0, None)],
         )
 
+    def test_numbers_are_cut_into_ranges(
+        self,
+        trained: Path,
+        recstore: Recstore,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        prices = np.concatenate([np.arange(550) / 4 - 20, np.full(40, np.nan), np.full(10, 1e6)])
+        columns = {**sessions(600), "price": pa.array(prices, from_pandas=True)}
+        pq.write_table(pa.table(columns), "rows.parquet")
+        assert run_train(tmp_path, ("rows.parquet", *OPTIONS, "--run-name", "priced")) == (0, "")
+        capsys.readouterr()
+        assert recstore("evaluate", "runs/priced", "rows.parquet", "--json", "--segments-by", "price") == 0
+        drop_tables("fm")
+        segments = json.loads(capsys.readouterr().out)["segments"]
+        assert [each["segment"] for each in segments][:2] == ["[-20, -6)", "[-6, 8)"]
+        assert segments[-1]["segment"] == "[106, 1e+06]"
+        assert [each["rows"] for each in segments] == [56] * 10
+        assert recstore("evaluate", "runs/priced", "rows.parquet", "--segments-by", "price") == 0
+        assert "segments by price, smallest value first" in capsys.readouterr().out
+
     def test_prints_a_table_of_the_first(self, recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> None:
         assert recstore("evaluate", "runs/grouped", "test.parquet", "--segments-by", "session") == 0
         lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -514,6 +550,43 @@ class TestEvaluateOtherFormats:
         assert recstore("evaluate", "runs/t", "rows.svm", "--segments-by", "field_0") == 2
         assert "model two_tower takes no segments_by: it ranks items for queries" in capsys.readouterr().err
         drop_tables("two_tower")
+
+
+class TestNumberParts:
+    @given(st.lists(st.floats(allow_nan=True), min_size=1, max_size=80))
+    def test_keys_are_in_the_order_of_numbers_and_come_back(self, numbers: list[float]) -> None:
+        given_numbers = np.array(numbers)
+        keys = keys_of_numbers(given_numbers)
+        assert (keys == NO_GROUP).tolist() == np.isnan(given_numbers).tolist()
+        there = given_numbers[~np.isnan(given_numbers)]
+        assert np.array_equal(numbers_of_keys(keys[keys != NO_GROUP]), there)
+        assert np.array_equal(np.sort(keys[keys != NO_GROUP]), keys_of_numbers(np.sort(there)))
+
+    @given(st.lists(st.integers(-5, 30) | st.none(), min_size=1, max_size=80))
+    def test_rows_are_in_the_range_that_their_segment_says(self, numbers: list[int | None]) -> None:
+        amounts = np.array([math.nan if number is None else number for number in numbers], dtype=np.float64)
+        keys = torch.from_numpy(keys_of_numbers(amounts))
+        zeros = torch.zeros(len(numbers))
+        parts = in_number_parts(Scores(zeros, zeros, keys, keys != NO_GROUP))
+        assert parts.segments is not None
+        assert parts.in_segment is not None
+        assert parts.in_segment.tolist() == [number is not None for number in numbers]
+        for number, part in zip(numbers, parts.segments.tolist(), strict=True):
+            if number is not None:
+                assert parts.texts is not None
+                low, high = map(float, parts.texts[part][1:-1].split(", "))
+                assert low <= number
+                assert number <= high if parts.texts[part].endswith("]") else number < high
+
+    def test_as_many_parts_as_distinct_numbers_at_most(self) -> None:
+        keys = torch.from_numpy(keys_of_numbers(np.array([1.0, 1.0, 2.5, 1.0])))
+        zeros = torch.zeros(4)
+        parts = in_number_parts(Scores(zeros, zeros, keys, keys != NO_GROUP))
+        assert parts.texts == {0: "[1, 2.5)", 1: "[2.5, 2.5]"}
+
+    def test_without_segments_there_are_none(self) -> None:
+        with pytest.raises(ValueError, match="these scores have no segments: there is nothing to cut into parts"):
+            in_number_parts(Scores(torch.zeros(1), torch.zeros(1)))
 
 
 def test_names_of_segments_are_no_markup() -> None:

@@ -21,8 +21,10 @@ from recstore_ops.cli.finished_run import (
 )
 from recstore_ops.cli.shown_segments import segments_as_json, segments_grid
 from recstore_ops.training.finished_run import LoadedRun, load
+from recstore_ops.training.formats.opening import named_rows
 from recstore_ops.training.quality.calibration import calibration_bins
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, concatenated
+from recstore_ops.training.quality.number_parts import in_number_parts
 from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
 from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder, segment_figures
 from recstore_ops.training.rows.field_numbers import field_number
@@ -60,16 +62,16 @@ def evaluate_command(
         typer.Option(
             metavar="NAME",
             help="Also print figures of the rows of each value of this column of CSV or Parquet, whatever it is for, "
-            "or of this field of other formats, or qid.",
+            "or of this field of other formats, or qid. Numbers are cut into ten ranges of equally many rows.",
             show_default=False,
         ),
     ] = None,
     segments_order: Annotated[
         SegmentOrder | None,
         typer.Option(
-            help="Which segments come first: those with most rows, the highest logloss, the lowest AUC, or those "
-            "where the sum of the predictions is furthest from the number of positive rows.",
-            show_default="rows",
+            help="Which segments come first: those with most rows, the highest logloss, the lowest AUC, those where "
+            "the sum of the predictions is furthest from the number of positive rows, or the smallest value.",
+            show_default="rows, of ranges value",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
@@ -90,7 +92,7 @@ def evaluate_command(
     rows = loaded.open_rows([kept(path) for path in paths], group_by=segments_by)
     if not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels: there is nothing to evaluate; recstore predict needs none")
-    segments = None
+    segments, order = None, "rows"
     if isinstance(loaded.model, Retriever):
         figures = _ranking_figures(loaded.model, rows)
     else:
@@ -98,7 +100,8 @@ def evaluate_command(
         scores = concatenated(list(shown_scores(loaded, rows, batch_size, "evaluating", field)))
         figures = _figures(scores, rows)
         if name is not None and scores.segments is not None:
-            segments = segment_figures(scores.with_texts(rows.group_texts)).ordered(segments_order or "rows")
+            scores, order = _named_segments(scores, rows, segments_order)
+            segments = segment_figures(scores).ordered(order)
             figures |= _within_groups(name, segments)
     if as_json:
         if segments is not None and segments_by is not None:
@@ -107,7 +110,7 @@ def evaluate_command(
         return
     Console().print(_grid(f"run {run}, checkpoint {which}, after step {loaded.step:,}", figures))
     if segments is not None and segments_by is not None:
-        Console().print(segments_grid(segments_by, segments, segments_order or "rows"))
+        Console().print(segments_grid(segments_by, segments, order))
 
 
 def _grouping(loaded: LoadedRun, rows: RowSource, segments_by: str | None) -> tuple[str | None, int | None]:
@@ -116,6 +119,15 @@ def _grouping(loaded: LoadedRun, rows: RowSource, segments_by: str | None) -> tu
         return rows.group_name, None
     name, option = (loaded.config.auc_by, "auc_by") if segments_by is None else (segments_by, "segments_by")
     return name, None if name is None else field_number(option, name, rows.field_names)
+
+
+def _named_segments(scores: Scores, rows: RowSource, order: SegmentOrder | None) -> tuple[Scores, SegmentOrder]:
+    """Returns scores whose segments have the texts that they stand for, and how they are ordered."""
+    named = named_rows(rows)
+    group = None if named is None else named.schema.group
+    if group is not None and group.has_amounts:
+        return in_number_parts(scores), order or "value"
+    return scores.with_texts(rows.group_texts), order or "rows"
 
 
 def _within_groups(name: str, segments: SegmentFigures) -> dict[str, Any]:

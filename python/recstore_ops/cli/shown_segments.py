@@ -16,6 +16,7 @@ _ORDERS: dict[SegmentOrder, str] = {
     "logloss": "highest logloss first",
     "auc": "lowest AUC first",
     "error": "sum of predictions furthest from the positive rows first",
+    "value": "smallest value first",
 }
 
 

@@ -144,6 +144,11 @@ def _check_time(config: TrainingConfig, schema: Schema | None) -> None:
 
 def _check_group(config: TrainingConfig, schema: Schema | None) -> None:
     """Raises ValueError if a column is the group of rows, and they are not to be grouped, or by another one."""
+    if schema is not None and schema.group is not None and schema.group.has_amounts:
+        raise ValueError(
+            f"auc_by names column {schema.group.name!r}, which has the role {schema.group.role} and is "
+            f"{schema.group.type}: expected integers, strings or booleans that are no amounts"
+        )
     group = None if schema is None else next(iter(schema.of_role("group")), None)
     if group is None:
         return

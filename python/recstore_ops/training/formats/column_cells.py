@@ -15,6 +15,7 @@ from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
 from recstore_ops.training.formats.text_cells import read_cells
 from recstore_ops.training.formats.text_hash import text_values
 from recstore_ops.training.rows.batch import NO_GROUP
+from recstore_ops.training.rows.number_keys import keys_of_numbers
 from recstore_ops.training.schema.arrow_functions import pc
 from recstore_ops.training.schema.columns import ColumnSchema, Unit
 from recstore_ops.training.schema.sample import cell_type, is_date, is_list
@@ -98,8 +99,10 @@ def categories_of(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
     return values, np.ones(len(values), dtype=np.bool_)
 
 
-def groups_of(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
-    """Returns the groups [B], `NO_GROUP` for a missing cell; good numbers have no fraction."""
+def groups_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.int64], Good]:
+    """Returns the groups [B], `NO_GROUP` for a missing cell: keys of amounts, else values; good ones have no fraction."""
+    if column.has_amounts:
+        return keys_of_numbers(_numbers(cells)), np.ones(len(cells), dtype=np.bool_)
     values, good = categories_of(cells)
     return np.where(values == MISSING, NO_GROUP, values), good
 

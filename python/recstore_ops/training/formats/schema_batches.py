@@ -91,7 +91,7 @@ class BatchMaker:
         cells = records.column(group.name)
         if group.type == "string":
             self._note_texts(cells)
-        return torch.from_numpy(_noting(good, groups_of(cells)))
+        return torch.from_numpy(_noting(good, groups_of(cells, group)))
 
     def _note_texts(self, cells: pa.Array) -> None:
         texts = pc.unique(cells.dictionary_decode() if isinstance(cells, pa.DictionaryArray) else cells).drop_null()
@@ -130,7 +130,7 @@ class BatchMaker:
         return made
 
     def _is_good(self, cells: pa.Array, column: ColumnSchema) -> bool:
-        if column is self._schema.group and not groups_of(cells)[1].all():
+        if column is self._schema.group and not groups_of(cells, column)[1].all():
             return False
         checks = {
             "label": lambda: labels_of(cells, column)[1],

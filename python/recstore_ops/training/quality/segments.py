@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.metrics import row_losses
 
-SegmentOrder = Literal["rows", "logloss", "auc", "error"]
+SegmentOrder = Literal["rows", "logloss", "auc", "error", "value"]
 RANKED_ROWS = 10
 """The k of recall@k and NDCG@k within a segment."""
 _DISCOUNTS = 1 / np.log2(np.arange(RANKED_ROWS) + 2)
@@ -63,9 +63,10 @@ class SegmentFigures:
 
         Args:
             order: "rows" is most first; "logloss" highest first; "auc" lowest first; "error" has those first where
-                the sum of the predictions is furthest from the number of positive rows.
+                the sum of the predictions is furthest from the number of positive rows; "value" is by id.
         """
         keys = {
+            "value": self.ids,
             "rows": -self.rows.astype(np.float64),
             "logloss": -self.logloss,
             "auc": self.auc,

@@ -106,6 +106,13 @@ class ColumnSchema:
         return cell_type in alike
 
     @property
+    def has_amounts(self) -> bool:
+        """Whether cells are amounts, as prices are, so that rows are grouped by ranges and not by single values."""
+        if self.type == "number":
+            return self.role not in ("label", "categorical", "group")
+        return self.role == "number" and self.type == "integer"
+
+    @property
     def rule(self) -> str:
         """What makes a label positive, or what becomes of numbers."""
         if self.role == "label":
@@ -229,18 +236,16 @@ class Schema:
             name: of the column.
 
         Raises:
-            ValueError: there is no such column, or it has no single values.
+            ValueError: there is no such column, or it has neither integers, numbers, strings nor booleans.
         """
         if (column := self.column(name)) is None:
             names = listed([column.name for column in self.columns])
             raise ValueError(f"{self.source}: there is no column {name!r} to group rows by, only {names}")
         if column.role in ("ids", "sequence"):
             raise ValueError(f"{self.source}: column {name!r} has several ids in a cell, and a row is in one group")
-        is_fraction = column.type == "number" and column.role not in ("label", "categorical", "group")
-        if column.type not in SCALARS or is_fraction:
+        if column.type not in SCALARS:
             raise ValueError(
-                f"{self.source}: column {name!r} is {column.type}, and rows are grouped by integers, strings or "
-                "booleans"
+                f"{self.source}: column {name!r} is {column.type}, and rows are grouped by {', '.join(SCALARS)}"
             )
         return replace(self, grouping=name)
 
