@@ -459,6 +459,22 @@ class TestEvaluate:
         segments = self.json_of(recstore, capsys, *options)["segments"]
         assert [key(each) for each in segments] == sorted(map(key, segments))
 
+    def test_rows_without_a_value_are_a_segment_and_no_group(
+        self, recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        columns = sessions(600, 1)
+        gaps = [None if row % 3 == 0 else session for row, session in enumerate(columns["session"])]
+        pq.write_table(pa.table({**columns, "session": gaps}), tmp_path / "gaps.parquet")
+        found = []
+        for options in ((), ("--segments-by", "session")):
+            assert recstore("evaluate", "runs/grouped", tmp_path / "gaps.parquet", "--json", *options) == 0
+            drop_tables("fm")
+            found.append(json.loads(capsys.readouterr().out))
+        segments = {each["segment"]: each["rows"] for each in found[1].pop("segments")}
+        assert found[0] == found[1]
+        assert segments["(no value)"] == 200
+        assert sum(segments.values()) == 600
+
     def test_segments_may_be_of_any_column(self, recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> None:
         columns = sessions(600, 1)
         for name in ("shop", "item", "label"):
@@ -487,9 +503,10 @@ class TestEvaluate:
         assert recstore("evaluate", "runs/priced", "rows.parquet", "--json", "--segments-by", "price") == 0
         drop_tables("fm")
         segments = json.loads(capsys.readouterr().out)["segments"]
-        assert [each["segment"] for each in segments][:2] == ["[-20, -6)", "[-6, 8)"]
+        assert [each["segment"] for each in segments][1:3] == ["[-20, -6)", "[-6, 8)"]
         assert segments[-1]["segment"] == "[106, 1e+06]"
-        assert [each["rows"] for each in segments] == [56] * 10
+        assert [each["rows"] for each in segments[1:]] == [56] * 10
+        assert segments[0] == {**segments[0], "segment": "(no value)", "rows": 40}
         assert recstore("evaluate", "runs/priced", "rows.parquet", "--segments-by", "price") == 0
         assert "segments by price, smallest value first" in capsys.readouterr().out
 

@@ -101,8 +101,8 @@ def evaluate_command(
         figures = _figures(scores, rows)
         if name is not None and scores.segments is not None:
             scores, order = _named_segments(scores, rows, segments_order)
-            segments = segment_figures(scores).ordered(order)
-            figures |= _within_groups(name, segments)
+            figures |= _within_groups(name, segment_figures(scores))
+            segments = segment_figures(scores.with_rows_of_no_segment()).ordered(order)
     if as_json:
         if segments is not None and segments_by is not None:
             figures["segments"] = segments_as_json(segments)

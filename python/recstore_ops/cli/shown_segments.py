@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table as Grid
 from rich.text import Text
 
@@ -41,8 +42,8 @@ def segments_as_json(figures: SegmentFigures) -> list[dict[str, Any]]:
     ]
 
 
-def segments_grid(name: str, figures: SegmentFigures, order: SegmentOrder) -> Grid:
-    """Returns the first segments as a table.
+def segments_grid(name: str, figures: SegmentFigures, order: SegmentOrder) -> Group:
+    """Returns the first segments as a table under a line that says what they are.
 
     Args:
         name: what rows are segmented by.
@@ -53,7 +54,7 @@ def segments_grid(name: str, figures: SegmentFigures, order: SegmentOrder) -> Gr
     some = "" if shown == len(figures) else f", {shown} of {len(figures):,}; --json has all"
     # Whatever stands in files is no markup.
     title = Text(f"segments by {name}, {_ORDERS[order]}{some}")
-    grid = Grid(title=title, title_justify="left", box=None, pad_edge=False)
+    grid = Grid(box=None, pad_edge=False)
     grid.add_column("segment", overflow="fold")
     for words in ("rows", "share positive", "mean prediction", "logloss", "AUC"):
         grid.add_column(words, justify="right")
@@ -61,4 +62,5 @@ def segments_grid(name: str, figures: SegmentFigures, order: SegmentOrder) -> Gr
     ratios = zip(*(column[:shown].tolist() for column in columns), strict=True)
     for segment, rows, of_one in zip(figures.names(shown), figures.rows[:shown].tolist(), ratios, strict=True):
         grid.add_row(Text(segment), f"{rows:,}", *("-" if math.isnan(x) else f"{x:.4f}" for x in of_one))
-    return grid
+    # Its title would be as narrow as the table.
+    return Group(title, grid)

@@ -100,7 +100,12 @@ def categories_of(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
 
 
 def groups_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.int64], Good]:
-    """Returns the groups [B], `NO_GROUP` for a missing cell: keys of amounts, else values; good ones have no fraction."""
+    """Returns the groups [B], `NO_GROUP` for a missing cell: keys of amounts, else values; good ones are whole.
+
+    Args:
+        cells: of the column.
+        column: by which rows are grouped, whatever its role.
+    """
     if column.has_amounts:
         return keys_of_numbers(_numbers(cells)), np.ones(len(cells), dtype=np.bool_)
     values, good = categories_of(cells)

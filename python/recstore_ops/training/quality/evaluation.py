@@ -21,6 +21,7 @@ FIGURE_TITLES = {
     "ndcg_at_10": "NDCG@10",
 }
 """How reports call the figures of an evaluation."""
+_NO_VALUE = "(no value)"
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,14 @@ class Scores:
             return self
         there = self.segments.unique().tolist()
         return replace(self, texts={segment: texts[segment] for segment in there if segment in texts})
+
+    def with_rows_of_no_segment(self) -> Scores:
+        """Returns the same scores with the rows in no segment, if there are some, in one that is called so."""
+        if self.segments is None or self.in_segment is None or bool(self.in_segment.all()):
+            return self
+        segments = self.segments.masked_fill(~self.in_segment, NO_GROUP)
+        inside = torch.ones_like(self.in_segment)
+        return replace(self, segments=segments, in_segment=inside, texts={**(self.texts or {}), NO_GROUP: _NO_VALUE})
 
     def probabilities(self) -> Tensor:
         """Returns the predicted probabilities, float64 [B]."""
