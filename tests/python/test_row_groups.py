@@ -1,12 +1,10 @@
-"""Rows in groups: columns of the role group, `--auc-by`, `qid` of svmlight, and segments of `recstore evaluate`."""
+"""Rows in groups: columns of the role group, `--auc-by`, and `qid` of svmlight."""
 
 from __future__ import annotations
 
 import csv
-import json
-import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,24 +14,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from grouped_runs import OPTIONS, figures_of_sessions, sessions, train_grouped
 from rich.console import Console
 from saved_runs import Signals, metrics_of, rows_of, run_train
-from training_runs import Recorder, drop_tables, train_new
+from training_runs import Recorder, train_new
 
 from recstore_ops import RecStoreClient, table_names
-from recstore_ops.cli.shown_segments import segments_grid
 from recstore_ops.training import TrainingConfig, load, open_input, open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.libsvm import LibsvmFormat
 from recstore_ops.training.formats.text_hash import text_values
-from recstore_ops.training.quality.evaluation import Evaluation, Scores
-from recstore_ops.training.quality.number_parts import in_number_parts
-from recstore_ops.training.quality.ranking import ranking_at
 from recstore_ops.training.quality.segments import segment_figures
 from recstore_ops.training.rows.batch import NO_GROUP, Batch, concatenate
-from recstore_ops.training.rows.number_keys import keys_of_numbers, numbers_of_keys
+from recstore_ops.training.rows.number_keys import numbers_of_keys
 from recstore_ops.training.schema.schema_file import read_schema, write_schema
 from recstore_ops.training.schema.shown import schema_table
 
@@ -54,8 +47,6 @@ COLUMNS: dict[str, Any] = {
     "is_new": [True, False, None, True],
     "seen": pa.array([0, 1, 2, 3], pa.timestamp("s")),
 }
-Recstore = Callable[..., int]
-OPTIONS = ("--model", "fm", "--epochs", 2, "--batch-size", 64, "--dim", 4)
 
 
 @pytest.fixture
@@ -81,18 +72,6 @@ def opened(path: Path, **options: Any) -> ArrowRows:
 def groups_of(path: Path, **options: Any) -> list[int] | None:
     (block,) = open_rows([path], **options)
     return None if block.groups is None else block.groups.tolist()
-
-
-def sessions(rows: int, seed: int = 0) -> dict[str, Any]:
-    """Rows whose labels depend on the item."""
-    rng = np.random.default_rng(seed)
-    item = rng.integers(0, 9, rows)
-    return {
-        "label": (rng.random(rows) < item / 9).astype(np.int64),
-        "item": item,
-        "session": [f"s{number}" for number in rng.integers(0, 30, rows)],
-        "shop": rng.integers(0, 4, rows),
-    }
 
 
 class TestGroupColumns:
@@ -190,6 +169,16 @@ class TestGroupColumns:
 
 
 class TestGroupingByAColumn:
+    def test_of_ratings_is_by_ranges(self, tmp_path: Path) -> None:
+        columns = {"rating": [4.5, 3.0, 5.0], "user": [1, 2, 3]}
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        rows = opened(tmp_path / "a.parquet", group_by="rating")
+        assert rows.schema.group is not None
+        assert rows.schema.group.has_amounts
+        (block,) = rows
+        assert block.groups is not None
+        assert numbers_of_keys(block.groups.numpy()).tolist() == columns["rating"]
+
     @pytest.mark.parametrize("column", ["user", "session", "city", "whole", "is_new", "label"])
     def test_leaves_it_what_it_is(self, path: Path, column: str) -> None:
         rows = opened(path, group_by=column)
@@ -296,50 +285,18 @@ class TestBatches:
         assert batch.nbytes == 4 * 8 + 4 * 4 + 4 * 8
 
 
-def by_hand(labels: np.ndarray, logits: np.ndarray, groups: list[str]) -> dict[str, dict[str, float]]:
-    """Figures of each group by what is there for whole parts and for rankings."""
-    found = {}
-    for group in set(groups):
-        own = np.array([each == group for each in groups])
-        scores = Scores(torch.from_numpy(labels[own]).float(), torch.from_numpy(logits[own]))
-        whole = Evaluation.of(scores)
-        relevant = torch.from_numpy(np.flatnonzero(labels[own]))
-        ndcg = math.nan
-        if len(relevant):
-            ndcg = ranking_at(10, torch.from_numpy(logits[own])[None], relevant, torch.tensor([0, len(relevant)])).ndcg
-        found[group] = {
-            "rows": whole.rows,
-            "positives": whole.positives,
-            "positive_share": whole.positives / whole.rows,
-            "mean_prediction": float(scores.probabilities().mean()),
-            "logloss": whole.logloss,
-            "auc": whole.auc,
-            "ndcg_at_10": ndcg,
-        }
-    return found
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the run `grouped` on rows with sessions; only to be read."""
     folder = tmp_path_factory.mktemp("grouped")
-    for name, seed in (("train", 0), ("test", 1)):
-        pq.write_table(pa.table(sessions(600, seed)), folder / f"{name}.parquet")
-    options = ("train.parquet", "--test", "test.parquet", *OPTIONS, "--column", "session=group")
-    assert run_train(folder, (*options, "--run-name", "grouped")) == (0, "")
-    (folder / "first stdout").write_text((folder / "stdout").read_text())
+    train_grouped(folder)
     return folder
 
 
 @pytest.fixture
 def expected(trained: Path) -> dict[str, dict[str, float]]:
     """The figures of each session of the test rows."""
-    loaded = load(trained / "runs" / "grouped")
-    rows = loaded.open_rows([trained / "test.parquet"])
-    logits = torch.cat([scores.logits for scores in loaded.scores(rows)]).numpy()
-    drop_tables("fm")
-    columns = sessions(600, 1)
-    return by_hand(columns["label"], logits, columns["session"])
+    return figures_of_sessions(trained)
 
 
 class TestRuns:
@@ -355,7 +312,7 @@ class TestRuns:
         (event,) = (line for line in metrics_of(run) if line["event"] == "segments" and line["part"] == "test")
         ndcg = np.mean([figures["ndcg_at_10"] for figures in expected.values()])
         assert event["ndcg_at_10"] == pytest.approx(ndcg, abs=1e-6)
-        said = (trained / "first stdout").read_text()
+        said = (trained / "stdout").read_text()
         assert re.search(r"session +group +string", said)
         assert f"test AUC within session, weighted by rows: {event['weighted_auc']:.4f} (600 rows of 30 ids" in said
         assert f"NDCG@10 {ndcg:.4f}, means over those with positive rows" in said
@@ -401,216 +358,31 @@ class TestRuns:
         assert code == 2
         assert "column 'session' is integer, and string in " in said
 
+    @pytest.mark.parametrize(
+        ("options", "name"), [(("--column", "session=group"), "session"), (("--drop-column", "shop"), "shop")]
+    )
+    def test_followed_files_have_them_too(
+        self, trained: Path, tmp_path: Path, options: tuple[str, ...], name: str
+    ) -> None:
+        if name == "shop":
+            options = (*options, "--auc-by", "shop")
+        for folder in ("in", "later"):
+            (tmp_path / folder).mkdir()
+        (tmp_path / "in" / "done").touch()
+        (tmp_path / "in" / "1").write_bytes((trained / "train.parquet").read_bytes())
+        follow = ("--follow-files", "in", "--follow-every", 0.05, "--follow-until", "done", "--run-name", "f")
+        command = (*follow, "--model", "fm", "--dim", 4, *options)
+        assert run_train(tmp_path, command) == (0, "")
+        (tmp_path / "in" / "2").write_bytes((trained / "test.parquet").read_bytes())
+        assert run_train(tmp_path, (*command, "--resume")) == (0, "")
+        assert f"validation AUC within {name}, weighted by rows" in (tmp_path / "stdout").read_text()
+        with open(tmp_path / "runs" / "f" / "segments.csv", newline="") as file:
+            found = {line["segment"]: int(line["rows"]) for line in csv.DictReader(file)}
+        values, counts = np.unique(np.array(sessions(600, 1)[name]).astype(str), return_counts=True)
+        assert found == dict(zip(values.tolist(), counts.tolist(), strict=True))
+
     def test_predict_needs_the_group_as_all_columns(self, trained: Path, tmp_path: Path) -> None:
         pq.write_table(pa.table(sessions(50)).drop_columns(["session", "label"]), tmp_path / "new.parquet")
         loaded = load(trained / "runs" / "grouped")
         with pytest.raises(ValueError, match="there is no column 'session', which is string in "):
             loaded.open_rows([tmp_path / "new.parquet"])
-
-
-class TestEvaluate:
-    @pytest.fixture(autouse=True)
-    def _in_folder(self, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(trained)
-
-    def json_of(self, recstore: Recstore, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
-        capsys.readouterr()
-        assert recstore("evaluate", "runs/grouped", "test.parquet", "--json", *options) == 0
-        drop_tables("fm")
-        return json.loads(capsys.readouterr().out)
-
-    def test_prints_figures_within_the_groups_of_the_run(
-        self, recstore: Recstore, capsys: pytest.CaptureFixture[str], expected: dict[str, dict[str, float]]
-    ) -> None:
-        found = self.json_of(recstore, capsys)
-        auc = np.average([each["auc"] for each in expected.values()], weights=[e["rows"] for e in expected.values()])
-        assert found["grouped_by"] == "session"
-        assert found["weighted_auc"] == pytest.approx(auc, abs=1e-6)
-        assert found["group_ndcg_at_10"] == pytest.approx(np.mean([e["ndcg_at_10"] for e in expected.values()]))
-        assert "segments" not in found
-        assert recstore("evaluate", "runs/grouped", "test.parquet") == 0
-        words = capsys.readouterr().out
-        assert re.search(r"rows are grouped by +session\b", words)
-        assert re.search(rf"AUC within groups, weighted by rows +{auc:.4f}", words)
-        assert "segments by" not in words
-
-    def test_prints_all_segments_as_json(
-        self, recstore: Recstore, capsys: pytest.CaptureFixture[str], expected: dict[str, dict[str, float]]
-    ) -> None:
-        segments = self.json_of(recstore, capsys, "--segments-by", "session")["segments"]
-        assert {each["segment"] for each in segments} == set(expected)
-        for segment in segments:
-            for name, figure in expected[segment["segment"]].items():
-                assert segment[name] == pytest.approx(figure, abs=1e-6)
-        assert [each["rows"] for each in segments] == sorted((e["rows"] for e in expected.values()), reverse=True)
-
-    @pytest.mark.parametrize(
-        ("order", "key"),
-        [
-            ("logloss", lambda each: -each["logloss"]),
-            ("auc", lambda each: each["auc"]),
-            ("error", lambda each: -abs(each["rows"] * each["mean_prediction"] - each["positives"])),
-        ],
-    )
-    def test_orders_them(
-        self, recstore: Recstore, capsys: pytest.CaptureFixture[str], order: str, key: Callable[[Any], float]
-    ) -> None:
-        options = ("--segments-by", "session", "--segments-order", order)
-        segments = self.json_of(recstore, capsys, *options)["segments"]
-        assert [key(each) for each in segments] == sorted(map(key, segments))
-
-    def test_rows_without_a_value_are_a_segment_and_no_group(
-        self, recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        columns = sessions(600, 1)
-        gaps = [None if row % 3 == 0 else session for row, session in enumerate(columns["session"])]
-        pq.write_table(pa.table({**columns, "session": gaps}), tmp_path / "gaps.parquet")
-        found = []
-        for options in ((), ("--segments-by", "session")):
-            assert recstore("evaluate", "runs/grouped", tmp_path / "gaps.parquet", "--json", *options) == 0
-            drop_tables("fm")
-            found.append(json.loads(capsys.readouterr().out))
-        segments = {each["segment"]: each["rows"] for each in found[1].pop("segments")}
-        assert found[0] == found[1]
-        assert segments["(no value)"] == 200
-        assert sum(segments.values()) == 600
-
-    def test_segments_may_be_of_any_column(self, recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> None:
-        columns = sessions(600, 1)
-        for name in ("shop", "item", "label"):
-            segments = self.json_of(recstore, capsys, "--segments-by", name)["segments"]
-            values, counts = np.unique(columns[name], return_counts=True)
-            assert {int(each["segment"]): each["rows"] for each in segments} == dict(zip(values, counts, strict=True))
-        assert [(each["positive_share"], each["auc"]) for each in segments] in (
-            [(0, None), (1, None)],
-            [(1, None), (0, None)],
-        )
-
-    def test_numbers_are_cut_into_ranges(
-        self,
-        trained: Path,
-        recstore: Recstore,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        monkeypatch: pytest.MonkeyPatch,
-    ) -> None:
-        monkeypatch.chdir(tmp_path)
-        prices = np.concatenate([np.arange(550) / 4 - 20, np.full(40, np.nan), np.full(10, 1e6)])
-        columns = {**sessions(600), "price": pa.array(prices, from_pandas=True)}
-        pq.write_table(pa.table(columns), "rows.parquet")
-        assert run_train(tmp_path, ("rows.parquet", *OPTIONS, "--run-name", "priced")) == (0, "")
-        capsys.readouterr()
-        assert recstore("evaluate", "runs/priced", "rows.parquet", "--json", "--segments-by", "price") == 0
-        drop_tables("fm")
-        segments = json.loads(capsys.readouterr().out)["segments"]
-        assert [each["segment"] for each in segments][1:3] == ["[-20, -6)", "[-6, 8)"]
-        assert segments[-1]["segment"] == "[106, 1e+06]"
-        assert [each["rows"] for each in segments[1:]] == [56] * 10
-        assert segments[0] == {**segments[0], "segment": "(no value)", "rows": 40}
-        assert recstore("evaluate", "runs/priced", "rows.parquet", "--segments-by", "price") == 0
-        assert "segments by price, smallest value first" in capsys.readouterr().out
-
-    def test_prints_a_table_of_the_first(self, recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> None:
-        assert recstore("evaluate", "runs/grouped", "test.parquet", "--segments-by", "session") == 0
-        lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-        place = lines.index("segments by session, most rows first, 20 of 30; --json has all")
-        assert lines[place + 1].split()[:2] == ["segment", "rows"]
-        assert len(lines) == place + 22
-        assert re.fullmatch(r"s\d+ +\d+ +0\.\d{4} +0\.\d{4} +0\.\d{4} +0\.\d{4}", lines[place + 2].strip())
-
-    @pytest.mark.parametrize(
-        ("options", "message"),
-        [
-            (("--segments-by", "sesion"), "there is no column 'sesion' to group rows by, only 'label', 'item'"),
-            (("--segments-order", "auc"), "segments_order needs segments: --segments-by names what they are of"),
-            (("--segments-by", "item", "--segments-order", "size"), "Invalid value for '--segments-order'"),
-        ],
-    )
-    def test_refuses(
-        self, recstore: Recstore, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], message: str
-    ) -> None:
-        assert recstore("evaluate", "runs/grouped", "test.parquet", *options) == 2
-        assert message in capsys.readouterr().err
-
-
-class TestEvaluateOtherFormats:
-    @pytest.fixture
-    def recstore(self, recstore: Recstore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recstore:
-        monkeypatch.chdir(tmp_path)
-        rng = np.random.default_rng(0)
-        lines = [f"{rng.integers(2)} qid:{row % 7} {rng.integers(5)}:1 {rng.integers(5) + 10}:1" for row in range(300)]
-        (tmp_path / "rows.svm").write_text("\n".join(lines) + "\n")
-        return recstore
-
-    def test_by_query_and_by_field(
-        self, recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        options = ("--model", "deepfm", "--epochs", 1, "--run-name", "q")
-        assert run_train(tmp_path, ("rows.svm", *options)) == (0, "")
-        assert "validation AUC within qid" in (tmp_path / "stdout").read_text()
-        for by, values in (("qid", range(7)), ("field_1", range(10, 15)), (None, None)):
-            chosen = () if by is None else ("--segments-by", by)
-            assert recstore("evaluate", "runs/q", "rows.svm", "--json", *chosen) == 0
-            drop_tables("deepfm")
-            found = json.loads(capsys.readouterr().out)
-            assert found["grouped_by"] == (by or "qid")
-            if values is not None:
-                assert {int(each["segment"]) for each in found["segments"]} == set(values)
-        assert recstore("evaluate", "runs/q", "rows.svm", "--segments-by", "user") == 2
-        assert "segments_by must name a field, one of field_0, field_1; got 'user'" in capsys.readouterr().err
-
-    def test_of_models_that_retrieve_are_refused(
-        self, recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        options = ("--model", "two_tower", "--item-field", "field_1", "--epochs", 1, "--run-name", "t")
-        assert run_train(tmp_path, ("rows.svm", *options)) == (0, "")
-        assert recstore("evaluate", "runs/t", "rows.svm", "--segments-by", "field_0") == 2
-        assert "model two_tower takes no segments_by: it ranks items for queries" in capsys.readouterr().err
-        drop_tables("two_tower")
-
-
-class TestNumberParts:
-    @given(st.lists(st.floats(allow_nan=True), min_size=1, max_size=80))
-    def test_keys_are_in_the_order_of_numbers_and_come_back(self, numbers: list[float]) -> None:
-        given_numbers = np.array(numbers)
-        keys = keys_of_numbers(given_numbers)
-        assert (keys == NO_GROUP).tolist() == np.isnan(given_numbers).tolist()
-        there = given_numbers[~np.isnan(given_numbers)]
-        assert np.array_equal(numbers_of_keys(keys[keys != NO_GROUP]), there)
-        assert np.array_equal(np.sort(keys[keys != NO_GROUP]), keys_of_numbers(np.sort(there)))
-
-    @given(st.lists(st.integers(-5, 30) | st.none(), min_size=1, max_size=80))
-    def test_rows_are_in_the_range_that_their_segment_says(self, numbers: list[int | None]) -> None:
-        amounts = np.array([math.nan if number is None else number for number in numbers], dtype=np.float64)
-        keys = torch.from_numpy(keys_of_numbers(amounts))
-        zeros = torch.zeros(len(numbers))
-        parts = in_number_parts(Scores(zeros, zeros, keys, keys != NO_GROUP))
-        assert parts.segments is not None
-        assert parts.in_segment is not None
-        assert parts.in_segment.tolist() == [number is not None for number in numbers]
-        for number, part in zip(numbers, parts.segments.tolist(), strict=True):
-            if number is not None:
-                assert parts.texts is not None
-                low, high = map(float, parts.texts[part][1:-1].split(", "))
-                assert low <= number
-                assert number <= high if parts.texts[part].endswith("]") else number < high
-
-    def test_as_many_parts_as_distinct_numbers_at_most(self) -> None:
-        keys = torch.from_numpy(keys_of_numbers(np.array([1.0, 1.0, 2.5, 1.0])))
-        zeros = torch.zeros(4)
-        parts = in_number_parts(Scores(zeros, zeros, keys, keys != NO_GROUP))
-        assert parts.texts == {0: "[1, 2.5)", 1: "[2.5, 2.5]"}
-
-    def test_without_segments_there_are_none(self) -> None:
-        with pytest.raises(ValueError, match="these scores have no segments: there is nothing to cut into parts"):
-            in_number_parts(Scores(torch.zeros(1), torch.zeros(1)))
-
-
-def test_names_of_segments_are_no_markup() -> None:
-    labels = torch.tensor([1.0, 0.0])
-    scores = Scores(labels, labels, torch.tensor([1, 1]), torch.tensor([True, True]), {1: "[bold]x"})
-    console = Console(width=120, record=True)
-    console.print(segments_grid("[red]", segment_figures(scores), "rows"))
-    text = console.export_text()
-    assert "segments by [red], most rows first" in text
-    assert "[bold]x" in text

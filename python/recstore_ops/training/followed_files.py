@@ -143,4 +143,6 @@ def _no_rows(form: RowForm) -> MemoryRows:
         num_fields=len(form.fields),
         dense=torch.empty(0, len(form.dense), dtype=torch.float32, device="cpu"),
     )
-    return MemoryRows(batch, field_names=form.fields, dense_names=form.dense, sequences=form.sequences)
+    return MemoryRows(
+        batch, field_names=form.fields, dense_names=form.dense, sequences=form.sequences, group_name=form.group
+    )

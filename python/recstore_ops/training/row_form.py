@@ -35,12 +35,14 @@ class RowForm:
         fields: names of the F fields of every row.
         dense: names of the J dense features of every row.
         columns: what the columns of files are for, where they have names.
+        group: what rows are grouped by; None where batches have no groups.
     """
 
     file_format: FormatName | None
     fields: tuple[str, ...]
     dense: tuple[str, ...]
     columns: Schema | None = None
+    group: str | None = None
 
     @property
     def sequences(self) -> tuple[tuple[str, str], ...]:
@@ -51,11 +53,17 @@ class RowForm:
     def of(cls, config: TrainingConfig, rows: TrainingInput) -> RowForm:
         """Returns the form of training rows."""
         file_format = config.file_format or (detect_format(config.train[0]) if config.train else None)
-        return cls(file_format, rows.train.field_names, rows.train.dense_names, rows.schema)
+        train = rows.train
+        return cls(file_format, train.field_names, train.dense_names, rows.schema, train.group_name)
 
     def write(self, run: Path) -> None:
         """Writes `rows.json` into a run's directory; `schema.toml` is written before a run begins."""
-        values = {"file_format": self.file_format, "fields": self.fields, "dense": self.dense}
+        values = {
+            "file_format": self.file_format,
+            "fields": self.fields,
+            "dense": self.dense,
+            "group": self.group,
+        }
         beside = run / f"{FORM}.new"
         beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         beside.replace(run / FORM)
@@ -71,7 +79,9 @@ class RowForm:
         path = run / FORM
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            form = cls(values["file_format"], tuple(values["fields"]), tuple(values["dense"]))
+            form = cls(
+                values["file_format"], tuple(values["fields"]), tuple(values["dense"]), None, values.get("group")
+            )
         except FileNotFoundError:
             raise ValueError(f"run {run} has no {FORM}, which names the fields of its rows: train it anew") from None
         except (ValueError, KeyError, TypeError):
@@ -114,7 +124,9 @@ def open_rows_of_run(
         OSError: a file cannot be read.
     """
     open_them = _open_named if form.columns else _open
-    rows = open_them(config, form, paths, on_bad_line or config.on_bad_line, labels, group_by or config.auc_by)
+    rows = open_them(
+        config, form, paths, on_bad_line or config.on_bad_line, labels, config.auc_by if group_by is None else group_by
+    )
     form.check(rows.field_names, rows.dense_names, f"{paths[0]} has")
     return rows
 

@@ -92,7 +92,8 @@ def open_rows(
         rating_threshold: the least rating that is a 1, of MovieLens, CSV or Parquet; None takes 4 for MovieLens.
         label_column: of CSV or Parquet; None finds it by its name.
         drop_columns: columns of CSV or Parquet that are not read.
-        column_roles: what further columns of CSV or Parquet are for, by name.
+        column_roles: what further columns of CSV or Parquet are for, by name; `sequence:item` is a sequence of the ids
+            of the column `item`.
         schema: what all columns of CSV or Parquet are for; None finds it.
         labels: "optional" opens rows without labels too, which get NaN.
         sequences: pairs of names of fields, a history and its target: the history's ids get the target's id space, and

@@ -99,6 +99,7 @@ class MemoryRows(RowSource):
         field_names: None numbers the fields.
         dense_names: None numbers the dense features.
         sequences: pairs of names of fields, a sequence and the one whose ids it has.
+        group_name: what rows are grouped by, where they have groups.
     """
 
     def __init__(
@@ -108,12 +109,14 @@ class MemoryRows(RowSource):
         field_names: Sequence[str] | None = None,
         dense_names: Sequence[str] | None = None,
         sequences: Sequence[tuple[str, str]] = (),
+        group_name: str | None = None,
     ) -> None:
         num_dense = 0 if batch.dense is None else batch.dense.shape[1]
         self._batch = batch
         self._field_names = _names(field_names, "field", batch.num_fields)
         self._dense_names = _names(dense_names, "dense", num_dense)
         self._sequences = tuple(sequences)
+        self._group_name = group_name
 
     def __iter__(self) -> Iterator[Batch]:
         if len(self._batch) > 0:
@@ -134,6 +137,10 @@ class MemoryRows(RowSource):
     @property
     def sequences(self) -> tuple[tuple[str, str], ...]:
         return self._sequences
+
+    @property
+    def group_name(self) -> str | None:
+        return self._group_name
 
     def shard(self, index: int, count: int) -> MemoryRows:
         check_shard(index, count)

@@ -108,9 +108,9 @@ class ColumnSchema:
     @property
     def has_amounts(self) -> bool:
         """Whether cells are amounts, as prices are, so that rows are grouped by ranges and not by single values."""
-        if self.type == "number":
-            return self.role not in ("label", "categorical", "group")
-        return self.role == "number" and self.type == "integer"
+        if self.role in ("categorical", "group") or (self.role == "label" and self.threshold is None):
+            return False
+        return self.type == "number" or (self.role == "number" and self.type == "integer")
 
     @property
     def rule(self) -> str:
