@@ -25,6 +25,7 @@ from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import read_schema, write_schema
 from recstore_ops.training.schema.shown import schema_table
+from recstore_ops.training.vectors import Vectors
 
 pytestmark = [
     pytest.mark.tier("test"),
@@ -371,6 +372,15 @@ class TestRuns:
         code, said = run_train(folder, ("two.parquet", *DIN, "--init-from", "runs/first", "--run-name", "second"))
         assert code == 2
         assert "was trained with model deepfm, this one has model din" in said
+
+    def test_have_the_vectors_of_their_target(self, folder: Path) -> None:
+        role = ("--column", "clicked=sequence:item")
+        assert run_train(folder, ("one.parquet", *DIN, *role, "--run-name", "vectors")) == (0, "")
+        loaded = load(folder / "runs" / "vectors")
+        of_history, of_target = (Vectors(loaded, "v", field) for field in ("clicked", "item"))
+        assert np.array_equal(of_history.ids, of_target.ids)
+        assert of_history.id_of(3) == of_target.id_of(3)
+        drop_tables("din")
 
     def test_lists_in_parquet_are_no_columns_of_text(self, folder: Path) -> None:
         role = ("--column", "clicked=sequence:item")
