@@ -142,6 +142,37 @@ def test_waiting_ends_when_nothing_comes_or_the_run_is_to_end(tmp_path: Path) ->
     assert files.next(lambda: True, None, waits.append) is None
 
 
+@pytest.mark.parametrize("name", ["done", "_SUCCESS"])
+def test_waiting_ends_when_the_named_file_is_there_and_all_others_are_used(tmp_path: Path, name: str) -> None:
+    def write_last(_: Path) -> None:
+        waits.append(len(waits))
+        if len(waits) == 2:
+            (tmp_path / "b").write_text("x")
+            (tmp_path / name).write_text("x" * len(waits))
+
+    waits: list[int] = []
+    files = ArrivingFiles(tmp_path, 0.01, print, until=name)
+    (tmp_path / "a").write_text("x")
+    used = []
+    while (path := files.next(lambda: False, None, write_last)) is not None:
+        used.append(path.name)
+        assert not files.all_used
+        files.finish()
+    assert (used, files.all_used) == (["a", "b"], True)
+
+
+def test_without_the_named_file_an_end_by_time_is_none_of_all_files(tmp_path: Path) -> None:
+    files = ArrivingFiles(tmp_path, 0.01, print, until="done")
+    assert files.next(lambda: False, 0.03, lambda _: None) is None
+    assert not files.all_used
+
+
+@pytest.mark.parametrize("name", ["", "in/done", "..", "/done"])
+def test_the_name_of_the_last_file_is_one_within_the_directory(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"follow_until takes the name of a file in the directory, got '{name}'"):
+        FollowOptions(until=name)
+
+
 def test_options_of_looks_and_the_directory_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="follow_every must be above 0, got 0"):
         FollowOptions(every=0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +19,9 @@ from recstore_ops import DistEmbedding, table_statistics
 from recstore_ops.training.quality.calibration import calibration_bins, wilson_interval
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
 from recstore_ops.training.quality.metrics import auc, logloss
+from recstore_ops.training.quality.ranking import ranking_at
 from recstore_ops.training.quality.segments import segment_figures, write_segments
-from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.rows.batch import NO_GROUP, Batch
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -225,6 +227,67 @@ class TestSegments:
             assert figures.auc[place] == pytest.approx(alone.auc, abs=0, nan_ok=True)
             assert figures.logloss[place] == pytest.approx(alone.logloss, rel=1e-12)
             assert figures.calibration[place] == pytest.approx(alone.calibration, rel=1e-12, nan_ok=True)
+            share = alone.calibration * alone.positives / alone.rows if alone.positives else figures.prediction[place]
+            assert figures.prediction[place] == pytest.approx(share, rel=1e-12)
+            assert 0 < figures.prediction[place] < 1
+
+    @given(st.lists(IN_SEGMENTS, min_size=1, max_size=60))
+    def test_recall_and_ndcg_are_those_of_each_segments_rows_as_items(
+        self, rows: list[tuple[int, int, int, bool]]
+    ) -> None:
+        figures = segment_figures(self.scores(rows))
+        means = []
+        for place, segment in enumerate(figures.ids.tolist()):
+            own = [(y, z) for y, z, other, inside in rows if inside and other * 2**61 == segment]
+            relevant = torch.tensor([item for item, (y, _) in enumerate(own) if y == 1], dtype=torch.int64)
+            if len(relevant) == 0:
+                assert np.isnan(figures.ndcg[place])
+                assert np.isnan(figures.recall[place])
+                continue
+            logits = torch.tensor([[z for _, z in own]], dtype=torch.float64)
+            expected = ranking_at(10, logits, relevant, torch.tensor([0, len(relevant)]))
+            assert figures.recall[place] == pytest.approx(expected.recall, rel=1e-12)
+            assert figures.ndcg[place] == pytest.approx(expected.ndcg, rel=1e-12)
+            means.append((expected.recall, expected.ndcg))
+        expected_means = np.mean(means, axis=0) if means else (math.nan, math.nan)
+        assert figures.mean_ranking() == pytest.approx(tuple(expected_means), nan_ok=True)
+
+    def test_orders_of_segments(self) -> None:
+        rows = [
+            *[(1, 3, 1, True)] * 4,
+            *[(0, 2, 2, True), (1, -2, 2, True), (0, -1, 2, True)],
+            *[(1, -1, 3, True), (0, -4, 3, True)],
+            *[(0, 9, 0, True)],
+        ]
+        figures = segment_figures(self.scores(rows))
+        orders = {order: figures.ordered(order).ids // 2**61 for order in ("rows", "logloss", "auc", "error")}
+        assert {order: ids.tolist() for order, ids in orders.items()} == {
+            "rows": [1, 2, 3, 0],
+            "logloss": [0, 2, 3, 1],
+            # Those of one class come last, in the order that they had.
+            "auc": [2, 3, 1, 0],
+            "error": [0, 3, 2, 1],
+        }
+
+    def test_segments_are_called_by_their_texts(self, tmp_path: Path) -> None:
+        scores = replace(self.scores([(0, 0, 1, True), (1, 2, -1, True)]), segments=torch.tensor([5, 6]))
+        figures = segment_figures(scores.with_texts({6: "é, b", 7: "other"}))
+        assert (figures.names(), figures.names(1), figures.texts) == (["5", "é, b"], ["5"], {6: "é, b"})
+        write_segments(tmp_path / "segments.csv", {"test": figures})
+        with open(tmp_path / "segments.csv", newline="", encoding="utf-8") as file:
+            assert [line["segment"] for line in csv.DictReader(file)] == ["5", "é, b"]
+
+    def test_scores_without_segments_have_no_texts(self) -> None:
+        assert scores_of([0, 1], [0.0, 1.0]).with_texts({1: "a"}).texts is None
+
+    def test_groups_of_rows_are_segments_unless_a_field_is_asked_for(self) -> None:
+        batch = Batch(torch.tensor([7, 8]), torch.tensor([0.0, 1.0]), groups=torch.tensor([3, NO_GROUP]))
+        by_group, by_field = predict(FirstId(), [batch]), predict(FirstId(), [batch], segment_field=0)
+        assert by_group.segments is not None
+        assert by_group.in_segment is not None
+        assert (by_group.segments.tolist(), by_group.in_segment.tolist()) == ([3, NO_GROUP], [True, False])
+        assert by_field.segments is not None
+        assert by_field.segments.tolist() == [7, 8]
 
     @given(st.lists(IN_SEGMENTS, min_size=1, max_size=60))
     def test_the_weighted_auc_is_the_mean_over_rows_in_segments_of_both_classes(

@@ -7,7 +7,9 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,15 @@ def _no_tables_of_models() -> Iterator[None]:
     yield
     for name in set(table_names()) - before:
         RecStoreClient().drop(name)
+
+
+@contextmanager
+def piped(file: Path) -> Iterator[str]:
+    """The path of a pipe that gives what is in a file, as a shell makes one."""
+    with subprocess.Popen(["cat", file], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        yield f"/dev/fd/{process.stdout.fileno()}"
+        process.stdout.close()
 
 
 def rows_by_id(path: Path, table: str, dim: int) -> dict[int, NDArray[np.float32]]:
@@ -414,6 +425,43 @@ class TestCommands:
         assert message in capsys.readouterr().err
         assert sorted(os.listdir(folder)) == before
         assert (folder / "kept.csv").read_text() == "kept"
+
+    def test_pipes_are_read_as_the_files_that_are_in_them(
+        self, folder: Path, recstore: Recstore, capsys: pytest.CaptureFixture[str], expected: NDArray[np.float64]
+    ) -> None:
+        with piped(folder / "test.libfm") as pipe:
+            assert recstore("predict", "runs/fm", pipe, "--output", "found.csv") == 0
+        with open(folder / "found.csv", newline="") as file:
+            found = [float(row["probability"]) for row in csv.DictReader(file)]
+        np.testing.assert_allclose(found, expected, rtol=2e-6)
+        capsys.readouterr()
+        figures = []
+        with piped(folder / "test.libfm") as pipe:
+            for path in ("test.libfm", pipe):
+                assert recstore("evaluate", "runs/fm", path, "--json") == 0
+                ended = capsys.readouterr()
+                figures.append(json.loads(ended.out))
+        assert figures[0] == figures[1]
+        assert f"{pipe} can be read only once: copying it to " in ended.err
+
+    def test_predict_names_pipes_among_several_files_as_they_are_given(self, folder: Path, recstore: Recstore) -> None:
+        with piped(folder / "test.libfm") as pipe:
+            assert recstore("predict", "runs/fm", "test.libfm", pipe, "--output", "found.csv") == 0
+        with open(folder / "found.csv", newline="") as file:
+            assert [row["file"] for row in csv.DictReader(file)] == ["test.libfm"] * 500 + [pipe] * 500
+
+    def test_the_standard_input_is_read(self, folder: Path) -> None:
+        command = "cat test.libfm | recstore predict runs/fm /dev/stdin --output found.csv"
+        ended = subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=120)
+        assert (ended.returncode, ended.stdout) == (0, "found.csv: 500 rows\n")
+        assert "/dev/stdin can be read only once: copying it to " in ended.stderr
+
+    def test_a_pipe_is_not_copied_for_an_output_that_is_refused(
+        self, folder: Path, recstore: Recstore, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with piped(folder / "test.libfm") as pipe:
+            assert recstore("predict", "runs/fm", pipe, "--output", "test.libfm") == 2
+        assert "copying" not in capsys.readouterr().err
 
     def test_predict_replaces_where_it_is_asked_to(self, folder: Path, recstore: Recstore) -> None:
         (folder / "kept.csv").write_text("kept")

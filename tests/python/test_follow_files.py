@@ -335,6 +335,7 @@ def test_the_page_and_the_lines_name_the_files(folder: Path) -> None:
         (("--tables", "nn"), "takes no tables nn: which ids will come is not known beforehand"),
         (("--baseline", "nn"), "a run that follows files takes no baseline"),
         (("--follow-every", 0), "follow_every must be above 0, got 0"),
+        (("--follow-until", "in/done"), "follow_until takes the name of a file in the directory, got 'in/done'"),
     ],
 )
 def test_what_has_no_meaning_beside_it_is_refused(
@@ -356,6 +357,7 @@ def test_what_has_no_meaning_beside_it_is_refused(
     [
         (("--follow-every", "2"), "a run without follow-files takes no follow-every"),
         (("--follow-until-idle", "2"), "a run without follow-files takes no follow-until-idle"),
+        (("--follow-until", "done"), "a run without follow-files takes no follow-until"),
         (("--follow-files", "nowhere"), "no such directory to follow: nowhere"),
         (("--follow-files", ""), "it must name a file"),
     ],
@@ -373,6 +375,25 @@ def test_its_own_options_are_checked(
     data = () if options[0] == "--follow-files" else ("day1",)
     assert recstore("train", *data, *options) != 0
     assert message in capsys.readouterr().err
+
+
+def test_a_named_file_ends_the_run_after_all_others(folder: Path) -> None:
+    until = ("--follow-files", "in", "--follow-every", 0.05, "--follow-until", "done", *MODEL)
+    (folder / "in" / "done").write_text("no row")
+    train(folder, *until, "--run-name", "named")
+    said = (folder / "stdout").read_text()
+    assert "done is in in, and no file that is not used: the run ends" in said
+    assert [line["file"] for line in evaluations(folder / "runs" / "named")] == list(DAYS)
+    train(folder, *FOLLOW, "--follow-until", "done", "--run-name", "idle")
+    assert_equal(folder / "runs" / "named", folder / "runs" / "idle")
+
+
+def test_a_named_file_and_no_other_is_an_error(folder: Path) -> None:
+    for name in DAYS:
+        (folder / "in" / name).unlink()
+    (folder / "in" / "done").touch()
+    ended = run_train(folder, (*FOLLOW, "--follow-until", "done", "--run-name", "none"))
+    assert ended == (2, "recstore: done is in in, and no file that is not used\n")
 
 
 def test_several_processes_are_refused(folder: Path) -> None:

@@ -74,7 +74,8 @@ def page_of(path: Path, page: RunPage) -> tuple[Page, str]:
 def test_the_page_has_all_of_a_run_and_needs_no_other_file(tmp_path: Path) -> None:
     (tmp_path / "plot.png").write_bytes(PNG)
     ids, ones = np.arange(30), np.full(30, 1.0)
-    segments = SegmentFigures(ids, ids + 5, ids, np.where(ids > 0, 0.5, math.nan), ones / 4, ones)
+    auc = np.where(ids > 0, 0.5, math.nan)
+    segments = SegmentFigures(ids, ids + 5, ids, auc, ones / 4, ones, ones / 2, ones, ones, texts={1: "a <b>"})
     columns = (
         ColumnSchema("a <b>", "number", "number", "log"),
         ColumnSchema("when", "ignored", "time", reason="a time"),
@@ -93,18 +94,21 @@ def test_the_page_has_all_of_a_run_and_needs_no_other_file(tmp_path: Path) -> No
     )
     assert page.headings == [
         *(name, "Evaluations", "Learning curve", "Columns"),
-        *("Segments of the test rows, those with most rows", "Configuration"),
+        *("Segments of the test rows, those with most rows",),
+        *("Segments of the test rows, those whose predictions are furthest off in all", "Configuration"),
     ]
     evaluations = [row for row in page.rows if len(row) == 11]
     assert evaluations[2] == ["1", "2,000", "0.5000", *["0.4000", "-", "1.0000"] * 2, "128", "12,345"]
     assert page.best == [page.rows.index(evaluations[2])]
     assert ["a <b>", "number", "number", "ln(1 + |x|)"] in page.rows
     assert ["when", "ignored", "time", "a time"] in page.rows
-    assert [row for row in page.rows if len(row) == 6][1:3] == [
-        ["0", "5", "0", "-", "0.2500", "1.0000"],
-        ["1", "6", "1", "0.5000", "0.2500", "1.0000"],
+    of_segments = [row for row in page.rows if len(row) == 7]
+    assert of_segments[1:3] == [
+        ["29", "34", "0.8529", "0.5000", "0.2500", "0.5000", "1.0000"],
+        ["28", "33", "0.8485", "0.5000", "0.2500", "0.5000", "1.0000"],
     ]
-    assert len([row for row in page.rows if len(row) == 6]) == 21
+    assert [row[0] for row in of_segments[21:25]] == ["segment", "29", "28", "27"]
+    assert len(of_segments) == 42
     assert [row for row in page.rows if len(row) == 2][1:] == [["model", "fm"], ["test", "[]"], ["note", "<i>"]]
     (image,) = page.images
     assert base64.b64decode(image.removeprefix("data:image/png;base64,")) == PNG

@@ -101,7 +101,7 @@ def test_the_caller_gives_other_roles(path: Path) -> None:
         ({"column_roles": {"cty": "ids"}}, "expected a column 'cty', got only 'label', 'user'"),
         (
             {"column_roles": {"city": "cat"}},
-            "expected one of label, categorical, ids, number, vector, weight, time, ignored as",
+            "expected one of label, categorical, ids, sequence, number, vector, weight, time, group, ignored as",
         ),
         (
             {"column_roles": {"city": "number"}},
@@ -330,7 +330,8 @@ def test_planted_rows_take_no_columns(model: Any) -> None:
     [
         (
             ["price"],
-            "column takes name=role with one of label, categorical, ids, number, vector, weight, time, ignored",
+            "column takes name=role with one of label, categorical, ids, sequence, number, vector, weight, time, "
+            "group, ignored",
         ),
         (["price=dense"], "column takes name=role with one of"),
         (["a=ids", "a=number"], "column gives column 'a' two roles, ids and number"),

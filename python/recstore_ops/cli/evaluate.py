@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table as Grid
+from rich.text import Text
 
 from recstore_ops.cli.finished_run import (
     DEFAULT_BATCH_SIZE,
@@ -18,10 +19,16 @@ from recstore_ops.cli.finished_run import (
     WhichCheckpoint,
     shown_scores,
 )
-from recstore_ops.training.finished_run import load
+from recstore_ops.cli.shown_segments import segments_as_json, segments_grid
+from recstore_ops.training.finished_run import LoadedRun, load
+from recstore_ops.training.formats.opening import named_rows
 from recstore_ops.training.quality.calibration import calibration_bins
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, concatenated
+from recstore_ops.training.quality.number_parts import in_number_parts
 from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
+from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder, segment_figures
+from recstore_ops.training.rows.field_numbers import field_number
+from recstore_ops.training.rows.piped_files import kept
 from recstore_ops.training.rows.row_source import RowSource
 
 _TITLES = {
@@ -36,6 +43,10 @@ _TITLES = {
     "candidates": "items ranked, all of these files",
     "recall_at_10": "recall@10",
     "ndcg_at_10": "NDCG@10",
+    "grouped_by": "rows are grouped by",
+    "weighted_auc": "AUC within groups, weighted by rows",
+    "group_recall_at_10": "recall@10 within groups",
+    "group_ndcg_at_10": "NDCG@10 within groups",
     "skipped_rows": "bad rows left out",
 }
 
@@ -46,27 +57,87 @@ def evaluate_command(
     *,
     which: WhichCheckpoint = "best",
     batch_size: BatchSize = DEFAULT_BATCH_SIZE,
+    segments_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Also print figures of the rows of each value of this column of CSV or Parquet, whatever it is for, "
+            "or of this field of other formats, or qid. Numbers are cut into ten ranges of equally many rows.",
+            show_default=False,
+        ),
+    ] = None,
+    segments_order: Annotated[
+        SegmentOrder | None,
+        typer.Option(
+            help="Which segments come first: those with most rows, the highest logloss, the lowest AUC, those where "
+            "the sum of the predictions is furthest from the number of positive rows, or the smallest value.",
+            show_default="rows, of ranges value",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object, for scripts.")] = False,
 ) -> None:
     """Print how good the model of a finished run is on files: AUC, logloss, calibration.
 
-    Rows are read with the options that the run was trained with. It keeps 8 bytes a row.
+    Rows are read with the options that the run was trained with. It keeps 8 bytes a row. If the run's rows have groups,
+    AUC, recall and NDCG within these are printed too.
 
     A model that retrieves ranks the items of the files for the queries of their positive rows: recall@10, NDCG@10, and
     the logloss of the positive items among all. Files are read twice then.
     """
+    if segments_by is None and segments_order is not None:
+        raise ValueError("segments_order needs segments: --segments-by names what they are of")
     loaded = load(run, which=which)
-    rows = loaded.open_rows(paths)
+    if isinstance(loaded.model, Retriever) and segments_by is not None:
+        raise ValueError(f"model {loaded.config.model} takes no segments_by: it ranks items for queries")
+    rows = loaded.open_rows([kept(path) for path in paths], group_by=segments_by)
     if not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels: there is nothing to evaluate; recstore predict needs none")
+    segments, order = None, "rows"
     if isinstance(loaded.model, Retriever):
         figures = _ranking_figures(loaded.model, rows)
     else:
-        figures = _figures(concatenated(list(shown_scores(loaded, rows, batch_size, "evaluating"))), rows)
+        name, field = _grouping(loaded, rows, segments_by)
+        scores = concatenated(list(shown_scores(loaded, rows, batch_size, "evaluating", field)))
+        figures = _figures(scores, rows)
+        if name is not None and scores.segments is not None:
+            scores, order = _named_segments(scores, rows, segments_order)
+            figures |= _within_groups(name, segment_figures(scores))
+            segments = segment_figures(scores.with_rows_of_no_segment()).ordered(order)
     if as_json:
+        if segments is not None and segments_by is not None:
+            figures["segments"] = segments_as_json(segments)
         print(json.dumps({"run": str(run), "checkpoint": which, "step": loaded.step, **figures}, allow_nan=False))
-    else:
-        Console().print(_grid(f"run {run}, checkpoint {which}, after step {loaded.step:,}", figures))
+        return
+    Console().print(_grid(f"run {run}, checkpoint {which}, after step {loaded.step:,}", figures))
+    if segments is not None and segments_by is not None:
+        Console().print(segments_grid(segments_by, segments, order))
+
+
+def _grouping(loaded: LoadedRun, rows: RowSource, segments_by: str | None) -> tuple[str | None, int | None]:
+    """Returns what rows are grouped by, if they are, and the number of the field where it is one."""
+    if rows.group_name is not None:
+        return rows.group_name, None
+    name, option = (loaded.config.auc_by, "auc_by") if segments_by is None else (segments_by, "segments_by")
+    return name, None if name is None else field_number(option, name, rows.field_names)
+
+
+def _named_segments(scores: Scores, rows: RowSource, order: SegmentOrder | None) -> tuple[Scores, SegmentOrder]:
+    """Returns scores whose segments have the texts that they stand for, and how they are ordered."""
+    named = named_rows(rows)
+    group = None if named is None else named.schema.group
+    if group is not None and group.has_amounts:
+        return in_number_parts(scores), order or "value"
+    return scores.with_texts(rows.group_texts), order or "rows"
+
+
+def _within_groups(name: str, segments: SegmentFigures) -> dict[str, Any]:
+    recall, ndcg = segments.mean_ranking()
+    figures = {
+        "weighted_auc": segments.weighted_auc(),
+        "group_recall_at_10": recall,
+        "group_ndcg_at_10": ndcg,
+    }
+    return {"grouped_by": name, **{key: None if math.isnan(figure) else figure for key, figure in figures.items()}}
 
 
 def _figures(scores: Scores, rows: RowSource) -> dict[str, Any]:
@@ -99,11 +170,14 @@ def _grid(title: str, figures: dict[str, Any]) -> Grid:
     grid.add_column(justify="right")
     for name, words in _TITLES.items():
         if name in figures:
-            grid.add_row(words, _shown(figures[name]))
+            # Names of columns are no markup.
+            grid.add_row(words, Text(_shown(figures[name])))
     return grid
 
 
-def _shown(figure: float | None) -> str:
+def _shown(figure: float | str | None) -> str:
+    if isinstance(figure, str):
+        return figure
     if figure is None or math.isnan(figure):
         return "-"
     return f"{figure:,}" if isinstance(figure, int) else f"{figure:.6f}"

@@ -25,7 +25,11 @@ RunPath = Annotated[
 ]
 RowFiles = Annotated[
     list[Path],
-    typer.Argument(metavar="DATA", help="Files like those that the run was trained on.", parser=read_user_path),
+    typer.Argument(
+        metavar="DATA",
+        help="Files like those that the run was trained on, or pipes, as /dev/stdin.",
+        parser=read_user_path,
+    ),
 ]
 WhichCheckpoint = Annotated[
     Which, typer.Option("--checkpoint", help="The model of the best evaluation, or the one of the last save.")
@@ -39,13 +43,15 @@ BatchSize = Annotated[int, typer.Option(help="Rows that the model takes at once.
 DEFAULT_BATCH_SIZE = EVALUATION_ROWS
 
 
-def shown_scores(run: LoadedRun, rows: RowSource, batch_size: int, what: str) -> Iterator[Scores]:
+def shown_scores(
+    run: LoadedRun, rows: RowSource, batch_size: int, what: str, segment_field: int | None = None
+) -> Iterator[Scores]:
     """Yields what the model says of rows, batch by batch; a terminal sees how far it is."""
     batches = read_ahead(regroup(rows, batch_size))
     # None: tqdm looks whether the standard error is a terminal.
     shown = tqdm(total=rows.estimated_rows, desc=what, unit="row", unit_scale=True, disable=None)
     with closing(batches), shown as bar:
-        for scores in run.scores(batches):
+        for scores in run.scores(batches, segment_field=segment_field):
             yield scores
             bar.update(len(scores))
 

@@ -18,6 +18,7 @@ from recstore_ops.cli.finished_run import (
 from recstore_ops.config.command_options import path_option
 from recstore_ops.training.finished_run import LoadedRun, load
 from recstore_ops.training.report.predictions_file import PredictionsFile, check_output
+from recstore_ops.training.rows.piped_files import kept
 from recstore_ops.training.rows.row_source import RowSource
 
 _Output = Annotated[Path, path_option("A file to write; ends in .parquet or .csv.")]
@@ -47,7 +48,7 @@ def predict_command(
     loaded = load(run, which=which)
     loaded.check_gives_probabilities()
     # All are opened first: an error in the last one's header comes before the work on the others.
-    sources = [(path, loaded.open_rows([path], on_bad_line="stop")) for path in paths]
+    sources = [(path, loaded.open_rows([kept(path)], on_bad_line="stop")) for path in paths]
     has_labels = any(rows.has_labels for _, rows in sources)
     count = 0
     with PredictionsFile(output, names_files=len(paths) > 1, has_labels=has_labels) as predictions:

@@ -66,20 +66,35 @@ def build_model(
         if vocabulary is None
         else NnTables(vocabulary.ids, name, seed=config.seed)
     )
-    model = model_over(tables, config, rows.field_names, len(rows.dense_names))
+    model = model_over(tables, config, rows.field_names, len(rows.dense_names), rows.sequences)
     num_rows = sum(statistics["rows"] for statistics in _statistics(model))
     if num_rows > 0:
         raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
     return model
 
 
-def model_over(tables: Tables, config: TrainingConfig, field_names: Sequence[str], num_dense: int) -> nn.Module:
+def model_over(
+    tables: Tables,
+    config: TrainingConfig,
+    field_names: Sequence[str],
+    num_dense: int,
+    sequences: Sequence[tuple[str, str]] = (),
+) -> nn.Module:
     """Returns the configured model over any tables, for rows of these fields and so many dense features.
 
+    Args:
+        tables: makes them.
+        config: of the model.
+        field_names: of the rows.
+        num_dense: dense features.
+        sequences: what columns say, pairs of a sequence and the field whose ids it has.
+
     Raises:
-        ValueError: an option names a field that the rows lack.
+        ValueError: an option names a field that the rows lack, or the model needs a sequence and there is none.
     """
     options = _model_options(config, field_names, num_dense)
+    if config.model == "din":
+        options["sequences"] = _numbered(all_sequences(config, sequences), field_names)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         return MODELS[config.model](tables, **options)
@@ -90,13 +105,21 @@ def _model_options(config: TrainingConfig, names: Sequence[str], num_dense: int)
     options: dict[str, Any] = {**config.model_options(), "num_dense": num_dense}
     if config.model in MODELS_BY_FIELD:
         options["num_fields"] = len(names)
-    if config.sequences:
-        options["sequences"] = [
-            tuple(field_number("sequences", name, names) for name in pair) for pair in config.sequences
-        ]
     if "item_fields" in options:
         options["items"] = [field_number("item_fields", name, names) for name in options.pop("item_fields")]
     return options
+
+
+def all_sequences(config: TrainingConfig, of_columns: Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    """Returns the sequences of a configuration, and after them those that columns say besides."""
+    configured = config.sequences or ()
+    return (*configured, *(pair for pair in of_columns if pair not in configured))
+
+
+def _numbered(sequences: Sequence[tuple[str, str]], names: Sequence[str]) -> list[tuple[int, ...]]:
+    if not sequences:
+        raise ValueError("model din needs sequences: --sequence HISTORY=TARGET, or `of` at a sequence in the schema")
+    return [tuple(field_number("sequences", name, names) for name in pair) for pair in sequences]
 
 
 def _store_tables(config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None) -> StoreTables:

@@ -48,6 +48,15 @@ _FollowUntilIdle = Annotated[
         rich_help_panel="Input",
     ),
 ]
+_FollowUntil = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="End the run when a file of this name is in the directory of --follow-files and all others are used.",
+        show_default="wait for a signal",
+        rich_help_panel="Input",
+    ),
+]
 _Test = Annotated[
     list[Path] | None,
     path_option("A test file; may be repeated.", shown=True, panel="Input"),
@@ -98,6 +107,7 @@ def train_command(
     *,
     follow_every: _FollowEvery = None,
     follow_until_idle: _FollowUntilIdle = None,
+    follow_until: _FollowUntil = None,
     alpha: _Alpha = None,
     baseline: _Baseline = None,
     run_name: _RunName = None,
@@ -120,7 +130,7 @@ def train_command(
     best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.
     """
     config = _configuration(data, test, alpha, given)
-    following = _following(config, follow_every, follow_until_idle)
+    following = _following(config, follow_every, follow_until_idle, follow_until)
     if baseline is not None:
         _refuse_saving(save_every, keep, resume)
         run_comparison(config, runs_dir, run_name)
@@ -137,10 +147,13 @@ def _configuration(
     return TrainingConfig(train=train_files, test=test_files, **values)
 
 
-def _following(config: TrainingConfig, every: float | None, until_idle: float | None) -> FollowOptions:
+def _following(
+    config: TrainingConfig, every: float | None, until_idle: float | None, until: str | None
+) -> FollowOptions:
     if config.follow_files is None:
-        _refuse("a run without follow-files takes", {"follow-every": every, "follow-until-idle": until_idle})
-    return FollowOptions(FollowOptions.every if every is None else every, until_idle)
+        given = {"follow-every": every, "follow-until-idle": until_idle, "follow-until": until}
+        _refuse("a run without follow-files takes", given)
+    return FollowOptions(FollowOptions.every if every is None else every, until_idle, until)
 
 
 def _run(

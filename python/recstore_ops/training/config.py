@@ -81,7 +81,8 @@ class TrainingConfig(ModelConfig, InputConfig):
         evaluate_every: steps between evaluations, the last of which ends the run; None evaluates after each epoch.
         patience: stop after that many evaluations in a row without a lower validation logloss; None means 2 if there
             are validation rows; 0 never stops early.
-        auc_by: the name of a field: AUC and more for each of its ids.
+        auc_by: the name of a field, a column, or `qid` of libsvm: AUC and more for each of its ids; None takes the
+            column of the role group, and `qid`, where there is one.
         log_every: steps between records of loss, speed and memory.
         cache_bytes: training rows, and test rows, are kept in memory if they need at most this.
         init_from: the directory of a run whose last save this one begins with: rows, parameters outside the tables,
@@ -188,10 +189,11 @@ class TrainingConfig(ModelConfig, InputConfig):
     auc_by: Annotated[
         str | None,
         Option(
-            "Also report the AUC within each id of this field: user of MovieLens, C1 of Criteo, field_0 of "
-            "libsvm, a column of Parquet.",
+            "Also report AUC and NDCG within each id of this field, or value of this column: user of MovieLens, C1 of "
+            "Criteo, field_0 or qid of libsvm, a column of CSV or Parquet.",
             _LOOP,
             metavar="FIELD",
+            shown="the column with the role group; qid",
         ),
     ] = None
     log_every: Annotated[int, Option("Steps between records of loss, speed and memory.", _OUTPUT), _AT_LEAST_ONE] = 100
@@ -310,12 +312,17 @@ class TrainingConfig(ModelConfig, InputConfig):
         self._fill(own)
         if self.model in ALWAYS_WITH_BIAS and not self.bias:
             raise ValueError(f"model {self.model} always has a bias: its perceptrons have them")
-        if self.model == "din" and not self.sequences:
+        if self.model == "din" and not self.sequences and not self._may_say_sequences():
             raise ValueError("model din needs sequences: name at least one history and its target")
         if self.model == "two_tower" and not self.item_fields:
             raise ValueError("model two_tower needs item_fields: name at least one field of the item")
         if self.model in RETRIEVAL and self.auc_by is not None:
             raise ValueError(f"model {self.model} takes no auc_by: it ranks items for queries, which has no AUC")
+
+    def _may_say_sequences(self) -> bool:
+        """Whether columns may say which of them are sequences."""
+        by_column = any(role.startswith("sequence") for role in self.column_roles.values())
+        return by_column or self.schema is not None or self.init_from is not None
 
     def _check_eviction(self) -> None:
         if self.capacity is None:

@@ -43,18 +43,21 @@ class LoadedRun:
         self.model = model
         self.step = step
 
-    def open_rows(self, paths: Sequence[Path], on_bad_line: OnBadLine | None = None) -> RowSource:
+    def open_rows(
+        self, paths: Sequence[Path], on_bad_line: OnBadLine | None = None, *, group_by: str | None = None
+    ) -> RowSource:
         """Opens files with the options that the run was trained with.
 
         Args:
             paths: one file or more, with the fields and dense features of the training files.
             on_bad_line: "stop" or "skip"; None takes the run's.
+            group_by: the column by which rows are grouped, as `open_rows` takes it; None takes the run's.
 
         Raises:
             ValueError: the files have other fields or dense features, or another format.
             OSError: a file cannot be read.
         """
-        return open_rows_of_run(self.config, self.form, paths, on_bad_line)
+        return open_rows_of_run(self.config, self.form, paths, on_bad_line, group_by=group_by)
 
     def table(self, name: str) -> Table:
         """Returns the table that the model calls `name`, as `v`.
@@ -67,15 +70,17 @@ class LoadedRun:
             raise ValueError(f"the model {self.config.model} has no table {name}; it has {', '.join(sorted(tables))}")
         return tables[name]
 
-    def scores(self, batches: Iterable[Batch]) -> Iterator[Scores]:
-        """Yields what the model says of each batch. No table gets a row: an unknown id reads as its initial row.
+    def scores(self, batches: Iterable[Batch], *, segment_field: int | None = None) -> Iterator[Scores]:
+        """Yields what the model says of each batch, with segments as `predict` takes them.
+
+        No table gets a row: an unknown id reads as its initial row.
 
         Raises:
             ValueError: the model retrieves.
         """
         self.check_gives_probabilities()
         for batch in batches:
-            yield predict(self.model, [batch])
+            yield predict(self.model, [batch], segment_field=segment_field)
 
     def check_gives_probabilities(self) -> None:
         """Refuses a model that retrieves.
@@ -143,7 +148,7 @@ def _opened(saved: SavedRun, wanted: dict[str, str]) -> nn.Module:
             copy_table(Table.open(trained_as).table_id, table)
             RecStoreClient().drop(trained_as)
     tables = _OpenTables({short_name(table): table for table in wanted.values()})
-    model = model_over(tables, saved.config, saved.form.fields, len(saved.form.dense))
+    model = model_over(tables, saved.config, saved.form.fields, len(saved.form.dense), saved.form.sequences)
     load_dense_parameters(model, saved.state["model"])
     return model.eval()
 

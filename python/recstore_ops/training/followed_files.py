@@ -54,9 +54,9 @@ class FollowedFiles:
     ) -> None:
         assert config.follow_files is not None, "a run that follows files"
         directory = Path(user_path(config.follow_files, "follow_files"))
-        self._files = ArrivingFiles(directory, options.every, observer.note)
+        self._files = ArrivingFiles(directory, options.every, observer.note, until=options.until)
         self._config = config
-        self._until_idle = options.until_idle
+        self._options = options
         self._stop = stop
         self._observer = observer
         self._form: RowForm | None = None
@@ -79,7 +79,7 @@ class FollowedFiles:
         if path is None:
             if self._stop.number is not None:
                 raise RunStopped(self._stop.number, None)
-            raise ValueError(f"no file came to {self._files.directory} in {self._until_idle:g} s")
+            raise ValueError(self._why_none("in"))
         config = replace(self._config, train=(path,), follow_files=None)
         first = open_input(config)
         self._form = RowForm.of(config, first)
@@ -88,7 +88,7 @@ class FollowedFiles:
     def next(self) -> tuple[str, TrainingInput] | None:
         """Waits for a file; returns its name and its rows, as those to train and those to validate on.
 
-        Returns None where the run is asked to end, or no file came for as long as the options say.
+        Returns None where the run is asked to end, or there is no file to come as the options say.
 
         Raises:
             ValueError: the file is none of the run's form; or it was under way, and has changed.
@@ -98,7 +98,7 @@ class FollowedFiles:
         path = self._wait()
         if path is None:
             if self._stop.number is None:
-                self.note(f"no file came to {self._files.directory} for {self._until_idle:g} s: the run ends")
+                self.note(f"{self._why_none('for')}: the run ends")
             return None
         rows = open_rows_of_run(self._config, self._form, [path], labels="required")
         # It is passed over twice.
@@ -122,10 +122,17 @@ class FollowedFiles:
         self._files.load_state_dict(state)
 
     def _wait(self) -> Path | None:
-        path = self._files.next(lambda: self._stop.number is not None, self._until_idle, self._observer.on_waiting)
+        is_stopped, until_idle = (lambda: self._stop.number is not None), self._options.until_idle
+        path = self._files.next(is_stopped, until_idle, self._observer.on_waiting)
         if path is not None:
             self._observer.on_file(path)
         return path
+
+    def _why_none(self, idle_word: str) -> str:
+        directory = self._files.directory
+        if self._files.all_used:
+            return f"{self._options.until} is in {directory}, and no file that is not used"
+        return f"no file came to {directory} {idle_word} {self._options.until_idle:g} s"
 
 
 def _no_rows(form: RowForm) -> MemoryRows:
@@ -136,4 +143,6 @@ def _no_rows(form: RowForm) -> MemoryRows:
         num_fields=len(form.fields),
         dense=torch.empty(0, len(form.dense), dtype=torch.float32, device="cpu"),
     )
-    return MemoryRows(batch, field_names=form.fields, dense_names=form.dense)
+    return MemoryRows(
+        batch, field_names=form.fields, dense_names=form.dense, sequences=form.sequences, group_name=form.group
+    )

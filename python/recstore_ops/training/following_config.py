@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from recstore_ops.training.bounds import Bounds
@@ -16,18 +17,22 @@ class FollowOptions:
     Attributes:
         every: seconds between two looks.
         until_idle: the run ends when no file came for so many seconds; None waits until it is asked to end.
+        until: the run ends when a file of this name is in the directory and all others are used.
 
     Raises:
-        ValueError: a number is not above 0.
+        ValueError: a number is not above 0, or the name is that of no file within the directory.
     """
 
     every: float = 1.0
     until_idle: float | None = None
+    until: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("follow_every", self.every), ("follow_until_idle", self.until_idle)):
             if value is not None:
                 Bounds(above=0).check(name, value)
+        if self.until is not None and (self.until in ("", "..") or Path(self.until).name != self.until):
+            raise ValueError(f"follow_until takes the name of a file in the directory, got {self.until!r}")
 
 
 def check_following(config: Any) -> None:

@@ -36,7 +36,8 @@ class InputConfig:
             and for a column `rating`.
         label_column: of files with named columns; None finds it by its name.
         drop_columns: columns of such files that are no features.
-        column_roles: what further columns are for, by name; see `recstore_ops.training.schema.columns`.
+        column_roles: what further columns are for, by name; see `recstore_ops.training.schema.columns`. A sequence may
+            name the column whose ids it has, as `sequence:item`.
         schema: a file that says what all columns are for, as a run writes one.
         hash_buckets: hash ids to this many; None keeps every id as it is.
     """
@@ -101,8 +102,8 @@ class InputConfig:
     column_roles: Annotated[
         dict[str, str],
         Option(
-            "What a column of CSV or Parquet files is for: label, categorical, ids, number, vector, weight, "
-            "time or ignored; may be repeated.",
+            "What a column of CSV or Parquet files is for: label, categorical, ids, sequence, number, vector, "
+            "weight, time, group or ignored; sequence:item for a sequence of the ids of item. May be repeated.",
             INPUT,
             name="column",
             metavar="NAME=ROLE",

@@ -141,7 +141,9 @@ class Run:
         self._stopping = EarlyStopping(config.patience or 0)
         self._time_to_live = TimeToLive.of(config, model)
         names = rows.train.field_names
-        self._segment_field = None if config.auc_by is None else field_number("auc_by", config.auc_by, names)
+        # Where rows have groups they are the segments.
+        by_field = config.auc_by is not None and rows.train.group_name is None
+        self._segment_field = field_number("auc_by", config.auc_by or "", names) if by_field else None
         self._step = 0
         self._rows = 0
         self._epoch = 1
@@ -373,7 +375,7 @@ class Run:
         return {
             part: predict(
                 WholeBatches(self._model, self._job), regroup(rows, EVALUATION_ROWS), segment_field=self._segment_field
-            )
+            ).with_texts(rows.group_texts)
             for part, rows in self._parts()
         }
 

@@ -50,7 +50,7 @@ class ModelConfig:
         crosses: pairs of fields that wide_deep crosses.
         cross_layers, low_rank: of dcn, its cross layers (default 2) and the rank of their matrices; None for full ones.
         cross_structure: of dcn, "stacked" (default) or "parallel".
-        sequences: of din, pairs of names of fields, a history and its target; at least one.
+        sequences: of din, pairs of names of fields, a history and its target; at least one, unless columns say it.
         attention_hidden: hidden layers of din's activation units (default 64, 32).
         item_fields: of two_tower, the names of the fields of an item; all others are the query's.
         vector_dim: of two_tower, columns of the vectors of queries and items (default 32).
@@ -122,7 +122,8 @@ class ModelConfig:
     sequences: Annotated[
         tuple[tuple[str, str], ...] | None,
         Option(
-            "Two fields by name, for din's attention: a history of any number of ids, and its target; may be repeated.",
+            "Two fields by name, for din's attention: a history of any number of ids, and its target; may be repeated. "
+            "A column of CSV or Parquet gets the role sequence.",
             _MODEL,
             name="sequence",
             metavar="HISTORY=TARGET",

@@ -7,7 +7,7 @@ import string
 from pathlib import Path
 from typing import Any, get_args
 
-from recstore_ops.training.schema.columns import Role
+from recstore_ops.training.schema.columns import Role, read_role
 
 _MEBIBYTE = 2**20
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -68,7 +68,7 @@ def read_names(_: str, names: list[str]) -> tuple[str, ...]:
 
 
 def read_roles(name: str, texts: list[str]) -> dict[str, str]:
-    """Reads the roles of columns, as `price=number`.
+    """Reads the roles of columns, as `price=number`; of sequences with a target too, as `clicked=sequence:item`.
 
     Raises:
         ValueError: one has no `=`, no such role, or a column comes twice.
@@ -76,8 +76,10 @@ def read_roles(name: str, texts: list[str]) -> dict[str, str]:
     roles: dict[str, str] = {}
     for text in texts:
         column, equals, role = text.rpartition("=")
-        if not equals or role not in get_args(Role):
-            raise ValueError(f"{name} takes name=role with one of {', '.join(get_args(Role))}, got {text!r}")
+        try:
+            read_role(role if equals else "")
+        except ValueError:
+            raise ValueError(f"{name} takes name=role with one of {', '.join(get_args(Role))}, got {text!r}") from None
         if column in roles:
             raise ValueError(f"{name} gives column {column!r} two roles, {roles[column]} and {role}")
         roles[column] = role

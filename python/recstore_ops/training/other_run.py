@@ -20,7 +20,7 @@ from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
-from recstore_ops.training.build import build_model, tables_of
+from recstore_ops.training.build import all_sequences, build_model, tables_of
 from recstore_ops.training.choices import MODEL_OPTIONS, InitWhat
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
@@ -82,7 +82,7 @@ class OtherRun:
         self._config = config
         self._job = job
         self._saved = SavedRun.read(Path(user_path(config.init_from, "init_from")), "last")
-        self._check_model()
+        self._check_model(rows)
         self._saved.form.check(rows.field_names, rows.dense_names, "this one has")
         self.what: InitWhat = self._chosen_what()
         self._chosen = self._chosen_tables()
@@ -140,10 +140,13 @@ class OtherRun:
         saved, names = self._saved.state["model"], [name for name, _ in dense_parameters(model)]
         return dict(zip(names, saved.values(), strict=True)) if len(names) == len(saved) else saved
 
-    def _check_model(self) -> None:
+    def _check_model(self, rows: RowSource) -> None:
         # Of columns with names, the other run's schema says what labels and numbers are.
         for name in _OF_THE_MODEL if self._saved.form.columns else (*_OF_THE_MODEL, *_OF_THE_ROWS):
             expected, actual = getattr(self._saved.config, name), getattr(self._config, name)
+            if name == "sequences":
+                expected = all_sequences(self._saved.config, self._saved.form.sequences)
+                actual = all_sequences(self._config, rows.sequences)
             if expected != actual:
                 raise ValueError(
                     f"run {self._saved.path} was trained with {name} {expected}, this one has {name} {actual}: a run "

@@ -19,7 +19,7 @@ from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
-from recstore_ops.training.training_input import MODELS_BY_FIELD, TrainingInput
+from recstore_ops.training.training_input import TrainingInput, is_by_field
 
 FORM = "rows.json"
 Labels = Literal["required", "optional"]
@@ -35,22 +35,35 @@ class RowForm:
         fields: names of the F fields of every row.
         dense: names of the J dense features of every row.
         columns: what the columns of files are for, where they have names.
+        group: what rows are grouped by; None where batches have no groups.
     """
 
     file_format: FormatName | None
     fields: tuple[str, ...]
     dense: tuple[str, ...]
     columns: Schema | None = None
+    group: str | None = None
+
+    @property
+    def sequences(self) -> tuple[tuple[str, str], ...]:
+        """The pairs of a sequence and the field whose ids it has that columns say."""
+        return () if self.columns is None else self.columns.sequences
 
     @classmethod
     def of(cls, config: TrainingConfig, rows: TrainingInput) -> RowForm:
         """Returns the form of training rows."""
         file_format = config.file_format or (detect_format(config.train[0]) if config.train else None)
-        return cls(file_format, rows.train.field_names, rows.train.dense_names, rows.schema)
+        train = rows.train
+        return cls(file_format, train.field_names, train.dense_names, rows.schema, train.group_name)
 
     def write(self, run: Path) -> None:
         """Writes `rows.json` into a run's directory; `schema.toml` is written before a run begins."""
-        values = {"file_format": self.file_format, "fields": self.fields, "dense": self.dense}
+        values = {
+            "file_format": self.file_format,
+            "fields": self.fields,
+            "dense": self.dense,
+            "group": self.group,
+        }
         beside = run / f"{FORM}.new"
         beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
         beside.replace(run / FORM)
@@ -66,7 +79,9 @@ class RowForm:
         path = run / FORM
         try:
             values = json.loads(path.read_text(encoding="utf-8"))
-            form = cls(values["file_format"], tuple(values["fields"]), tuple(values["dense"]))
+            form = cls(
+                values["file_format"], tuple(values["fields"]), tuple(values["dense"]), None, values.get("group")
+            )
         except FileNotFoundError:
             raise ValueError(f"run {run} has no {FORM}, which names the fields of its rows: train it anew") from None
         except (ValueError, KeyError, TypeError):
@@ -92,6 +107,7 @@ def open_rows_of_run(
     paths: Sequence[Path],
     on_bad_line: OnBadLine | None = None,
     labels: Labels = "optional",
+    group_by: str | None = None,
 ) -> RowSource:
     """Opens files with the options that a run was trained with.
 
@@ -101,19 +117,27 @@ def open_rows_of_run(
         paths: one file or more, in the format of the training files; of named columns, in any with names.
         on_bad_line: None takes the run's.
         labels: "optional" opens rows without labels too, which get NaN.
+        group_by: as in `open_rows`; None takes the run's.
 
     Raises:
         ValueError: the files have other fields or dense features; further as `open_rows`.
         OSError: a file cannot be read.
     """
     open_them = _open_named if form.columns else _open
-    rows = open_them(config, form, paths, on_bad_line or config.on_bad_line, labels)
+    rows = open_them(
+        config, form, paths, on_bad_line or config.on_bad_line, labels, config.auc_by if group_by is None else group_by
+    )
     form.check(rows.field_names, rows.dense_names, f"{paths[0]} has")
     return rows
 
 
 def _open_named(
-    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine, labels: Labels
+    config: TrainingConfig,
+    form: RowForm,
+    paths: Sequence[Path],
+    on_bad_line: OnBadLine,
+    labels: Labels,
+    group_by: str | None,
 ) -> RowSource:
     return open_rows(
         paths,
@@ -122,14 +146,20 @@ def _open_named(
         schema=form.columns,
         labels=labels,
         sequences=config.sequences or (),
+        group_by=group_by,
     )
 
 
 def _open(
-    config: TrainingConfig, form: RowForm, paths: Sequence[Path], on_bad_line: OnBadLine, labels: Labels
+    config: TrainingConfig,
+    form: RowForm,
+    paths: Sequence[Path],
+    on_bad_line: OnBadLine,
+    labels: Labels,
+    group_by: str | None,
 ) -> RowSource:
     file_format = form.file_format or detect_format(paths[0])
-    by_field = config.planted is not None or config.model in MODELS_BY_FIELD or config.auc_by is not None
+    by_field = is_by_field(config)
     counts_fields = by_field and file_format in _COUNTING_FORMATS
     return open_rows(
         paths,
@@ -142,6 +172,7 @@ def _open(
         rating_threshold=config.rating_threshold,
         labels=labels,
         sequences=config.sequences or (),
+        group_by=group_by,
     )
 
 

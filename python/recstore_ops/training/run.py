@@ -208,7 +208,7 @@ def _train(
         run.record_event("table_changes", **asdict(changes))
         display.note(changes.as_text())
     for part, figures in run.segments().items():
-        display.note(_segments_note(config, part, figures))
+        display.note(_segments_note(rows.train.group_name or config.auc_by, part, figures))
     return records
 
 
@@ -344,18 +344,20 @@ class _RunObserver:
 
     def _with_ids(self, scores: Scores) -> Scores:
         """The scores with ids as segments where rows had places in a vocabulary."""
-        if self._vocabulary is None or scores.segments is None:
+        if self._vocabulary is None or scores.segments is None or self._rows.train.group_name is not None:
             return scores
         return replace(scores, segments=self._vocabulary.ids[scores.segments])
 
 
-def _segments_note(config: TrainingConfig, part: str, figures: SegmentFigures) -> str:
+def _segments_note(name: str | None, part: str, figures: SegmentFigures) -> str:
     rows = figures.weighted_auc_rows()
     if rows == 0:
-        return f"no id of {config.auc_by} has {part} rows of both classes: no AUC within it"
+        return f"no id of {name} has {part} rows of both classes: no AUC within it"
+    recall, ndcg = figures.mean_ranking()
     return (
-        f"{part} AUC within {config.auc_by}, weighted by rows: {figures.weighted_auc():.4f} "
-        f"({rows:,} rows of {len(figures.ids):,} ids; segments.csv has each)"
+        f"{part} AUC within {name}, weighted by rows: {figures.weighted_auc():.4f} "
+        f"({rows:,} rows of {len(figures):,} ids; segments.csv has each); recall@10 {recall:.4f} and NDCG@10 "
+        f"{ndcg:.4f}, means over those with positive rows"
     )
 
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from rich.table import Table
 
 from recstore_ops.config.paths import user_path
-from recstore_ops.training.choices import OF_NAMED_COLUMNS
+from recstore_ops.training.choices import OF_NAMED_COLUMNS, RETRIEVAL
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
+from recstore_ops.training.formats.libsvm import QUERY
 from recstore_ops.training.formats.opening import named_rows
 from recstore_ops.training.generated.planted_input import planted_input
 from recstore_ops.training.quality.retrieval import Candidates
@@ -110,6 +111,7 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
     read = [_open_files(config, config.train, config.num_fields)]
     named = named_rows(read[0])
     _check_time(config, None if named is None else named.schema)
+    _check_group(config, None if named is None else named.schema)
     notes = [] if named is None else list(schema_notes(named.schema, named.samples))
     if named is not None and named.schema.time is not None and config.ttl_time is None:
         notes.append(f"{named.schema.time.name} is read as the event time, which only --ttl-time uses")
@@ -140,6 +142,27 @@ def _check_time(config: TrainingConfig, schema: Schema | None) -> None:
         raise ValueError("ttl_time needs the event times of rows: --column NAME=time names a column of CSV or Parquet")
 
 
+def _check_group(config: TrainingConfig, schema: Schema | None) -> None:
+    """Raises ValueError if a column is the group of rows, and they are not to be grouped, or by another one."""
+    if schema is not None and schema.group is not None and schema.group.has_amounts:
+        raise ValueError(
+            f"auc_by names column {schema.group.name!r}, which has the role {schema.group.role} and is "
+            f"{schema.group.type}: expected integers, strings or booleans that are no amounts"
+        )
+    group = None if schema is None else next(iter(schema.of_role("group")), None)
+    if group is None:
+        return
+    if config.model in RETRIEVAL:
+        raise ValueError(
+            f"column {group.name!r} has the role group, and model {config.model} ranks items for queries, not for "
+            f"groups: --column {group.name}=ignored leaves it out"
+        )
+    if config.auc_by not in (None, group.name):
+        raise ValueError(
+            f"column {group.name!r} has the role group, and auc_by names {config.auc_by!r}: rows are grouped by one"
+        )
+
+
 def _title(rows: ArrowRows) -> str:
     share = positive_share(rows.schema, rows.samples)
     positive = "" if share is None else f", {share:.1%} positive"
@@ -150,12 +173,13 @@ def _title(rows: ArrowRows) -> str:
 def _fields_of_test_rows(config: TrainingConfig, train: RowSource) -> int | None:
     # Where fields are counted in the files, the training files decide for both.
     file_format = config.file_format or detect_format(config.train[0])
-    counts_fields = file_format in ("libsvm", "libffm") and _is_by_field(config)
+    counts_fields = file_format in ("libsvm", "libffm") and is_by_field(config)
     return len(train.field_names) if counts_fields else config.num_fields
 
 
-def _is_by_field(config: TrainingConfig) -> bool:
-    return config.model in MODELS_BY_FIELD or config.auc_by is not None
+def is_by_field(config: TrainingConfig) -> bool:
+    """Whether the rows of formats that can do without fields have them."""
+    return config.planted is not None or config.model in MODELS_BY_FIELD or config.auc_by not in (None, QUERY)
 
 
 def _open_files(
@@ -164,7 +188,7 @@ def _open_files(
     return open_rows(
         paths,
         file_format=config.file_format,
-        by_field=_is_by_field(config),
+        by_field=is_by_field(config),
         num_fields=num_fields,
         on_bad_line=config.on_bad_line,
         ignore_values=config.ignore_values,
@@ -176,6 +200,7 @@ def _open_files(
         schema=_given_schema(config) if like is None else None,
         labels="required" if like is None else "optional",
         sequences=config.sequences or (),
+        group_by=config.auc_by,
         like=like,
     )
 

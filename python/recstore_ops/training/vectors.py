@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from recstore_ops import Table
 from recstore_ops.ops import operators
+from recstore_ops.training.build import all_sequences
 from recstore_ops.training.finished_run import LoadedRun
 from recstore_ops.training.formats.field_ids import VALUE_BITS
 
@@ -96,4 +97,5 @@ def _field_number(run: LoadedRun, table: str, field: str) -> int:
         raise ValueError(f"ids {what} do not carry their field, so that {field!r} cannot be told from others")
     if field not in form.fields:
         raise ValueError(f"the run has no field {field!r}; it has {', '.join(form.fields)}")
-    return form.fields.index(field)
+    # A history has no ids of its own.
+    return form.fields.index(dict(all_sequences(run.config, form.sequences)).get(field, field))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,6 +88,18 @@ class ArrowRows(RowSource):
     @property
     def has_labels(self) -> bool:
         return self.schema.label is not None
+
+    @property
+    def sequences(self) -> tuple[tuple[str, str], ...]:
+        return self.schema.sequences
+
+    @property
+    def group_name(self) -> str | None:
+        return None if self.schema.group is None else self.schema.group.name
+
+    @property
+    def group_texts(self) -> Mapping[int, str]:
+        return self._batches.group_texts
 
     @property
     def skipped(self) -> tuple[SkippedRows, ...]:

@@ -14,6 +14,8 @@ from recstore_ops.table.splitmix64 import splitmix64
 from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
 from recstore_ops.training.formats.text_cells import read_cells
 from recstore_ops.training.formats.text_hash import text_values
+from recstore_ops.training.rows.batch import NO_GROUP
+from recstore_ops.training.rows.number_keys import keys_of_numbers
 from recstore_ops.training.schema.arrow_functions import pc
 from recstore_ops.training.schema.columns import ColumnSchema, Unit
 from recstore_ops.training.schema.sample import cell_type, is_date, is_list
@@ -97,17 +99,46 @@ def categories_of(cells: pa.Array) -> tuple[NDArray[np.int64], Good]:
     return values, np.ones(len(values), dtype=np.bool_)
 
 
-def ids_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Returns the values of 40 bits [N] of the ids of all rows, and how many each row has [B].
+def groups_of(cells: pa.Array, column: ColumnSchema) -> tuple[NDArray[np.int64], Good]:
+    """Returns the groups [B], `NO_GROUP` for a missing cell: keys of amounts, else values; good ones are whole.
+
+    Args:
+        cells: of the column.
+        column: by which rows are grouped, whatever its role.
+    """
+    if column.has_amounts:
+        return keys_of_numbers(_numbers(cells)), np.ones(len(cells), dtype=np.bool_)
+    values, good = categories_of(cells)
+    return np.where(values == MISSING, NO_GROUP, values), good
+
+
+def ids_of(
+    cells: pa.Array, column: ColumnSchema, element_type: str = "string"
+) -> tuple[NDArray[np.int64], NDArray[np.int64], Good]:
+    """Returns the values of 40 bits [N] of the ids of all rows, how many each row has [B], and which rows are good [B].
 
     A missing element becomes `MISSING`. Missing lists and empty text have no ids.
+
+    Args:
+        cells: lists or text.
+        column: of them.
+        element_type: what is in text, "integer" for example.
     """
+    elements_are_text = not is_list(cells.type)
     if not is_list(cells.type):
         texts = pc.cast(_decoded(cells), pa.large_string())
         texts = pc.if_else(pc.equal(texts, ""), None, texts)
         cells = pc.split_pattern(texts, column.separator)
     lengths = pc.call_function("list_value_length", [cells]).fill_null(0).to_numpy(zero_copy_only=False)
-    return categories_of(cells.flatten())[0], lengths.astype(np.int64)
+    elements, bad = cells.flatten(), {}
+    if elements_are_text and element_type != "string":
+        elements, bad = read_cells(pc.cast(elements, pa.string()), element_type)
+    values, good_N = categories_of(elements)
+    good_N[list(bad)] = False
+    good = np.ones(len(lengths), dtype=np.bool_)
+    if not good_N.all():
+        good[np.repeat(np.arange(len(lengths)), lengths)[~good_N]] = False
+    return values, lengths.astype(np.int64), good
 
 
 def _transformed(numbers: NDArray[np.float64], column: ColumnSchema) -> NDArray[np.float64]:

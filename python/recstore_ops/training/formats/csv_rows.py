@@ -57,6 +57,7 @@ class CsvRows(ArrowRows):
         self._total_bytes = sum(map(os.path.getsize, paths))
         for path in paths:
             schema.check_names(dialects[path].names, path)
+            schema.check_no_lists(path)
 
     def __iter__(self) -> Iterator[Batch]:
         yield from super().__iter__()

@@ -57,6 +57,7 @@ class DelimitedFormat:
         threshold: float = 0.0,
     ) -> None:
         self.name = name
+        self.group_name: str | None = None
         self.field_names = tuple(column.name for column in columns if column.kind in FIELD_KINDS)
         self.dense_names = tuple(column.name for column in columns if column.kind is ColumnKind.COUNT)
         self.has_labels = any(column.kind in LABEL_KINDS for column in columns)

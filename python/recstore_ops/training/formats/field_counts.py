@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from recstore_ops.training.formats.libsvm import LibsvmFormat
+from recstore_ops.training.formats.libsvm import LibsvmFormat, query_of
 from recstore_ops.training.rows.line_blocks import first_lines
 
 LINES_LOOKED_AT = 4096
@@ -29,6 +29,11 @@ def count_libsvm_fields(path: Path) -> int:
         if num_fields > 0:
             return num_fields
     raise ValueError(f"expected id:value (libsvm) in the first {LINES_LOOKED_AT} lines of {path}; give num_fields")
+
+
+def has_queries(path: Path) -> bool:
+    """Whether the first lines of libsvm say which query a row belongs to."""
+    return any(map(query_of, first_lines(path, LINES_LOOKED_AT)))
 
 
 def count_libffm_fields(path: Path) -> int:

@@ -22,6 +22,7 @@ class LibffmFormat:
     name = "libffm"
     dense_names: tuple[str, ...] = ()
     has_labels = True
+    group_name: str | None = None
 
     def __init__(self, num_fields: int | None = None, *, reason: str = "as num_fields says") -> None:
         self._num_fields = num_fields

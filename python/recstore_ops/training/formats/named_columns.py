@@ -60,9 +60,14 @@ def _schema(
     """Returns the schema of files, and the columns of the first one that has a row."""
     path, samples = _first_with_rows(paths, samples_of)
     if schema is None:
-        return detect_schema(samples, choices, str(path)), samples
+        roles = {**dict.fromkeys(dict(choices.sequences), "sequence"), **choices.roles}
+        schema = detect_schema(samples, replace(choices, roles=roles), str(path))
     is_there = schema.label is None or schema.label.name in [sample.name for sample in samples]
-    return (schema if is_there or not choices.may_lack_label else schema.without_label()), samples
+    if not is_there and choices.may_lack_label:
+        schema = schema.without_label()
+    if choices.sequences:
+        schema = schema.with_sequences(choices.sequences)
+    return (schema if choices.group_by is None else schema.grouped_by(choices.group_by)), samples
 
 
 def _first_with_rows(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.avazu import avazu_format
@@ -18,9 +19,9 @@ from recstore_ops.training.formats.detection import (
     has_labels,
     movielens_kind,
 )
-from recstore_ops.training.formats.field_counts import count_libffm_fields, count_libsvm_fields
+from recstore_ops.training.formats.field_counts import count_libffm_fields, count_libsvm_fields, has_queries
 from recstore_ops.training.formats.libffm import LibffmFormat
-from recstore_ops.training.formats.libsvm import LibsvmFormat
+from recstore_ops.training.formats.libsvm import QUERY, LibsvmFormat
 from recstore_ops.training.formats.movielens import DEFAULT_THRESHOLD, movielens_format
 from recstore_ops.training.formats.named_columns import open_csv, open_parquet
 from recstore_ops.training.formats.sequence_rows import SequenceRows
@@ -28,7 +29,7 @@ from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine, TextRows
-from recstore_ops.training.schema.columns import Role, Schema, listed
+from recstore_ops.training.schema.columns import Role, Schema, listed, read_role
 from recstore_ops.training.schema.detection import ColumnChoices
 
 # The formats whose rows have fields only where asked for: what makes them, what counts the fields, and where it looks.
@@ -53,6 +54,8 @@ class _Options:
     column_roles: Mapping[str, str]
     schema: Schema | None
     labels: Literal["required", "optional"]
+    sequences: tuple[tuple[str, str], ...]
+    group_by: str | None
 
 
 def open_rows(
@@ -71,6 +74,7 @@ def open_rows(
     schema: Schema | None = None,
     labels: Literal["required", "optional"] = "required",
     sequences: Sequence[tuple[str, str]] = (),
+    group_by: str | None = None,
     like: RowSource | None = None,
 ) -> RowSource:
     """Returns the rows of files of one format; the beginnings of the files are read now, the rest when asked for.
@@ -88,11 +92,15 @@ def open_rows(
         rating_threshold: the least rating that is a 1, of MovieLens, CSV or Parquet; None takes 4 for MovieLens.
         label_column: of CSV or Parquet; None finds it by its name.
         drop_columns: columns of CSV or Parquet that are not read.
-        column_roles: what further columns of CSV or Parquet are for, by name.
+        column_roles: what further columns of CSV or Parquet are for, by name; `sequence:item` is a sequence of the ids
+            of the column `item`.
         schema: what all columns of CSV or Parquet are for; None finds it.
         labels: "optional" opens rows without labels too, which get NaN.
-        sequences: pairs of names of fields, a history and its target: the history's ids get the target's id space. In
-            libsvm and libffm all fields have one id space anyway.
+        sequences: pairs of names of fields, a history and its target: the history's ids get the target's id space, and
+            columns of CSV or Parquet the role of a sequence. In libsvm and libffm all fields have one id space anyway.
+        group_by: the column of CSV or Parquet by whose values rows are grouped, whatever else it is for; None takes
+            that of the role group, and of libsvm `qid`, where there is one. Rows of other formats, and those of libsvm
+            where it names a field, have no groups: `predict` takes segments by field.
         like: the training rows of test rows, whose fields and dense features these must have; CSV and Parquet by
             name, in any order.
 
@@ -114,13 +122,15 @@ def open_rows(
         column_roles or {},
         schema,
         labels,
+        tuple(sequences),
+        group_by,
     )
     _check_options(name, options)
     rows = _open(paths, name, options, like)
     _check_alike(paths[0], rows, like)
     if labels == "required" and not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels")
-    if sequences and name not in _SPARSE:
+    if sequences and name not in (*_SPARSE, *_NAMED):
         rows = SequenceRows(rows, sequences)
     return rows if hash_buckets is None else HashedRows(rows, hash_buckets)
 
@@ -158,8 +168,11 @@ def _check_options(name: FormatName, options: _Options) -> None:
         if is_given and not has_meaning:
             raise ValueError(f"{option} is for {meant_for}, but the files are {name}")
     for column, role in options.column_roles.items():
-        if role not in get_args(Role):
-            raise ValueError(f"expected one of {', '.join(get_args(Role))} as role of {column!r}, got {role!r}")
+        try:
+            read_role(role)
+        except ValueError:
+            known = ", ".join(get_args(Role))
+            raise ValueError(f"expected one of {known} as role of {column!r}, got {role!r}") from None
     if options.schema is not None:
         _check_schema_alone(options)
     if options.num_fields is not None and options.num_fields < 1:
@@ -188,16 +201,38 @@ def _open(paths: Sequence[Path], name: FormatName, options: _Options, like: RowS
 
 
 def _open_named(paths: Sequence[Path], name: FormatName, options: _Options, like: RowSource | None) -> ArrowRows:
+    roles, sequences = _roles_and_sequences(options)
     choices = ColumnChoices(
         options.label_column,
         options.drop_columns,
-        {name: cast(Role, role) for name, role in options.column_roles.items()},
+        roles,
         options.rating_threshold,
         options.labels == "optional",
+        sequences=sequences,
+        group_by=options.group_by,
     )
     schema = options.schema if like is None else _schema_of(like)
     open_named = open_csv if name == "csv" else open_parquet
     return open_named(paths, schema, choices, options.on_bad_line)
+
+
+def _roles_and_sequences(options: _Options) -> tuple[dict[str, Role], tuple[tuple[str, str], ...]]:
+    """Returns the roles of columns, and the pairs of a sequence and the column whose ids it has.
+
+    Raises:
+        ValueError: `column_roles` and `sequences` disagree.
+    """
+    read = {name: read_role(role) for name, role in options.column_roles.items()}
+    targets = {name: target for name, (_, target) in read.items() if target is not None}
+    roles: dict[str, Role] = {name: role for name, (role, _) in read.items()}
+    for name, target in options.sequences:
+        if roles.get(name, "sequence") != "sequence" or targets.get(name, target) != target:
+            raise ValueError(
+                f"column {name!r} is a sequence of the ids of {target!r} by sequences, and by column_roles "
+                f"{options.column_roles[name]}"
+            )
+        targets[name] = target
+    return roles, tuple(targets.items())
 
 
 def _schema_of(rows: RowSource) -> Schema | None:
@@ -208,7 +243,6 @@ def _schema_of(rows: RowSource) -> Schema | None:
 def named_rows(rows: RowSource) -> ArrowRows | None:
     """Returns the rows of CSV or Parquet as they were opened, whatever was made of their ids; None for others."""
     rows = rows.unhashed if isinstance(rows, HashedRows) else rows
-    rows = rows.with_own_fields if isinstance(rows, SequenceRows) else rows
     return rows if isinstance(rows, ArrowRows) else None
 
 
@@ -237,8 +271,22 @@ def _row_format(path: Path, name: FormatName, options: _Options) -> RowFormat:
 
 def _sparse_format(path: Path, name: FormatName, options: _Options) -> RowFormat:
     make, count_fields, where = _SPARSE[name]
+    if name == "libsvm":
+        make = partial(make, group_name=_query_name(path, options.group_by))
     if not options.by_field:
         return make()
     if options.num_fields is not None:
         return make(options.num_fields)
     return make(count_fields(path), reason=f"as in the {where} of {path} (num_fields gives another number)")
+
+
+def _query_name(path: Path, group_by: str | None) -> str | None:
+    """Returns the name of the group of libsvm's rows, or None where they are not grouped by it.
+
+    Raises:
+        ValueError: they are to be, and have none.
+    """
+    has_one = group_by in (None, QUERY) and has_queries(path)
+    if group_by == QUERY and not has_one:
+        raise ValueError(f"rows are grouped by {QUERY}, and the first lines of {path} have none")
+    return QUERY if has_one else None

@@ -11,6 +11,7 @@ from torch import Tensor
 from recstore_ops.training.formats.column_cells import (
     Good,
     categories_of,
+    groups_of,
     ids_of,
     labels_of,
     numbers_of,
@@ -20,8 +21,13 @@ from recstore_ops.training.formats.column_cells import (
 )
 from recstore_ops.training.formats.field_ids import field_ids
 from recstore_ops.training.formats.ragged_fields import FieldColumn, interleave_fields
+from recstore_ops.training.formats.text_hash import text_values
 from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.schema.arrow_functions import pc
 from recstore_ops.training.schema.columns import ColumnSchema, Schema
+
+# Of more groups the reports name only some by their text.
+_MOST_TEXTS = 1 << 20
 
 
 class BatchMaker:
@@ -29,11 +35,15 @@ class BatchMaker:
 
     Args:
         schema: of the records, which may have further columns.
+
+    Attributes:
+        group_texts: what the groups of the records so far stand for, where they are text.
     """
 
     def __init__(self, schema: Schema) -> None:
+        self.group_texts: dict[int, str] = {}
         self._schema = schema
-        self._fields = schema.of_role("categorical", "ids")
+        self._fields = schema.fields
         self._dense = schema.of_role("number", "vector")
 
     def to_batch(self, records: pa.RecordBatch) -> tuple[Batch, Good]:
@@ -49,6 +59,7 @@ class BatchMaker:
             dense=torch.from_numpy(np.concatenate(dense, axis=1)) if dense else None,
             weights=self._weights(records, good),
             times=self._times(records, good),
+            groups=self._groups(records, good),
         )
         return batch, good
 
@@ -56,8 +67,8 @@ class BatchMaker:
         """Says what was expected of a row that is not good, and what is there instead."""
         for column in self._schema.read:
             cells = records.column(column.name)[row : row + 1]
-            if not _is_good(cells, column):
-                return f"expected {_expected(column)} in column {column.name!r}, got {cells[0].as_py()}"
+            if not self._is_good(cells, column):
+                return f"expected {self._expected(column)} in column {column.name!r}, got {cells[0].as_py()}"
         raise AssertionError("every cell is good")
 
     def _labels(self, records: pa.RecordBatch, good: Good) -> NDArray[np.float32]:
@@ -74,16 +85,39 @@ class BatchMaker:
         time = self._schema.time
         return None if time is None else torch.from_numpy(_noting(good, times_of(records.column(time.name), time)))
 
+    def _groups(self, records: pa.RecordBatch, good: Good) -> Tensor | None:
+        if (group := self._schema.group) is None:
+            return None
+        cells = records.column(group.name)
+        if group.type == "string":
+            self._note_texts(cells)
+        return torch.from_numpy(_noting(good, groups_of(cells, group)))
+
+    def _note_texts(self, cells: pa.Array) -> None:
+        texts = pc.unique(cells.dictionary_decode() if isinstance(cells, pa.DictionaryArray) else cells).drop_null()
+        if len(self.group_texts) < _MOST_TEXTS:
+            known = self.group_texts
+            for place, value in enumerate(text_values(texts).tolist()):
+                if value not in known:
+                    known[value] = texts[place].as_py()
+
     def _field_columns(self, records: pa.RecordBatch, good: Good) -> list[FieldColumn]:
         fields: list[FieldColumn] = []
         for number, column in enumerate(self._fields):
             cells = records.column(column.name)
-            if column.role == "ids":
-                values, lengths = ids_of(cells, column)
-            else:
+            if column.role == "categorical":
                 values, lengths = _noting(good, categories_of(cells)), None
-            fields.append((field_ids(values[:, None], number)[:, 0], lengths))
+            else:
+                values, lengths, is_good = ids_of(cells, column, self._element_type(column))
+                good &= is_good
+            space = number if column.of is None else self._schema.field_names.index(column.of)
+            fields.append((field_ids(values[:, None], space)[:, 0], lengths))
         return fields
+
+    def _element_type(self, column: ColumnSchema) -> str:
+        """What is in the text of a column of ids: what the column whose ids it has is read as."""
+        target = None if column.of is None else self._schema.column(column.of)
+        return "string" if target is None else target.type
 
     def _dense_columns(self, records: pa.RecordBatch, good: Good) -> list[NDArray[np.float32]]:
         made = []
@@ -95,34 +129,36 @@ class BatchMaker:
                 made.append(_noting(good, numbers_of(cells, column))[:, None])
         return made
 
+    def _is_good(self, cells: pa.Array, column: ColumnSchema) -> bool:
+        if column is self._schema.group and not groups_of(cells, column)[1].all():
+            return False
+        checks = {
+            "label": lambda: labels_of(cells, column)[1],
+            "categorical": lambda: categories_of(cells)[1],
+            "ids": lambda: ids_of(cells, column)[2],
+            "sequence": lambda: ids_of(cells, column, self._element_type(column))[2],
+            "number": lambda: numbers_of(cells, column)[1],
+            "vector": lambda: vectors_of(cells, column)[1],
+            "time": lambda: times_of(cells, column)[1],
+            "weight": lambda: weights_of(cells)[1],
+        }
+        return column.role not in checks or bool(checks[column.role]().all())
+
+    def _expected(self, column: ColumnSchema) -> str:
+        if column.role == "label":
+            return "a finite number" if column.threshold is not None else f"{column.negative} or {column.positive}"
+        if column.role == "sequence":
+            return f"ids as {column.of!r} has, {self._element_type(column)},"
+        if column.role == "time":
+            return "a time"
+        if column.role == "weight":
+            return "a weight of 0 or more"
+        if column.role == "vector":
+            return f"{column.size} finite 32-bit numbers"
+        return "a finite 32-bit number" if column.role == "number" else "a whole number"
+
 
 def _noting(good: Good, made: tuple[NDArray, Good]) -> NDArray:
     """Returns what was made of a column, and notes which rows are good."""
     good &= made[1]
     return made[0]
-
-
-def _is_good(cells: pa.Array, column: ColumnSchema) -> bool:
-    if column.role == "label":
-        return bool(labels_of(cells, column)[1].all())
-    if column.role == "categorical":
-        return bool(categories_of(cells)[1].all())
-    if column.role == "number":
-        return bool(numbers_of(cells, column)[1].all())
-    if column.role == "vector":
-        return bool(vectors_of(cells, column)[1].all())
-    if column.role == "time":
-        return bool(times_of(cells, column)[1].all())
-    return column.role == "ids" or bool(weights_of(cells)[1].all())
-
-
-def _expected(column: ColumnSchema) -> str:
-    if column.role == "label":
-        return "a finite number" if column.threshold is not None else f"{column.negative} or {column.positive}"
-    if column.role == "categorical":
-        return "a whole number"
-    if column.role == "time":
-        return "a time"
-    if column.role == "weight":
-        return "a weight of 0 or more"
-    return "a finite 32-bit number" if column.role == "number" else f"{column.size} finite 32-bit numbers"

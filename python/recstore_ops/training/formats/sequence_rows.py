@@ -30,7 +30,6 @@ class SequenceRows(MappedRows):
         names = source.field_names
         self._sequences = [tuple(field_number("sequences", name, names) for name in pair) for pair in sequences]
         super().__init__(source, self._in_space_of_targets)
-        self.with_own_fields = source
 
     def _in_space_of_targets(self, ids_N: Tensor) -> Tensor:
         fields_N = ids_N >> VALUE_BITS

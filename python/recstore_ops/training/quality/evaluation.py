@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from recstore_ops.training.quality.metrics import auc, logloss
-from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.rows.batch import NO_GROUP, Batch
 
 FIGURE_TITLES = {
     "logloss": "logloss",
@@ -21,6 +21,7 @@ FIGURE_TITLES = {
     "ndcg_at_10": "NDCG@10",
 }
 """How reports call the figures of an evaluation."""
+_NO_VALUE = "(no value)"
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,34 @@ class Scores:
     Attributes:
         labels: float32 [B], each 0 or 1.
         logits: float32 [B].
-        segments: int64 [B], the id that each row has in one field; None where no field was asked for.
+        segments: int64 [B], the group of each row, or the id that it has in one field; None without either.
         in_segment: bool [B], whether the row has such an id at all; None together with `segments`.
+        texts: what segments stand for, where they stand for text; None for none.
     """
 
     labels: Tensor
     logits: Tensor
     segments: Tensor | None = None
     in_segment: Tensor | None = None
+    texts: dict[int, str] | None = None
 
     def __len__(self) -> int:
         return self.labels.numel()
+
+    def with_texts(self, texts: Mapping[int, str]) -> Scores:
+        """Returns the same scores with the texts that their segments stand for, of those that are given."""
+        if self.segments is None or not texts:
+            return self
+        there = self.segments.unique().tolist()
+        return replace(self, texts={segment: texts[segment] for segment in there if segment in texts})
+
+    def with_rows_of_no_segment(self) -> Scores:
+        """Returns the same scores with the rows in no segment, if there are some, in one that is called so."""
+        if self.segments is None or self.in_segment is None or bool(self.in_segment.all()):
+            return self
+        segments = self.segments.masked_fill(~self.in_segment, NO_GROUP)
+        inside = torch.ones_like(self.in_segment)
+        return replace(self, segments=segments, in_segment=inside, texts={**(self.texts or {}), NO_GROUP: _NO_VALUE})
 
     def probabilities(self) -> Tensor:
         """Returns the predicted probabilities, float64 [B]."""
@@ -111,7 +129,9 @@ def evaluate(model: nn.Module, batches: Iterable[Batch]) -> Evaluation:
 
 
 def predict(model: nn.Module, batches: Iterable[Batch], *, segment_field: int | None = None) -> Scores:
-    """Returns the scores of all rows in order; keeps 8 bytes a row, and 9 more with a segment field.
+    """Returns the scores of all rows in order; keeps 8 bytes a row, and 9 more with segments.
+
+    Segments are the ids of a field, or the groups of the rows where they have some and no field is given.
 
     The model is called as `model(batch)` in evaluation mode and without gradients, and gives logits [B].
 
@@ -129,7 +149,10 @@ def predict(model: nn.Module, batches: Iterable[Batch], *, segment_field: int | 
 
 
 def _scores(model: nn.Module, batch: Batch, segment_field: int | None) -> Scores:
-    segments = (None, None) if segment_field is None else _segments(batch, segment_field)
+    if segment_field is not None:
+        segments = _segments(batch, segment_field)
+    else:
+        segments = (None, None) if batch.groups is None else (batch.groups, batch.groups != NO_GROUP)
     return Scores(batch.labels, model(batch), *segments)
 
 

@@ -1,18 +1,24 @@
-"""How good a model is on each id of one field, on each user for example."""
+"""How good a model is on each id of one field or in each group of rows, on each user for example."""
 
 from __future__ import annotations
 
 import csv
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.metrics import row_losses
+
+SegmentOrder = Literal["rows", "logloss", "auc", "error", "value"]
+RANKED_ROWS = 10
+"""The k of recall@k and NDCG@k within a segment."""
+_DISCOUNTS = 1 / np.log2(np.arange(RANKED_ROWS) + 2)
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,10 @@ class SegmentFigures:
         auc: float64 [S], nan where a segment has one class only.
         logloss: float64 [S], in nats.
         calibration: float64 [S], mean predicted probability divided by the share of positives; nan without positives.
+        prediction: float64 [S], the mean predicted probability.
+        recall, ndcg: float64 [S], of the positive rows in the segment's rows by their logits, at `RANKED_ROWS`; nan
+            without positives. Definition and ties are those of `ranking_at`.
+        texts: what ids stand for, where they stand for text.
     """
 
     ids: NDArray[np.int64]
@@ -32,6 +42,48 @@ class SegmentFigures:
     auc: NDArray[np.float64]
     logloss: NDArray[np.float64]
     calibration: NDArray[np.float64]
+    prediction: NDArray[np.float64]
+    recall: NDArray[np.float64]
+    ndcg: NDArray[np.float64]
+    texts: Mapping[int, str] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return self.ids.size
+
+    def names(self, most: int | None = None) -> list[str]:
+        """Returns the text of each segment, or its id in digits; of so many at most."""
+        return [self.texts.get(segment, str(segment)) for segment in self.ids[:most].tolist()]
+
+    def positive_shares(self) -> NDArray[np.float64]:
+        """Returns the share of positive rows of each segment, [S]."""
+        return self.positives / self.rows
+
+    def ordered(self, order: SegmentOrder) -> SegmentFigures:
+        """Returns the segments in another order; those without the figure come last, and equal ones stay.
+
+        Args:
+            order: "rows" is most first; "logloss" highest first; "auc" lowest first; "error" has those first where
+                the sum of the predictions is furthest from the number of positive rows; "value" is by id.
+        """
+        keys = {
+            "value": self.ids,
+            "rows": -self.rows.astype(np.float64),
+            "logloss": -self.logloss,
+            "auc": self.auc,
+            "error": -np.abs(self.prediction * self.rows - self.positives),
+        }
+        return self._taken(np.argsort(keys[order], kind="stable"))
+
+    def mean_ranking(self) -> tuple[float, float]:
+        """Returns recall and NDCG, each the mean over the segments with positive rows; nan where none has one."""
+        asked = self.positives > 0
+        if not asked.any():
+            return math.nan, math.nan
+        return float(self.recall[asked].mean()), float(self.ndcg[asked].mean())
+
+    def _taken(self, places: NDArray[np.int64]) -> SegmentFigures:
+        arrays = {each.name: getattr(self, each.name)[places] for each in fields(self) if each.name != "texts"}
+        return SegmentFigures(**arrays, texts=self.texts)
 
     def weighted_auc(self) -> float:
         """Returns the mean AUC of the segments that have one, weighted by their rows; nan where none has.
@@ -63,11 +115,13 @@ def segment_figures(scores: Scores) -> SegmentFigures:
     order = np.lexsort((logits, segments))
     segments, logits, positive = segments[order], logits[order], scores.labels.numpy()[inside][order] == 1
     starts = _run_starts(segments)
+    texts = scores.texts or {}
     if starts.size == 0:
-        return _sorted_by_rows(SegmentFigures(segments, starts, starts, *np.empty((3, 0))))
+        return SegmentFigures(segments, starts, starts, *np.empty((6, 0)), texts=texts)
     rows, positives = _lengths(starts, segments.size), np.add.reduceat(positive, starts, dtype=np.int64)
     predicted = np.add.reduceat(scores.probabilities().numpy()[inside][order], starts)
     losses = np.add.reduceat(row_losses(positive, logits), starts)
+    recall, ndcg = _rankings_by_run(segments, logits, positive)
     figures = SegmentFigures(
         ids=segments[starts],
         rows=rows,
@@ -75,18 +129,24 @@ def segment_figures(scores: Scores) -> SegmentFigures:
         auc=_auc_by_run(segments, logits, positive),
         logloss=losses / rows,
         calibration=np.divide(predicted, positives, out=np.full(rows.size, np.nan), where=positives > 0),
+        prediction=predicted / rows,
+        recall=recall,
+        ndcg=ndcg,
+        texts=texts,
     )
-    return _sorted_by_rows(figures)
+    # Segments are in the order of their ids.
+    return figures.ordered("rows")
 
 
 def write_segments(path: Path, figures_of_part: Mapping[str, SegmentFigures]) -> None:
     """Writes `segments.csv`: a line a segment, the parts one after the other; undefined figures are empty."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(("part", "segment", "rows", "positives", "auc", "logloss", "calibration"))
+        ratio_names = ("auc", "logloss", "calibration", "prediction", "recall", "ndcg")
+        writer.writerow(("part", "segment", "rows", "positives", *ratio_names[:-2], "recall_at_10", "ndcg_at_10"))
         for part, figures in figures_of_part.items():
-            whole = zip(figures.ids.tolist(), figures.rows.tolist(), figures.positives.tolist(), strict=True)
-            shares = zip(figures.auc.tolist(), figures.logloss.tolist(), figures.calibration.tolist(), strict=True)
+            whole = zip(figures.names(), figures.rows.tolist(), figures.positives.tolist(), strict=True)
+            shares = zip(*(getattr(figures, name).tolist() for name in ratio_names), strict=True)
             for counts, ratios in zip(whole, shares, strict=True):
                 writer.writerow((part, *counts, *("" if math.isnan(x) else x for x in ratios)))
 
@@ -107,6 +167,32 @@ def _auc_by_run(
     return np.divide(twice_won, 2 * pairs, out=np.full(pairs.size, np.nan), where=pairs > 0)
 
 
+def _rankings_by_run(
+    segments: NDArray[np.int64], logits: NDArray[np.floating], positive: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Recall and NDCG of each segment, rows sorted by (segment, logit): expectations over the orders of ties."""
+    starts = np.flatnonzero(_begins_run(segments) | _begins_run(logits))  # of ties within a segment
+    tied, tied_positives = _lengths(starts, segments.size), np.add.reduceat(positive, starts, dtype=np.int64)
+    first_ties = _run_starts(segments[starts])
+    rows, positives = np.add.reduceat(tied, first_ties), np.add.reduceat(tied_positives, first_ties)
+    # Ranks begin with the highest logit: those of a tie are from `above` + 1 to `above` + `tied`.
+    before = tied.cumsum() - tied
+    above = np.repeat(rows + before[first_ties], _lengths(first_ties, starts.size)) - before - tied
+    found = []
+    for gains, most in ((_gains_up_to(np.ones(RANKED_ROWS)), positives), (_gains_up_to(_DISCOUNTS), None)):
+        ends = gains[np.minimum(above + tied, RANKED_ROWS)]
+        of_ties = tied_positives * (ends - gains[np.minimum(above, RANKED_ROWS)]) / tied
+        largest = gains[np.minimum(positives, RANKED_ROWS)] if most is None else most
+        hits = np.add.reduceat(of_ties, first_ties)
+        found.append(np.divide(hits, largest, out=np.full(hits.size, np.nan), where=positives > 0))
+    return found[0], found[1]
+
+
+def _gains_up_to(gains: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sums of the gains of the first 0, 1, ... ranks."""
+    return np.concatenate([np.zeros(1), gains.cumsum()])
+
+
 def _begins_run(values: NDArray) -> NDArray[np.bool_]:
     begins = np.ones(values.size, dtype=bool)
     begins[1:] = values[1:] != values[:-1]
@@ -119,15 +205,3 @@ def _run_starts(values: NDArray) -> NDArray[np.int64]:
 
 def _lengths(starts: NDArray[np.int64], stop: int) -> NDArray[np.int64]:
     return np.diff(starts, append=stop)
-
-
-def _sorted_by_rows(figures: SegmentFigures) -> SegmentFigures:
-    order = np.lexsort((figures.ids, -figures.rows))
-    return SegmentFigures(
-        figures.ids[order],
-        figures.rows[order],
-        figures.positives[order],
-        figures.auc[order],
-        figures.logloss[order],
-        figures.calibration[order],
-    )

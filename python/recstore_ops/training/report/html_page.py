@@ -11,11 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation
-from recstore_ops.training.quality.segments import SegmentFigures
+from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder
 from recstore_ops.training.report.records import EvaluationRecord, best_record
 from recstore_ops.training.schema.columns import Schema
 
 _MOST_SEGMENTS = 20
+_ORDERS: dict[SegmentOrder, str] = {
+    "rows": "those with most rows",
+    "error": "those whose predictions are furthest off in all",
+}
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; }
@@ -86,8 +90,10 @@ class RunPage:
 
     def _segments(self) -> str:
         shown = (
-            f"<h2>Segments of the {escape(part)} rows, those with most rows</h2>\n{_segment_table(figures)}"
+            f"<h2>Segments of the {escape(part)} rows, {words}</h2>\n{_segment_table(figures.ordered(order))}"
             for part, figures in self.segments.items()
+            for order, words in _ORDERS.items()
+            if order == "rows" or len(figures) > 1
         )
         return "".join(shown)
 
@@ -114,10 +120,15 @@ def _part_figures(record: EvaluationRecord, parts: Sequence[str]) -> list[str]:
 
 
 def _segment_table(figures: SegmentFigures) -> str:
-    columns = (figures.ids, figures.rows, figures.positives, figures.auc, figures.logloss, figures.calibration)
-    rows = zip(*(column[:_MOST_SEGMENTS].tolist() for column in columns), strict=True)
-    shown = ([*(f"{count}" for count in row[:3]), *map(_figure, row[3:])] for row in rows)
-    return _table(["segment", "rows", "positives", "AUC", "logloss", "calibration"], shown)
+    ratios = (figures.positive_shares(), figures.prediction, figures.logloss, figures.auc, figures.calibration)
+    columns = zip(*(column[:_MOST_SEGMENTS].tolist() for column in (figures.rows, *ratios)), strict=True)
+    # Of a million segments no text is made but of those that are shown.
+    shown = (
+        [name, f"{rows}", *map(_figure, figures_of_one)]
+        for name, (rows, *figures_of_one) in zip(figures.names(_MOST_SEGMENTS), columns, strict=True)
+    )
+    titles = ["segment", "rows", "share positive", "mean prediction", "logloss", "AUC", "calibration"]
+    return _table(titles, shown, figures_from=1)
 
 
 def _table(

@@ -233,13 +233,15 @@ class RunDirectory:
             return
         write_segments(self.path / "segments.csv", segments)
         for part, figures in segments.items():
-            weighted_auc = figures.weighted_auc()
+            weighted_auc, (recall, ndcg) = figures.weighted_auc(), figures.mean_ranking()
             self.record_event(
                 "segments",
                 part=part,
                 segments=len(figures.ids),
                 weighted_auc=None if math.isnan(weighted_auc) else weighted_auc,
                 weighted_auc_rows=figures.weighted_auc_rows(),
+                recall_at_10=None if math.isnan(recall) else recall,
+                ndcg_at_10=None if math.isnan(ndcg) else ndcg,
             )
 
     def _write_calibration(self) -> None:

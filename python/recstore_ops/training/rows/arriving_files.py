@@ -27,19 +27,30 @@ class ArrivingFiles:
         every: seconds between two looks.
         note: takes a sentence for people.
         now: a clock in seconds.
+        until: the name of a file that says that no more files come; it is not given itself.
+
+    Attributes:
+        all_used: whether that file was there, and all others were used, when the last one was waited for.
 
     Raises:
         ValueError: there is no such directory.
     """
 
     def __init__(
-        self, directory: Path, every: float, note: Callable[[str], None], now: Callable[[], float] = time.monotonic
+        self,
+        directory: Path,
+        every: float,
+        note: Callable[[str], None],
+        now: Callable[[], float] = time.monotonic,
+        until: str | None = None,
     ) -> None:
         if not directory.is_dir():
             raise ValueError(f"no such directory to follow: {directory}")
         self.directory = directory
+        self.all_used = False
         self._every = every
         self._note = note
+        self._until = until
         self._now = now
         self._last: str | None = None
         self._used: dict[str, int] = {}
@@ -59,7 +70,8 @@ class ArrivingFiles:
             on_waiting: is told before each time that nothing is done for a while.
 
         Returns:
-            The file, which is under way from now on; None where there was none to wait for.
+            The file, which is under way from now on; None where there was none to wait for, also because all files were
+            used and the one that says that no more come is there.
 
         Raises:
             ValueError: the file that was under way has changed.
@@ -70,8 +82,13 @@ class ArrivingFiles:
         idle_since = self._now()
         while not is_stopped():
             before = dict(self._seen)
+            # Whatever was written before that file is there in the look that follows.
+            is_complete = self._is_complete()
             if (path := self.look()) is not None:
                 return path
+            self.all_used = is_complete and not self._seen
+            if self.all_used:
+                return None
             if self._seen != before:
                 idle_since = self._now()
             if until_idle is not None and self._now() - idle_since >= until_idle:
@@ -115,10 +132,13 @@ class ArrivingFiles:
         self._last, self._used = state["last"], dict(state["used"])
         self._under_way = None if state["under_way"] is None else (state["under_way"][0], state["under_way"][1])
 
+    def _is_complete(self) -> bool:
+        return self._until is not None and (self.directory / self._until).exists()
+
     def _sizes(self) -> dict[str, int]:
         sizes = {}
         for path in self.directory.iterdir():
-            if not is_left_over(path):
+            if not is_left_over(path) and path.name != self._until:
                 try:
                     size = path.stat().st_size if path.is_file() else 0
                 except FileNotFoundError:

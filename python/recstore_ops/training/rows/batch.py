@@ -15,6 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+NO_GROUP = -(2**63)
+"""Of rows without a group."""
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -30,6 +33,7 @@ class Batch:
         dense: float32 [B, J]; None without dense features.
         weights: float32 [B], of the rows' losses; None where every one is 1.
         times: int64 [B], when the rows' events were, in microseconds since 1970; None where that is not known.
+        groups: int64 [B], equal in rows of one group, `NO_GROUP` in rows of none; None where rows are not grouped.
     """
 
     ids: Tensor
@@ -40,6 +44,7 @@ class Batch:
     dense: Tensor | None = None
     weights: Tensor | None = None
     times: Tensor | None = None
+    groups: Tensor | None = None
 
     def __len__(self) -> int:
         return self.labels.numel()
@@ -47,7 +52,8 @@ class Batch:
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        parts = (self.ids, self.labels, self.offsets, self.values, self.dense, self.weights, self.times)
+        of_rows = (self.labels, self.dense, self.weights, self.times, self.groups)
+        parts = (self.ids, self.offsets, self.values, *of_rows)
         return sum(part.nbytes for part in parts if part is not None)
 
     def offsets_or_ones(self) -> Tensor:
@@ -83,6 +89,7 @@ class Batch:
             dense=None if self.dense is None else self.dense[start:stop],
             weights=None if self.weights is None else self.weights[start:stop],
             times=None if self.times is None else self.times[start:stop],
+            groups=None if self.groups is None else self.groups[start:stop],
         )
 
     def take(self, order: Tensor) -> Batch:
@@ -96,6 +103,7 @@ class Batch:
             dense=None if self.dense is None else self.dense.index_select(0, order),
             weights=None if self.weights is None else self.weights[order],
             times=None if self.times is None else self.times[order],
+            groups=None if self.groups is None else self.groups[order],
         )
 
     def _taken(self, values_N: Tensor, order: Tensor) -> Tensor:
@@ -120,7 +128,7 @@ class Batch:
 
 def concatenate(batches: Sequence[Batch]) -> Batch:
     """Returns the rows of one or more batches, in order; all have equal fields and dense features, and all or none have
-    weights and times."""
+    weights, times and groups."""
     if len(batches) == 1:
         return batches[0]
     one_id_each = all(batch.offsets is None for batch in batches)
@@ -128,6 +136,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
     dense = [batch.dense for batch in batches if batch.dense is not None]
     weights = [batch.weights for batch in batches if batch.weights is not None]
     times = [batch.times for batch in batches if batch.times is not None]
+    groups = [batch.groups for batch in batches if batch.groups is not None]
     return Batch(
         ids=torch.cat([batch.ids for batch in batches]),
         labels=torch.cat([batch.labels for batch in batches]),
@@ -139,6 +148,7 @@ def concatenate(batches: Sequence[Batch]) -> Batch:
         dense=torch.cat(dense) if dense else None,
         weights=torch.cat(weights) if weights else None,
         times=torch.cat(times) if times else None,
+        groups=torch.cat(groups) if groups else None,
     )
 
 

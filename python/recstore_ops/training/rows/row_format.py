@@ -33,6 +33,11 @@ class RowFormat(Protocol):
         """Whether rows have labels; those without have NaN."""
         ...
 
+    @property
+    def group_name(self) -> str | None:
+        """What rows are grouped by; None where they are not."""
+        ...
+
     def is_header(self, line: bytes) -> bool:
         """Tells whether a file's first line, without its end, is a header, which is no row.
 

@@ -6,7 +6,8 @@ size. Nothing holds a whole file, except `CachedRows`, up to its bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -60,6 +61,21 @@ class RowSource(Protocol):
         return True
 
     @property
+    def sequences(self) -> tuple[tuple[str, str], ...]:
+        """The names of each field that is a sequence of another one's ids, and of that one, where columns say so."""
+        return ()
+
+    @property
+    def group_name(self) -> str | None:
+        """What rows are grouped by; None where batches have no groups."""
+        return None
+
+    @property
+    def group_texts(self) -> Mapping[int, str]:
+        """The texts that groups stand for, of those that were read so far."""
+        return {}
+
+    @property
     def skipped(self) -> tuple[SkippedRows, ...]:
         """The bad rows left out in the latest pass, an entry for each file that has any."""
         return ()
@@ -82,6 +98,8 @@ class MemoryRows(RowSource):
         batch: the rows.
         field_names: None numbers the fields.
         dense_names: None numbers the dense features.
+        sequences: pairs of names of fields, a sequence and the one whose ids it has.
+        group_name: what rows are grouped by, where they have groups.
     """
 
     def __init__(
@@ -90,11 +108,15 @@ class MemoryRows(RowSource):
         *,
         field_names: Sequence[str] | None = None,
         dense_names: Sequence[str] | None = None,
+        sequences: Sequence[tuple[str, str]] = (),
+        group_name: str | None = None,
     ) -> None:
         num_dense = 0 if batch.dense is None else batch.dense.shape[1]
         self._batch = batch
         self._field_names = _names(field_names, "field", batch.num_fields)
         self._dense_names = _names(dense_names, "dense", num_dense)
+        self._sequences = tuple(sequences)
+        self._group_name = group_name
 
     def __iter__(self) -> Iterator[Batch]:
         if len(self._batch) > 0:
@@ -112,10 +134,20 @@ class MemoryRows(RowSource):
     def dense_names(self) -> tuple[str, ...]:
         return self._dense_names
 
+    @property
+    def sequences(self) -> tuple[tuple[str, str], ...]:
+        return self._sequences
+
+    @property
+    def group_name(self) -> str | None:
+        return self._group_name
+
     def shard(self, index: int, count: int) -> MemoryRows:
         check_shard(index, count)
         own = torch.arange(len(self._batch), dtype=torch.int64, device="cpu")[index::count]
-        return MemoryRows(self._batch.take(own), field_names=self._field_names, dense_names=self._dense_names)
+        part = copy(self)
+        part._batch = self._batch.take(own)
+        return part
 
 
 class DerivedRows(RowSource):
@@ -139,6 +171,18 @@ class DerivedRows(RowSource):
     @property
     def has_labels(self) -> bool:
         return self._source.has_labels
+
+    @property
+    def sequences(self) -> tuple[tuple[str, str], ...]:
+        return self._source.sequences
+
+    @property
+    def group_name(self) -> str | None:
+        return self._source.group_name
+
+    @property
+    def group_texts(self) -> Mapping[int, str]:
+        return self._source.group_texts
 
     @property
     def skipped(self) -> tuple[SkippedRows, ...]:

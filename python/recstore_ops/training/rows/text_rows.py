@@ -76,6 +76,10 @@ class TextRows(RowSource):
         return self._row_format.has_labels
 
     @property
+    def group_name(self) -> str | None:
+        return self._row_format.group_name
+
+    @property
     def skipped(self) -> tuple[SkippedRows, ...]:
         return tuple(self._skipped.values())
 

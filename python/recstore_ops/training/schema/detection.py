@@ -12,8 +12,9 @@
    categorical: integers, booleans, strings, and floating-point numbers without fractions, which integers with gaps
    become elsewhere.
 
-Only a caller says that a column is the event time. Numbers are seconds, milliseconds, microseconds or nanoseconds since
-1970: as the name ends in _s, _ms, _us or _ns; if it does not, by the median, which is below 10^11, 10^14, 10^17 or not.
+Only a caller says that a column is the event time, the group, the weight or a sequence. Numbers that are times are
+seconds, milliseconds, microseconds or nanoseconds since 1970: as the name ends in _s, _ms, _us or _ns; if it does not,
+by the median, which is below 10^11, 10^14, 10^17 or not.
 
 A number stays as it is if none of the sample is beyond 4. If not, it is put in its standard form, by the sample's mean
 and deviation; where that leaves numbers beyond 8, its logarithm is taken instead.
@@ -56,6 +57,8 @@ class ColumnChoices:
         threshold: the least value of the label that is positive.
         may_lack_label: rows without labels are read too.
         has_header: whether the names of the columns are the file's own.
+        sequences: pairs of columns, a sequence and the one whose ids it has.
+        group_by: the column by which rows are grouped, whatever else it is for.
     """
 
     label: str | None = None
@@ -64,6 +67,8 @@ class ColumnChoices:
     threshold: float | None = None
     may_lack_label: bool = False
     has_header: bool = True
+    sequences: Sequence[tuple[str, str]] = ()
+    group_by: str | None = None
 
 
 def detect_schema(samples: Sequence[ColumnSample], choices: ColumnChoices, source: str) -> Schema:
@@ -170,13 +175,13 @@ def _completed(column: ColumnSchema, sample: ColumnSample, source: str) -> Colum
     column.check_role(source)
     if column.role == "number":
         return _with_transform(column, sample)
-    if column.role == "ids" and column.type == "string":
+    if column.role in ("ids", "sequence") and column.type == "string":
         return replace(column, separator=sample.separator or SEPARATORS[0])
     if column.role == "time":
         return _with_unit(column, sample, source)
     if column.role == "vector":
         return _with_size(column, sample, source)
-    if column.role == "categorical" and column.type == "number":
+    if column.role in ("categorical", "group") and column.type == "number":
         _check_whole(column, sample, source)
     return column
 

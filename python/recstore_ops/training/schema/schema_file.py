@@ -24,7 +24,7 @@ _HEADING = """\
 # What `recstore train` understood of the columns. With --schema it reads files as such a file says: change roles
 # and types that are not what you mean.
 """
-_TEXTS = ("name", "role", "type", "transform", "separator", "negative", "positive", "unit", "reason")
+_TEXTS = ("name", "role", "type", "transform", "separator", "of", "negative", "positive", "unit", "reason")
 _NUMBERS = ("mean", "deviation", "threshold")
 _CHOICES = {"role": get_args(Role), "transform": get_args(Transform), "unit": get_args(Unit)}
 
@@ -104,6 +104,8 @@ def _check_needs(column: ColumnSchema, where: str) -> None:
         if is_given != (name in needs):
             found = "takes no" if is_given else "needs a"
             raise ValueError(f"{where}: a column of the role {column.role} {found} {name} here")
+    if column.of is not None and column.role != "sequence":
+        raise ValueError(f"{where}: a column of the role {column.role} takes no of here")
     if column.deviation is not None and column.deviation <= 0:
         raise ValueError(f"{where}: expected a deviation above 0, got {column.deviation}")
 
@@ -113,7 +115,7 @@ def _needs(column: ColumnSchema) -> tuple[str, ...]:
         return ("transform", "mean", "deviation") if column.transform == "standard" else ("transform",)
     if column.role == "label":
         return ("threshold",) if column.threshold is not None else ("negative", "positive")
-    if column.role == "ids" and column.type == "string":
+    if column.role in ("ids", "sequence") and column.type == "string":
         return ("separator",)
     if column.role == "time":
         return ("unit",) if column.type in ("integer", "number") else ()
