@@ -17,6 +17,7 @@ from recstore_ops.cli.predict import predict_command
 from recstore_ops.cli.promote import promote_command
 from recstore_ops.cli.reshard import reshard_command
 from recstore_ops.cli.serve import serve_command
+from recstore_ops.cli.serve_model import serve_model_command
 from recstore_ops.cli.top import top_command
 from recstore_ops.training.command import train_command
 from recstore_ops.training.generated.command import generate_command
@@ -35,6 +36,7 @@ app.command("export-vectors")(export_vectors_command)
 app.command("neighbours")(neighbours_command)
 app.command("generate")(generate_command)
 app.command("serve")(serve_command)
+app.command("serve-model")(serve_model_command)
 app.command("promote")(promote_command)
 app.command("reshard")(reshard_command)
 app.command("top")(top_command)
