@@ -73,9 +73,9 @@ def _arguments(bundle: Bundle, graph: Any) -> list[tuple[dict[str, Any], Any]]:
 
 
 def _input(described: dict[str, Any], node: Any) -> TensorSpec:
-    name = described["name"]
     if "dtype" not in described:
-        raise ValueError(f"input {name!r} is a {described['type']}; requests carry tensors only")
+        raise ValueError(f"input {node.target!r} is of type {described['type']}; requests carry tensors only")
+    name = described["name"]
     dtype = getattr(torch, described["dtype"])
     return TensorSpec(name, datatype_of(dtype, f"input {name!r}"), _shape(node.meta["val"]))
 
@@ -90,7 +90,7 @@ def _outputs(graph: Any) -> tuple[TensorSpec, ...]:
 def _output(name: str, leaf: Any) -> TensorSpec:
     value = getattr(leaf, "meta", {}).get("val", leaf)
     if not isinstance(value, Tensor):
-        raise ValueError(f"output {name!r} is a {type(value).__name__}; answers carry tensors only")
+        raise ValueError(f"output {name!r} is of type {type(value).__name__}; answers carry tensors only")
     return TensorSpec(name, datatype_of(value.dtype, f"output {name!r}"), _shape(value))
 
 
