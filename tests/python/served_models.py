@@ -92,12 +92,12 @@ class Slow(nn.Module):
         return rows.sum((1, 2))
 
 
-def pairs(directory: Path, name: str) -> Path:
-    """Writes a bundle of `Pairs` with rows of the ids 0 to 99."""
+def pairs(directory: Path, name: str, rows: int = 100) -> Path:
+    """Writes a bundle of `Pairs` with rows of the ids from 0."""
     model = Pairs(f"{name}/user", f"{name}/item")
     generator = torch.Generator().manual_seed(1)
     for module in (model.user, model.item):
-        operators.emb_write(module.table.handle, torch.arange(100), torch.randn(100, 4, generator=generator))
+        operators.emb_write(module.table.handle, torch.arange(rows), torch.randn(rows, 4, generator=generator))
     return export(model, (torch.tensor([[1, 2], [3, 4], [5, 6]]),), directory)
 
 
@@ -207,7 +207,10 @@ class ModelServer:
     ) -> None:
         self.process.send_signal(signal.SIGTERM)
         written, errors = self.process.communicate(60)
-        assert error is not None or (self.process.returncode, written, errors) == (0, "", "")
+        if error is None:
+            assert (self.process.returncode, written, errors) == (0, "", ""), (
+                f"{self.process.returncode} {written}{errors}"
+            )
 
 
 def call(channel: grpc.Channel, method: str, token: str = "", **fields: Any) -> Any:

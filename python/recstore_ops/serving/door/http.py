@@ -143,7 +143,7 @@ class HttpDoor:
             body = await asyncio.wait_for(self._read(request), ARRIVAL)
         except asyncio.TimeoutError:
             raise Refusal(Kind.SLOW, f"the body did not arrive within {ARRIVAL:g} s") from None
-        except (ClientError, HttpProcessingError, web.RequestPayloadError) as error:
+        except (ClientError, HttpProcessingError, web.RequestPayloadError, ConnectionError) as error:
             raise invalid(f"the body is cut off or badly framed: {error}") from None
         taken.shrink(len(body))
         return body
