@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,6 +63,8 @@ def serve_model_command(
 
     That is what clients of KServe and Triton speak. Concurrent requests are joined where the model lets them.
     """
+    # Otherwise gRPC writes a line for each peer that fails to encrypt, as many as a flood has.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         from recstore_ops.serving.door.access import Access
         from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
