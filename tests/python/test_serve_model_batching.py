@@ -16,7 +16,9 @@ import torch
 from served_models import ModelServer, Slow, infer_body, pairs, pairs_body
 from torch import Tensor, nn
 
+from recstore_ops.cli.serve_model import serve_model_command
 from recstore_ops.serving import export, load_bundle
+from recstore_ops.serving.door import serving
 from recstore_ops.serving.door.batching import Batcher
 from recstore_ops.serving.door.bodies import Room
 from recstore_ops.serving.door.door import Door
@@ -381,3 +383,24 @@ def test_a_fault_of_the_server_is_written_down(tmp_path: Path, capsys: pytest.Ca
         asyncio.run(door.counted("http", fail))
     assert refused.value.kind is Kind.FAILED
     assert "LookupError: somewhere inside" in capsys.readouterr().err
+
+
+def test_requests_that_take_too_long_at_the_end_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = export(Doubled(), (X,), tmp_path / "model")
+    door = Door(load_bundle(directory), "model", DoorSettings())
+
+    async def end() -> tuple[int, str]:
+        waiting = asyncio.create_task(door.counted("http", lambda: asyncio.sleep(30)))
+        await asyncio.sleep(0.01)
+        left = await door.answer_the_rest(0.05)
+        with pytest.raises(Refusal) as refused:
+            await door.counted("http", lambda: asyncio.sleep(0))
+        waiting.cancel()
+        return left, str(refused.value)
+
+    assert asyncio.run(end()) == (1, "the server ends")
+    assert door.metrics.requests == {("http", "ending"): 1, ("http", "cancelled"): 1}
+
+    monkeypatch.setattr(serving, "serve", lambda *_: 1)
+    with pytest.raises(ValueError, match="1 requests were not answered within 10 s"):
+        serve_model_command(directory, **vars(DoorSettings()))

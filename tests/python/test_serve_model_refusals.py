@@ -395,6 +395,10 @@ def test_models_methods_and_messages_that_are_none(server: ModelServer) -> None:
         with pytest.raises(grpc.RpcError) as error:
             call_with(channel, "ModelInfer", bytes(100_001))
         assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+        packed = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        with pytest.raises(grpc.RpcError) as error:
+            packed(bytes(50_000_000), timeout=10, compression=grpc.Compression.Gzip)
+        assert error.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED, "50 MB in 50 kB"  # type: ignore[attr-defined]
         nothing = channel.stream_unary("/inference.GRPCInferenceService/ServerLive")
         with pytest.raises(grpc.RpcError, match="the call has no message"):
             nothing(iter(()), timeout=10)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import ssl
 from collections.abc import Awaitable, Callable
@@ -74,7 +75,11 @@ def serve(bundle: Bundle, name: str, settings: DoorSettings, ports: Ports, acces
     """
     access.check(ports.host, ports.http)
     access.ssl_context()
-    return asyncio.run(_serve(Door(bundle, name, settings), bundle, ports, access))
+    door = Door(bundle, name, settings)
+    # Torch and the program are hundreds of thousands of objects, and a search for cycles among them takes long.
+    gc.collect()
+    gc.freeze()
+    return asyncio.run(_serve(door, bundle, ports, access))
 
 
 async def _serve(door: Door, bundle: Bundle, ports: Ports, access: Access) -> int:
