@@ -223,7 +223,7 @@ def call_with(channel: grpc.Channel, method: str, message: bytes, token: str = "
     calling = channel.unary_unary(
         f"/{SERVICE}/{method}", response_deserializer=message_class(f"{method}Response").FromString
     )
-    return calling(message, timeout=60, metadata=[("authorization", f"Bearer {token}")] if token else None)
+    return calling(message, timeout=60, metadata=(("authorization", f"Bearer {token}"),) if token else None)
 
 
 def infer_body(*inputs: tuple[str, str, Tensor], **further: Any) -> bytes:

@@ -241,9 +241,17 @@ def test_requests_under_way_are_answered_at_the_end(slow: Path, number: int) -> 
     kept = server.connection()
     kept.request("GET", "/v2/health/ready")
     assert kept.getresponse().read() == b'{"ready": true}'
+    entry = {"name": "x", "datatype": "FP32", "shape": [1, 1], "contents": {"fp32_contents": [0.5]}}
+    called: list[int] = []
+    channel = server.channel()
+    asking.append(
+        threading.Thread(
+            target=lambda: called.append(len(call(channel, "ModelInfer", model_name="slow", inputs=[entry]).outputs))
+        )
+    )
     for each in asking:
         each.start()
-    while server.metric("recstore_model_requests_in_flight") < 3:
+    while server.metric("recstore_model_requests_in_flight") < 4:
         assert not answers, "too fast to show anything"
     server.process.send_signal(number)
     while True:
@@ -259,6 +267,8 @@ def test_requests_under_way_are_answered_at_the_end(slow: Path, number: int) -> 
     for each in asking:
         each.join()
     assert [answered.status for answered in answers] == [200, 200, 200]
+    assert called == [1]
+    channel.close()
     assert server.process.communicate(60) == ("", "")
     assert server.process.returncode == 0
 

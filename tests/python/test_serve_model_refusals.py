@@ -60,6 +60,7 @@ def _all_is_well_afterwards(server: ModelServer) -> Iterator[None]:
         ("/v2", "POST", 405, "/v2 takes GET, got 'POST'"),
         ("/v2/health/live", "DELETE", 405, "/v2/health/live takes GET, got 'DELETE'"),
         ("/metrics", "PUT", 405, "/metrics takes GET, got 'PUT'"),
+        ("/v2/models/a%0D%0A%20takes%20b,/infer", "GET", 405, "/v2/models/a\r\n takes b,/infer takes POST, got 'GET'"),
         (INFER, "GET", 405, f"{INFER} takes POST, got 'GET'"),
     ],
 )
@@ -67,7 +68,7 @@ def test_paths_and_methods(server: ModelServer, path: str, method: str, status: 
     refused = server.send(path, method=method)
     assert (refused.status, refused.error) == (status, message)
     if status == 405:
-        assert refused.headers["Allow"] == message.split()[2].rstrip(",")
+        assert refused.headers["Allow"] == ("POST" if path.endswith("infer") else "GET")
 
 
 def changed(**changes: Any) -> dict[str, Any]:

@@ -56,6 +56,7 @@ class Batcher:
         self._metrics = metrics
         self._waiting: deque[_Waiting] = deque()
         self._free = settings.workers
+        self._is_closed = False
         self._timer: asyncio.TimerHandle | None = None
         self._pool = ThreadPoolExecutor(
             settings.workers, "recstore-model", torch.set_num_threads, (settings.torch_threads,)
@@ -82,11 +83,12 @@ class Batcher:
 
     def close(self) -> None:
         """Starts no further call."""
+        self._is_closed = True
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Gives free threads what waits."""
-        while self._free and self._waiting:
+        while self._free and self._waiting and not self._is_closed:
             if self._waiting[0].answer.done():  # Its client has gone.
                 self._waiting.popleft()
                 continue

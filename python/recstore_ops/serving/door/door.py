@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -69,7 +68,6 @@ class Door:
         self.name = name
         self.settings = settings
         self._bundle = bundle
-        torch.set_num_threads(settings.torch_threads)
         signature = Signature.of(bundle)
         self.signature = replace(signature, alone=_reason(signature, settings, self._program))
         self.metrics = Metrics(name)

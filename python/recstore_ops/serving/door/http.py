@@ -144,7 +144,7 @@ class HttpDoor:
         except asyncio.TimeoutError:
             raise Refusal(Kind.SLOW, f"the body did not arrive within {ARRIVAL:g} s") from None
         except (ClientError, HttpProcessingError, web.RequestPayloadError, ConnectionError) as error:
-            raise invalid(f"the body is cut off or badly framed: {error}") from None
+            raise invalid(f"the body is cut off: {error}") from None
         taken.shrink(len(body))
         return body
 
@@ -181,7 +181,7 @@ def _get(request: web.BaseRequest, document: dict[str, Any], status: int = 200) 
 
 def _check_method(request: web.BaseRequest, method: str) -> None:
     if request.method != method and not (method == "GET" and request.method == "HEAD"):
-        raise Refusal(Kind.METHOD, f"{request.path} takes {method}, got {quoted(request.method)}")
+        raise Refusal(Kind.METHOD, f"{request.path} takes {method}, got {quoted(request.method)}", method)
 
 
 def _no_path(request: web.BaseRequest) -> Refusal:
@@ -195,7 +195,7 @@ def _refused(refusal: Refusal) -> web.Response:
     elif refusal.kind is Kind.TOKEN:
         headers["WWW-Authenticate"] = "Bearer"
     elif refusal.kind is Kind.METHOD:
-        headers["Allow"] = str(refusal).split(" takes ")[1].split(",")[0]
+        headers["Allow"] = refusal.allowed
     response = web.Response(
         body=written_error(refusal), status=refusal.kind.status, content_type=_JSON, headers=headers
     )

@@ -37,11 +37,17 @@ class Kind(Enum):
 
 
 class Refusal(Exception):
-    """A request that gets no answer, and why."""
+    """A request that gets no answer, and why.
 
-    def __init__(self, kind: Kind, message: str) -> None:
+    Attributes:
+        kind: of the refusal.
+        allowed: the method that the path takes, if that is the reason.
+    """
+
+    def __init__(self, kind: Kind, message: str, allowed: str = "") -> None:
         super().__init__(message)
         self.kind = kind
+        self.allowed = allowed
 
 
 def invalid(message: str) -> Refusal:

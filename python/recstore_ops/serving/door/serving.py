@@ -28,6 +28,7 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _METRICS_CONNECTIONS = 16
 _HANDSHAKE = 5.0
 _BACKLOG = 1024
+_LAST_BYTES = 1.0
 
 _Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
@@ -92,7 +93,7 @@ async def _serve(door: Door, bundle: Bundle, ports: Ports, access: Access) -> in
         await _listen(door, listening, ports, access)
         if ports.grpc is not None:
             grpc_server = await _listen_grpc(door, listening, ports.grpc, ports.host, access)
-            stack.push_async_callback(grpc_server.stop, None)
+            stack.push_async_callback(grpc_server.stop, _LAST_BYTES)
         print(_line(door, bundle, listening), flush=True)
         await ends.wait()
         door.is_ready = False
