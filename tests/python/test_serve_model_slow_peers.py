@@ -25,7 +25,7 @@ from recstore_ops.serving.door.settings import DoorSettings
 
 pytestmark = pytest.mark.tier("test")
 
-LARGE = {"max_body": 64 << 20, "max_pending_bytes": 64 << 20, "max_elements": 1 << 24}
+LARGE: dict[str, Any] = {"max_body": 64 << 20, "max_pending_bytes": 64 << 20, "max_elements": 1 << 24}
 
 
 class Doubled(nn.Module):

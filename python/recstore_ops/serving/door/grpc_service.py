@@ -81,7 +81,9 @@ class GrpcDoor:
                     return await self._door.counted("grpc", lambda: read_and_answer(messages))
                 return await read_and_answer(messages)
             except Refusal as refusal:
-                await context.abort(getattr(grpc.StatusCode, refusal.kind.code), str(refusal))
+                code, message = getattr(grpc.StatusCode, refusal.kind.code), str(refusal)
+            # Not within `except`: what `abort` raises would hold the refusal, its frames and with them the message.
+            await context.abort(code, message)
 
         return grpc.stream_unary_rpc_method_handler(
             answer, response_serializer=message_class(f"{name}Response").SerializeToString
