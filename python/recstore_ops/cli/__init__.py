@@ -19,6 +19,7 @@ from recstore_ops.cli.promote import promote_command
 from recstore_ops.cli.quantize import quantize_command
 from recstore_ops.cli.reshard import reshard_command
 from recstore_ops.cli.serve import serve_command
+from recstore_ops.cli.serve_model import serve_model_command
 from recstore_ops.cli.top import top_command
 from recstore_ops.training.command import train_command
 from recstore_ops.training.generated.command import generate_command
@@ -39,6 +40,7 @@ app.command("export")(export_command)
 app.command("quantize")(quantize_command)
 app.command("generate")(generate_command)
 app.command("serve")(serve_command)
+app.command("serve-model")(serve_model_command)
 app.command("promote")(promote_command)
 app.command("reshard")(reshard_command)
 app.command("top")(top_command)

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from recstore_ops import _native
+from recstore_ops.cli.access_options import Insecure, TlsCertificate, TlsClientCa, TlsKey, TokenFile
 from recstore_ops.cli.end_signals import EndSignals
 from recstore_ops.config.command_options import path_option, takes_options_of
 from recstore_ops.config.config_file import ConfigFile
@@ -53,10 +54,6 @@ _MetricsPort = Annotated[
         show_default="off",
     ),
 ]
-_TokenFile = Annotated[Path | None, path_option("Clients must know the token in this file.")]
-_TlsCertificate = Annotated[Path | None, path_option("Encrypt: the server's certificate and its chain, PEM.")]
-_TlsKey = Annotated[Path | None, path_option("The certificate's key, PEM.")]
-_TlsClientCa = Annotated[Path | None, path_option("Clients must show a certificate signed by one of these, PEM.")]
 _Reshard = Annotated[
     bool,
     typer.Option("--reshard", help="Spread the rows in --data over the shards of now, if they were others."),
@@ -73,10 +70,6 @@ _Synchronous = Annotated[
     bool,
     typer.Option("--synchronous", help="With --follow: no change is acknowledged before it is on the disk here too."),
 ]
-_Insecure = Annotated[
-    bool,
-    typer.Option("--insecure", help="Listen where other machines reach it, without both encryption and a token."),
-]
 
 
 # An option that is not given is None, for the file may say it.
@@ -89,11 +82,11 @@ def serve_command(
     grpc_port: _GrpcPort = None,
     health_port: _HealthPort = None,
     metrics_port: _MetricsPort = None,
-    token_file: _TokenFile = None,
-    tls_certificate: _TlsCertificate = None,
-    tls_key: _TlsKey = None,
-    tls_client_ca: _TlsClientCa = None,
-    insecure: _Insecure = False,
+    token_file: TokenFile = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    insecure: Insecure = False,
     reshard: _Reshard = False,
     follow: _Follow = None,
     synchronous: _Synchronous = False,

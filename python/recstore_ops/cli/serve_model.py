@@ -1,0 +1,82 @@
+"""The command `recstore serve-model`: a bundle behind the Open Inference Protocol, version 2."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from recstore_ops.cli.access_options import Insecure, TlsCertificate, TlsClientCa, TlsKey, TokenFile
+from recstore_ops.config.command_options import read_user_path, takes_options_of
+from recstore_ops.servers.server_config import Tls, read_token
+from recstore_ops.serving import load_bundle
+from recstore_ops.serving.door.settings import DoorSettings
+
+_Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.", parser=read_user_path)]
+_Name = Annotated[
+    str | None, typer.Option(help="By which requests name the model.", show_default="the name of the directory")
+]
+_Host = Annotated[str, typer.Option(help="Listen here.")]
+_Port = Annotated[int, typer.Option(help="The port of HTTP; 0 for any that is free.", min=0, max=65535)]
+_GrpcPort = Annotated[
+    int | None, typer.Option(help="Serve gRPC too, at this port.", min=0, max=65535, show_default="off")
+]
+_HealthPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Serve health alone, over HTTP without encryption and token, at this port.",
+        min=0,
+        max=65535,
+        show_default="off",
+    ),
+]
+_MetricsPort = Annotated[
+    int | None,
+    typer.Option(
+        help="Tell metrics over HTTP without encryption and token at this port too.",
+        min=0,
+        max=65535,
+        show_default="off",
+    ),
+]
+
+
+@takes_options_of(DoorSettings)
+def serve_model_command(
+    directory: _Directory,
+    name: _Name = None,
+    host: _Host = "127.0.0.1",
+    port: _Port = 8000,
+    grpc_port: _GrpcPort = None,
+    health_port: _HealthPort = None,
+    metrics_port: _MetricsPort = None,
+    token_file: TokenFile = None,
+    tls_certificate: TlsCertificate = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    insecure: Insecure = False,
+    **given: Any,
+) -> None:
+    """Serve a model that `export` wrote until SIGTERM, SIGINT or SIGHUP, over the Open Inference Protocol, version 2.
+
+    That is what clients of KServe and Triton speak. Concurrent requests are joined where the model lets them.
+    """
+    # Otherwise gRPC writes a line for each peer that fails to encrypt, as many as a flood has.
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    try:
+        from recstore_ops.serving.door.access import Access
+        from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
+    except ImportError as error:
+        raise ValueError(f"serve-model needs more packages, pip install 'recstore-ops[serving]': {error}") from None
+    settings = DoorSettings(**given)
+    token = None if token_file is None else read_token(token_file)
+    has_tls = not (tls_certificate is None and tls_key is None and tls_client_ca is None)
+    tls = Tls(tls_certificate, tls_key, tls_client_ca) if has_tls else None
+    ports = Ports(host, port, grpc_port, health_port, metrics_port)
+    left = serve(
+        load_bundle(directory), name or directory.resolve().name, settings, ports, Access(token, tls, insecure)
+    )
+    if left:
+        raise ValueError(f"{left} requests were not answered within {LAST_ANSWERS:g} s")
