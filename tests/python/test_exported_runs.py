@@ -91,14 +91,20 @@ def expected(run: LoadedRun, batch: Batch) -> torch.Tensor:
         return run.model(batch)
 
 
-@pytest.mark.parametrize("name", MODELS)
+IN_EVERY_RUN = ("lr", "crosses", "lr_bags", "din", "two_tower")
+EACH_MODEL = [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.tier("all")) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", EACH_MODEL)
 def test_every_model_is_exported_and_gives_the_same_to_the_bit(trained: Train, tmp_path: Path, name: str) -> None:
     run = trained(name)
     batch = rows_of(run)
     bundle = export_run(run, [batch], tmp_path / "bundle")
     names = [each["name"] for each in bundle.manifest.inputs]
     for rows in (batch, batch.rows(3, 70), batch.rows(0, 1)):
-        given = bundle(**tensors_of(rows, names))
+        tensors = tensors_of(rows, names)
+        given = bundle(**tensors)
+        assert all(map(torch.equal, bundle.flat([tensors[name] for name in names]), given.values()))
         assert given["scores" if name == "two_tower" else "logits"].equal(expected(run, rows))
         if name != "two_tower":
             assert given["probabilities"].equal(run.predict([rows]))

@@ -303,7 +303,7 @@ def test_metrics_count_what_was_asked(folder: Path) -> None:
 def test_metrics_are_documented() -> None:
     from recstore_ops.serving.door.metrics import Metrics
 
-    text = (Path(__file__).parents[2] / "docs" / "serving_door.md.part").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
     told = {line.split()[2] for line in Metrics('a "name"\\').text().splitlines() if line.startswith("# TYPE")}
     gauges = ("connections", "queued_requests", "requests_in_flight", "ready")
     for name in told | {f"recstore_model_{gauge}" for gauge in gauges}:

@@ -359,6 +359,7 @@ def test_joined_answers_equal_the_bundles_to_the_bit(tmp_path: Path) -> None:
     assert calls < len(requests) / 2
 
 
+@pytest.mark.tier("all")
 def test_a_busy_server_refuses_and_goes_on(tmp_path: Path) -> None:
     export(Slow(), (torch.rand(2, 1),), tmp_path / "slow")
     with ModelServer(tmp_path / "slow", "--max-queue", 1, "--max-batch", 1, "--grpc-port", 0) as server:

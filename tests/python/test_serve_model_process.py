@@ -32,7 +32,7 @@ from warm_recstore import run_recstore
 
 from recstore_ops.serving import export
 
-pytestmark = pytest.mark.tier("test")
+pytestmark = pytest.mark.tier("all")
 
 IDS = torch.tensor([[1, 2], [3, 4]])
 INFER = "/v2/models/pairs/infer"

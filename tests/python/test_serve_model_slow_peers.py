@@ -23,7 +23,7 @@ from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.grpc_messages import SERVICE, message_class
 from recstore_ops.serving.door.settings import DoorSettings
 
-pytestmark = pytest.mark.tier("test")
+pytestmark = pytest.mark.tier("all")
 
 LARGE: dict[str, Any] = {"max_body": 64 << 20, "max_pending_bytes": 64 << 20, "max_elements": 1 << 24}
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from recstore_ops.config.paths import user_path
 from recstore_ops.serving.frozen_table import EncodingName, FrozenMemory, FrozenTable, freeze
@@ -37,12 +37,15 @@ class Bundle(nn.Module):
         tables: by the names that they had.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, program: nn.Module, tables: Mapping[str, FrozenTable]) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, program: ExportedProgram, tables: Mapping[str, FrozenTable]
+    ) -> None:
         super().__init__()
         self.path = path
         self.manifest = manifest
         self.tables = dict(tables)
-        self._program = program
+        self._program = program.module()
+        self._structure = program.call_spec.in_spec
         self.training = False
 
     def train(self, mode: bool = True) -> Bundle:
@@ -59,6 +62,12 @@ class Bundle(nn.Module):
         """Returns what the program gives."""
         with torch.no_grad():
             return self._program(*args, **kwargs)
+
+    def flat(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Returns the outputs of the manifest for its inputs, both in their order."""
+        assert self._structure is not None, "torch.export.load gives it"
+        args, kwargs = tree_unflatten(inputs, self._structure)
+        return tree_leaves(self(*args, **kwargs))
 
 
 def export(
@@ -134,7 +143,7 @@ def load_bundle(directory: str | os.PathLike[str], *, memory: FrozenMemory = "ma
         tables[bundled.name] = table = _opened(path, bundled, memory)
         for constant in bundled.constants:
             put_handle(program, constant, table.handle)
-    return Bundle(path, manifest, program.module(), tables)
+    return Bundle(path, manifest, program, tables)
 
 
 def _check_target(target: Path, *, replace: bool) -> None:

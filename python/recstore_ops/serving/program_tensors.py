@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.export import ExportedProgram
-from torch.utils._pytree import tree_flatten_with_path
+from torch.export.graph_signature import InputKind, OutputKind
+from torch.utils._pytree import SequenceKey, tree_flatten_with_path
 
 _ONLY = "output"
 
@@ -33,21 +35,19 @@ def described(program: ExportedProgram, example: Any) -> Described:
         example: what the model gave.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    signature, sizes = program.graph_signature, {}
-    inputs = [(str(node), node) for node in signature.user_inputs]
-    names = [_name(path) for path, _ in tree_flatten_with_path(example)[0]]
-    outputs = zip(names, signature.user_outputs, strict=True)
-    taken, given = (
-        tuple(_described(name, values[node], sizes) for name, node in nodes if node in values)
-        for nodes in (inputs, outputs)
-    )
-    return Described(taken, given)
+    sizes: dict[str, str] = {}
+    inputs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
+    taken = [_described(arg.name, values.get(arg.name), arg, sizes) for arg in inputs]
+    given = zip(_names(example), outputs, strict=True)
+    return Described(tuple(taken), tuple(_described(name, values.get(arg.name), arg, sizes) for name, arg in given))
 
 
-def _described(name: str, value: Any, sizes: dict[str, str]) -> dict[str, Any]:
+def _described(name: str, value: Any, argument: Any, sizes: dict[str, str]) -> dict[str, Any]:
     if not isinstance(value, Tensor):
-        return {"name": name, "type": type(value).__name__}
-    names = [None if isinstance(size, int) else sizes.setdefault(str(size), f"n{len(sizes)}") for size in value.shape]
+        return {"name": name, "type": type(getattr(argument, "value", value)).__name__}
+    # A symbol of which export found that it is always one number reads as the number.
+    names = [None if str(size).isdigit() else _renamed(str(size), sizes) for size in value.shape]
     return {
         "name": name,
         "dtype": str(value.dtype).removeprefix("torch."),
@@ -56,7 +56,19 @@ def _described(name: str, value: Any, sizes: dict[str, str]) -> dict[str, Any]:
     }
 
 
+def _renamed(size: str, sizes: dict[str, str]) -> str:
+    """A size as `n0` or `n0 + 1`: the numbers of torch's symbols depend on its version."""
+    return re.sub(r"\b[su]\d+\b", lambda symbol: sizes.setdefault(symbol[0], f"n{len(sizes)}"), size)
+
+
+def _names(example: Any) -> list[str]:
+    names = [_name(path) for path, _ in tree_flatten_with_path(example)[0]]
+    return names if len(set(names)) == len(names) else [f"{_ONLY}_{number}" for number in range(len(names))]
+
+
 def _name(path: tuple[Any, ...]) -> str:
     """`logits` for the key of a dictionary, `output_1` for the second of a tuple, `output` for what is alone."""
-    keys = [str(getattr(entry, "key", getattr(entry, "idx", getattr(entry, "name", entry)))) for entry in path]
-    return "_".join(keys if keys and not keys[0].isdigit() else [_ONLY, *keys])
+    keys = [str(getattr(entry, "key", getattr(entry, "idx", getattr(entry, "name", None)))) for entry in path]
+    if path and isinstance(path[0], SequenceKey):
+        keys[0] = f"{_ONLY}_{keys[0]}"
+    return ".".join(keys) or _ONLY

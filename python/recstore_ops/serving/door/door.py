@@ -12,7 +12,6 @@ from importlib.metadata import version
 from typing import Any, TypeVar
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from recstore_ops.serving.bundle import Bundle
 from recstore_ops.serving.door.batching import Batcher
@@ -69,9 +68,9 @@ class Door:
         self.settings = settings
         self._bundle = bundle
         signature = Signature.of(bundle)
-        self.signature = replace(signature, alone=_reason(signature, settings, self._program))
+        self.signature = replace(signature, alone=_reason(signature, settings, self._bundle.flat))
         self.metrics = Metrics(name)
-        self._batcher = Batcher(self._program, self.signature.alone is None, settings, self.metrics)
+        self._batcher = Batcher(self._bundle.flat, self.signature.alone is None, settings, self.metrics)
         self.is_ready = True
         self.is_ending = False
         self.in_flight = 0
@@ -162,9 +161,6 @@ class Door:
             if name in names[:number]:
                 raise invalid(f"output {name!r} is asked for twice")
         return [places[name] for name in names or places]
-
-    def _program(self, inputs: Sequence[Tensor]) -> list[Tensor]:
-        return pytree.tree_leaves(self._bundle(*inputs))
 
 
 def _reason(

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from recstore_ops.serving.bundle import Bundle
 from recstore_ops.serving.door.datatypes import Datatype, datatype_of
@@ -53,66 +51,24 @@ class Signature:
 
     @classmethod
     def of(cls, bundle: Bundle) -> Signature:
-        """Reads it from a bundle's manifest and program.
+        """Reads it from a bundle's manifest.
 
         Raises:
             ValueError: the protocol cannot carry an input or output.
         """
-        graph = bundle.get_submodule("_program")
-        inputs = tuple(_input(described, node) for described, node in _arguments(bundle, graph))
-        outputs = _outputs(graph)
-        return cls(inputs, outputs, _reason_to_run_alone(inputs, outputs))
+        inputs, outputs = bundle.manifest.inputs, bundle.manifest.outputs
+        taken = tuple(_spec(described, "input", "requests carry") for described in inputs)
+        given = tuple(_spec(described, "output", "answers carry") for described in outputs)
+        return cls(taken, given, _reason_to_run_alone(taken, given))
 
 
-def _arguments(bundle: Bundle, graph: Any) -> list[tuple[dict[str, Any], Any]]:
-    nodes = [node for node in graph.graph.nodes if node.op == "placeholder"]
-    described = bundle.manifest.inputs
-    if len(nodes) != len(described):
-        raise ValueError(f"the program takes {len(nodes)} inputs, the manifest names {len(described)}")
-    return list(zip(described, nodes, strict=True))
-
-
-def _input(described: dict[str, Any], node: Any) -> TensorSpec:
-    if "dtype" not in described:
-        raise ValueError(f"input {node.target!r} is of type {described['type']}; requests carry tensors only")
+def _spec(described: dict[str, Any], kind: str, carry: str) -> TensorSpec:
     name = described["name"]
-    dtype = getattr(torch, described["dtype"])
-    return TensorSpec(name, datatype_of(dtype, f"input {name!r}"), _shape(node.meta["val"]))
-
-
-def _outputs(graph: Any) -> tuple[TensorSpec, ...]:
-    (node,) = (node for node in graph.graph.nodes if node.op == "output")
-    leaves = pytree.tree_leaves(node.args[0])
-    names = _names(graph._out_spec, len(leaves))
-    return tuple(_output(name, leaf) for name, leaf in zip(names, leaves, strict=True))
-
-
-def _output(name: str, leaf: Any) -> TensorSpec:
-    value = getattr(leaf, "meta", {}).get("val", leaf)
-    if not isinstance(value, Tensor):
-        raise ValueError(f"output {name!r} is of type {type(value).__name__}; answers carry tensors only")
-    return TensorSpec(name, datatype_of(value.dtype, f"output {name!r}"), _shape(value))
-
-
-def _shape(value: Tensor) -> tuple[int | str, ...]:
-    return tuple(size if isinstance(size, int) else str(size) for size in value.shape)
-
-
-def _names(spec: pytree.TreeSpec, count: int) -> list[str]:
-    """Names outputs: a single one `output`, those of a dictionary by its keys, others by their numbers."""
-    try:
-        paths = [path for path, _ in pytree.tree_flatten_with_path(pytree.tree_unflatten(range(count), spec))[0]]
-    except ValueError:  # Some class gives no names of its parts.
-        return [f"output_{number}" for number in range(count)]
-    names = [_name(path) for path in paths]
-    return names if len(set(names)) == count else [f"output_{number}" for number in range(count)]
-
-
-def _name(path: Sequence[Any]) -> str:
-    parts = [str(getattr(key, "key", getattr(key, "idx", getattr(key, "name", None)))) for key in path]
-    if path and isinstance(path[0], pytree.SequenceKey):
-        parts[0] = f"output_{parts[0]}"
-    return ".".join(parts) or "output"
+    if "dtype" not in described:
+        raise ValueError(f"{kind} {name!r} is of type {described['type']}; {carry} tensors only")
+    datatype = datatype_of(getattr(torch, described["dtype"]), f"{kind} {name!r}")
+    shape = zip(described["sizes"], described["shape"], strict=True)
+    return TensorSpec(name, datatype, tuple(size or number for size, number in shape))
 
 
 def _reason_to_run_alone(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> str | None:
