@@ -71,7 +71,7 @@ mod tests {
         };
         freeze(&path, spec, &ids, read).unwrap();
         // Half of them have their bytes copied: these are read the same.
-        let memory = if dim % 2 == 0 { FrozenMemory::Copied } else { FrozenMemory::Mapped };
+        let memory = if dim.is_multiple_of(2) { FrozenMemory::Copied } else { FrozenMemory::Mapped };
         FrozenTable::open(&path, memory).unwrap().with_simd(level).unwrap()
     }
 
