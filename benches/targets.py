@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benches.cells import collection, frozen, lookup, many_rows, merge, one_id, optimizers, row_types, step
+from benches.cells import collection, frozen, lookup, many_rows, merge, one_id, optimizers, quantized, row_types, step
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.cells.setting import BATCH, MILLION
 from benches.competitors import fbgemm
@@ -131,6 +131,25 @@ _RATIOS = (
     *(target for shape in collection.SHAPES for target in _collections(*shape)),
     _Ratio(
         "step over frozen tables over one without gradients of rows", 1.05, frozen.CELL, frozen.FROZEN, frozen.NO_GRAD
+    ),
+    _Ratio(
+        "bags of a live table over those of int8, copied",
+        1.5,
+        quantized.CELL,
+        quantized.LIVE,
+        quantized.frozen_name("int8", "copied"),
+        is_least=True,
+    ),
+    *(
+        _Ratio(
+            f"FBGEMM's bags of {encoding} over ours, copied",
+            1,
+            quantized.CELL,
+            quantized.fbgemm_name(encoding),
+            quantized.frozen_name(encoding, "copied"),
+            is_least=True,
+        )
+        for encoding in quantized.QUANTIZED
     ),
     _Ratio("`emb_read` of one id over `F.embedding`", 1.1, one_id.CELL, one_id.OURS, one_id.EMBEDDING),
     _Ratio("torch's merging over `merge_gradients`", 5, merge.CELL, merge.TORCH, merge.OURS, _MERGING, is_least=True),

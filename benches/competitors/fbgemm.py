@@ -91,3 +91,30 @@ def version() -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "of unknown version"
+
+
+class QuantizedTable:
+    """A table of rows of 8 or 4 bits behind FBGEMM's operator for inference; sums of bags by row numbers.
+
+    Args:
+        rows: of the table.
+        dim: elements a row.
+        encoding: `int8` or `int4`.
+    """
+
+    def __init__(self, rows: int, dim: int, encoding: str) -> None:
+        inference: Any = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_inference")
+        types: Any = importlib.import_module("fbgemm_gpu.split_embedding_configs").SparseType
+        common: Any = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
+        bits = {"int8": types.INT8, "int4": types.INT4}[encoding]
+        self._module: Any = inference.IntNBitTableBatchedEmbeddingBagsCodegen(
+            [("", rows, dim, bits, common.EmbeddingLocation.HOST)],
+            pooling_mode=common.PoolingMode.SUM,
+            device="cpu",
+            output_dtype=types.FP32,
+        )
+        self._module.fill_random_weights()
+
+    def lookup(self, index_N: Tensor, offsets_B: Tensor) -> Tensor:
+        """Sums of bags, float32 `[B, dim]`; `offsets_B` also holds the end of the last bag. It takes 32-bit numbers."""
+        return self._module(index_N.int(), offsets_B.int())

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from saved_runs import run_train
+from served_models import ModelServer, infer_body
 
 from recstore_ops import RecStoreClient, load_bundle, table_names
 from recstore_ops.training import Batch, LoadedRun, load, open_input
@@ -132,6 +133,18 @@ def test_the_command_writes_what_another_process_reads(
     program += "torch.save(bundle(**torch.load('inputs.pt')), 'outputs.pt')"
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
     assert torch.load(tmp_path / "outputs.pt")["logits"].equal(wanted)
+
+
+@pytest.mark.parametrize("name", ["lr", "two_tower"])
+def test_a_run_answers_requests(trained: Train, tmp_path: Path, name: str) -> None:
+    run = trained(name)
+    bundle = export_run(run, [rows_of(run)], tmp_path / "bundle")
+    rows = rows_of(run).rows(0, 5)
+    with ModelServer(tmp_path / "bundle") as server:
+        answer = server.send("/v2/models/bundle/infer", infer_body(("ids", "INT64", tensors_of(rows)["ids"])))
+    given = {each["name"]: torch.tensor(each["data"]).view(each["shape"]) for each in answer.document["outputs"]}
+    # A matrix product of another number of threads may differ in its last bits.
+    torch.testing.assert_close(given, bundle(**tensors_of(rows)))
 
 
 def test_targets_of_sequences_are_checked_by_the_bundle(trained: Train, tmp_path: Path) -> None:

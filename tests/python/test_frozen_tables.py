@@ -195,3 +195,19 @@ def test_a_table_that_nobody_has_is_closed(live: DistEmbedding, tmp_path: Path) 
     # By its name it is the table that is trained: of the file nothing is left.
     assert operators.emb_read(handle, IDS, DIM).equal(live(IDS).detach())
     operators.emb_write(handle, IDS, torch.zeros(len(IDS), DIM))
+
+
+def test_a_table_is_closed_while_something_is_traced(live: DistEmbedding, tmp_path: Path) -> None:
+    opened = [frozen(live, tmp_path / "t")]
+
+    class Dropping(torch.nn.Module):
+        """Lets go of a table in the middle of a call."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Returns x and one."""
+            opened.clear()
+            gc.collect()
+            return x + 1
+
+    torch.export.export(Dropping(), (torch.ones(2),))
+    assert not opened

@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
@@ -98,5 +99,6 @@ def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = 
 
 
 def _close(handle: Tensor) -> None:
-    with suppress(RuntimeError):  # It was released by whoever released all.
+    # A table may be collected as garbage while something else is traced. Whoever released all released it too.
+    with _disable_current_modes(), suppress(RuntimeError):
         operators.hashtable_release(handle)

@@ -38,7 +38,7 @@ def reason_to_run_alone(signature: Signature, program: Callable[[Sequence[Tensor
 def _made_up(spec: TensorSpec, rows: int, generator: torch.Generator) -> Tensor:
     """Returns rows of an input: zeros and ones, which are in the range of most ids, or numbers between them."""
     shape = (rows, *(size if isinstance(size, int) else _LEAST_VARYING for size in spec.shape[1:]))
-    values = torch.rand(shape, generator=generator)
+    values = torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu")
     return (values if spec.datatype.kind == "float" else values.round()).to(spec.datatype.dtype)
 
 

@@ -110,7 +110,7 @@ def _of_bytes(spec: TensorSpec, contents: bytes | memoryview, count: int) -> Ten
     if len(contents) != count * size:
         raise invalid(f"input {spec.name!r} takes {count * size} bytes of data, got {len(contents)}")
     if not count:
-        return torch.empty(0, dtype=spec.datatype.dtype)
+        return torch.empty(0, dtype=spec.datatype.dtype, device="cpu")
     # A copy: memory of its own is aligned, and may be written to.
     owned = bytearray(contents)
     if spec.datatype.kind == "bool" and max(owned) > 1:
@@ -164,7 +164,7 @@ def _of_elements(spec: TensorSpec, elements: Sequence[Any]) -> Tensor:
     if kind == "int":
         return _integers(spec, elements)
     if kind == "bool":
-        return torch.tensor(np.array(elements, dtype=np.bool_))
+        return torch.tensor(np.array(elements, dtype=np.bool_), dtype=torch.bool, device="cpu")
     wide = torch.from_numpy(_doubles(spec, elements))
     narrow = wide.to(spec.datatype.dtype)
     if bool((narrow.isinf() & ~wide.isinf()).any()):

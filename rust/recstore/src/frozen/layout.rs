@@ -125,7 +125,13 @@ impl Layout {
         for (name, expected) in tensors(&described, num_rows, sizes) {
             match metadata.info(&name) {
                 Some(found) if is_same(found, &expected) => {}
-                found => return Err(format!("expected the tensor {name} as {expected:?}, got {found:?}")),
+                found => {
+                    return Err(format!(
+                        "expected the tensor {name} {}, got {}",
+                        shown(Some(&expected)),
+                        shown(found)
+                    ));
+                }
             }
         }
         let layout = Self::at(described, num_rows, header, sizes);
@@ -164,6 +170,15 @@ impl Described {
 
 fn as_text(described: &Described) -> Result<String, String> {
     serde_json::to_string(described).map_err(|error| error.to_string())
+}
+
+/// A tensor in words: type, shape and place.
+fn shown(tensor: Option<&TensorInfo>) -> String {
+    let Some(TensorInfo { dtype, shape, data_offsets: (start, end) }) = tensor else {
+        return "none".to_owned();
+    };
+    let shape: Vec<String> = shape.iter().map(usize::to_string).collect();
+    format!("{dtype} [{}] in the bytes {start} to {end}", shape.join(", "))
 }
 
 fn is_same(one: &TensorInfo, other: &TensorInfo) -> bool {
