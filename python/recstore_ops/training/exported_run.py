@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from recstore_ops.serving import Bundle, EncodingName, export, load_bundle
 from recstore_ops.training.choices import RETRIEVAL
 from recstore_ops.training.finished_run import LoadedRun
-from recstore_ops.training.rows.batch import Batch, concatenate, offsets_of_lengths
+from recstore_ops.training.rows.batch import Batch, offsets_of_lengths
+from recstore_ops.training.rows.batching import regroup
 
 EXAMPLE_ROWS = 4096
 
@@ -125,16 +126,7 @@ def first_rows(rows: Iterable[Batch]) -> Batch:
     Raises:
         ValueError: there are fewer than two, of which nobody could tell what varies.
     """
-    taken = list(_until(EXAMPLE_ROWS, rows))
-    if sum(map(len, taken)) < 2:
+    first = next(regroup(rows, EXAMPLE_ROWS), None)
+    if first is None or len(first) < 2:
         raise ValueError("an example of at least 2 rows is needed")
-    batch = concatenate(taken)
-    return batch.rows(0, min(len(batch), EXAMPLE_ROWS))
-
-
-def _until(count: int, rows: Iterable[Batch]) -> Iterator[Batch]:
-    for batch in rows:
-        yield batch
-        count -= len(batch)
-        if count <= 0:
-            return
+    return first
