@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import ipaddress
 import socket
 import ssl
@@ -11,6 +12,8 @@ from pathlib import Path
 import grpc
 
 from recstore_ops.servers.server_config import Tls
+from recstore_ops.serving.door.metrics import Metrics
+from recstore_ops.serving.door.refusals import Kind, Refusal
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,31 @@ class Access:
         if tls.certificate is None or tls.key is None:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
         return Path(tls.certificate), Path(tls.key)
+
+
+class TokenCheck:
+    """Compares the tokens of requests with the server's.
+
+    Args:
+        token: what clients must know; None: nothing.
+        protocol: of the requests.
+        metrics: where refused ones are counted.
+    """
+
+    def __init__(self, token: str | None, protocol: str, metrics: Metrics) -> None:
+        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._protocol = protocol
+        self._metrics = metrics
+
+    def check(self, authorization: bytes) -> None:
+        """Compares what a request has as its authorization.
+
+        Raises:
+            Refusal: it is not the server's.
+        """
+        if self._expected is not None and not hmac.compare_digest(authorization, self._expected):
+            self._metrics.requests[self._protocol, Kind.TOKEN.label] += 1
+            raise Refusal(Kind.TOKEN, "the token is not the server's")
 
 
 def resolved(host: str, port: int) -> str:

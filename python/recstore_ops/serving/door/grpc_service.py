@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -11,6 +10,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
 
+from recstore_ops.serving.door.access import TokenCheck
 from recstore_ops.serving.door.bodies import Room, Taken
 from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.grpc_messages import SERVICE, message_class, read_infer_request, written_answer
@@ -34,7 +34,7 @@ class GrpcDoor:
 
     def __init__(self, door: Door, token: str | None) -> None:
         self._door = door
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._token = TokenCheck(token, "grpc", door.metrics)
         self._room = Room(door.settings.max_pending_bytes)
 
     def server(self) -> grpc.aio.Server:
@@ -76,7 +76,7 @@ class GrpcDoor:
         async def answer(messages: AsyncIterator[bytes], context: Any) -> Any:
             try:
                 if needs_token:
-                    self._check_token(context)
+                    self._token.check(_authorization(context))
                 if name == "ModelInfer":
                     return await self._door.counted("grpc", lambda: read_and_answer(messages))
                 return await read_and_answer(messages)
@@ -88,15 +88,6 @@ class GrpcDoor:
         return grpc.stream_unary_rpc_method_handler(
             answer, response_serializer=message_class(f"{name}Response").SerializeToString
         )
-
-    def _check_token(self, context: Any) -> None:
-        if self._expected is None:
-            return
-        given = dict(context.invocation_metadata() or ()).get("authorization", "")
-        given = given.encode() if isinstance(given, str) else given
-        if not hmac.compare_digest(given, self._expected):
-            self._door.metrics.requests["grpc", Kind.TOKEN.label] += 1
-            raise Refusal(Kind.TOKEN, "the token is not the server's")
 
     async def _server_live(self, _: Any) -> Any:
         return message_class("ServerLiveResponse")(live=True)
@@ -120,6 +111,11 @@ class GrpcDoor:
         request, is_raw = read_infer_request(message)
         outputs = await self._door.infer(request)
         return written_answer(self._door.name, request, is_raw, outputs)
+
+
+def _authorization(context: Any) -> bytes:
+    given = dict(context.invocation_metadata() or ()).get("authorization", "")
+    return given.encode() if isinstance(given, str) else given
 
 
 async def _read(messages: AsyncIterator[bytes], request_class: Any, taken: Taken) -> Any:

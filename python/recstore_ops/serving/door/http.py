@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +11,7 @@ from aiohttp import web
 from aiohttp.client_exceptions import ClientError
 from aiohttp.http_exceptions import HttpProcessingError
 
+from recstore_ops.serving.door.access import TokenCheck
 from recstore_ops.serving.door.bodies import Room, Taken
 from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.http_messages import (
@@ -40,7 +40,7 @@ class HttpDoor:
 
     def __init__(self, door: Door, token: str | None) -> None:
         self._door = door
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._token = TokenCheck(token, "http", door.metrics)
         self._room = Room(door.settings.max_pending_bytes)
 
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -49,7 +49,7 @@ class HttpDoor:
         try:
             if parts[:2] == ["v2", "health"]:
                 return self._health(request, parts)
-            self._check_token(request)
+            self._token.check(request.headers.get("Authorization", "").encode("utf-8", "surrogateescape"))
             if parts == ["metrics"]:
                 return self._metrics(request)
             if parts == ["v2"]:
@@ -75,12 +75,6 @@ class HttpDoor:
             return self._metrics(request)
         except Refusal as refusal:
             return _refused(refusal)
-
-    def _check_token(self, request: web.BaseRequest) -> None:
-        given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        if self._expected is not None and not hmac.compare_digest(given, self._expected):
-            self._door.metrics.requests["http", Kind.TOKEN.label] += 1
-            raise Refusal(Kind.TOKEN, "the token is not the server's")
 
     def _health(self, request: web.BaseRequest, parts: Sequence[str]) -> web.Response:
         if parts == ["v2", "health", "live"]:
