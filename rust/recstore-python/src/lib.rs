@@ -6,6 +6,7 @@ mod checkpoint;
 mod frozen;
 mod log_lines;
 mod optimizer_state;
+mod publishing;
 mod servers;
 mod text_hash;
 
@@ -26,11 +27,13 @@ mod _native {
         save_part_of_tables, save_tables,
     };
     #[pymodule_export]
-    use super::frozen::{freeze_table, open_frozen};
+    use super::frozen::{close_frozen, freeze_table, open_frozen};
     #[pymodule_export]
     use super::log_lines::{LogLines, log_to_stderr};
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
+    #[pymodule_export]
+    use super::publishing::{begin_publication, change_frozen, end_publication, take_changes};
     #[pymodule_export]
     use super::servers::{
         Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,

@@ -39,7 +39,8 @@ mod store;
 mod table;
 
 pub use calls::{
-    MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
+    ChangedRows, MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableStatistics,
+    TableUpdate,
 };
 pub use checkpoint::{
     CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SERVER_STATE, SaveKind, SaveOptions,
@@ -52,7 +53,7 @@ pub use config::{
     NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
-pub use frozen::{Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, freeze};
+pub use frozen::{Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze};
 pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;
