@@ -104,7 +104,7 @@ class TestDialects:
         assert roles(rows) == {"column_1": "label", "column_2": "categorical", "column_3": "categorical"}
         write(path, "5,1,x\n6,0,y\n")
         assert open_rows([path], label_column="column_2").field_names == ("column_1", "column_3")
-        with pytest.raises(ValueError, match="label_column names it"):
+        with pytest.raises(ValueError, match="--column NAME=label names it"):
             open_rows([path])
 
     def test_criteo_with_commas(self, path: Path) -> None:

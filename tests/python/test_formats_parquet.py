@@ -317,7 +317,7 @@ class TestFiles:
     def test_two_columns_that_may_be_the_labels(self, path: Path) -> None:
         write(path, {"label": [1], "click": [0], "a": [5]})
         with pytest.raises(
-            ValueError, match="columns 'label' and 'click' could both be the labels: label_column names"
+            ValueError, match="columns 'label' and 'click' could both be the labels: --column NAME=label names the"
         ):
             open_parquet([path])
         assert open_parquet([path], label_column="click", drop_columns=["label"]).field_names == ("a",)

@@ -357,3 +357,25 @@ def test_a_pipe_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
         copy.unlink()
     assert f"{pipe} can be read only once: copying it to {copy}" in capsys.readouterr().err
     assert kept(tmp_path) == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "notes"),
+    [
+        ("1 1:1 2:1\n", {}, ["{path} is read as libsvm"]),
+        ("1 1:1 2:1\n", {"file_format": "libsvm"}, []),
+        (
+            "userId,movieId,rating,timestamp\n1,2,4.5,9\n",
+            {},
+            [
+                "{path} is read as movielens: a rating of 4 or more is positive, --rating-threshold chooses another",
+            ],
+        ),
+        ("userId,movieId,rating,timestamp\n1,2,4.5,9\n", {"rating_threshold": 3.0}, ["{path} is read as movielens"]),
+    ],
+)
+def test_what_a_file_is_read_as_is_said(text: str, options: dict[str, Any], notes: list[str], tmp_path: Path) -> None:
+    path = tmp_path / "rows.txt"
+    path.write_text(text)
+    rows = open_input(TrainingConfig(train=(path,), validation_fraction=0.0, **options))
+    assert list(rows.notes) == [note.format(path=path) for note in notes]

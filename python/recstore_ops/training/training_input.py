@@ -14,6 +14,7 @@ from recstore_ops.training.formats import open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.formats.libsvm import QUERY
+from recstore_ops.training.formats.movielens import DEFAULT_THRESHOLD
 from recstore_ops.training.formats.opening import named_rows
 from recstore_ops.training.generated.planted_input import planted_input
 from recstore_ops.training.quality.retrieval import Candidates
@@ -112,7 +113,7 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
     named = named_rows(read[0])
     _check_time(config, None if named is None else named.schema)
     _check_group(config, None if named is None else named.schema)
-    notes = [] if named is None else list(schema_notes(named.schema, named.samples))
+    notes = _format_notes(config) if named is None else list(schema_notes(named.schema, named.samples))
     if named is not None and named.schema.time is not None and config.ttl_time is None:
         notes.append(f"{named.schema.time.name} is read as the event time, which only --ttl-time uses")
     if config.test:
@@ -134,6 +135,15 @@ def _file_input(config: TrainingConfig) -> TrainingInput:
         notes=tuple(notes),
         schema=None if named is None else named.schema,
     )
+
+
+def _format_notes(config: TrainingConfig) -> list[str]:
+    """Says what files without named columns are read as, where that is a guess, and which ratings are positive."""
+    path, file_format = config.train[0], config.file_format or detect_format(config.train[0])
+    if file_format == "movielens" and config.rating_threshold is None:
+        rule = f"a rating of {DEFAULT_THRESHOLD:g} or more is positive, --rating-threshold chooses another"
+        return [f"{path} is read as movielens: {rule}"]
+    return [] if config.file_format is not None else [f"{path} is read as {file_format}"]
 
 
 def _check_time(config: TrainingConfig, schema: Schema | None) -> None:

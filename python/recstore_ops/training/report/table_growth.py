@@ -21,6 +21,9 @@ from recstore_ops.training.report.plot_style import (
 )
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
+_ABOVE = 1.15
+"""Of the greatest value, the top of a plot."""
+
 
 def draw_table_growth(
     path: Path, title: str, steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
@@ -41,7 +44,7 @@ def draw_table_growth(
     finish(rows_axes, ylabel="rows in tables")
     finish(memory_axes, legend="center right", ylabel=f"memory ({unit})")
     for axes in (rows_axes, memory_axes):
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, _ABOVE * max(axes.dataLim.ymax, 1))  # A flat line at the edge would not be seen.
     save(figure, path)
 
 

@@ -101,8 +101,8 @@ def _find_label(samples: Sequence[ColumnSample], choices: ColumnChoices, source:
         if len(found) > 1:
             shown = " and ".join(map(repr, found))
             raise ValueError(
-                f"{source}: columns {shown} could both be the labels: label_column names the one, drop_columns the "
-                "other"
+                f"{source}: columns {shown} could both be the labels: --column NAME=label names the one, --column "
+                "NAME=ignored leaves out the other"
             )
         if found:
             return found[0]
@@ -112,7 +112,7 @@ def _find_label(samples: Sequence[ColumnSample], choices: ColumnChoices, source:
         return None
     asked = " or ".join(map(repr, wanted or LABEL_NAMES[0][:2]))
     raise ValueError(
-        f"{source}: expected a column {asked} with the labels, got only {listed(names)}; label_column names it"
+        f"{source}: expected a column {asked} with the labels, got only {listed(names)}; --column NAME=label names it"
     )
 
 
