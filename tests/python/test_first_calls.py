@@ -155,7 +155,7 @@ WITHOUT_STORE = {
     # They are given what has been opened before.
     *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze"),
     # Their tables are files, whatever store was chosen.
-    *("Bundle", "FrozenTable", "load_bundle"),
+    *("Bundle", "ForgetReport", "FrozenTable", "forget", "load_bundle"),
     # Classes whose methods are listed, and second names.
     *("RecStoreClient", "KVClient", "get_kv_client", "client.delete_data"),
 }

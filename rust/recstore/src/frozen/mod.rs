@@ -7,6 +7,7 @@
 mod bags;
 mod blocks;
 mod encoding;
+mod forgetting;
 mod index;
 mod layout;
 mod mapped;
@@ -16,6 +17,7 @@ mod walk;
 mod writer;
 
 pub use encoding::Encoding;
+pub use forgetting::freeze_without;
 pub use mapped::FrozenMemory;
 pub use store::FrozenStore;
 pub use table::FrozenTable;
