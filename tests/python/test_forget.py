@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from warm_recstore import run_recstore
 import recstore_ops
 from recstore_ops import DistEmbedding, SparseOptimizer, checkpoint, forget
 from recstore_ops.checkpoint.manifest import read_manifest
-from recstore_ops.forgetting import ForgetReport
+from recstore_ops.forgetting import ForgetReport, bundles
 from recstore_ops.ops import operators
 from recstore_ops.serving.manifest import Manifest
 
@@ -57,7 +58,7 @@ def save(directory: Path, kind: checkpoint.SaveKind, **options: Any) -> str:
 
 
 def save_chain(directory: Path, **options: Any) -> list[bytes]:
-    """Saves two full snapshots, each with a delta, of which the last deletes an id; returns all rows that `GONE` had."""
+    """Saves two full snapshots, each with a delta; the last deletes an id. Returns all rows that `GONE` had."""
     modules = [opened("user"), opened("item", dtype=torch.bfloat16)]
     optimizer, rows = SparseOptimizer(modules=modules), []
     for number, kind in enumerate(["full", "delta", "full", "delta"]):
@@ -314,36 +315,36 @@ def test_a_bundle_loses_the_rows_and_keeps_all_others_to_the_bit(tmp_path: Path,
     assert len(after.tables["user"]) == len(IDS) - 3
     assert torch.equal(after(asked), answers)
     assert not torch.equal(after.tables["user"].read(GONE), users[~stays])
-    assert torch.equal(before.tables["user"].read(GONE), users[~stays]), "the file that is open stays until it is closed"
+    assert torch.equal(before.tables["user"].read(GONE), users[~stays]), "a file that is open stays until it is closed"
     assert sorted(child.name for child in path.iterdir()) == ["manifest.json", "program.pt2", "tables"]
     assert forget(path, ["user", "item"], GONE).places[0].rows == 3
     assert holders(path, GONE) == set()
 
 
+@pytest.mark.parametrize("cut_off_at", ["_replace_manifest", "_remove_unneeded"])
 def test_a_bundle_whose_forgetting_was_cut_off_is_cleaned_by_the_next(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off_at: str
 ) -> None:
     path = tmp_path / "bundle"
     exported(path)
-    before = Manifest.read(path)
-    for name in ("_replace_manifest", "_remove_unneeded"):
-        calls = []
+    before, original = Manifest.read(path), getattr(bundles, cut_off_at)
 
-        def cut_off(*arguments: Any, name: str = name, calls: list[Any] = calls) -> None:
-            calls.append(arguments)
-            if name == "_replace_manifest" or len(calls) == 2:
-                raise KeyboardInterrupt
-            original(*arguments)
+    def cut_off(*arguments: Any) -> None:
+        # What is left from before is removed at the beginning.
+        if cut_off_at == "_replace_manifest" or Manifest.read(path) != before:
+            raise KeyboardInterrupt
+        original(*arguments)
 
-        original = getattr(recstore_ops.forgetting.bundles, name)
-        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(recstore_ops.forgetting.bundles, name, cut_off)
+    with monkeypatch.context() as patched:
+        patched.setattr(bundles, cut_off_at, cut_off)
+        with pytest.raises(KeyboardInterrupt):
             forget(path, "user", GONE)
-        recstore_ops.load_bundle(path)
-        assert (Manifest.read(path) == before) == (name == "_replace_manifest")
-    assert {"0.safetensors", "1.safetensors"} <= {file.name for file in (path / "tables").iterdir()}
+    recstore_ops.load_bundle(path)
+    assert (Manifest.read(path) == before) == (cut_off_at == "_replace_manifest")
+    assert len(list((path / "tables").iterdir())) == 3
     assert forget(path, "user", GONE).is_forgotten
     assert holders(path / "tables", GONE) == {"1.safetensors"}
+    assert len(list((path / "tables").iterdir())) == 2
 
 
 # Runs and several places.
@@ -405,9 +406,8 @@ PLACES: list[tuple[Callable[[Path], Any], str]] = [
 def test_a_place_of_another_kind_is_named(tmp_path: Path, place: Callable[[Path], Any], sentence: str) -> None:
     where = place(tmp_path)
     before = files(tmp_path)
-    with pytest.raises(ValueError, match="") as refused:
+    with pytest.raises(ValueError, match=re.escape(sentence.format(path=tmp_path))):
         forget(where, "user", [7])
-    assert sentence.format(path=tmp_path) in str(refused.value)
     assert files(tmp_path) == before
 
 
@@ -539,5 +539,3 @@ def test_a_report_shows_only_some_of_many_ids(tmp_path: Path) -> None:
     report: ForgetReport = forget(tmp_path, "user", IDS, dry_run=True)
     assert " and 195 more, 200 times: rows" in str(report.places[0].held[0])
     assert json.dumps(report.ids)
-
-

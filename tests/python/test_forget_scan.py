@@ -106,7 +106,7 @@ def write_parquet(path: Path) -> None:
     pq.write_table(pa.table(rows), path)
 
 
-FILES: list[tuple[Callable[[Path], None], list[tuple[str, tuple[int, ...], int, bool]]]] = [
+FILES: list[tuple[Callable[[Path], object], list[tuple[str, tuple[int, ...], int, bool]]]] = [
     (write_text, [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
     (compressed_by(gzip.open), [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
     (compressed_by(bz2.open), [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
@@ -135,7 +135,7 @@ FILES: list[tuple[Callable[[Path], None], list[tuple[str, tuple[int, ...], int, 
 
 @pytest.mark.parametrize(("write", "expected"), FILES)
 def test_a_file_is_read_by_its_format(
-    tmp_path: Path, write: Callable[[Path], None], expected: list[tuple[str, tuple[int, ...], int, bool]]
+    tmp_path: Path, write: Callable[[Path], object], expected: list[tuple[str, tuple[int, ...], int, bool]]
 ) -> None:
     write(tmp_path / "file")
     assert found(tmp_path / "file") == expected

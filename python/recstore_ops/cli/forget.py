@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as Grid
 
-from recstore_ops.config.command_options import path_option, read_user_path
+from recstore_ops.config.command_options import path_option
 from recstore_ops.forgetting import ForgetReport, PlaceReport, forget
 from recstore_ops.forgetting.id_text import read_ids, read_ids_file
 from recstore_ops.servers.server_config import Tls, read_token
@@ -52,9 +52,9 @@ def forget_command(
 ) -> None:
     """Delete ids from checkpoints, runs, servers and bundles, and tell which files still hold them.
 
-    Snapshots that hold an id go, older ones too; a full one without the ids takes the place of the newest. All other rows
-    stay as they are. Then every file of the places, and of --scan, is looked through. The exit code is 1 if something
-    still holds an id, or may.
+    Snapshots that hold an id go, older ones too; a full one without the ids takes the place of the newest. All other
+    rows stay as they are. Then every file of the places, and of --scan, is looked through. The exit code is 1 if
+    something still holds an id, or may.
     """
     if tls_ca is None and (tls_certificate or tls_key):
         raise ValueError("--tls-certificate and --tls-key need --tls-ca, the certificates that are trusted")

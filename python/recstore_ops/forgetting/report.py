@@ -19,8 +19,8 @@ class Held:
             they were found: `text`, `bytes`, `a tensor`, a column; or why the file could not be read.
         ids: which, ascending; empty where the file could not be read.
         occurrences: how often.
-        is_certain: whether it is them. Below 2^31 a number may be there by chance, unless the file's format says that it
-            is an id; the counters of a sketch may be those of other ids.
+        is_certain: whether it is them. Below 2^31 a number may be there by chance, unless the file's format says that
+            it is an id; the counters of a sketch may be those of other ids.
     """
 
     place: Path | str

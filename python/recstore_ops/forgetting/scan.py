@@ -133,7 +133,7 @@ def _in_parquet(path: Path, ids: IdSet) -> list[Held] | None:
 
 
 def _in_zip(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
-    """Looks through the members of a zip archive, as files of torch and numpy are; through the bytes of a damaged one."""
+    """Looks through the members of a zip archive, as files of torch and numpy are, or the bytes of a damaged one."""
     found: list[Held] = []
     try:
         with zipfile.ZipFile(path) as archive:

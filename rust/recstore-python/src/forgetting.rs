@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Error, Forgetting, Forgotten, Serial, forget_in_checkpoint, freeze_without,
+    EmbeddingStore, EmbeddingTable, Error, Forgetting, Forgotten, Serial, forget_in_checkpoint,
+    freeze_without,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
@@ -116,7 +117,8 @@ fn on_servers(
     if dry_run {
         return Ok((found, Vec::new()));
     }
-    for (table, ids) in opened.iter().flat_map(|table| ids.chunks(IDS_AT_A_TIME).map(move |ids| (table, ids))) {
+    for (table, ids) in opened.iter().flat_map(|table| ids.chunks(IDS_AT_A_TIME).map(move |ids| (table, ids)))
+    {
         table.delete(ids)?;
     }
     let saved = store.checkpoint()?;
@@ -139,7 +141,10 @@ fn with_rows(table: &dyn EmbeddingTable, ids: &[i64]) -> recstore::Result<Vec<i6
 
 fn unknown(name: &str, names: &recstore::Result<Vec<String>>) -> Error {
     let names = names.as_ref().map_or_else(|_| String::new(), |names| names.join(", "));
-    let message = format!("the servers have no table \"{name}\", but {}", if names.is_empty() { "none" } else { &names });
+    let message = format!(
+        "the servers have no table \"{name}\", but {}",
+        if names.is_empty() { "none" } else { &names }
+    );
     Error::InvalidConfig { message }
 }
 

@@ -27,9 +27,7 @@ mod _native {
         save_part_of_tables, save_tables,
     };
     #[pymodule_export]
-    use super::forgetting::{
-        forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without,
-    };
+    use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
     #[pymodule_export]
     use super::frozen::{freeze_table, open_frozen};
     #[pymodule_export]

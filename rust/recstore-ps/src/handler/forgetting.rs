@@ -14,10 +14,16 @@ impl Handler {
     ///
     /// # Errors
     /// [`recstore::Error::Checkpoint`] names the file that cannot be written.
-    pub(crate) fn keep_without(&self, state: &StateDirectory, ids: &BTreeSet<i64>) -> Result<Option<SaveReport>> {
+    pub(crate) fn keep_without(
+        &self,
+        state: &StateDirectory,
+        ids: &BTreeSet<i64>,
+    ) -> Result<Option<SaveReport>> {
         let Some(journal) = &self.journal else { return Ok(None) };
         journal.forget(ids);
         let begin = |first| state.begin_run(first, true);
-        journal.replace(&*self.store, &self.workers, begin, || Ok(Answer::Done)).map(|(_, report)| Some(report))
+        journal
+            .replace(&*self.store, &self.workers, begin, || Ok(Answer::Done))
+            .map(|(_, report)| Some(report))
     }
 }

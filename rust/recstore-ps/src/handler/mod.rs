@@ -410,11 +410,7 @@ impl Handler {
             }
             Management::DropTable { name } => store.drop_table(name).map(|()| Managed::Done {})?,
             Management::TableNames {} => Managed::Names { names: store.table_names()? },
-            Management::Describe { table } => {
-                let found = opened("describe", table)?.describe()?;
-                let (name, slots) = (found.name, found.slots);
-                Managed::Description { name, dim: found.config.dim, config: found.config, slots }
-            }
+            Management::Describe { table } => described(&*opened("describe", table)?)?,
             Management::Clear { table } => {
                 opened("hashtable_clear", table)?.clear().map(|()| Managed::Done {})?
             }
@@ -481,6 +477,12 @@ fn own_directory() -> SaveOptions<'static> {
     let mut options = SaveOptions::default();
     options.by_its_server = true;
     options
+}
+
+fn described(table: &dyn EmbeddingTable) -> Result<Managed> {
+    let found = table.describe()?;
+    let (name, slots) = (found.name, found.slots);
+    Ok(Managed::Description { name, dim: found.config.dim, config: found.config, slots })
 }
 
 fn commit(part: &SavePart) -> Result<()> {

@@ -150,9 +150,10 @@ impl<'a> Newest<'a> {
         let (directory, compression) = (self.directory, manifest.newest_compression());
         let plan = Plan { directory, save, base: None, suffix: suffix.to_owned(), compression, part: None };
         let options = SaveOptions { progress: self.progress, ..SaveOptions::default() };
-        let report = write(&|cut| cut(&self.tables), &mut Saves::default(), &plan, &options, |tables, note| {
-            manifest.replace(directory, note, |manifest| change(manifest, tables))
-        });
+        let report =
+            write(&|cut| cut(&self.tables), &mut Saves::default(), &plan, &options, |tables, note| {
+                manifest.replace(directory, note, |manifest| change(manifest, tables))
+            });
         cleaned(directory, report)
     }
 }

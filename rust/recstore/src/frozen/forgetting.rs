@@ -22,10 +22,8 @@ pub fn freeze_without(from: &Path, to: &Path, ids: &[i64]) -> Result<(usize, u64
     let (numbers, kept): (Vec<usize>, Vec<i64>) = all.iter().enumerate().filter(stays).unzip();
     let left_out = all.len() - kept.len();
     let spec = FrozenSpec { name: table.name(), config: table.config(), encoding: table.encoding() };
-    let failed = |error: std::io::Error| Error::Frozen {
-        path: to.display().to_string(),
-        message: error.to_string(),
-    };
+    let failed =
+        |error: std::io::Error| Error::Frozen { path: to.display().to_string(), message: error.to_string() };
     // Ids are in the order of their hashes here and there.
     let bytes = write_file(to, spec, kept, |writer, _| {
         numbers.iter().try_for_each(|&number| writer.write(table.row(number)?).map_err(failed))
