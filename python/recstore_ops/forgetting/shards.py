@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import mmap
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,7 +48,7 @@ class ShardPlace:
         """
         check_unused(self.path)
         _check_leads(self.path)
-        names = {json.loads(name) for path in self._logs() for name in _OPENED.findall(path.read_bytes())}
+        names = {name for path in self._logs() for name in _opened_in(path)}
         if self._has_checkpoint():
             snapshots = read_manifest(str(self._checkpoint())).snapshots
             names |= {table["name"] for snapshot in snapshots for table in snapshot["tables"]}
@@ -129,6 +130,14 @@ def _told(path: Path) -> dict[str, Any]:
         return {}
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def _opened_in(path: Path) -> set[str]:
+    """The names of the tables that the changes of a log open."""
+    if path.stat().st_size == 0:
+        return set()
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return {json.loads(name) for name in _OPENED.findall(content)}
 
 
 def _in_log(path: Path, ids: IdSet) -> list[Held]:

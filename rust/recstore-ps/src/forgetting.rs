@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use recstore::{Error, Forgetting, Forgotten, LocalStore, Progress, Result, Shard, forget_in_checkpoint};
+use recstore::{Forgetting, Forgotten, LocalStore, Progress, Result, Shard, forget_in_checkpoint};
 
 use crate::durable::state_directory::{Durability, StateDirectory};
 use crate::durable::unusable;
@@ -16,7 +16,7 @@ use crate::workers::Teamwork;
 /// is. It takes as much memory as the tables.
 ///
 /// # Errors
-/// [`Error::Checkpoint`] names the directory that a server uses, that follows another, or the file that cannot be used.
+/// [`recstore::Error::Checkpoint`] names the directory that a server uses, that follows another, or the file that cannot be used.
 /// Then the tables there are what they were.
 pub fn forget(
     directory: &Path,

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::entries::TableEntry;
 use super::files::refused;
 use super::load::{LoadingStore, load};
 use super::manifest::Manifest;
@@ -50,7 +51,7 @@ pub struct Forgetting<'a> {
 }
 
 /// What forgetting ids came to.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Forgotten {
     /// The rows that the newest state had of them.
     pub rows: usize,
@@ -145,7 +146,7 @@ impl<'a> Newest<'a> {
         &self,
         manifest: &mut Manifest,
         (save, suffix): (SaveId, &str),
-        change: impl FnOnce(&mut Manifest, Vec<super::entries::TableEntry>),
+        change: impl FnOnce(&mut Manifest, Vec<TableEntry>),
     ) -> Result<SaveReport> {
         let (directory, compression) = (self.directory, manifest.newest_compression());
         let plan = Plan { directory, save, base: None, suffix: suffix.to_owned(), compression, part: None };
