@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +27,7 @@ pytestmark = [
 IDS = distinctive_ids(400, seed=1)
 GONE = IDS[[7, 99, 210]]
 STAYS = IDS[~torch.isin(IDS, GONE)]
+KEPT = STAYS.sort().values.tolist()
 
 
 @pytest.fixture(autouse=True)
@@ -53,15 +52,18 @@ def train(processes: ServerProcesses, steps: int = 3) -> list[bytes]:
     return rows
 
 
-def state(ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows and slots of ids on the servers that are in use."""
-    handle = Table.open("user").handle
-    return operators.emb_read(handle, ids, 8), operators.hashtable_slot(handle, ids, "state_sum")
+def ids_now() -> list[int]:
+    """The ids that the table has, here or on the servers that are in use."""
+    table = Table.open("user")
+    return operators.hashtable_ids(table.handle).sort().values.tolist()
 
 
-def has_rows(processes: ServerProcesses) -> tuple[set[int], tuple[Tensor, Tensor]]:
+def has_rows(processes: ServerProcesses) -> tuple[list[int], tuple[Tensor, Tensor]]:
+    """The ids that servers have, and rows and slots of those that are to stay."""
     servers.set_ps_servers(processes.addresses)
-    return set(operators.hashtable_ids(Table.open("user").handle).tolist()), state(STAYS)
+    table = Table.open("user")
+    state = operators.emb_read(table.handle, STAYS, 8), operators.hashtable_slot(table.handle, STAYS, "state_sum")
+    return ids_now(), state
 
 
 def assert_equal(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
@@ -69,10 +71,14 @@ def assert_equal(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor])
 
 
 @pytest.mark.parametrize(
-    ("durability", "shards"),
-    [pytest.param("wal", 1, marks=pytest.mark.tier("test")), ("wal", 3), ("checkpoint", 2)],
+    ("durability", "shards", "ends"),
+    [
+        pytest.param("wal", 1, signal.SIGKILL, marks=pytest.mark.tier("test")),
+        ("wal", 1, signal.SIGTERM),
+        ("wal", 3, signal.SIGKILL),
+        ("checkpoint", 2, signal.SIGTERM),
+    ],
 )
-@pytest.mark.parametrize("ends", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.tier("all"))])
 def test_servers_that_are_down_forget(tmp_path: Path, durability: str, shards: int, ends: int) -> None:
     data, options = tmp_path / "data", ("--data", str(tmp_path / "data"), "--durability", durability)
     with ServerProcesses(tmp_path, shards, *options) as processes:
@@ -80,9 +86,9 @@ def test_servers_that_are_down_forget(tmp_path: Path, durability: str, shards: i
         _, expected = has_rows(processes)
         with pytest.raises(ValueError, match="a server uses the directory: end it first"):
             forget(data, "user", GONE)
-        if ends == signal.SIGTERM or durability == "checkpoint":
+        if ends == signal.SIGTERM:
             processes.stop()
-        # Killed servers have rows in their logs alone.
+        # Servers that are killed have rows in their logs alone.
     assert holders(data, GONE, rows) != set()
     before = files(data)
     told = forget(data, "user", GONE, dry_run=True)
@@ -96,7 +102,7 @@ def test_servers_that_are_down_forget(tmp_path: Path, durability: str, shards: i
     assert forget(data, "user", GONE).not_found == report.ids
     with ServerProcesses(tmp_path, shards, *options) as processes:
         ids, found = has_rows(processes)
-        assert ids == set(STAYS.tolist())
+        assert ids == KEPT
         assert_equal(found, expected)
         assert RecStoreClient().stats("user")["step"] == 3
         train(processes, steps=1)
@@ -123,7 +129,7 @@ def test_servers_that_run_forget_and_their_logs_too(tmp_path: Path) -> None:
         assert report.is_forgotten, report.remaining
         assert holders(data, GONE, rows) == set()
         ids, found = has_rows(processes)
-        assert ids == set(STAYS.tolist())
+        assert ids == KEPT
         assert_equal(found, expected)
         with pytest.raises(ValueError, match='the servers have no table "none", but user'):
             forget(table="none", ids=GONE, servers=processes.addresses)
@@ -134,7 +140,7 @@ def test_servers_without_a_directory_forget_in_their_memory(tmp_path: Path) -> N
         train(processes)
         report = forget(table="user", ids=GONE, servers=processes.addresses)
         assert (report.places[0].rows, report.places[0].bytes, report.is_forgotten) == (3, 0, True)
-        assert has_rows(processes)[0] == set(STAYS.tolist())
+        assert has_rows(processes)[0] == KEPT
 
 
 def test_an_id_that_a_table_cannot_have_is_not_found(tmp_path: Path) -> None:
@@ -217,16 +223,6 @@ def _wait_for(condition: object, seconds: float = 60) -> None:
         time.sleep(0.1)
 
 
-KILLED = """
-import sys
-from recstore_ops import forget
-print("ready", flush=True)
-sys.stdin.readline()
-forget(sys.argv[1], "user", [int(id) for id in sys.argv[2:]])
-print("done", flush=True)
-"""
-
-
 @pytest.mark.parametrize("kind", ["checkpoint", "server"])
 def test_a_call_that_is_killed_leaves_all_or_nothing(tmp_path: Path, kind: str) -> None:
     place = tmp_path / "place"
@@ -235,28 +231,20 @@ def test_a_call_that_is_killed_leaves_all_or_nothing(tmp_path: Path, kind: str) 
             train(processes)
     else:
         _save(place)
-    content = files(place)
-    unfinished = 0
-    for delay in [number * 0.004 for number in range(12)]:
+    content, ids = files(place), ",".join(map(str, GONE.tolist()))
+    began = time.monotonic()
+    run_recstore("forget", place, "--table", "user", "--ids", ids)
+    seconds, outcomes = time.monotonic() - began, []
+    for part in range(12):
         _restore(place, content)
-        with subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(place), *map(str, GONE.tolist())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            process.stdin.write("\n")  # type: ignore[union-attr]
-            process.stdin.flush()  # type: ignore[union-attr]
-            time.sleep(delay)
-            process.kill()
-            unfinished += process.stdout.read() != "done\n"
-        ids = _ids_in(tmp_path, place, kind)
-        assert ids in ([*IDS.sort().values.tolist()], [*STAYS.sort().values.tolist()])
+        process = WarmRecstore("forget", place, "--table", "user", "--ids", ids)
+        time.sleep(seconds * (0.4 + 0.05 * part))
+        process.kill()
+        process.communicate()
+        outcomes.append(_ids_in(tmp_path, place, kind))
         assert forget(place, "user", GONE).is_forgotten
         assert holders(place, GONE) == set()
-    assert unfinished > 2
+    assert all(found in (IDS.sort().values.tolist(), KEPT) for found in outcomes)
 
 
 def _save(directory: Path) -> None:
@@ -280,10 +268,10 @@ def _ids_in(folder: Path, place: Path, kind: str) -> list[int]:
     if kind == "server":
         with ServerProcesses(folder, 1, "--data", str(place), "--durability", "wal") as processes:
             servers.set_ps_servers(processes.addresses)
-            ids = operators.hashtable_ids(Table.open("user").handle).sort().values.tolist()
+            ids = ids_now()
         servers.set_ps_backend("embedded")
         return ids
     checkpoint.load(place)
-    ids = operators.hashtable_ids(Table.open("user").handle).sort().values.tolist()
+    ids = ids_now()
     drop_all_tables()
     return ids
