@@ -271,6 +271,23 @@ def test_metadata_and_files_beside_that_hold_ids_are_named(tmp_path: Path) -> No
     assert f"predictions.csv holds 7, {int(IDS[7])}, 2 times: text" in str(report.remaining[1])
 
 
+def test_checkpoints_and_bundles_that_were_not_named_are_read_by_their_manifests(tmp_path: Path) -> None:
+    save_chain(tmp_path / "named")
+    drop_all_tables()
+    save_chain(tmp_path / "backups" / "monday", compression="zstd")
+    drop_all_tables()
+    exported(tmp_path / "backups" / "bundle")
+    before = files(tmp_path / "backups")
+    report = forget(tmp_path / "named", "user", GONE, scan=[tmp_path])
+    assert files(tmp_path / "backups") == before
+    found = {(Path(held.place).parent.name, held.what) for held in report.remaining}
+    assert found == {("monday", "rows"), ("monday", "deleted ids"), ("tables", "rows")}
+    assert not any("item" in str(held.place) or "1.safetensors" in str(held.place) for held in report.remaining)
+    forget([tmp_path / "backups" / "monday", tmp_path / "backups" / "bundle"], "user", GONE)
+    (tmp_path / "backups" / "monday" / "manifest.json").write_text("{")
+    assert forget(tmp_path / "named", "user", GONE, scan=[tmp_path]).remaining != [], "items have them"
+
+
 # Bundles.
 
 

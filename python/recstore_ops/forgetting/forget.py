@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from recstore_ops.config.paths import user_path
 from recstore_ops.forgetting.checkpoints import SKETCHED
 from recstore_ops.forgetting.id_set import IdSet
 from recstore_ops.forgetting.place import Look, Place
-from recstore_ops.forgetting.places import find_places
+from recstore_ops.forgetting.places import find_places, places_below
 from recstore_ops.forgetting.report import ForgetReport, Held, PlaceReport
 from recstore_ops.forgetting.scan import scan as scan_files
 from recstore_ops.forgetting.servers import ServersPlace
@@ -91,6 +92,7 @@ def forget(
     remaining = _remaining(plan, names, wanted, dry_run=dry_run)
     known = {file.resolve() for place in found for file in place.explained()}
     directories = [*(Path(user_path(path)) for path in given), *scanned]
+    remaining += _in_other_places(directories, known, names, wanted)
     remaining += scan_files(directories, known, frozenset(names), wanted, progress)
     return ForgetReport(names, tuple(wanted), dry_run, reports, _not_found(wanted, reports), remaining)
 
@@ -126,6 +128,18 @@ def _remaining(plan: list[tuple[Place, Look]], names: Sequence[str], ids: IdSet,
         return [held for _, look in plan for held in look.stays]
     looks = [place.look(names, ids) for place, _ in plan]
     return [held for look in looks for held in (*look.held, *look.stays)]
+
+
+def _in_other_places(directories: list[Path], known: set[Path], names: Sequence[str], ids: IdSet) -> list[Held]:
+    """What checkpoints and bundles below have that nobody named; the files that these tell of are known then."""
+    found = []
+    for place in places_below(directories, known):
+        # One that is damaged, or that somebody saves to, is looked through as other files are.
+        with suppress(RuntimeError, OSError, ValueError):
+            look = place.look(names, ids)
+            known |= {file.resolve() for file in place.explained()}
+            found += [*look.held, *look.stays]
+    return found
 
 
 def _not_found(ids: IdSet, reports: list[PlaceReport]) -> tuple[int, ...]:

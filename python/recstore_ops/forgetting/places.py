@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 
@@ -29,6 +30,21 @@ def find_places(paths: Iterable[str | PathLike[str]]) -> list[Place]:
     for path in paths:
         for place in _places_at(Path(checked_directory(path, "forget"))):
             found.setdefault(place.path.resolve(), place)
+    return list(found.values())
+
+
+def places_below(directories: Iterable[Path], known: set[Path]) -> list[Place]:
+    """Returns the checkpoints and bundles anywhere below directories, but for those whose manifest is known.
+
+    Their files say of which table an id is. A manifest that is damaged is a file like others.
+    """
+    found: dict[Path, Place] = {}
+    for manifest in (path for directory in directories for path in directory.rglob(MANIFEST)):
+        if manifest.is_file() and manifest.resolve() not in known:
+            with suppress(ValueError, OSError):
+                kind = {_BUNDLE_FORMAT: BundlePlace, _CHECKPOINT_FORMAT: CheckpointPlace}.get(_format_of(manifest))
+                if kind is not None:
+                    found.setdefault(manifest.resolve(), kind(manifest.parent))
     return list(found.values())
 
 
@@ -59,9 +75,9 @@ def _with_manifest(path: Path) -> Place:
     return CheckpointPlace(path)
 
 
-def _format_of(path: Path) -> object:
+def _format_of(path: Path) -> str:
     try:
-        return json.loads(path.read_bytes()).get("format")
+        return str(json.loads(path.read_bytes()).get("format"))
     except (ValueError, AttributeError):
         raise ValueError(f"{path} is damaged: it is no manifest of a checkpoint or a bundle") from None
 
@@ -74,4 +90,4 @@ def _shards_in(path: Path) -> list[Path]:
     return sorted(shard for shard in path.iterdir() if SHARD_NAME.fullmatch(shard.name) and is_shard(shard))
 
 
-__all__ = ["find_places"]
+__all__ = ["find_places", "places_below"]
