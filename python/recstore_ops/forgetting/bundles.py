@@ -73,17 +73,13 @@ class BundlePlace:
 
 
 def _written(path: Path, table: BundledTable, ids: IdSet, note: _Note) -> tuple[BundledTable, int, int]:
-    """Writes a table beside the one before, under a name that tells its contents."""
-    beside = path / f"{table.file}.new"
-    note.add([f"{table.file}.new"])
-    rows, size = _native.freeze_table_without(str(path / table.file), str(beside), list(ids))
-    fingerprint = FrozenTable(beside).fingerprint
-    number = Path(table.file).stem.partition("-")[0]
-    file = f"tables/{number}-{fingerprint:08x}.safetensors"
+    """Writes a table beside the one before, under the next number."""
+    numbers = [int(file.stem) for file in (path / "tables").glob("*.safetensors") if file.stem.isdecimal()]
+    file = f"tables/{max(numbers, default=0) + 1}.safetensors"
     note.add([file])
-    beside.replace(path / file)
-    sync_directory((path / file).parent)
-    return replace(table, file=file, fingerprint=fingerprint), rows, size
+    rows, size = _native.freeze_table_without(str(path / table.file), str(path / file), list(ids))
+    sync_directory(path / "tables")
+    return replace(table, file=file, fingerprint=FrozenTable(path / file).fingerprint), rows, size
 
 
 def _replace_manifest(path: Path, written: dict[str, BundledTable]) -> None:
