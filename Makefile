@@ -197,6 +197,7 @@ test-kills: $(DEVELOPED) ## processes killed hundreds of times, a thousand seque
 	  cargo test --quiet $(DEVELOPED_CRATES) --test checkpoint_kill --test wal --test faults --test failover
 	RECSTORE_REPLICA_SEQUENCES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test replica_sequences
 	PROPTEST_CASES=1000 cargo test --quiet $(DEVELOPED_CRATES) --test state_directory after_any_sequence
+	RECSTORE_KILL_ROUNDS=100 $(BIN)/python -m pytest --quiet tests/python/test_following_kills.py
 
 .PHONY: test-churn
 test-churn: ## 100 million ids through one table: time and memory of its last part as of its first

@@ -6,9 +6,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use once_cell::sync::OnceCell;
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenMemory, FrozenSpec, FrozenStore,
+    ChangedRows, EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenMemory, FrozenSpec, FrozenStore,
     GradientCollector, InitializerConfig, LoadReport, LocalStore, OptimizerState, PrefetchId,
-    PrefetchRequest, Prefetches, Serial, SimdLevel, TableConfig, TableId, fork, freeze,
+    PrefetchRequest, Prefetches, RowChanges, Serial, SimdLevel, TableConfig, TableId, fork, freeze,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
@@ -276,6 +276,77 @@ impl Registry {
         let described = table.describe()?;
         let spec = FrozenSpec { name: &described.name, config: &described.config, encoding };
         freeze(path, spec, &table.ids()?, |ids, rows| table.read(ids, rows))
+    }
+
+    /// Closes a frozen table, as the operator does that releases its handle: from a thread that traces operators too.
+    ///
+    /// # Errors
+    /// [`Failure::Runtime`] for the words of no handle, or of one that was released.
+    pub fn close_frozen(&self, handle: &[i64]) -> Result<(), Failure> {
+        self.release(HandleWords::read("hashtable_release", handle)?)
+    }
+
+    /// Takes what changed in the table that a frozen one was made of.
+    ///
+    /// # Errors
+    /// As [`FrozenStore::change`]; [`Failure::Runtime`] for the words of no handle.
+    pub fn change_frozen(&self, handle: &[i64], changes: RowChanges<'_>) -> Result<(), Failure> {
+        let (place, frozen) = self.read_state(|state| {
+            state.find("follow", handle).map(|(_, placed)| (placed.place, state.stores.frozen()))
+        })?;
+        if place.store != FROZEN {
+            return Err(Failure::Runtime("follow: only frozen tables follow others".to_owned()));
+        }
+        frozen.change(place.table, changes)?;
+        self.note(place, None);
+        Ok(())
+    }
+
+    /// Notes the changes of the tables of numbers for a publication, of each store; see
+    /// [`EmbeddingStore::begin_publication`].
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::begin_publication`]; [`Error::Unsupported`] for tables of several stores.
+    pub fn begin_publication(&self, tables: &[i64]) -> recstore::Result<u64> {
+        let (store, tables) = self.of_one_store(tables)?;
+        store.begin_publication(&tables)
+    }
+
+    /// Returns what changed in tables, see [`EmbeddingStore::take_changes`].
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::take_changes`], and as [`Registry::begin_publication`].
+    pub fn take_changes(
+        &self,
+        tables: &[i64],
+        publication: u64,
+        was_told: bool,
+    ) -> recstore::Result<Vec<ChangedRows>> {
+        let (store, tables) = self.of_one_store(tables)?;
+        store.take_changes(&tables, publication, was_told)
+    }
+
+    /// Notes nothing for a publication any more.
+    ///
+    /// # Errors
+    /// As [`Registry::begin_publication`].
+    pub fn end_publication(&self, tables: &[i64], publication: u64) -> recstore::Result<()> {
+        let (store, tables) = self.of_one_store(tables)?;
+        store.end_publication(&tables, publication)
+    }
+
+    fn of_one_store(&self, numbers: &[i64]) -> recstore::Result<(Arc<dyn EmbeddingStore>, Vec<TableId>)> {
+        const OPERATION: &str = "publish";
+        let places = numbers.iter().map(|&number| self.place_of(OPERATION, number));
+        let places = places.collect::<recstore::Result<Vec<_>>>()?;
+        let Some((store, first)) = places.first().map(|(store, place)| (Arc::clone(store), *place)) else {
+            return Ok((self.embedded(), Vec::new()));
+        };
+        if places.iter().any(|(_, place)| place.store != first.store) {
+            let message = "tables of several stores have no moment in common".to_owned();
+            return Err(Error::Unsupported { operation: OPERATION, message });
+        }
+        Ok((store, places.into_iter().map(|(_, place)| place.table).collect()))
     }
 
     /// Returns the number of the table that the words of a handle mean: what all calls below take for a handle.

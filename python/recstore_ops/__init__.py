@@ -36,7 +36,17 @@ from recstore_ops.nn.prefetch import PrefetchingDataLoader
 from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.servers.store import table_names
 from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
-from recstore_ops.serving import Bundle, FrozenTable, export, freeze, load_bundle
+from recstore_ops.serving import (
+    Bundle,
+    FollowingBundle,
+    FrozenTable,
+    Publisher,
+    PublisherAddress,
+    export,
+    freeze,
+    load_bundle,
+    publish,
+)
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.table.table import Table, default_table
 from recstore_ops.table.unpickling import opening_empty_tables
@@ -49,6 +59,7 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingConfig",
     "EmbeddingTableConfig",
+    "FollowingBundle",
     "ForgetReport",
     "FrozenTable",
     "HashTable",
@@ -60,6 +71,8 @@ __all__ = [
     "KeyedJaggedTensor",
     "KeyedTensor",
     "PrefetchingDataLoader",
+    "Publisher",
+    "PublisherAddress",
     "RecStoreClient",
     "RecStoreEmbeddingBagCollection",
     "RecStoreEmbeddingCollection",
@@ -88,6 +101,7 @@ __all__ = [
     "opening_empty_tables",
     "ps_barrier",
     "ps_workers",
+    "publish",
     "set_memory_limit",
     "set_merge",
     "set_ps_backend",

@@ -149,7 +149,7 @@ def test_features_are_inputs_by_name(table_name: TableName, tmp_path: Path) -> N
         ("features_lengths", [-1, 2]),
     ]
     weighted = KeyedJaggedTensor(["f0", "f1"], torch.arange(2), torch.ones(2), lengths=torch.tensor([1, 1]))
-    with pytest.raises(Exception, match="the same number and type of args"):
+    with pytest.raises(ValueError, match="the bundle takes the arguments that it was exported with"):
         bundle(weighted)
 
 
@@ -192,6 +192,7 @@ def test_the_example_is_not_in_the_bundle(clicks: Clicks, tmp_path: Path) -> Non
     path = export(clicks, (secret,), tmp_path / "model")
     with zipfile.ZipFile(path / "program.pt2") as program:
         parts = [program.read(name) for name in program.namelist()]
+    parts += [file.read_bytes() for file in path.iterdir() if file.is_file()]
     assert not any(secret.numpy().tobytes()[:8] in part or str(int(secret[0, 0])).encode() in part for part in parts)
 
 
@@ -240,7 +241,10 @@ def test_an_export_that_fails_leaves_nothing(clicks: Clicks, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("file", ["manifest.json", "program.pt2", "tables/0.safetensors", "tables/1.safetensors"])
+FILES = ["manifest.json", "graph.json", "state.safetensors", "program.pt2"] + [f"tables/{n}.safetensors" for n in "01"]
+
+
+@pytest.mark.parametrize("file", FILES)
 @pytest.mark.parametrize("damage", ["missing", "cut", "flipped"])
 def test_damage_is_refused_with_the_file(clicks: Clicks, tmp_path: Path, file: str, damage: str) -> None:
     path = export(clicks, (IDS,), tmp_path / "model")
@@ -252,7 +256,9 @@ def test_damage_is_refused_with_the_file(clicks: Clicks, tmp_path: Path, file: s
         content[len(content) // 2] ^= 1
         (path / file).write_bytes(content)
     with pytest.raises((OSError, ValueError, RuntimeError), match=file.rpartition("/")[2].replace(".", r"\.")):
-        load_bundle(path)(IDS)
+        bundle = load_bundle(path)
+        bundle(IDS)
+        bundle.program()
 
 
 def test_files_of_other_bundles_are_refused(clicks: Clicks, tmp_path: Path) -> None:
@@ -273,7 +279,7 @@ def test_another_version_and_another_directory_are_refused(clicks: Clicks, tmp_p
     manifest_read = Manifest.read(path)
     assert manifest_read.inputs == ({"name": "ids", "dtype": "int64", "shape": [-1, 2], "sizes": ["n0", None]},)
     assert manifest_read.outputs == ({"name": "output", "dtype": "float32", "shape": [-1], "sizes": ["n0"]},)
-    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 2}))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 3}))
     with pytest.raises(OSError, match="damaged: its checksum is another"):
         load_bundle(path)
     with pytest.raises(ValueError, match=r"is no bundle: it has no manifest\.json"):

@@ -153,9 +153,10 @@ WITHOUT_STORE = {
     # It keeps tables in the process, whatever the file says.
     "inspect_checkpoint",
     # They are given what has been opened before.
-    *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze"),
+    *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze", "publish"),
     # Their tables are files, whatever store was chosen.
-    *("Bundle", "ForgetReport", "FrozenTable", "forget", "load_bundle"),
+    *("Bundle", "FollowingBundle", "ForgetReport", "FrozenTable", "Publisher", "PublisherAddress"),
+    *("forget", "load_bundle"),
     # Classes whose methods are listed, and second names.
     *("RecStoreClient", "KVClient", "get_kv_client", "client.delete_data"),
 }

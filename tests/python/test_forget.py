@@ -333,7 +333,8 @@ def test_a_bundle_loses_the_rows_and_keeps_all_others_to_the_bit(tmp_path: Path,
     assert torch.equal(after(asked), answers)
     assert not torch.equal(after.tables["user"].read(GONE), users[~stays])
     assert torch.equal(before.tables["user"].read(GONE), users[~stays]), "a file that is open stays until it is closed"
-    assert sorted(child.name for child in path.iterdir()) == ["manifest.json", "program.pt2", "tables"]
+    files = ["graph.json", "manifest.json", "program.pt2", "state.safetensors", "tables"]
+    assert sorted(child.name for child in path.iterdir()) == files
     assert forget(path, ["user", "item"], GONE).places[0].rows == 3
     assert holders(path, GONE) == set()
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made.
-PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo"])
+# Optimizers import the second when they are made, and exports the third.
+PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "torch.export._trace"])
 
 SECONDS = 120
 

@@ -9,9 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from recstore_ops.cli.access_options import Insecure, TlsCertificate, TlsClientCa, TlsKey, TokenFile
-from recstore_ops.config.command_options import read_user_path, takes_options_of
+from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
 from recstore_ops.servers.server_config import Tls, read_token
-from recstore_ops.serving import load_bundle
+from recstore_ops.serving import PublisherAddress, load_bundle
+from recstore_ops.serving.access import Access
 from recstore_ops.serving.door.settings import DoorSettings
 
 _Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The bundle.", parser=read_user_path)]
@@ -43,6 +44,18 @@ _MetricsPort = Annotated[
 ]
 
 
+_Follow = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR or HOST:PORT", help="Stay as new as a model in training that publishes here.", show_default="off"
+    ),
+]
+_FollowTokenFile = Annotated[Path | None, path_option("The publisher wants to be told the token in this file.")]
+_FollowTlsCa = Annotated[
+    Path | None, path_option("The publisher encrypts, with a certificate signed by one of these, PEM.")
+]
+
+
 @takes_options_of(DoorSettings)
 def serve_model_command(
     directory: _Directory,
@@ -57,6 +70,9 @@ def serve_model_command(
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     insecure: Insecure = False,
+    follow: _Follow = None,
+    follow_token_file: _FollowTokenFile = None,
+    follow_tls_ca: _FollowTlsCa = None,
     **given: Any,
 ) -> None:
     """Serve a model that `export` wrote until SIGTERM, SIGINT or SIGHUP, over the Open Inference Protocol, version 2.
@@ -66,7 +82,6 @@ def serve_model_command(
     # Otherwise gRPC writes a line for each peer that fails to encrypt, as many as a flood has.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        from recstore_ops.serving.door.access import Access
         from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
     except ImportError as error:
         raise ValueError(f"serve-model needs more packages, pip install 'recstore-ops[serving]': {error}") from None
@@ -75,8 +90,16 @@ def serve_model_command(
     has_tls = not (tls_certificate is None and tls_key is None and tls_client_ca is None)
     tls = Tls(tls_certificate, tls_key, tls_client_ca) if has_tls else None
     ports = Ports(host, port, grpc_port, health_port, metrics_port)
-    left = serve(
-        load_bundle(directory), name or directory.resolve().name, settings, ports, Access(token, tls, insecure)
-    )
+    bundle = load_bundle(directory, follow=_followed(follow, follow_token_file, follow_tls_ca))
+    left = serve(bundle, name or directory.resolve().name, settings, ports, Access(token, tls, insecure))
     if left:
         raise ValueError(f"{left} requests were not answered within {LAST_ANSWERS:g} s")
+
+
+def _followed(follow: str | None, token_file: Path | None, ca: Path | None) -> str | PublisherAddress | None:
+    if token_file is None and ca is None:
+        return follow
+    if follow is None:
+        raise ValueError("--follow-token-file and --follow-tls-ca need --follow, the address of a publisher")
+    token = None if token_file is None else read_token(token_file)
+    return PublisherAddress(follow, token, None if ca is None else Tls(ca=ca))

@@ -2,30 +2,59 @@
 
 model/manifest.json              what belongs to the bundle, with checksums
 model/program.pt2                of `torch.export.save`
+model/graph.json                 the same program as a list of calls, see `recstore_ops.serving.graph`
+model/state.safetensors          the tensors that it needs
 model/tables/0.safetensors       a frozen table
+
+The graph opens in milliseconds; a program that has none is loaded by torch.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Mapping, Sequence
-from importlib.metadata import version
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim, ExportedProgram
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from recstore_ops.config.paths import user_path
-from recstore_ops.serving.frozen_table import EncodingName, FrozenMemory, FrozenTable, freeze
-from recstore_ops.serving.manifest import PROGRAM, BundledTable, Manifest, sum_of
-from recstore_ops.serving.program_tables import put_handle, tables_of
-from recstore_ops.serving.program_tensors import described
-from recstore_ops.table.table import Table
+from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
+from recstore_ops.serving.graph import Run
+from recstore_ops.serving.inputs import check_inputs
+from recstore_ops.serving.manifest import GRAPH, PROGRAM, Manifest
+from recstore_ops.serving.opening import opened_tables, read_graph, read_state, with_handles
+
+if TYPE_CHECKING:
+    from torch.export import ExportedProgram
+
+
+class Model(Protocol):
+    """What answers for a bundle.
+
+    Attributes:
+        in_spec: how the inputs lie in the arguments of a call.
+        out_spec: how the outputs lie in what it gives.
+        tables: by their names.
+    """
+
+    @property
+    def in_spec(self) -> TreeSpec: ...
+
+    @property
+    def out_spec(self) -> TreeSpec: ...
+
+    @property
+    def tables(self) -> Mapping[str, FrozenTable]: ...
+
+    def run(self, inputs: Sequence[Any], /) -> Sequence[Any]:
+        """Returns the outputs, flat, of inputs, flat."""
+        ...
+
+    def unchanged(self) -> AbstractContextManager[Run]:
+        """Gives what runs it over tables that do not change between its calls."""
+        ...
 
 
 class Bundle(nn.Module):
@@ -34,19 +63,19 @@ class Bundle(nn.Module):
     Attributes:
         path: the directory.
         manifest: what is in it.
-        tables: by the names that they had.
     """
 
-    def __init__(
-        self, path: Path, manifest: Manifest, program: ExportedProgram, tables: Mapping[str, FrozenTable]
-    ) -> None:
+    def __init__(self, path: Path, manifest: Manifest, model: Model) -> None:
         super().__init__()
         self.path = path
         self.manifest = manifest
-        self.tables = dict(tables)
-        self._program = program.module()
-        self._structure = program.call_spec.in_spec
+        self._model = model
         self.training = False
+
+    @property
+    def tables(self) -> Mapping[str, FrozenTable]:
+        """The tables, by the names that they had."""
+        return self._model.tables
 
     def train(self, mode: bool = True) -> Bundle:
         """Stays as it is: in evaluation mode.
@@ -59,160 +88,118 @@ class Bundle(nn.Module):
         return self
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Returns what the program gives."""
-        with torch.no_grad():
-            return self._program(*args, **kwargs)
+        """Returns what the program gives.
+
+        Raises:
+            ValueError: other arguments than those of the export, or tensors of another type or shape.
+        """
+        leaves, spec = tree_flatten((args, kwargs))
+        if spec != self._model.in_spec:
+            leaves = _ordered(leaves, args, kwargs, self._model.in_spec)
+        return tree_unflatten(self.flat(leaves), self._model.out_spec)
 
     def flat(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Returns the outputs of the manifest for its inputs, both in their order."""
-        assert self._structure is not None, "torch.export.load gives it"
-        args, kwargs = tree_unflatten(inputs, self._structure)
-        return tree_leaves(self(*args, **kwargs))
+        """Returns the outputs of the manifest for its inputs, both in their order.
 
+        Raises:
+            ValueError: tensors of another number, type or shape than those of the manifest.
+        """
+        return self._checked(self._model.run, inputs)
 
-def export(
-    model: nn.Module,
-    example_inputs: Sequence[Any] | Mapping[str, Any],
-    directory: str | os.PathLike[str],
-    *,
-    encoding: EncodingName | Mapping[str, EncodingName] = "float32",
-    dynamic_shapes: Any = None,
-    replace: bool = False,
-) -> Path:
-    """Writes a model and the rows that its tables have now to a directory, which `load_bundle` reads.
+    @contextmanager
+    def at_one_step(self) -> Iterator[Callable[[Sequence[Tensor]], list[Any]]]:
+        """Gives what does as `flat` does, over tables that do not change between its calls."""
+        with self._model.unchanged() as run:
+            yield lambda inputs: self._checked(run, inputs)
 
-    The model is exported in evaluation mode by `torch.export.export`. The directory is written beside its place and
-    then renamed.
-
-    Args:
-        model: with tables of this process.
-        example_inputs: the positional arguments of a call, or its keyword arguments by name. They are not kept. A batch
-            should have two rows or more: a size of 1 may be taken for one that never changes.
-        directory: of the bundle.
-        encoding: how rows are kept, of all tables or by their names; see `freeze`.
-        dynamic_shapes: as in `torch.export.export`; None lets the first dimension of every tensor vary.
-        replace: whether a bundle that is there may go.
-
-    Raises:
-        ValueError: there is something at `directory` that may not go, an encoding names a table that the model does not
-            read, a table is sharded over processes, or the model reads a table that has no name.
-        OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
-    """
-    target = Path(user_path(directory, "directory"))
-    _check_target(target, replace=replace)
-    arguments = _Arguments.of(example_inputs)
-    program, outputs = _exported(model, arguments, dynamic_shapes)
-    read = tables_of(program)
-    encodings = _encodings(list(read), encoding)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
-        written = Path(beside) / "bundle"
-        (written / "tables").mkdir(parents=True)
-        tables = [_frozen(written, number, *each, encodings) for number, each in enumerate(read.values())]
-        program.example_inputs = None  # They are somebody's rows, and pickled.
-        torch.export.save(program, written / PROGRAM)
-        Manifest(
-            torch=torch.__version__,
-            recstore_ops=version("recstore-ops"),
-            program=sum_of(written / PROGRAM),
-            tables=tuple(tables),
-            **described(program, outputs)._asdict(),
-        ).write(written)
-        if target.exists():
-            shutil.rmtree(target)
-        written.rename(target)
-    return target
-
-
-def load_bundle(directory: str | os.PathLike[str], *, memory: FrozenMemory = "mapped") -> Bundle:
-    """Opens a bundle. No name of a table is taken: any tables may be open in the process, other bundles too.
-
-    Args:
-        directory: as `export` wrote it. Its files must not be changed in place as long as the bundle is in use.
-        memory: of the tables, see `FrozenTable`.
-
-    Raises:
-        ValueError: there is no bundle, or one of another version.
-        OSError: a file is missing, cut off, changed, or of another bundle. Rows are looked at when they are first read.
-    """
-    path = Path(user_path(directory, "directory"))
-    manifest = Manifest.read(path)
-    program = torch.export.load(manifest.check_program(path))
-    tables = {}
-    for bundled in manifest.tables:
-        tables[bundled.name] = table = _opened(path, bundled, memory)
-        for constant in bundled.constants:
-            put_handle(program, constant, table.handle)
-    return Bundle(path, manifest, program, tables)
-
-
-def _check_target(target: Path, *, replace: bool) -> None:
-    if not target.exists():
-        return
-    if not replace:
-        raise ValueError(f"{target} is there already; replace=True, or --replace, writes the bundle in its place")
-    Manifest.read(target)
-
-
-class _Arguments(NamedTuple):
-    """Of a call."""
-
-    positional: tuple[Any, ...]
-    by_name: dict[str, Any]
-
-    @classmethod
-    def of(cls, given: Sequence[Any] | Mapping[str, Any]) -> _Arguments:
-        return cls((), dict(given)) if isinstance(given, Mapping) else cls(tuple(given), {})
-
-
-def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> tuple[ExportedProgram, Any]:
-    """Returns the program of a model, and what the model gives for the arguments."""
-    if dynamic_shapes is None:
-        dynamic_shapes = _first_dimensions(arguments.by_name or arguments.positional)
-    was_training = model.training
-    try:
+    def _checked(self, run: Run, inputs: Sequence[Tensor]) -> list[Any]:
+        check_inputs(self.manifest.inputs, inputs)
         with torch.no_grad():
-            outputs = model.eval()(*arguments.positional, **arguments.by_name)
-            return torch.export.export(model, *arguments, dynamic_shapes=dynamic_shapes), outputs
-    finally:
-        model.train(was_training)
+            return list(run(inputs))
+
+    def program(self) -> ExportedProgram:
+        """Returns the program as `torch.export` knows it, over the tables of this bundle.
+
+        Raises:
+            ValueError: the bundle is a base of a publication, which has the graph alone.
+            OSError: its file was changed.
+        """
+        if PROGRAM not in self.manifest.files:
+            raise ValueError(f"{self.path} is a base of a publication: it has no {PROGRAM}")
+        return _read_program(self.path, self.manifest, self.tables)
 
 
-def _first_dimensions(value: Any) -> Any:
-    """Shapes by which the first dimension of every tensor varies, also of those within containers."""
-    if isinstance(value, Tensor):
-        return {0: Dim.AUTO} if value.dim() else None
-    if isinstance(value, dict):
-        return {name: _first_dimensions(each) for name, each in value.items()}
-    leaves, structure = tree_flatten(value)
-    if structure.is_leaf():
-        return None
-    if isinstance(value, list | tuple):
-        return type(value)(map(_first_dimensions, value))
-    return [_first_dimensions(leaf) for leaf in leaves]
+class _GraphModel:
+    """A program that is run by its graph."""
+
+    def __init__(self, path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> None:
+        graph, state = read_graph(path, manifest), read_state(path, manifest)
+        self.in_spec, self.out_spec, self.tables = graph.in_spec, graph.out_spec, tables
+        self.run = graph.bind(with_handles(state, manifest, tables))
+
+    def unchanged(self) -> AbstractContextManager[Run]:
+        """See `Model`."""
+        return nullcontext(self.run)
 
 
-def _encodings(names: Sequence[str], given: EncodingName | Mapping[str, EncodingName]) -> dict[str, EncodingName]:
-    if isinstance(given, str):
-        return dict.fromkeys(names, given)
-    if unknown := sorted(given.keys() - set(names)):
-        raise ValueError(f"encoding names table {unknown[0]!r}, the model reads {', '.join(names) or 'none'}")
-    return {name: given.get(name, "float32") for name in names}
+class _ProgramModel:
+    """A program that is run as torch loads it."""
+
+    def __init__(self, path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> None:
+        program = _read_program(path, manifest, tables)
+        in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
+        assert in_spec is not None, "torch.export.load gives it"
+        assert out_spec is not None, "torch.export.load gives it"
+        self.in_spec, self.out_spec, self.tables = in_spec, out_spec, tables
+        self._module = program.module()
+
+    def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        """See `Model`."""
+        args, kwargs = tree_unflatten(inputs, self.in_spec)
+        return tree_leaves(self._module(*args, **kwargs))
+
+    def unchanged(self) -> AbstractContextManager[Run]:
+        """See `Model`."""
+        return nullcontext(self.run)
 
 
-def _frozen(
-    written: Path, number: int, table: Table, constants: tuple[str, ...], encodings: Mapping[str, EncodingName]
-) -> BundledTable:
-    file = f"tables/{number}.safetensors"
-    freeze(table, written / file, encodings[table.name])
-    return BundledTable(table.name, file, FrozenTable(written / file).fingerprint, constants)
+def open_bundle(path: Path, memory: FrozenMemory) -> Bundle:
+    """Opens a bundle.
+
+    Raises:
+        ValueError, OSError: as `load_bundle`.
+    """
+    manifest = Manifest.read(path)
+    model = _GraphModel if GRAPH in manifest.files else _ProgramModel
+    return Bundle(path, manifest, model(path, manifest, opened_tables(path, manifest, memory)))
 
 
-def _opened(path: Path, bundled: BundledTable, memory: FrozenMemory) -> FrozenTable:
-    table = FrozenTable(path / bundled.file, memory)
-    if (table.name, table.fingerprint) != (bundled.name, bundled.fingerprint):
-        raise OSError(
-            f"{table.path} is not of this bundle: expected table {bundled.name!r} with fingerprint "
-            f"{bundled.fingerprint:08x}, got {table.name!r} with {table.fingerprint:08x}"
-        )
-    return table
+def _read_program(path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> ExportedProgram:
+    program = torch.export.load(manifest.check_file(path, PROGRAM))
+    for bundled in manifest.tables:
+        for constant in bundled.constants:
+            _put_handle(program, constant, tables[bundled.name].handle)
+    return program
+
+
+def _ordered(leaves: list[Any], args: Sequence[Any], kwargs: Mapping[str, Any], expected: TreeSpec) -> list[Any]:
+    """The leaves of arguments that are given by name in another order.
+
+    Raises:
+        ValueError: they are others.
+    """
+    names = list(expected.child(1).context)
+    if set(names) == set(kwargs):
+        leaves, spec = tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
+        if spec == expected:
+            return leaves
+    found = tree_flatten((args, dict(kwargs)))[1]
+    raise ValueError(f"the bundle takes the arguments that it was exported with, {expected}; got {found}")
+
+
+def _put_handle(program: ExportedProgram, constant: str, handle: Tensor) -> None:
+    for held in (program.constants, program.state_dict):
+        if constant in held:
+            held[constant] = handle
+            return
+    raise OSError(f"the program of the bundle has no constant {constant}")

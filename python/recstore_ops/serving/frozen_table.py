@@ -11,7 +11,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
@@ -57,7 +56,7 @@ class FrozenTable:
         self.config: dict[str, Any] = json.loads(opened["config"])
         self.fingerprint: int = opened["fingerprint"]
         self.handle = torch.tensor(opened["handle"], dtype=torch.int64, device="cpu")
-        weakref.finalize(self, _close, self.handle)
+        weakref.finalize(self, _close, opened["handle"])
 
     def read(self, ids: Tensor) -> Tensor:
         """Returns the row of each id, int64 `[...]` -> float32 `[..., dim]`; an id without one has its initial value.
@@ -66,6 +65,20 @@ class FrozenTable:
             RuntimeError: a byte that was read was changed.
         """
         return operators.emb_read(self.handle, ids, self.dim)
+
+    def change(self, ids: bytes, rows: bytes, deleted: bytes) -> None:
+        """Takes what changed in the table since it was frozen; rows are read as they are then, the file stays as it is.
+
+        Args:
+            ids: int64, of rows that are new or other.
+            rows: theirs, in the encoding of the table, one behind the other.
+            deleted: int64, of rows that went before the others came.
+
+        Raises:
+            RuntimeError: lengths do not fit each other, an id is beyond the table's bound, or a byte of the file was
+                changed. Then no row has changed.
+        """
+        _native.change_frozen(self.handle.tolist(), ids, rows, deleted)
 
     def __len__(self) -> int:
         return self.rows
@@ -98,7 +111,8 @@ def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = 
     return _native.freeze_table(table.table_id, user_path(path, "path"), encoding)
 
 
-def _close(handle: Tensor) -> None:
-    # A table may be collected as garbage while something else is traced. Whoever released all released it too.
-    with _disable_current_modes(), suppress(RuntimeError):
-        operators.hashtable_release(handle)
+def _close(handle: list[int]) -> None:
+    # Not by the operator: a table may be collected as garbage while something else is traced. Whoever released all
+    # released it too.
+    with suppress(RuntimeError):
+        _native.close_frozen(handle)

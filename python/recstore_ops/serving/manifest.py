@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 NAME = "manifest.json"
-PROGRAM = "program.pt2"
-_FORMAT, _VERSION = "recstore bundle", 1
+PROGRAM, GRAPH, STATE = "program.pt2", "graph.json", "state.safetensors"
+_FORMAT, _VERSION = "recstore bundle", 2
 _BYTES_AT_A_TIME = 1 << 20
 
 
@@ -37,7 +38,7 @@ class Manifest:
 
     Attributes:
         torch, recstore_ops: the versions that wrote it.
-        program: bytes and CRC-32 of the program's file.
+        files: bytes and CRC-32 of the program's files.
         tables: those that the program reads.
         inputs: each tensor that the program takes, see `recstore_ops.serving.program_tensors`.
         outputs: each that it gives.
@@ -45,7 +46,7 @@ class Manifest:
 
     torch: str
     recstore_ops: str
-    program: dict[str, int]
+    files: dict[str, dict[str, int]]
     tables: tuple[BundledTable, ...]
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
@@ -82,17 +83,21 @@ class Manifest:
         tensors = {name: tuple(fields[name]) for name in ("inputs", "outputs")}
         return cls(**{**fields, "tables": tables, **tensors})
 
-    def check_program(self, directory: Path) -> Path:
-        """Returns the program's file.
+    def check_file(self, directory: Path, name: str) -> Path:
+        """Returns a file of the program.
 
         Raises:
             OSError: it is not the one that was written.
         """
-        path = directory / PROGRAM
-        found = sum_of(path)
-        if found != self.program:
-            raise OSError(f"{path} is not the program of this bundle: expected {self.program}, got {found}")
+        path = directory / name
+        if (found := sum_of(path)) != self.files[name]:
+            raise OSError(f"{path} is not that of this bundle: expected {self.files[name]}, got {found}")
         return path
+
+
+def is_file_of_a_bundle(name: str) -> bool:
+    """Whether a file has a name that bundles give."""
+    return name in (NAME, PROGRAM, GRAPH, STATE) or re.fullmatch(r"tables/\d+\.safetensors", name) is not None
 
 
 def _sum_of_fields(fields: dict[str, Any]) -> int:

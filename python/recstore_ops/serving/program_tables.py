@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from torch import Tensor
 from torch._ops import OpOverload
@@ -32,17 +32,9 @@ def tables_of(program: ExportedProgram) -> dict[str, tuple[Table, tuple[str, ...
     return {name: (table, tuple(constants)) for name, (table, constants) in found.items()}
 
 
-def put_handle(program: ExportedProgram, constant: str, handle: Tensor) -> None:
-    """Puts a handle in the place of a constant.
-
-    Raises:
-        OSError: the program has no such constant.
-    """
-    for held in (program.constants, program.state_dict):
-        if constant in held:
-            held[constant] = handle
-            return
-    raise OSError(f"the program of the bundle has no constant {constant}")
+def state_of(program: ExportedProgram, handles: Collection[str]) -> dict[str, Tensor]:
+    """Returns the tensors that a program needs beside its inputs and the handles of tables."""
+    return {name: value.detach().contiguous().clone() for name, value in _held(program) if name not in handles}
 
 
 def _held(program: ExportedProgram) -> Iterator[tuple[str, Tensor]]:

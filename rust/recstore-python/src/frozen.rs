@@ -6,6 +6,7 @@ use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use recstore::Error;
+use recstore_bridge::Failure;
 
 use crate::registry;
 
@@ -35,6 +36,13 @@ pub(crate) fn open_frozen<'py>(py: Python<'py>, path: PathBuf, memory: &str) -> 
     told.set_item("encoding", opened.encoding.to_string())?;
     told.set_item("fingerprint", opened.fingerprint)?;
     Ok(told)
+}
+
+/// Closes the frozen table of a handle's words.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn close_frozen(handle: Vec<i64>) -> PyResult<()> {
+    registry()?.close_frozen(&handle).map_err(|failure| PyRuntimeError::new_err(Failure::to_string(&failure)))
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]

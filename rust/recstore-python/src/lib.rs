@@ -7,6 +7,7 @@ mod forgetting;
 mod frozen;
 mod log_lines;
 mod optimizer_state;
+mod publishing;
 mod servers;
 mod text_hash;
 
@@ -29,11 +30,13 @@ mod _native {
     #[pymodule_export]
     use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
     #[pymodule_export]
-    use super::frozen::{freeze_table, open_frozen};
+    use super::frozen::{close_frozen, freeze_table, open_frozen};
     #[pymodule_export]
     use super::log_lines::{LogLines, log_to_stderr};
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
+    #[pymodule_export]
+    use super::publishing::{begin_publication, change_frozen, end_publication, take_changes};
     #[pymodule_export]
     use super::servers::{
         Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,

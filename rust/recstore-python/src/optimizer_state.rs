@@ -36,7 +36,7 @@ impl StateOfTable {
     }
 }
 
-fn numbers<T: Pod>(bytes: &[u8]) -> PyResult<&[T]> {
+pub(crate) fn numbers<T: Pod>(bytes: &[u8]) -> PyResult<&[T]> {
     bytemuck::try_cast_slice(bytes).map_err(|error| {
         PyValueError::new_err(format!("{} bytes are no numbers of {}: {error}", bytes.len(), size_of::<T>()))
     })

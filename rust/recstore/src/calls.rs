@@ -30,6 +30,17 @@ pub struct TableUpdate<'a> {
     pub step: Step,
 }
 
+/// What changed in a table since it was last asked.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ChangedRows {
+    /// The ids whose rows changed or are new.
+    pub ids: Vec<i64>,
+    /// Their rows as they are now, one behind the other.
+    pub rows: Vec<f32>,
+    /// The ids whose rows were deleted; one that has a row again is among `ids` too.
+    pub deleted: Vec<i64>,
+}
+
 /// What the optimizer of a table keeps.
 #[derive(Debug, Clone)]
 pub struct OptimizerState<'a> {

@@ -248,11 +248,38 @@ pub enum Error {
         message: String,
     },
 
+    /// A table has a publication already.
+    #[error("publish: table \"{table}\" is published already: close the other publisher first")]
+    Published {
+        /// The table's name.
+        table: String,
+    },
+
+    /// A row has a value that an encoding has no number for.
+    #[error("{value} in the row of id {id} cannot be kept as {encoding}")]
+    Unencodable {
+        /// The row's id.
+        id: i64,
+        /// The value.
+        value: f32,
+        /// The encoding.
+        encoding: String,
+    },
+
     /// A frozen table does not change.
     #[error("{operation}: table \"{table}\" is frozen: it is read only")]
     ReadOnly {
         /// The call that was refused.
         operation: &'static str,
+        /// The table's name.
+        table: String,
+    },
+
+    /// A table does not note its changes for a publication.
+    #[error(
+        "publish: the changes of table \"{table}\" are no longer noted: it was loaded anew, or had no memory left for them"
+    )]
+    NotPublished {
         /// The table's name.
         table: String,
     },

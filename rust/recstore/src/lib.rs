@@ -39,7 +39,8 @@ mod store;
 mod table;
 
 pub use calls::{
-    MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
+    ChangedRows, MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableStatistics,
+    TableUpdate,
 };
 pub use checkpoint::{
     CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Progress, SERVER_STATE,
@@ -52,7 +53,9 @@ pub use config::{
     NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
-pub use frozen::{Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, freeze, freeze_without};
+pub use frozen::{
+    Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_without,
+};
 pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;

@@ -1,86 +1,23 @@
-"""Who may reach a door: addresses, certificates, tokens."""
+"""How a door lets clients in over gRPC, and how it counts those whose token is another."""
 
 from __future__ import annotations
 
-import hmac
-import ipaddress
-import socket
-import ssl
-from dataclasses import dataclass
 from pathlib import Path
 
 import grpc
 
-from recstore_ops.servers.server_config import Tls
+from recstore_ops.serving.access import Access, accepts
 from recstore_ops.serving.door.metrics import Metrics
 from recstore_ops.serving.door.refusals import Kind, Refusal
 
 
-@dataclass(frozen=True)
-class Access:
-    """How clients are let in.
-
-    Attributes:
-        token: what they must know.
-        tls: certificate and key of the server, and the authorities of clients' certificates.
-        insecure: whether other machines may reach it without both.
-    """
-
-    token: str | None = None
-    tls: Tls | None = None
-    insecure: bool = False
-
-    def check(self, host: str, port: int) -> str:
-        """Returns the address of a host.
-
-        Raises:
-            ValueError: other machines reach it, and it lacks TLS or a token.
-            OSError: the host has no address.
-        """
-        address = resolved(host, port)
-        is_guarded = self.tls is not None and self.token is not None
-        if not (ipaddress.ip_address(address).is_loopback or is_guarded or self.insecure):
-            raise ValueError(
-                f"{host}:{port} can be reached from other machines: give the server TLS and a token, listen on a "
-                "loopback address, or set --insecure where the network is trusted"
-            )
-        return address
-
-    def ssl_context(self) -> ssl.SSLContext | None:
-        """Returns how connections of HTTP are encrypted.
-
-        Raises:
-            ValueError: a file is missing or no PEM file of its kind; the message names it.
-        """
-        if self.tls is None:
-            return None
-        certificate, key = self._own(self.tls)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        try:
-            context.load_cert_chain(certificate, key)
-        except (OSError, ValueError) as error:
-            raise ValueError(f"{certificate} and {key}: no certificate and key that fit: {error}") from None
-        if self.tls.ca is not None:
-            context.verify_mode = ssl.CERT_REQUIRED
-            try:
-                context.load_verify_locations(self.tls.ca)
-            except (OSError, ValueError) as error:
-                raise ValueError(f"{self.tls.ca}: no certificates of authorities: {error}") from None
-        return context
-
-    def grpc_credentials(self) -> grpc.ServerCredentials | None:
-        """Returns how connections of gRPC are encrypted, of files that `ssl_context` takes."""
-        if self.tls is None:
-            return None
-        certificate, key = (Path(path).read_bytes() for path in self._own(self.tls))
-        ca = None if self.tls.ca is None else Path(self.tls.ca).read_bytes()
-        return grpc.ssl_server_credentials([(key, certificate)], ca, ca is not None)
-
-    def _own(self, tls: Tls) -> tuple[Path, Path]:
-        if tls.certificate is None or tls.key is None:
-            raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
-        return Path(tls.certificate), Path(tls.key)
+def grpc_credentials(access: Access) -> grpc.ServerCredentials | None:
+    """Returns how connections of gRPC are encrypted, of files that `Access.ssl_context` takes."""
+    if access.tls is None:
+        return None
+    certificate, key = (Path(path).read_bytes() for path in access.own_files(access.tls))
+    ca = None if access.tls.ca is None else Path(access.tls.ca).read_bytes()
+    return grpc.ssl_server_credentials([(key, certificate)], ca, ca is not None)
 
 
 class TokenCheck:
@@ -93,7 +30,7 @@ class TokenCheck:
     """
 
     def __init__(self, token: str | None, protocol: str, metrics: Metrics) -> None:
-        self._expected = None if token is None else f"Bearer {token}".encode()
+        self._token = token
         self._protocol = protocol
         self._metrics = metrics
 
@@ -103,23 +40,6 @@ class TokenCheck:
         Raises:
             Refusal: it is not the server's.
         """
-        if self._expected is not None and not hmac.compare_digest(authorization, self._expected):
+        if not accepts(self._token, authorization):
             self._metrics.requests[self._protocol, Kind.TOKEN.label] += 1
             raise Refusal(Kind.TOKEN, "the token is not the server's")
-
-
-def resolved(host: str, port: int) -> str:
-    """Returns the first address of a host.
-
-    Raises:
-        OSError: it has none.
-    """
-    try:
-        return str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
-    except (OSError, UnicodeError) as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error}") from None
-
-
-def written(address: str, port: int) -> str:
-    """Returns `address:port`, as URLs have it."""
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"

@@ -21,6 +21,7 @@ from recstore_ops.serving.door.refusals import Kind, Refusal, invalid, quoted
 from recstore_ops.serving.door.settings import DoorSettings
 from recstore_ops.serving.door.signature import Signature, TensorSpec
 from recstore_ops.serving.door.tensors import Given, tensors_of
+from recstore_ops.serving.following.followed import FollowingBundle
 
 VERSION = "1"
 PLATFORM = "recstore_bundle"
@@ -68,7 +69,8 @@ class Door:
         self.settings = settings
         self._bundle = bundle
         signature = Signature.of(bundle)
-        self.signature = replace(signature, alone=_reason(signature, settings, self._bundle.flat))
+        with bundle.at_one_step() as flat:
+            self.signature = replace(signature, alone=_reason(signature, settings, flat))
         self.metrics = Metrics(name)
         self._batcher = Batcher(self._bundle.flat, self.signature.alone is None, settings, self.metrics)
         self.is_ready = True
@@ -77,6 +79,7 @@ class Door:
         self.metrics.gauges |= {
             "recstore_model_queued_requests": ("Requests that wait for a worker.", lambda: len(self._batcher)),
             "recstore_model_requests_in_flight": ("Requests not yet answered.", lambda: self.in_flight),
+            **_of_following(bundle),
             "recstore_model_ready": ("1 while health says ready.", lambda: int(self.is_ready)),
         }
 
@@ -169,3 +172,17 @@ def _reason(
     if settings.max_batch == 1:
         return "--max-batch is 1"
     return reason_to_run_alone(signature, program)
+
+
+def _of_following(bundle: Bundle) -> dict[str, tuple[str, Callable[[], float]]]:
+    """The gauges of a bundle that follows a publication."""
+    if not isinstance(bundle, FollowingBundle):
+        return {}
+    return {
+        "recstore_model_step": ("The step of the trainer whose state answers.", lambda: bundle.step),
+        "recstore_model_age_seconds": ("Time since the trainer was there.", lambda: bundle.age),
+        "recstore_model_follows": (
+            "1 while the publication can be read.",
+            lambda: int(bundle.follower.problem is None),
+        ),
+    }

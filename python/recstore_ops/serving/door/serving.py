@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 import grpc.aio
 from aiohttp import web
 
+from recstore_ops.serving.access import Access, resolved, written
 from recstore_ops.serving.bundle import Bundle
-from recstore_ops.serving.door.access import Access, resolved, written
+from recstore_ops.serving.door.access import grpc_credentials
 from recstore_ops.serving.door.connections import Connections
 from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.grpc_service import GrpcDoor
@@ -144,7 +145,7 @@ async def _listen_http(
 async def _listen_grpc(door: Door, listening: _Listening, port: int, host: str, access: Access) -> grpc.aio.Server:
     server = GrpcDoor(door, access.token).server()
     address = resolved(host, port)
-    credentials = access.grpc_credentials()
+    credentials = grpc_credentials(access)
     try:
         if credentials is None:
             bound = server.add_insecure_port(written(address, port))

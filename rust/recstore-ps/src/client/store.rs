@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use recstore::{
-    BagInput, DistinctGradients, EmbeddingStore, EmbeddingTable, Error, LoadOptions, LoadReport,
+    BagInput, ChangedRows, DistinctGradients, EmbeddingStore, EmbeddingTable, Error, LoadOptions, LoadReport,
     OptimizerState, Result, RowlessTable, SaveOptions, SaveReport, Serial, Shard, Step, StoreMemory,
     TableConfig, TableId, TableUpdate,
 };
@@ -22,6 +22,11 @@ use crate::wire::codec::{Floats, MergedUpdate, Request};
 
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
 pub(super) const NO_PLACE: u32 = u32::MAX;
+
+fn unpublished<T>() -> Result<T> {
+    let message = "servers do not tell what changed: publish tables of the process that trains".to_owned();
+    Err(Error::Unsupported { operation: "publish", message })
+}
 
 impl EmbeddingStore for RemoteStore {
     fn open_table(&self, name: &str, config: &TableConfig) -> Result<Arc<dyn EmbeddingTable>> {
@@ -124,6 +129,18 @@ impl EmbeddingStore for RemoteStore {
     fn put_optimizer_states(&self, _: &[OptimizerState<'_>]) -> Result<()> {
         let message = "servers take optimizer state from checkpoints only: load one".to_owned();
         Err(Error::Unsupported { operation: "put_optimizer_states", message })
+    }
+
+    fn begin_publication(&self, _: &[TableId]) -> Result<u64> {
+        unpublished()
+    }
+
+    fn take_changes(&self, _: &[TableId], _: u64, _: bool) -> Result<Vec<ChangedRows>> {
+        unpublished()
+    }
+
+    fn end_publication(&self, _: &[TableId], _: u64) -> Result<()> {
+        unpublished()
     }
 
     fn set_memory_limit(&self, _: Option<u64>) -> Result<()> {

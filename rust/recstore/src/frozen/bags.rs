@@ -1,8 +1,9 @@
 //! Pools bags of several frozen tables, in pieces of bags that threads share.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
-use super::table::FrozenTable;
+use super::changed::{Both, Changed};
+use super::followed::{FollowedTable, with_rows};
 use super::walk::PoolRows;
 use crate::kernel::parallel::Executor;
 use crate::rows::pooling::{BagInput, Piece, Pooling, for_each_piece};
@@ -14,32 +15,37 @@ use crate::{Error, Result};
 /// [`Error::Frozen`]: a byte that was read was changed.
 pub(super) fn pool(
     executor: &dyn Executor,
-    tables: &[&FrozenTable],
+    tables: &[&FollowedTable],
     input: BagInput<'_>,
     pooled: &mut [f32],
     max_positions: &mut [i64],
 ) -> Result<()> {
-    let dims: Vec<usize> = tables.iter().map(|table| table.dim()).collect();
+    let dims: Vec<usize> = tables.iter().map(|table| table.frozen().dim()).collect();
+    let changed: Vec<Arc<Changed>> = tables.iter().map(|table| table.changed()).collect();
     let failure = OnceLock::new();
     for_each_piece(executor, &dims, &input, pooled, max_positions, |piece| {
-        pool_piece(tables, input, piece, &failure);
+        pool_piece(tables, &changed, input, piece, &failure);
     });
     failure.into_inner().map_or(Ok(()), Err)
 }
 
-fn pool_piece(tables: &[&FrozenTable], input: BagInput<'_>, mut piece: Piece<'_>, failure: &OnceLock<Error>) {
+fn pool_piece(
+    tables: &[&FollowedTable],
+    changed: &[Arc<Changed>],
+    input: BagInput<'_>,
+    mut piece: Piece<'_>,
+    failure: &OnceLock<Error>,
+) {
     let mut first = 0;
-    for (number, &table) in tables.iter().enumerate() {
-        let (range, columns) = piece.of_table(number, first, table.dim());
-        table.simd().run(PoolRows {
-            table,
-            ids: input.ids_of(range.clone()),
-            first_position: input.offsets[range.start] as usize,
-            pooling: Pooling::new(input, range, columns),
-            row: vec![0.0; table.dim()],
-            failure,
+    for (number, (table, changed)) in tables.iter().zip(changed).enumerate() {
+        let dim = table.frozen().dim();
+        let (range, columns) = piece.of_table(number, first, dim);
+        let (ids, first_position) = (input.ids_of(range.clone()), input.offsets[range.start] as usize);
+        let (pooling, row) = (Pooling::new(input, range, columns), vec![0.0; dim]);
+        with_rows!(table, &**changed, source => {
+            table.frozen().simd().run(PoolRows { source, ids, first_position, pooling, row, failure });
         });
-        first += table.dim();
+        first += dim;
     }
 }
 
@@ -47,7 +53,7 @@ fn pool_piece(tables: &[&FrozenTable], input: BagInput<'_>, mut piece: Piece<'_>
 mod tests {
     use super::*;
     use crate::config::TableConfig;
-    use crate::frozen::{Encoding, FrozenMemory, FrozenSpec, freeze};
+    use crate::frozen::{Encoding, FrozenMemory, FrozenSpec, FrozenTable, freeze};
     use crate::kernel::parallel::Serial;
     use crate::kernel::simd::SimdLevel;
     use crate::rows::pooling::PoolingMode;
@@ -124,7 +130,7 @@ mod tests {
             for level in SimdLevel::available() {
                 let table = opened(directory.path(), dim, encoding, level);
                 let mut pooled = vec![f32::NAN; expected.len()];
-                pool(&Serial, &[&table], input, &mut pooled, &mut []).unwrap();
+                pool(&Serial, &[&FollowedTable::new(table)], input, &mut pooled, &mut []).unwrap();
                 prop_assert_eq!(&pooled, &expected, "{} at {}", encoding, level);
             }
         }

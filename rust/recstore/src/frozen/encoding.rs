@@ -64,6 +64,24 @@ impl Encoding {
         Ok(())
     }
 
+    /// Returns the bytes of rows, one behind the other.
+    ///
+    /// # Errors
+    /// [`Error::Unencodable`] names the id whose row has a value that the encoding has no number for.
+    pub fn encode_all(self, ids: &[i64], rows: &[f32]) -> Result<Vec<u8>> {
+        let dim = rows.len().checked_div(ids.len()).unwrap_or(0);
+        let mut bytes = vec![0; ids.len() * self.row_bytes(dim)];
+        let pieces = bytes.chunks_mut(self.row_bytes(dim).max(1));
+        for ((id, row), bytes) in ids.iter().zip(rows.chunks(dim.max(1))).zip(pieces) {
+            self.encode(row, bytes).map_err(|value| Error::Unencodable {
+                id: *id,
+                value,
+                encoding: self.to_string(),
+            })?;
+        }
+        Ok(bytes)
+    }
+
     /// Reads a row from its bytes.
     #[inline(always)]
     pub(super) fn decode(self, bytes: &[u8], row: &mut [f32]) {

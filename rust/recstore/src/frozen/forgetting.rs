@@ -4,6 +4,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 use super::mapped::FrozenMemory;
+use super::source::RowSource;
 use super::table::FrozenTable;
 use super::writer::{FrozenSpec, write_file};
 use crate::{Error, Result};
@@ -26,7 +27,7 @@ pub fn freeze_without(from: &Path, to: &Path, ids: &[i64]) -> Result<(usize, u64
         |error: std::io::Error| Error::Frozen { path: to.display().to_string(), message: error.to_string() };
     // Ids are in the order of their hashes here and there.
     let bytes = write_file(to, spec, kept, |writer, _| {
-        numbers.iter().try_for_each(|&number| writer.write(table.row(number)?).map_err(failed))
+        numbers.iter().try_for_each(|&number| writer.write((&table).row(number)?).map_err(failed))
     })?;
     Ok((left_out, bytes))
 }

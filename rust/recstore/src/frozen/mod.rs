@@ -1,4 +1,4 @@
-//! Tables that no longer change: one file each, mapped into memory, whose pages all processes of a machine share,
+//! Tables that train no longer: one file each, mapped into memory, whose pages all processes of a machine share,
 //! or copied to huge pages.
 //!
 //! A file is plain safetensors: `ids` in lines of eight words, in the order of their hashes, the row of each, and a
@@ -6,16 +6,20 @@
 
 mod bags;
 mod blocks;
+mod changed;
 mod encoding;
+mod followed;
 mod forgetting;
 mod index;
 mod layout;
 mod mapped;
+mod source;
 mod store;
 mod table;
 mod walk;
 mod writer;
 
+pub use changed::RowChanges;
 pub use encoding::Encoding;
 pub use forgetting::freeze_without;
 pub use mapped::FrozenMemory;

@@ -7,11 +7,14 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::bags::pool;
+use super::changed::RowChanges;
 use super::encoding::Encoding;
+use super::followed::FollowedTable;
 use super::mapped::FrozenMemory;
 use super::table::FrozenTable;
 use crate::calls::{
-    MemoryUse, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics, TableUpdate,
+    ChangedRows, MemoryUse, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics,
+    TableUpdate,
 };
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
@@ -67,6 +70,7 @@ impl FrozenStore {
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         let id = TableId(self.opened.fetch_add(1, Ordering::Relaxed) + 1);
+        let table = FollowedTable::new(table);
         let opened = Arc::new(OpenTable { id, table, executor: Arc::clone(&self.executor) });
         tables.insert(id, Arc::clone(&opened));
         Ok(opened)
@@ -78,7 +82,16 @@ impl FrozenStore {
     /// [`Error::UnknownHandle`].
     pub fn describe_file(&self, id: TableId) -> Result<(Encoding, u32)> {
         let open = self.opened("describe_file", id)?;
-        Ok((open.table.encoding(), open.table.fingerprint()))
+        Ok((open.table.frozen().encoding(), open.table.frozen().fingerprint()))
+    }
+
+    /// Takes what changed in the table that was frozen. A reader has all of it or nothing.
+    ///
+    /// # Errors
+    /// [`Error::UnknownHandle`]; [`Error::LengthMismatch`]; [`Error::IdOutOfRange`]; [`Error::Frozen`]. Then nothing has
+    /// changed.
+    pub fn change(&self, id: TableId, changes: RowChanges<'_>) -> Result<()> {
+        self.opened("follow", id)?.table.change(changes)
     }
 
     /// Forgets a table; whoever has it still reads it.
@@ -96,7 +109,7 @@ impl FrozenStore {
     fn names(&self) -> Vec<String> {
         let _gate = fork::enter();
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        let mut names: Vec<String> = tables.values().map(|open| open.table.name().to_owned()).collect();
+        let mut names: Vec<String> = tables.values().map(|open| open.name().to_owned()).collect();
         names.sort();
         names
     }
@@ -106,7 +119,7 @@ impl FrozenStore {
         let named = table.map(|id| self.opened(operation, id)).transpose()?;
         Err(Error::ReadOnly {
             operation,
-            table: named.map_or_else(String::new, |open| open.table.name().to_owned()),
+            table: named.map_or_else(String::new, |open| open.name().to_owned()),
         })
     }
 }
@@ -123,7 +136,7 @@ impl EmbeddingStore for FrozenStore {
     fn find_table(&self, name: &str) -> Result<Option<Arc<dyn EmbeddingTable>>> {
         let _gate = fork::enter();
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
-        let found = tables.values().rev().find(|open| open.table.name() == name);
+        let found = tables.values().rev().find(|open| open.name() == name);
         Ok(found.map(|open| Arc::clone(open) as Arc<dyn EmbeddingTable>))
     }
 
@@ -156,9 +169,9 @@ impl EmbeddingStore for FrozenStore {
     ) -> Result<()> {
         let tables: Vec<Arc<OpenTable>> =
             tables.iter().map(|&id| self.opened("emb_bag", id)).collect::<Result<_>>()?;
-        let rules: Vec<&RowlessTable> = tables.iter().map(|open| open.table.rules()).collect();
+        let rules: Vec<&RowlessTable> = tables.iter().map(|open| open.table.frozen().rules()).collect();
         RowlessTable::check_bags(&rules, &input, [pooled.len(), max_positions.len(), places.len()])?;
-        let read: Vec<&FrozenTable> = tables.iter().map(|open| &open.table).collect();
+        let read: Vec<&FollowedTable> = tables.iter().map(|open| &open.table).collect();
         pool(&*self.executor, &read, input, pooled, max_positions)?;
         places.fill(NO_PLACE);
         Ok(())
@@ -170,6 +183,23 @@ impl EmbeddingStore for FrozenStore {
 
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
         self.refused("put_optimizer_states", states.first().map(|state| state.table))
+    }
+
+    fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
+        self.refused("publish", tables.first().copied())
+    }
+
+    fn take_changes(
+        &self,
+        tables: &[TableId],
+        _publication: u64,
+        _was_told: bool,
+    ) -> Result<Vec<ChangedRows>> {
+        self.refused("publish", tables.first().copied())
+    }
+
+    fn end_publication(&self, tables: &[TableId], _publication: u64) -> Result<()> {
+        self.refused("publish", tables.first().copied())
     }
 
     fn set_memory_limit(&self, _limit: Option<u64>) -> Result<()> {
@@ -203,13 +233,13 @@ impl EmbeddingStore for FrozenStore {
 /// A frozen table that was opened.
 struct OpenTable {
     id: TableId,
-    table: FrozenTable,
+    table: FollowedTable,
     executor: Arc<dyn Executor>,
 }
 
 impl OpenTable {
     fn refused<T>(&self, operation: &'static str) -> Result<T> {
-        Err(Error::ReadOnly { operation, table: self.table.name().to_owned() })
+        Err(Error::ReadOnly { operation, table: self.name().to_owned() })
     }
 }
 
@@ -219,11 +249,11 @@ impl EmbeddingTable for OpenTable {
     }
 
     fn name(&self) -> &str {
-        self.table.name()
+        self.table.frozen().name()
     }
 
     fn dim(&self) -> usize {
-        self.table.dim()
+        self.table.frozen().dim()
     }
 
     fn check_open(&self, _operation: &'static str) -> Result<()> {
@@ -232,8 +262,8 @@ impl EmbeddingTable for OpenTable {
 
     fn describe(&self) -> Result<TableDescription> {
         Ok(TableDescription {
-            name: self.table.name().to_owned(),
-            config: self.table.config().clone(),
+            name: self.name().to_owned(),
+            config: self.table.frozen().config().clone(),
             slots: Vec::new(),
         })
     }
@@ -244,7 +274,7 @@ impl EmbeddingTable for OpenTable {
 
     fn read_with_places(&self, ids: &[i64], rows: &mut [f32], places: &mut [u32]) -> Result<()> {
         let expected = if places.is_empty() { 0 } else { ids.len() + TAG_WORDS };
-        self.table.rules().check_length("emb_read", "places", expected, places.len())?;
+        self.table.frozen().rules().check_length("emb_read", "places", expected, places.len())?;
         self.read(ids, rows)?;
         places.fill(NO_PLACE);
         Ok(())
@@ -259,10 +289,9 @@ impl EmbeddingTable for OpenTable {
         if insert {
             return self.refused(OPERATION);
         }
-        self.table.rules().check_rows(OPERATION, ids, rows.len())?;
-        self.table.rules().check_length(OPERATION, "indices", ids.len(), indices.len())?;
-        self.table.read(&*self.executor, ids, rows)?;
-        self.table.row_numbers(ids, indices)
+        self.table.frozen().rules().check_rows(OPERATION, ids, rows.len())?;
+        self.table.frozen().rules().check_length(OPERATION, "indices", ids.len(), indices.len())?;
+        self.table.lookup(&*self.executor, ids, indices, rows)
     }
 
     fn delete(&self, _ids: &[i64]) -> Result<usize> {
@@ -298,8 +327,10 @@ impl EmbeddingTable for OpenTable {
     }
 
     fn statistics(&self) -> Result<TableStatistics> {
-        let memory = MemoryUse { disk_bytes: self.table.file_bytes() as u64, ..MemoryUse::default() };
-        Ok(TableStatistics { rows: self.table.num_rows(), memory, ..TableStatistics::default() })
+        let disk_bytes = self.table.frozen().file_bytes() as u64;
+        let memory = MemoryUse { disk_bytes, ..self.table.changed().memory() };
+        let (rows, bytes) = (self.table.num_rows(), memory.bytes() as usize);
+        Ok(TableStatistics { rows, bytes, memory, ..TableStatistics::default() })
     }
 }
 

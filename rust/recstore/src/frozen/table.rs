@@ -3,24 +3,21 @@
 use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use super::blocks::Blocks;
 use super::encoding::Encoding;
 use super::index::{Found, Line, home, ids_of, look, num_homes};
 use super::layout::Layout;
 use super::mapped::{FileBytes, FrozenMemory};
-use super::walk::ReadRows;
+use super::source::{NO_ROW, RowSource};
+use super::walk::read;
 use crate::checkpoint::open_file;
 use crate::config::TableConfig;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one};
-use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
-use crate::kernel::simd::{Lanes, ScalarLanes, Simd, SimdLevel};
+use crate::kernel::parallel::Executor;
+use crate::kernel::simd::{Lanes, Simd, SimdLevel};
 use crate::table::{Initializer, RowlessTable};
 use crate::{Error, Result};
-
-/// The number of a row that is not there.
-pub(super) const NO_ROW: usize = usize::MAX;
 
 /// The rows of a table that no longer change, in a file that is mapped into memory.
 pub struct FrozenTable {
@@ -139,25 +136,7 @@ impl FrozenTable {
     /// [`Error::IdOutOfRange`]; [`Error::DimMismatch`]; [`Error::Frozen`]: a byte that was read was changed.
     pub fn read(&self, executor: &dyn Executor, ids: &[i64], rows: &mut [f32]) -> Result<()> {
         self.rules.check_rows("emb_read", ids, rows.len())?;
-        let (dim, failure) = (self.dim(), OnceLock::new());
-        let size = piece_size(executor, ids.len(), dim);
-        let pieces = ids.chunks(size).zip(rows.chunks_mut(size * dim));
-        for_each_mut(executor, pieces, |(ids, rows)| {
-            self.simd.run(ReadRows { table: self, ids, rows, failure: &failure });
-        });
-        failure.into_inner().map_or(Ok(()), Err)
-    }
-
-    /// Writes the number of each id's row to `numbers`, -1 where it has none.
-    ///
-    /// # Errors
-    /// As [`FrozenTable::read`].
-    pub(super) fn row_numbers(&self, ids: &[i64], numbers: &mut [i64]) -> Result<()> {
-        numbers.iter_mut().zip(ids).try_for_each(|(number, &id)| {
-            let found = self.number(ScalarLanes, home(id, self.homes), id)?;
-            *number = if found == NO_ROW { -1 } else { found as i64 };
-            Ok(())
-        })
+        read(self, self.simd, executor, ids, rows)
     }
 
     /// Returns what calls are checked by.
@@ -173,23 +152,10 @@ impl FrozenTable {
         self.check(self.layout.checked())
     }
 
-    /// Returns the values that an id without a row has.
-    pub(super) fn initializer(&self) -> &Initializer {
-        &self.initializer
-    }
-
-    /// Returns the line that an id is looked for in first, and asks for it.
+    /// Returns the bytes of a row.
     #[inline(always)]
-    pub(super) fn seek(&self, id: i64) -> usize {
-        let home = home(id, self.homes);
-        prefetch_one(&self.lines()[home], Cache::First);
-        home
-    }
-
-    /// Asks for a row.
-    #[inline(always)]
-    pub(super) fn prefetch_row(&self, number: usize) {
-        prefetch(&self.file[self.row_range(number)], Cache::First);
+    pub(super) fn row_bytes(&self) -> usize {
+        self.layout.row_bytes()
     }
 
     fn lines(&self) -> &[Line] {
@@ -227,9 +193,45 @@ impl FrozenTable {
         start..start + self.layout.row_bytes()
     }
 
-    /// Returns the number of the row of an id whose home is known, `NO_ROW` if it has none.
+    #[cold]
+    fn damaged(&self, line: usize) -> Error {
+        Error::Frozen {
+            path: self.path.display().to_string(),
+            message: format!("line {line} of the ids says more ids or rows than there are"),
+        }
+    }
+}
+
+impl RowSource for &FrozenTable {
+    type Home = usize;
+
     #[inline(always)]
-    pub(super) fn number(&self, lanes: impl Lanes, home: usize, id: i64) -> Result<usize> {
+    fn dim(self) -> usize {
+        self.layout.described.dim
+    }
+
+    #[inline(always)]
+    fn encoding(self) -> Encoding {
+        self.layout.described.encoding
+    }
+
+    #[inline(always)]
+    fn initializer<'a>(self) -> &'a Initializer
+    where
+        Self: 'a,
+    {
+        &self.initializer
+    }
+
+    #[inline(always)]
+    fn seek(self, id: i64) -> usize {
+        let home = home(id, self.homes);
+        prefetch_one(&self.lines()[home], Cache::First);
+        home
+    }
+
+    #[inline(always)]
+    fn number(self, lanes: impl Lanes, home: usize, id: i64) -> Result<usize> {
         for (number, line) in self.lines().iter().enumerate().skip(home) {
             let first = self.layout.lines.start + number * size_of::<Line>();
             self.check(first..first + size_of::<Line>())?;
@@ -243,17 +245,16 @@ impl FrozenTable {
         Ok(NO_ROW)
     }
 
-    #[cold]
-    fn damaged(&self, line: usize) -> Error {
-        Error::Frozen {
-            path: self.path.display().to_string(),
-            message: format!("line {line} of the ids says more ids or rows than there are"),
-        }
+    #[inline(always)]
+    fn prefetch_row(self, number: usize) {
+        prefetch(&self.file[self.row_range(number)], Cache::First);
     }
 
-    /// Returns the bytes of a row.
     #[inline(always)]
-    pub(super) fn row(&self, number: usize) -> Result<&[u8]> {
+    fn row<'a>(self, number: usize) -> Result<&'a [u8]>
+    where
+        Self: 'a,
+    {
         let range = self.row_range(number);
         self.check(range.clone())?;
         Ok(&self.file[range])

@@ -8,9 +8,10 @@
 
 use std::sync::OnceLock;
 
-use super::table::{FrozenTable, NO_ROW};
+use super::source::{NO_ROW, RowSource};
 use crate::kernel::elements::with_row_len;
-use crate::kernel::simd::{Kernel, Lanes};
+use crate::kernel::parallel::{Executor, for_each_mut, piece_size};
+use crate::kernel::simd::{Kernel, Lanes, ScalarLanes, Simd};
 use crate::rows::pooling::{AddRows, Pooling};
 use crate::{Error, Result};
 
@@ -18,15 +19,15 @@ use crate::{Error, Result};
 const GROUP: usize = 32;
 
 /// Takes the rows of ids in their order.
-trait TakeRows {
+trait TakeRows<S> {
     /// Takes the rows of a group; `first` is the place of its first id among all.
-    fn take(&mut self, table: &FrozenTable, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()>;
+    fn take(&mut self, source: S, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()>;
 }
 
 /// Finds the rows of ids and lets `taker` take them.
 #[inline(always)]
-fn walk(table: &FrozenTable, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows) -> Result<()> {
-    let (mut homes, mut numbers) = ([[0; GROUP]; 2], [[NO_ROW; GROUP]; 2]);
+fn walk<S: RowSource>(source: S, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows<S>) -> Result<()> {
+    let (mut homes, mut numbers) = ([[S::Home::default(); GROUP]; 2], [[NO_ROW; GROUP]; 2]);
     for step in 0..ids.len().div_ceil(GROUP) + 2 {
         let group = |behind: usize| {
             let group = step.checked_sub(behind)?;
@@ -34,56 +35,88 @@ fn walk(table: &FrozenTable, lanes: impl Lanes, ids: &[i64], taker: &mut impl Ta
         };
         if let Some((side, ids)) = group(0) {
             for (home, &id) in homes[side].iter_mut().zip(ids) {
-                *home = table.seek(id);
+                *home = source.seek(id);
             }
         }
         if let Some((side, ids)) = group(1) {
             for ((number, &home), &id) in numbers[side].iter_mut().zip(&homes[side]).zip(ids) {
-                *number = table.number(lanes, home, id)?;
+                *number = source.number(lanes, home, id)?;
                 if *number != NO_ROW {
-                    table.prefetch_row(*number);
+                    source.prefetch_row(*number);
                 }
             }
         }
         if let Some((side, ids)) = group(2) {
-            taker.take(table, (step - 2) * GROUP, ids, &numbers[side][..ids.len()])?;
+            taker.take(source, (step - 2) * GROUP, ids, &numbers[side][..ids.len()])?;
         }
     }
     Ok(())
 }
 
-/// Writes the row of each id.
-pub(super) struct ReadRows<'a> {
-    pub(super) table: &'a FrozenTable,
-    pub(super) ids: &'a [i64],
-    pub(super) rows: &'a mut [f32],
-    pub(super) failure: &'a OnceLock<Error>,
+/// Writes the row of each id to `rows`, in pieces that threads share.
+///
+/// # Errors
+/// [`Error::Frozen`]: a byte that was read was changed.
+pub(super) fn read(
+    source: impl RowSource,
+    simd: Simd,
+    executor: &dyn Executor,
+    ids: &[i64],
+    rows: &mut [f32],
+) -> Result<()> {
+    let (dim, failure) = (source.dim(), OnceLock::new());
+    let size = piece_size(executor, ids.len(), dim);
+    let pieces = ids.chunks(size).zip(rows.chunks_mut(size * dim));
+    for_each_mut(executor, pieces, |(ids, rows)| {
+        simd.run(ReadRows { source, ids, rows, failure: &failure });
+    });
+    failure.into_inner().map_or(Ok(()), Err)
 }
 
-impl Kernel for ReadRows<'_> {
+/// Writes the number of each id's row to `numbers`, -1 where it has none.
+///
+/// # Errors
+/// As [`read`].
+pub(super) fn row_numbers(source: impl RowSource, ids: &[i64], numbers: &mut [i64]) -> Result<()> {
+    numbers.iter_mut().zip(ids).try_for_each(|(number, &id)| {
+        let found = source.number(ScalarLanes, source.seek(id), id)?;
+        *number = if found == NO_ROW { -1 } else { found as i64 };
+        Ok(())
+    })
+}
+
+/// Writes the row of each id.
+struct ReadRows<'a, S> {
+    source: S,
+    ids: &'a [i64],
+    rows: &'a mut [f32],
+    failure: &'a OnceLock<Error>,
+}
+
+impl<S: RowSource> Kernel for ReadRows<'_, S> {
     #[inline(always)]
     fn run(mut self, lanes: impl Lanes) {
-        if let Err(error) = walk(self.table, lanes, self.ids, &mut self) {
+        if let Err(error) = walk(self.source, lanes, self.ids, &mut self) {
             _ = self.failure.set(error);
         }
     }
 }
 
-impl TakeRows for ReadRows<'_> {
+impl<S: RowSource> TakeRows<S> for ReadRows<'_, S> {
     #[inline(always)]
-    fn take(&mut self, table: &FrozenTable, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
-        let dim = table.dim();
+    fn take(&mut self, source: S, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
+        let dim = source.dim();
         let rows = self.rows[first * dim..].chunks_mut(dim);
         for ((id, &number), row) in ids.iter().zip(numbers).zip(rows) {
-            decode(table, *id, number, row)?;
+            decode(source, *id, number, row)?;
         }
         Ok(())
     }
 }
 
 /// Pools the bags of one table in one piece.
-pub(super) struct PoolRows<'a> {
-    pub(super) table: &'a FrozenTable,
+pub(super) struct PoolRows<'a, S> {
+    pub(super) source: S,
     pub(super) ids: &'a [i64],
     pub(super) first_position: usize,
     pub(super) pooling: Pooling<'a>,
@@ -92,10 +125,10 @@ pub(super) struct PoolRows<'a> {
     pub(super) failure: &'a OnceLock<Error>,
 }
 
-impl Kernel for PoolRows<'_> {
+impl<S: RowSource> Kernel for PoolRows<'_, S> {
     #[inline(always)]
     fn run(mut self, lanes: impl Lanes) {
-        if let Err(error) = walk(self.table, lanes, self.ids, &mut self) {
+        if let Err(error) = walk(self.source, lanes, self.ids, &mut self) {
             _ = self.failure.set(error);
             return;
         }
@@ -103,31 +136,25 @@ impl Kernel for PoolRows<'_> {
     }
 }
 
-impl TakeRows for PoolRows<'_> {
+impl<S: RowSource> TakeRows<S> for PoolRows<'_, S> {
     #[inline(always)]
-    fn take(&mut self, table: &FrozenTable, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
+    fn take(&mut self, source: S, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
         if !self.pooling.adds_rows_up() {
-            return self.take_one_by_one(table, first, ids, numbers);
+            return self.take_one_by_one(first, ids, numbers);
         }
         with_row_len!(
-            table.dim(),
-            add_up(self, table, first, ids, numbers),
-            self.take_one_by_one(table, first, ids, numbers)
+            source.dim(),
+            add_up(self, first, ids, numbers),
+            self.take_one_by_one(first, ids, numbers)
         )
     }
 }
 
-impl PoolRows<'_> {
+impl<S: RowSource> PoolRows<'_, S> {
     #[inline(always)]
-    fn take_one_by_one(
-        &mut self,
-        table: &FrozenTable,
-        first: usize,
-        ids: &[i64],
-        numbers: &[usize],
-    ) -> Result<()> {
+    fn take_one_by_one(&mut self, first: usize, ids: &[i64], numbers: &[usize]) -> Result<()> {
         for (place, (&id, &number)) in ids.iter().zip(numbers).enumerate() {
-            decode(table, id, number, &mut self.row)?;
+            decode(self.source, id, number, &mut self.row)?;
             self.pooling.take(self.first_position + first + place, &self.row);
         }
         Ok(())
@@ -137,54 +164,53 @@ impl PoolRows<'_> {
 /// Adds up rows of a known length, which are decoded to registers.
 #[inline(always)]
 fn add_up<const LEN: usize>(
-    own: &mut PoolRows<'_>,
-    table: &FrozenTable,
+    own: &mut PoolRows<'_, impl RowSource>,
     first: usize,
     ids: &[i64],
     numbers: &[usize],
 ) -> Result<()> {
-    let mut rows = Numbered { table, ids, numbers, row: &mut own.row, failure: None };
+    let mut rows = Numbered { source: own.source, ids, numbers, row: &mut own.row, failure: None };
     own.pooling.add_each::<LEN>(own.first_position + first, ids.len(), &mut rows);
     rows.failure.map_or(Ok(()), Err)
 }
 
 /// The rows of numbers.
-struct Numbered<'a> {
-    table: &'a FrozenTable,
+struct Numbered<'a, S> {
+    source: S,
     ids: &'a [i64],
     numbers: &'a [usize],
     row: &'a mut [f32],
     failure: Option<Error>,
 }
 
-impl<const LEN: usize> AddRows<LEN> for Numbered<'_> {
+impl<S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, S> {
     #[inline(always)]
     fn add(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
         match self.numbers[place] {
             NO_ROW => self.add_initial(sum, place, weight),
-            number => match self.table.row(number) {
-                Ok(bytes) => self.table.encoding().add_to(sum, weight, bytes),
+            number => match self.source.row(number) {
+                Ok(bytes) => self.source.encoding().add_to(sum, weight, bytes),
                 Err(error) => self.failure = Some(error),
             },
         }
     }
 }
 
-impl Numbered<'_> {
+impl<S: RowSource> Numbered<'_, S> {
     #[inline(never)]
     fn add_initial<const LEN: usize>(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
-        self.table.initializer().fill(&self.ids[place..=place], self.row);
+        self.source.initializer().fill(&self.ids[place..=place], self.row);
         sum.iter_mut().zip(&*self.row).for_each(|(sum, value)| *sum += weight * value);
     }
 }
 
 /// Writes the row of a number, or the initial one of an id.
 #[inline(always)]
-fn decode(table: &FrozenTable, id: i64, number: usize, row: &mut [f32]) -> Result<()> {
+fn decode(source: impl RowSource, id: i64, number: usize, row: &mut [f32]) -> Result<()> {
     if number == NO_ROW {
-        table.initializer().fill(&[id], row);
+        source.initializer().fill(&[id], row);
     } else {
-        table.encoding().decode(table.row(number)?, row);
+        source.encoding().decode(source.row(number)?, row);
     }
     Ok(())
 }

@@ -82,17 +82,12 @@ fn write_rows(
     path: &Path,
 ) -> Result<()> {
     let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
-    let (dim, row_bytes) = (spec.config.dim, spec.encoding.row_bytes(spec.config.dim));
-    let (mut rows, mut bytes) = (vec![0f32; ROWS_AT_A_TIME * dim], vec![0u8; ROWS_AT_A_TIME * row_bytes]);
+    let mut rows = vec![0f32; ROWS_AT_A_TIME * spec.config.dim];
     for ids in ids.chunks(ROWS_AT_A_TIME) {
-        let (rows, bytes) = (&mut rows[..ids.len() * dim], &mut bytes[..ids.len() * row_bytes]);
+        let rows = &mut rows[..ids.len() * spec.config.dim];
         read(ids, rows)?;
-        for ((id, row), bytes) in ids.iter().zip(rows.chunks(dim)).zip(bytes.chunks_mut(row_bytes)) {
-            spec.encoding.encode(row, bytes).map_err(|value| {
-                refused(format!("{value} in the row of id {id} cannot be kept as {}", spec.encoding))
-            })?;
-        }
-        writer.write(bytes).map_err(|error| refused(error.to_string()))?;
+        let bytes = spec.encoding.encode_all(ids, rows).map_err(|error| refused(error.to_string()))?;
+        writer.write(&bytes).map_err(|error| refused(error.to_string()))?;
     }
     Ok(())
 }

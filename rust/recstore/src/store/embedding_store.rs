@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::embedding_table::EmbeddingTable;
 use crate::Result;
-use crate::calls::{OptimizerState, StoreMemory, TableId, TableUpdate};
+use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableUpdate};
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::rows::pooling::BagInput;
@@ -86,6 +86,26 @@ pub trait EmbeddingStore: Send + Sync {
     /// [`crate::Error::StateMismatch`]: other slots than the optimizer's, or other ids than those of the rows.
     /// [`crate::Error::InvalidLearningRate`]; [`crate::Error::ForkedChild`]. Then no table has changed.
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()>;
+
+    /// Notes the changes of tables from here on for those who follow them, and returns the number of this publication.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidConfig`] for a table that is given twice; [`crate::Error::Published`];
+    /// [`crate::Error::ForkedChild`]; [`crate::Error::Unsupported`], of a store on servers.
+    fn begin_publication(&self, tables: &[TableId]) -> Result<u64>;
+
+    /// Returns what changed in tables since this was asked last, of all at one moment. Unless the last answer `was_told` to
+    /// those who follow, it is a part of this one.
+    ///
+    /// # Errors
+    /// [`crate::Error::NotPublished`]; [`crate::Error::Disk`] and [`crate::Error::RuleFailed`] for rows that cannot be read.
+    fn take_changes(&self, tables: &[TableId], publication: u64, was_told: bool) -> Result<Vec<ChangedRows>>;
+
+    /// Notes nothing for a publication any more.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::begin_publication`].
+    fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()>;
 
     /// Limits the memory of all tables together, from the next call on. Tables that take more already keep it, but get no
     /// more rows; those with a slot file make room by moving rows there.

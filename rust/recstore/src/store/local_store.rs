@@ -11,14 +11,14 @@ use super::embedding_store::EmbeddingStore;
 use super::embedding_table::EmbeddingTable;
 use super::local_table::LocalTable;
 use super::tables::Tables;
-use crate::calls::{OptimizerState, StoreMemory, TableId, TableUpdate};
+use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableUpdate};
 use crate::checkpoint::{self, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard};
 use crate::config::TableConfig;
 use crate::kernel::parallel::{Executor, Sparing};
 use crate::kernel::simd::{Simd, SimdLevel};
 use crate::optimizer::{UpdateRule, UpdateRules};
 use crate::rows::pooling::BagInput;
-use crate::table::{self, CutTables, Engine, MemoryBudget, StepRequest, Table, TableCut};
+use crate::table::{self, CutTables, Engine, MemoryBudget, StepRequest, Table, TableCut, publishing};
 use crate::{Error, Result, fork};
 
 /// The store that keeps its tables in the memory of this process.
@@ -207,6 +207,22 @@ impl EmbeddingStore for LocalStore {
         let _gate = fork::enter();
         let tables = self.tables_of("put_optimizer_states", states.iter().map(|state| state.table))?;
         table::put_states(&tables, states)
+    }
+
+    fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
+        let _gate = fork::enter();
+        publishing::begin(&self.tables_of("publish", tables.iter().copied())?)
+    }
+
+    fn take_changes(&self, tables: &[TableId], publication: u64, was_told: bool) -> Result<Vec<ChangedRows>> {
+        let _gate = fork::enter();
+        let tables = self.tables_of("publish", tables.iter().copied())?;
+        publishing::take(self.engine(), &tables, publication, was_told)
+    }
+
+    fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()> {
+        let _gate = fork::enter();
+        publishing::end(&self.tables_of("publish", tables.iter().copied())?, publication)
     }
 
     fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {

@@ -1,5 +1,5 @@
-//! What a table notes of its changes: for a snapshot the rows as they were at its moment, for the next delta which rows
-//! changed and which ids were deleted.
+//! What a table notes of its changes: for a snapshot the rows as they were at its moment; for the next delta, and for
+//! those who follow the table, which rows changed and which ids were deleted.
 //!
 //! A snapshot costs the training next to nothing at its moment: a bit for each row that is to be written. Whoever
 //! changes a row takes its bit first and keeps a copy of the row; whoever writes the snapshot takes the bits of the
@@ -125,15 +125,38 @@ impl Snapshot {
     }
 }
 
-/// What changed since a save.
+/// What changed since a moment.
 #[derive(Debug, Default)]
 struct Since {
-    save: SaveId,
+    /// The save, or the publication, whose moment it was.
+    mark: u64,
     rows: Bits,
     deleted: HashSet<i64>,
 }
 
 impl Since {
+    fn new(mark: u64, len: usize) -> Self {
+        let mut since = Self { mark, ..Self::default() };
+        since.rows.grow(len);
+        since
+    }
+
+    fn note_deleted(&mut self, index: RowIndex, id: i64) {
+        self.rows.take(index.0 as usize);
+        self.deleted.insert(id);
+    }
+
+    /// Returns at most how many more bytes are in use after so many rows were deleted.
+    fn bytes_to_delete(&self, rows: usize) -> usize {
+        let needed = self.deleted.len() + rows;
+        if needed <= self.deleted.capacity() {
+            return 0;
+        }
+        // A set has a power of two of places.
+        let capacity = (needed * 8 / 7 + 1).next_power_of_two() * 7 / 8;
+        set_bytes(capacity).saturating_sub(self.deleted_bytes())
+    }
+
     /// Adds what changed after it. Of the indices only the `used` ones count: rows may have been deleted since.
     fn joined(mut self, after: Self, used: &Bits) -> Self {
         self.rows.join(&after.rows);
@@ -160,8 +183,18 @@ pub(super) struct Changes {
     /// What was noted until the cut of the snapshot under way, should its save fail.
     before: Option<Since>,
     snapshot: Option<Arc<Snapshot>>,
+    published: Option<Published>,
     /// The indices there is room for.
     len: usize,
+}
+
+/// What is noted for those who follow a table.
+#[derive(Debug, Default)]
+struct Published {
+    /// What they are to be told next.
+    next: Since,
+    /// What they were told last, should it not have reached them.
+    last: Since,
 }
 
 /// What a cut gives: the rows of the snapshot and their number, and for a delta the ids deleted since its base.
@@ -176,14 +209,12 @@ impl Changes {
     /// Makes room for the indices below `len`.
     pub(super) fn grow(&mut self, len: usize) {
         self.len = self.len.max(len);
-        if let Some(since) = &mut self.since {
-            since.rows.grow(len);
-        }
+        self.noted_mut().for_each(|since| since.rows.grow(len));
     }
 
     /// Whether anything is noted of rows that change.
     pub(super) fn are_noted(&self) -> bool {
-        self.snapshot.is_some() || self.since.is_some()
+        self.snapshot.is_some() || self.since.is_some() || self.published.is_some()
     }
 
     /// Must be called before a row changes.
@@ -198,26 +229,29 @@ impl Changes {
     /// Must be called when a row was made.
     #[inline(always)]
     pub(super) fn created(&self, index: RowIndex) {
-        if let Some(since) = &self.since {
-            since.rows.set(index.0 as usize);
-        }
+        self.noted().for_each(|since| since.rows.set(index.0 as usize));
     }
 
     /// Must be called when a row is deleted; a snapshot under way needs its copy before.
     pub(super) fn deleted(&mut self, index: RowIndex, id: i64) {
-        if let Some(since) = &mut self.since {
-            since.rows.take(index.0 as usize);
-            since.deleted.insert(id);
-        }
+        self.noted_mut().for_each(|since| since.note_deleted(index, id));
+    }
+
+    /// What changes are added to.
+    #[inline(always)]
+    fn noted(&self) -> impl Iterator<Item = &Since> {
+        self.since.iter().chain(self.published.iter().map(|published| &published.next))
+    }
+
+    fn noted_mut(&mut self) -> impl Iterator<Item = &mut Since> {
+        self.since.iter_mut().chain(self.published.iter_mut().map(|published| &mut published.next))
     }
 
     /// Begins the snapshot of save `save`: of the rows changed since `base` if that was this table's last save, else of
     /// all `used` ones. From here on changes are counted as those since `save`.
     pub(super) fn cut(&mut self, used: &Bits, base: Option<SaveId>, save: SaveId) -> Cut {
-        let mut now = Since { save, ..Since::default() };
-        now.rows.grow(self.len);
-        self.before = self.since.replace(now);
-        let before = self.before.as_ref().filter(|since| Some(since.save) == base);
+        self.before = self.since.replace(Since::new(save, self.len));
+        let before = self.before.as_ref().filter(|since| Some(since.mark) == base);
         let (pending, deleted, is_delta) = match before {
             Some(Since { rows, deleted, .. }) => (rows.clone(), deleted.iter().copied().collect(), true),
             None => (used.clone(), Vec::new(), false),
@@ -238,39 +272,71 @@ impl Changes {
         }
     }
 
-    /// Notes no changes any more until the next save, which then has all rows of the table.
+    /// Notes no changes any more until the next save, which then has all rows of the table, or the next publication.
     pub(super) fn forget(&mut self) {
-        (self.since, self.before) = (None, None);
+        (self.since, self.before, self.published) = (None, None, None);
     }
 
     /// Counts changes from here on as those since `save`, which holds the table as it is.
     pub(super) fn is_as_saved(&mut self, save: SaveId) {
-        let mut since = Since { save, ..Since::default() };
-        since.rows.grow(self.len);
-        self.since = Some(since);
+        self.since = Some(Since::new(save, self.len));
+    }
+
+    /// Notes changes for a publication from here on.
+    pub(super) fn publish(&mut self, publication: u64) {
+        let next = Since::new(publication, self.len);
+        self.published = Some(Published { next, last: Since::default() });
+    }
+
+    /// Whether changes are noted for some publication.
+    pub(super) fn are_published(&self) -> bool {
+        self.published.is_some()
+    }
+
+    /// Whether changes are noted for a publication.
+    pub(super) fn are_published_by(&self, publication: u64) -> bool {
+        self.published.as_ref().is_some_and(|published| published.next.mark == publication)
+    }
+
+    /// Returns the indices of rows that changed and the ids that were deleted since this was asked last. Unless the last
+    /// answer `was_told`, its rows and ids come again. `used` are the indices of rows.
+    pub(super) fn take_published(&mut self, used: &Bits, was_told: bool) -> (Vec<usize>, Vec<i64>) {
+        let Some(Published { next, last }) = self.published.take() else { return Default::default() };
+        let publication = next.mark;
+        let last = if was_told { next } else { last.joined(next, used) };
+        let changed = (last.rows.ones_from(0).collect(), last.deleted.iter().copied().collect());
+        self.published = Some(Published { next: Since::new(publication, self.len), last });
+        changed
+    }
+
+    /// Notes nothing for a publication any more.
+    pub(super) fn end_publication(&mut self, publication: u64) {
+        if self.are_published_by(publication) {
+            self.published = None;
+        }
     }
 
     /// Returns the bytes in use, but for a snapshot's.
     pub(super) fn bytes(&self) -> usize {
-        self.since.as_ref().map_or(0, |since| since.rows.bytes() + since.deleted_bytes())
+        self.kept().map(|since| since.rows.bytes() + since.deleted_bytes()).sum()
     }
 
     /// Returns the bytes in use with room for the indices below `len`, whether there is something to count from or not: a
     /// save makes it so. Room that there was stays, though all rows went.
     pub(super) fn bytes_for(&self, len: usize) -> usize {
-        len.max(self.len).div_ceil(64) * 8 + self.since.as_ref().map_or(0, Since::deleted_bytes)
+        let for_publication = self.published.as_ref().map_or(0, |_| 2);
+        len.max(self.len).div_ceil(64) * 8 * (1 + for_publication)
+            + self.kept().map(Since::deleted_bytes).sum::<usize>()
+    }
+
+    /// What takes memory as long as there is no snapshot.
+    fn kept(&self) -> impl Iterator<Item = &Since> {
+        self.noted().chain(self.published.iter().map(|published| &published.last))
     }
 
     /// Returns at most how many more bytes are in use after so many rows were deleted.
     pub(super) fn bytes_to_delete(&self, rows: usize) -> usize {
-        let Some(Since { deleted, .. }) = &self.since else { return 0 };
-        let needed = deleted.len() + rows;
-        if needed <= deleted.capacity() {
-            return 0;
-        }
-        // A set has a power of two of places.
-        let capacity = (needed * 8 / 7 + 1).next_power_of_two() * 7 / 8;
-        set_bytes(capacity).saturating_sub(set_bytes(deleted.capacity()))
+        self.noted().map(|since| since.bytes_to_delete(rows)).sum()
     }
 
     /// Whether the snapshot under way still has to copy a row before it changes.

@@ -22,6 +22,7 @@ mod leaving;
 mod locks;
 mod lookup;
 mod memory;
+pub(crate) mod publishing;
 mod reading;
 mod replacing;
 mod rowless;
@@ -42,13 +43,15 @@ pub(crate) use bags::pool;
 pub(crate) use budget::MemoryBudget;
 pub(crate) use changes::{CopiedRows, SaveId};
 pub(crate) use engine::Engine;
+pub(crate) use ids::id_map::{BEHIND, Home, IdMap};
 pub use ids::places::TAG_WORDS;
+pub(crate) use ids::row_index::{NO_INDEX, RowIndex};
 pub(crate) use initial_values::initializer::Initializer;
+#[cfg(feature = "internals")]
+pub(crate) use lookup::FindRows;
 pub(crate) use replacing::replace_rows;
 pub use rowless::RowlessTable;
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 pub(crate) use state::put_states;
 pub(crate) use table::Table;
 pub(crate) use update::{StepRequest, apply, check};
-#[cfg(feature = "internals")]
-pub(crate) use {ids::id_map::IdMap, ids::row_index::RowIndex, lookup::FindRows};

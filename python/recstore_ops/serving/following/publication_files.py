@@ -1,0 +1,115 @@
+"""Writes the files of a publication, and deletes those that nobody needs any more."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, Base, Current, Update, update_name
+
+_LOCK, _WRITING = ".lock", f"{BASES}/.writing"
+_LEAST_BYTES = 16 << 20
+"""Of updates between two bases."""
+
+
+class PublicationFiles:
+    """The directory of a publication, for the one who writes it.
+
+    Attributes:
+        directory: it.
+        current: what it says; None before its first base.
+        bytes_written: of all updates.
+        bytes_since_base: of the updates behind the newest base.
+
+    Raises:
+        ValueError: something else is in the directory, or another process publishes to it.
+        OSError: it cannot be written.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+        has_current = (directory / CURRENT).exists()
+        if not has_current and any(each.name not in (_LOCK, BASES, UPDATES) for each in directory.iterdir()):
+            raise ValueError(f"{directory} is no publication: it has other files and no {CURRENT}")
+        self.current = Current.read(directory) if has_current else None
+        self.bytes_since_base = self.bytes_written = 0
+        self._lock = _locked(directory)
+        for folder in (BASES, UPDATES):
+            (directory / folder).mkdir(exist_ok=True)
+        # Of a publisher that was killed.
+        shutil.rmtree(directory / _WRITING, ignore_errors=True)
+
+    def newest_update(self) -> int:
+        """Returns the number of the newest update, 0 before the first."""
+        return 0 if self.current is None else self.current.update
+
+    def write_base(self, base: Base, write: Callable[[Path], None]) -> None:
+        """Has `write` write a bundle. It counts from the update on that makes it whole."""
+        writing, place = self.directory / _WRITING, self.directory / base.name
+        try:
+            write(writing)
+            writing.rename(place)
+        except BaseException:
+            shutil.rmtree(writing, ignore_errors=True)
+            raise
+
+    def write_update(self, update: Update, base: Base | None) -> None:
+        """Writes an update, and makes it the newest; `base` is the one that it makes whole, if it does."""
+        path, data = self.directory / update.name, update.to_bytes()
+        try:
+            path.write_bytes(data)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        before = self.current
+        if base is None:
+            assert before is not None, "the first update makes the first base whole"
+            current = Current(before.base, update.number, before.previous)
+        else:
+            current = Current(base, update.number, before and (before.base, before.update))
+            self.bytes_since_base = 0
+        current.write(self.directory)
+        self.current = current
+        self.bytes_since_base += len(data)
+        self.bytes_written += len(data)
+        if base is not None and before is not None and before.previous is not None:
+            self._delete(*before.previous, before.base)
+
+    def _delete(self, base: Base, last: int, next_base: Base) -> None:
+        """Deletes a base, and the updates that follow neither of the bases behind it."""
+        shutil.rmtree(self.directory / base.name, ignore_errors=True)
+        last = min(last, next_base.after) if base.history == next_base.history else last
+        for number in range(base.after + 1, last + 1):
+            (self.directory / update_name(base.history, number)).unlink(missing_ok=True)
+
+    def wants_base(self) -> bool:
+        """Whether the updates behind the newest base take more than its tables do."""
+        assert self.current is not None, "there is a base before the first update"
+        tables = self.directory / self.current.base.name / "tables"
+        bytes_of_base = sum(file.stat().st_size for file in tables.iterdir())
+        return self.bytes_since_base > max(bytes_of_base, _LEAST_BYTES)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether this process writes."""
+        return self._lock >= 0
+
+    def close(self) -> None:
+        """Lets others write."""
+        if self.is_open:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _locked(directory: Path) -> int:
+    file = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise ValueError(f"another publisher writes to {directory}") from None
+    return file

@@ -1,0 +1,226 @@
+"""Where a publication is read from: its directory, or the address of one who serves it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import ssl
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Protocol
+
+from recstore_ops.config.paths import user_path
+from recstore_ops.servers.server_config import Tls
+from recstore_ops.serving.following.publication import CURRENT, Base, Current, Update
+from recstore_ops.serving.manifest import NAME as MANIFEST
+from recstore_ops.serving.manifest import Manifest, is_file_of_a_bundle
+
+_POLL = 0.01
+"""Seconds between two looks at a directory. Its files may lie on another machine, which tells of no change."""
+
+_PATIENCE = 30.0
+"""Seconds that a publisher may be silent for."""
+
+_BYTES_AT_A_TIME = 1 << 20
+_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
+
+
+class Source(Protocol):
+    """A publication to be read."""
+
+    def wait(self, seen: str | None, timeout: float) -> Current:
+        """Returns what the publication says as soon as its tag is another than what was seen, or after a time.
+
+        Raises:
+            ValueError: there is no publication, or one of another version.
+            OSError: it cannot be read.
+        """
+        ...
+
+    def update(self, name: str) -> Update:
+        """Reads an update.
+
+        Raises:
+            OSError: it is not there any more, cannot be read, or is damaged.
+        """
+        ...
+
+    def base(self, base: Base) -> AbstractContextManager[Path]:
+        """Gives the directory of a base; once it is opened, it may go.
+
+        Raises:
+            OSError: it is not there any more, or cannot be read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class PublisherAddress:
+    """Where a publisher serves its publication over HTTP.
+
+    Attributes:
+        address: `host:port`.
+        token: what it wants to be told.
+        tls: the authorities of its certificate, and a certificate of one's own; None: nothing is encrypted.
+
+    Raises:
+        ValueError: another address.
+    """
+
+    address: str
+    token: str | None = None
+    tls: Tls | None = None
+
+    def __post_init__(self) -> None:
+        if not _ADDRESS.fullmatch(self.address):
+            raise ValueError(f"the address of a publisher is host:port, got {self.address!r}")
+
+
+def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:
+    """Returns where a publication is read from.
+
+    Raises:
+        ValueError: the URL of an object store.
+    """
+    if isinstance(follow, PublisherAddress):
+        return HttpSource(follow)
+    text = os.fspath(follow)
+    if "://" in text:
+        raise ValueError(f"follow must be a directory or host:port of a publication, got {text!r}")
+    return HttpSource(PublisherAddress(text)) if _ADDRESS.fullmatch(text) else DirectorySource(follow)
+
+
+class DirectorySource:
+    """The directory of a publication.
+
+    Args:
+        path: of the directory.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(user_path(path, "follow"))
+        self._told: tuple[int, int] | None = None
+        self._current: Current | None = None
+
+    def __repr__(self) -> str:
+        return str(self._path)
+
+    def wait(self, seen: str | None, timeout: float) -> Current:
+        """See `Source`."""
+        end = time.monotonic() + timeout
+        while True:
+            current = self._read()
+            if current.tag != seen or time.monotonic() >= end:
+                return current
+            time.sleep(_POLL)
+
+    def update(self, name: str) -> Update:
+        """See `Source`."""
+        return Update.from_bytes((self._path / name).read_bytes(), name)
+
+    @contextmanager
+    def base(self, base: Base) -> Iterator[Path]:
+        """See `Source`."""
+        yield self._path / base.name
+
+    def _read(self) -> Current:
+        """What the publication says: read again only if its file is another."""
+        try:
+            found = (self._path / CURRENT).stat()
+        except FileNotFoundError:
+            found = None
+        told = found and (found.st_ino, found.st_mtime_ns)
+        if told is None or told != self._told or self._current is None:
+            self._current, self._told = Current.read(self._path), told
+        return self._current
+
+
+class HttpSource:
+    """A publication that is served over HTTP. A base is copied to a directory, which goes once the base is opened."""
+
+    def __init__(self, publisher: PublisherAddress) -> None:
+        self._publisher = publisher
+        host, _, port = publisher.address.rpartition(":")
+        self._host, self._port = host.removeprefix("[").removesuffix("]"), int(port)
+        self._connection: http.client.HTTPConnection | None = None
+
+    def __repr__(self) -> str:
+        return self._publisher.address
+
+    def wait(self, seen: str | None, timeout: float) -> Current:
+        """See `Source`."""
+        path = f"/{CURRENT}?seen={seen or ''}&wait={timeout:g}"
+        return Current.parse(self._get(path, timeout).decode(), f"http://{self!r}/{CURRENT}")
+
+    def update(self, name: str) -> Update:
+        """See `Source`."""
+        return Update.from_bytes(self._get(f"/{name}"), name)
+
+    @contextmanager
+    def base(self, base: Base) -> Iterator[Path]:
+        """See `Source`."""
+        with tempfile.TemporaryDirectory(prefix="recstore-base-") as directory:
+            path = Path(directory)
+            self._copy(base, MANIFEST, path)
+            manifest = Manifest.read(path)
+            (path / "tables").mkdir()
+            for name in (*manifest.files, *(table.file for table in manifest.tables)):
+                self._copy(base, name, path)
+            yield path
+
+    def _copy(self, base: Base, name: str, directory: Path) -> None:
+        if not is_file_of_a_bundle(name):
+            raise OSError(f"{self!r}: {name!r} is no file of a bundle")
+        with self._asked(f"/{base.name}/{name}", 0.0) as response, open(directory / name, "wb") as file:
+            shutil.copyfileobj(response, file, _BYTES_AT_A_TIME)
+            if (missing := response.length or 0) > 0:
+                raise OSError(f"{self!r} ended {missing} bytes before the end of {base.name}/{name}")
+
+    def _get(self, path: str, timeout: float = 0.0) -> bytes:
+        with self._asked(path, timeout) as response:
+            return response.read()
+
+    @contextmanager
+    def _asked(self, path: str, timeout: float) -> Iterator[http.client.HTTPResponse]:
+        """Gives the answer to a request. The connection goes with what fails."""
+        try:
+            connection = self._connection = self._connection or self._connected()
+            if connection.sock is not None:
+                connection.sock.settimeout(timeout + _PATIENCE)
+            token = self._publisher.token
+            connection.request("GET", path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+            response = connection.getresponse()
+            if response.status == HTTPStatus.NOT_FOUND:
+                response.read()
+                raise FileNotFoundError(f"{self!r} has no {path} any more")
+            if response.status != HTTPStatus.OK:
+                raise OSError(f"{self!r}: {response.status} {response.read(1000).decode('utf-8', 'replace')}")
+            yield response
+        except FileNotFoundError:
+            raise
+        except BaseException as error:
+            self._close()
+            if isinstance(error, http.client.HTTPException | ssl.SSLError):
+                raise OSError(f"{self!r}: {error!r}") from error
+            raise
+
+    def _connected(self) -> http.client.HTTPConnection:
+        tls = self._publisher.tls
+        if tls is None:
+            return http.client.HTTPConnection(self._host, self._port, timeout=_PATIENCE)
+        context = ssl.create_default_context(cafile=None if tls.ca is None else os.fspath(tls.ca))
+        if tls.certificate is not None and tls.key is not None:
+            context.load_cert_chain(tls.certificate, tls.key)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=_PATIENCE, context=context)
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None

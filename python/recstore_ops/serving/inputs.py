@@ -1,0 +1,48 @@
+"""Checks what a bundle is called with by what its manifest says of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+
+def check_inputs(expected: Sequence[dict[str, Any]], inputs: Sequence[Any]) -> None:
+    """Checks tensors: their number, types, dimensions, and sizes that are fixed or equal one another.
+
+    Raises:
+        ValueError: names the input, what was expected and what came.
+    """
+    if len(inputs) != len(expected):
+        names = ", ".join(each["name"] for each in expected)
+        raise ValueError(f"the bundle takes {len(expected)} tensors, {names}; got {len(inputs)}")
+    sizes: dict[str, tuple[int, str]] = {}
+    for description, given in zip(expected, inputs, strict=True):
+        if "dtype" not in description:
+            _check_value(description, given)
+            continue
+        _check_tensor(description, given)
+        for place, (name, size) in enumerate(zip(description["sizes"], given.shape, strict=True)):
+            if name is not None:
+                first, whose = sizes.setdefault(name, (size, description["name"]))
+                if size != first:
+                    raise ValueError(
+                        f"input {description['name']}: size {size} of dimension {place} must be equal to that of "
+                        f"{whose}, {first}"
+                    )
+
+
+def _check_value(description: dict[str, Any], given: Any) -> None:
+    if type(given).__name__ != description["type"]:
+        raise ValueError(f"input {description['name']}: expected {description['type']}, got {type(given).__name__}")
+
+
+def _check_tensor(description: dict[str, Any], given: Any) -> None:
+    name, dtype, shape = description["name"], description["dtype"], description["shape"]
+    if not isinstance(given, Tensor):
+        raise ValueError(f"input {name}: expected a tensor, got {type(given).__name__}")
+    found = str(given.dtype).removeprefix("torch."), list(given.shape)
+    fits = found[0] == dtype and len(found[1]) == len(shape)
+    if not fits or any(size not in (-1, own) for size, own in zip(shape, found[1], strict=True)):
+        raise ValueError(f"input {name}: expected {dtype} {shape}, got {found[0]} {found[1]}")

@@ -1,0 +1,38 @@
+"""Opens bundles."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from recstore_ops.config.paths import user_path
+from recstore_ops.serving.bundle import Bundle, open_bundle
+from recstore_ops.serving.following.followed import FollowingBundle
+from recstore_ops.serving.following.sources import PublisherAddress, source_of
+from recstore_ops.serving.frozen_table import FrozenMemory
+from recstore_ops.serving.manifest import Manifest
+
+
+def load_bundle(
+    directory: str | os.PathLike[str],
+    *,
+    memory: FrozenMemory = "mapped",
+    follow: str | os.PathLike[str] | PublisherAddress | None = None,
+) -> Bundle:
+    """Opens a bundle. No name of a table is taken: any tables may be open in the process, other bundles too.
+
+    Args:
+        directory: as `export` wrote it. Its files must not be changed in place as long as the bundle is in use.
+        memory: of the tables, see `FrozenTable`.
+        follow: a publication of the same model, by its directory, or `host:port` of a publisher that serves it, or a
+            `PublisherAddress`. Tables and dense tensors are those of its newest step, and stay so; see
+            `FollowingBundle`. A publication that cannot be read for a while is tried again.
+
+    Raises:
+        ValueError: there is no bundle or publication, one of another version, or a publication of another model.
+        OSError: a file is missing, cut off, changed, or of another bundle. Rows are looked at when they are first read.
+    """
+    path = Path(user_path(directory, "directory"))
+    if follow is None:
+        return open_bundle(path, memory)
+    return FollowingBundle(path, Manifest.read(path), source_of(follow), memory)
