@@ -158,6 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         bundle = recstore_ops.load_bundle(path / "bundle", follow=own.recv())
         assert isinstance(bundle, FollowingBundle)
         compare(bundle, own, options.rows, options.seconds)
+        bundle.close()
         own.send(None)
         trainer.join()
 

@@ -1,9 +1,9 @@
-//! Kernels over the rows of ids: each step of a lookup asks for the memory of the next one, a group of ids ahead.
+//! Kernels over the rows of ids, in runs: each pass over a run asks for the memory of the next pass.
 //!
 //! ```text
-//! group 2: the home of each id, asks for its line
-//! group 1: which id of the line it is, asks for its row
-//! group 0: takes the rows
+//! 1. the home of each id, asks for its line
+//! 2. which id of the line it is, asks for its row
+//! 3. takes the rows
 //! ```
 
 use std::sync::OnceLock;
@@ -15,8 +15,8 @@ use crate::kernel::simd::{Kernel, Lanes, ScalarLanes, Simd};
 use crate::rows::pooling::{AddRows, Pooling};
 use crate::{Error, Result};
 
-/// The ids whose memory is asked for together.
-const GROUP: usize = 32;
+/// The ids of a run. With fewer a pass ends before memory answers; with more, lines leave the first cache again.
+const RUN: usize = 64;
 
 /// Takes the rows of ids in their order.
 trait TakeRows<S> {
@@ -27,28 +27,19 @@ trait TakeRows<S> {
 /// Finds the rows of ids and lets `taker` take them.
 #[inline(always)]
 fn walk<S: RowSource>(source: S, lanes: impl Lanes, ids: &[i64], taker: &mut impl TakeRows<S>) -> Result<()> {
-    let (mut homes, mut numbers) = ([[S::Home::default(); GROUP]; 2], [[NO_ROW; GROUP]; 2]);
-    for step in 0..ids.len().div_ceil(GROUP) + 2 {
-        let group = |behind: usize| {
-            let group = step.checked_sub(behind)?;
-            ids.chunks(GROUP).nth(group).map(|ids| (group % 2, ids))
-        };
-        if let Some((side, ids)) = group(0) {
-            for (home, &id) in homes[side].iter_mut().zip(ids) {
-                *home = source.seek(id);
+    let (mut homes, mut numbers) = ([S::Home::default(); RUN], [NO_ROW; RUN]);
+    for (run, ids) in ids.chunks(RUN).enumerate() {
+        let (homes, numbers) = (&mut homes[..ids.len()], &mut numbers[..ids.len()]);
+        for (home, &id) in homes.iter_mut().zip(ids) {
+            *home = source.seek(id);
+        }
+        for ((number, &home), &id) in numbers.iter_mut().zip(&*homes).zip(ids) {
+            *number = source.number(lanes, home, id)?;
+            if *number != NO_ROW {
+                source.prefetch_row(*number);
             }
         }
-        if let Some((side, ids)) = group(1) {
-            for ((number, &home), &id) in numbers[side].iter_mut().zip(&homes[side]).zip(ids) {
-                *number = source.number(lanes, home, id)?;
-                if *number != NO_ROW {
-                    source.prefetch_row(*number);
-                }
-            }
-        }
-        if let Some((side, ids)) = group(2) {
-            taker.take(source, (step - 2) * GROUP, ids, &numbers[side][..ids.len()])?;
-        }
+        taker.take(source, run * RUN, ids, numbers)?;
     }
     Ok(())
 }
