@@ -22,6 +22,7 @@ from recstore_ops.config.collection_config import EmbeddingBagConfig, EmbeddingC
 from recstore_ops.config.config_file import active_config, load_config_file
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.config.table_options import TableOptions
+from recstore_ops.forgetting import ForgetReport, forget
 from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
 from recstore_ops.inspect.table_report import inspect_table
 from recstore_ops.nn.dist_embedding import DistEmbedding
@@ -59,6 +60,7 @@ __all__ = [
     "EmbeddingConfig",
     "EmbeddingTableConfig",
     "FollowingBundle",
+    "ForgetReport",
     "FrozenTable",
     "HashTable",
     "HashTableRegister",
@@ -86,6 +88,7 @@ __all__ = [
     "embedding",
     "embedding_bag",
     "export",
+    "forget",
     "freeze",
     "get_kv_client",
     "inspect_checkpoint",

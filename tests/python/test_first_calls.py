@@ -155,7 +155,8 @@ WITHOUT_STORE = {
     # They are given what has been opened before.
     *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze", "publish"),
     # Their tables are files, whatever store was chosen.
-    *("Bundle", "FollowingBundle", "FrozenTable", "Publisher", "PublisherAddress", "load_bundle"),
+    *("Bundle", "FollowingBundle", "ForgetReport", "FrozenTable", "Publisher", "PublisherAddress"),
+    *("forget", "load_bundle"),
     # Classes whose methods are listed, and second names.
     *("RecStoreClient", "KVClient", "get_kv_client", "client.delete_data"),
 }

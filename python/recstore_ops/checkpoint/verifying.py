@@ -103,7 +103,7 @@ def _file_findings(path: Path, entry: dict[str, Any]) -> Iterator[FileFinding]:
             raise ValueError("it is no file")
         if found.st_size != entry["bytes"]:
             raise ValueError(f"it has {found.st_size:,} bytes, not {entry['bytes']:,}")
-        with _plain(path, entry) as (file, plain_bytes):
+        with plain_file(path, entry) as (file, plain_bytes):
             _compare(file, plain_bytes, entry["checksums"])
     except FileNotFoundError:
         yield FileFinding("missing", path.name, "the manifest lists it")
@@ -114,8 +114,8 @@ def _file_findings(path: Path, entry: dict[str, Any]) -> Iterator[FileFinding]:
 
 
 @contextmanager
-def _plain(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
-    """The plain file, and its length."""
+def plain_file(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
+    """The plain file that an entry of the manifest lists, to be read from its beginning to its end, and its length."""
     with path.open("rb") as file:
         if "compressed" not in entry:
             yield file, entry["bytes"]
@@ -163,4 +163,4 @@ def _crc32(file: BinaryIO, count: int) -> int:
     return checksum
 
 
-__all__ = ["FileFinding", "VerifyReport", "verify"]
+__all__ = ["FileFinding", "VerifyReport", "plain_file", "verify"]

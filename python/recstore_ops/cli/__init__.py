@@ -12,6 +12,7 @@ from recstore_ops.cli.doctor import doctor_command
 from recstore_ops.cli.evaluate import evaluate_command
 from recstore_ops.cli.export import export_command
 from recstore_ops.cli.export_vectors import export_vectors_command
+from recstore_ops.cli.forget import forget_command
 from recstore_ops.cli.inspect import inspect_command
 from recstore_ops.cli.neighbours import neighbours_command
 from recstore_ops.cli.predict import predict_command
@@ -47,6 +48,7 @@ app.command("top")(top_command)
 app.command("inspect")(inspect_command)
 app.command("compact")(compact_command)
 app.add_typer(checkpoint_commands)
+app.command("forget")(forget_command)
 app.command("doctor")(doctor_command)
 
 

@@ -17,6 +17,12 @@ use crate::{raise, registry};
 #[pyclass(frozen)]
 pub(crate) struct CheckpointProgress(Progress);
 
+impl CheckpointProgress {
+    pub(crate) fn store_progress(&self) -> &Progress {
+        &self.0
+    }
+}
+
 #[pymethods]
 impl CheckpointProgress {
     #[new]

@@ -32,7 +32,7 @@ impl TlsFiles {
         Some(IdentityFiles { certificate, key })
     }
 
-    fn of_client(&self) -> PyResult<ClientTls> {
+    pub(crate) fn of_client(&self) -> PyResult<ClientTls> {
         let ca = self
             .ca
             .as_deref()
@@ -296,7 +296,7 @@ pub(crate) fn shard_counts(data: PathBuf) -> PyResult<Vec<usize>> {
 }
 
 /// Returns a time that may be waited.
-fn seconds(value: f64) -> PyResult<Duration> {
+pub(crate) fn seconds(value: f64) -> PyResult<Duration> {
     const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
     let found = Duration::try_from_secs_f64(value).ok().filter(|&time| time <= LONGEST);
     let longest = LONGEST.as_secs();

@@ -43,17 +43,19 @@ pub use calls::{
     TableUpdate,
 };
 pub use checkpoint::{
-    CheckpointFiles, Compression, LoadOptions, LoadReport, Progress, SERVER_STATE, SaveKind, SaveOptions,
-    SaveReport, Shard, check_checkpoint_directory, checkpoint_files, checkpoint_metadata,
-    commit as commit_snapshot, compact, new_snapshot_name, note_unfinished, open_file, read_file,
-    remove_checkpoint, write_file,
+    CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Progress, SERVER_STATE,
+    SaveKind, SaveOptions, SaveReport, Shard, check_checkpoint_directory, checkpoint_files,
+    checkpoint_metadata, commit as commit_snapshot, compact, forget as forget_in_checkpoint,
+    new_snapshot_name, note_unfinished, open_file, read_file, remove_checkpoint, write_file,
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
     NanPolicy, OptimizerConfig, TableConfig,
 };
 pub use error::{Error, Result};
-pub use frozen::{Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze};
+pub use frozen::{
+    Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_without,
+};
 pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;

@@ -15,7 +15,10 @@ use checkpoints::{
     insert, load, loaded, manifest_path, open, refusal, save, save_keeping, snapshots, state, store,
     table_files, update,
 };
-use recstore::{EmbeddingStore, LocalStore, SaveKind, SaveOptions, Shard, TableId, compact};
+use recstore::{
+    EmbeddingStore, Forgetting, LocalStore, SaveKind, SaveOptions, Shard, TableId, compact,
+    forget_in_checkpoint,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -370,6 +373,30 @@ fn a_compaction_that_was_killed_does_not_stand_in_the_way_of_the_next() {
     }
     assert_eq!(compact(directory.path(), None).unwrap().unwrap().snapshot, newest);
     assert_eq!((kinds(directory.path()).as_str(), table_files(directory.path()).len()), ("F", 2));
+    assert_eq!(state(&loaded(directory.path())), state(&store));
+}
+
+#[test]
+fn a_snapshot_that_another_follows_does_not_go_alone() {
+    let (directory, (store, tables)) = (tempfile::tempdir().unwrap(), filled(10));
+    let full = save(&store, directory.path(), SaveKind::Full).unwrap().snapshot;
+    step(&store, tables[0], 5);
+    let delta = save(&store, directory.path(), SaveKind::Delta).unwrap().snapshot;
+    let (tables, ids) = (["one".to_owned()], [3]);
+    let forget = |snapshots: &[String], holding: &[String]| {
+        let forgetting = Forgetting { tables: &tables, ids: &ids, snapshots, holding };
+        forget_in_checkpoint(directory.path(), &forgetting, None)
+    };
+    let both = [full.clone(), delta.clone()];
+    let (_, message) = refusal(forget(&both, &[full]));
+    assert_eq!(message, format!("the snapshot {delta} follows one that is to go"));
+    let (_, message) = refusal(forget(&both[..1], &[]));
+    assert_eq!(message, "somebody has saved to it meanwhile: begin again");
+    assert_eq!(state(&loaded(directory.path())), state(&store));
+    let forgotten = forget(&both, &both).unwrap();
+    assert_eq!((forgotten.rows, kinds(directory.path()).as_str()), (1, "F"));
+    assert_eq!(store.forget("one", &[3, 99]).unwrap(), [3]);
+    assert_eq!(store.forget("none", &[3]).unwrap(), [0; 0]);
     assert_eq!(state(&loaded(directory.path())), state(&store));
 }
 

@@ -357,6 +357,11 @@ fn add_report(sum: &mut LoadReport, report: LoadReport) {
     (sum.snapshot, sum.metadata) = (report.snapshot, report.metadata);
 }
 
-fn unexpected(session: &Session, operation: &'static str, shard: usize, answer: &Managed) -> Error {
+pub(super) fn unexpected(
+    session: &Session,
+    operation: &'static str,
+    shard: usize,
+    answer: &Managed,
+) -> Error {
     session.unavailable(operation, shard, format!("an answer that does not fit, {}", answer.form()))
 }

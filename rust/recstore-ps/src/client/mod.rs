@@ -3,6 +3,7 @@
 mod addresses;
 mod agreement;
 mod changes;
+mod checkpoints;
 mod config;
 pub(crate) mod connection;
 mod distinct;

@@ -5,7 +5,7 @@
 //! back for its moment only. With it goes all else that clients count on: which change of theirs was the last and what
 //! came of it, the numbers of tables, and what tells this server from one that has lost its rows.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::hash::{BuildHasher, RandomState};
 use std::num::ParseIntError;
@@ -215,6 +215,15 @@ impl Journal {
         self.lock().iter().map(|(client, made)| (*client, made.clone())).collect()
     }
 
+    /// Takes ids out of what the last changes of clients came to.
+    pub(crate) fn forget(&self, ids: &BTreeSet<i64>) {
+        for made in self.lock().values_mut() {
+            if let Ok(Answer::Managed(Managed::Ids { ids: told })) = &mut made.outcome {
+                told.retain(|id| !ids.contains(id));
+            }
+        }
+    }
+
     /// Leaves room in the log for a large frame that comes, if that pays.
     pub(crate) fn stage(&self, bytes: u64) -> Option<Staged> {
         self.log.stage(bytes)
@@ -388,7 +397,8 @@ impl Journal {
         Ok(())
     }
 
-    /// Makes a change that no log can tell, and a checkpoint of it. `begin` notes the number that it has.
+    /// Makes a change that no log can tell, and a checkpoint of it, whose report is returned too. `begin` notes the number
+    /// that it has.
     ///
     /// # Errors
     /// As `begin` and `make`; as the checkpoint: then no change is taken any more.
@@ -398,7 +408,7 @@ impl Journal {
         workers: &Workers,
         begin: impl FnOnce(u64) -> Result<()>,
         make: impl FnOnce() -> Result<Answer>,
-    ) -> Result<Answer> {
+    ) -> Result<(Answer, SaveReport)> {
         // Nobody copies the checkpoint before, which lacks what is loaded.
         let _saving = self.lock_saving();
         let turn = self.open_turn()?;
@@ -413,7 +423,7 @@ impl Journal {
             self.log.fail(&format!("what was loaded could not be saved: {error}"));
         }
         self.acknowledged.advance(passed);
-        saved.map(|_| outcome)
+        saved.map(|report| (outcome, report))
     }
 
     /// Makes a checkpoint and drops the log before it.

@@ -140,6 +140,17 @@ impl StateDirectory {
         Ok(state)
     }
 
+    /// Takes a directory that says itself which shard it has, or whose name does.
+    ///
+    /// # Errors
+    /// As [`StateDirectory::open`]; [`recstore::Error::Checkpoint`]: it is that of no server.
+    pub(crate) fn open_found(directory: &Path) -> Result<Self> {
+        let told = read(&directory.join(NAME))?.map(|found| Shard { number: found.shard, of: found.of });
+        let shard = told.or_else(|| shard_of(directory));
+        let shard = shard.ok_or_else(|| unusable(directory, "it is no directory of a server"))?;
+        Self::open(directory, shard, Durability::Checkpoint)
+    }
+
     pub(crate) fn path(&self) -> &Path {
         self.lock.directory()
     }

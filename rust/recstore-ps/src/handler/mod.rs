@@ -1,6 +1,7 @@
 //! What a server does with a request, however it came.
 
 mod clients;
+mod forgetting;
 mod standing;
 
 use std::hash::{BuildHasher, RandomState};
@@ -302,7 +303,7 @@ impl Handler {
         match &self.journal {
             Some(journal) if request.is_load() => {
                 let begin = |first| self.state.as_ref().map_or(Ok(()), |state| state.begin_run(first, true));
-                journal.replace(&*self.store, &self.workers, begin, carry_out)
+                journal.replace(&*self.store, &self.workers, begin, carry_out).map(|(answer, _)| answer)
             }
             Some(journal) if request.alters() => journal.change(client, sequence, request, staged, carry_out),
             _ => carry_out(),
@@ -409,11 +410,7 @@ impl Handler {
             }
             Management::DropTable { name } => store.drop_table(name).map(|()| Managed::Done {})?,
             Management::TableNames {} => Managed::Names { names: store.table_names()? },
-            Management::Describe { table } => {
-                let found = opened("describe", table)?.describe()?;
-                let (name, slots) = (found.name, found.slots);
-                Managed::Description { name, dim: found.config.dim, config: found.config, slots }
-            }
+            Management::Describe { table } => described(&*opened("describe", table)?)?,
             Management::Clear { table } => {
                 opened("hashtable_clear", table)?.clear().map(|()| Managed::Done {})?
             }
@@ -432,6 +429,8 @@ impl Handler {
             }
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
             Management::Commit(part) => commit(part).map(|()| Managed::Done {})?,
+            Management::Checkpoint {} if self.state.is_none() => Managed::Done {},
+            Management::Checkpoint {} => Managed::Saved { report: self.checkpoint()? },
             Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
             Management::Confirm { number } => self.confirm(client, *number).map(|()| Managed::Done {})?,
             Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
@@ -478,6 +477,12 @@ fn own_directory() -> SaveOptions<'static> {
     let mut options = SaveOptions::default();
     options.by_its_server = true;
     options
+}
+
+fn described(table: &dyn EmbeddingTable) -> Result<Managed> {
+    let found = table.describe()?;
+    let (name, slots) = (found.name, found.slots);
+    Ok(Managed::Description { name, dim: found.config.dim, config: found.config, slots })
 }
 
 fn commit(part: &SavePart) -> Result<()> {

@@ -35,10 +35,11 @@ pub(super) enum Verb {
     Confirm,
     Promote,
     StandDown,
+    Checkpoint,
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 30] = [
+pub(super) const VERBS: [(Verb, &str); 31] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -69,6 +70,7 @@ pub(super) const VERBS: [(Verb, &str); 30] = [
     (Verb::Confirm, "confirm"),
     (Verb::Promote, "promote"),
     (Verb::StandDown, "stand_down"),
+    (Verb::Checkpoint, "checkpoint"),
 ];
 
 impl Verb {
@@ -110,6 +112,7 @@ impl Verb {
             Management::Confirm { .. } => Self::Confirm,
             Management::Promote {} => Self::Promote,
             Management::StandDown { .. } => Self::StandDown,
+            Management::Checkpoint {} => Self::Checkpoint,
         }
     }
 

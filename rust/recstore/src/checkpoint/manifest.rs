@@ -200,6 +200,12 @@ impl Manifest {
         self.snapshots.push(Snapshot { parent: None, tables, ..newest });
     }
 
+    /// Puts all rows of `tables`, as the full snapshot `id`, in the place of the newest one.
+    pub(super) fn replace_newest(&mut self, id: String, tables: Vec<TableEntry>) {
+        let Some(newest) = self.snapshots.pop() else { return };
+        self.snapshots.push(Snapshot { id, parent: None, tables, ..newest });
+    }
+
     /// Returns how the newest files are compressed.
     pub(super) fn newest_compression(&self) -> Compression {
         let tables = self.snapshots.iter().rev().flat_map(|snapshot| &snapshot.tables);

@@ -20,7 +20,7 @@ mod save;
 mod table_file;
 mod unfinished;
 
-pub use compact::compact;
+pub use compact::{Forgetting, Forgotten, compact, forget};
 pub use compression::Compression;
 pub use files::{open_file, read_file, write_file};
 pub use load::{CheckpointFiles, checkpoint_files, checkpoint_metadata};

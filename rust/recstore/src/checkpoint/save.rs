@@ -125,7 +125,7 @@ pub fn new_snapshot_name() -> String {
     name_of(new_save())
 }
 
-fn new_save() -> SaveId {
+pub(super) fn new_save() -> SaveId {
     RandomState::new().hash_one(SystemTime::now())
 }
 

@@ -9,6 +9,7 @@ mod blocks;
 mod changed;
 mod encoding;
 mod followed;
+mod forgetting;
 mod index;
 mod layout;
 mod mapped;
@@ -20,6 +21,7 @@ mod writer;
 
 pub use changed::RowChanges;
 pub use encoding::Encoding;
+pub use forgetting::freeze_without;
 pub use mapped::FrozenMemory;
 pub use store::FrozenStore;
 pub use table::FrozenTable;

@@ -40,9 +40,19 @@ pub fn freeze(
     ids: &[i64],
     read: impl FnMut(&[i64], &mut [f32]) -> Result<()>,
 ) -> Result<u64> {
+    write_file(path, spec, ids.to_vec(), |writer, ids| write_rows(writer, spec, ids, read, path))
+}
+
+/// Writes a file beside `path`, which then gets that name, and returns its bytes. `rows` writes the row of each id, in
+/// the order in which it gets them.
+pub(super) fn write_file(
+    path: &Path,
+    spec: FrozenSpec<'_>,
+    mut ids: Vec<i64>,
+    rows: impl FnOnce(&mut Writer<'_>, &[i64]) -> Result<()>,
+) -> Result<u64> {
     let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
     let failed = |error: io::Error| refused(error.to_string());
-    let mut ids = ids.to_vec();
     let lines = index::build(&mut ids).map_err(|id| refused(format!("id {id} is there twice")))?;
     let (layout, header) = Layout::new(described(spec)?, ids.len(), lines.len()).map_err(refused)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -50,7 +60,7 @@ pub fn freeze(
     let mut writer = Writer::new(file.as_file_mut());
     writer.out.write_all(&header).map_err(failed)?;
     writer.write(bytemuck::cast_slice(&lines)).map_err(failed)?;
-    write_rows(&mut writer, spec, &ids, read, path)?;
+    rows(&mut writer, &ids)?;
     writer.finish(&header).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
@@ -83,7 +93,7 @@ fn write_rows(
 }
 
 /// Writes what is in blocks, and then the checksums.
-struct Writer<'a> {
+pub(super) struct Writer<'a> {
     out: BufWriter<&'a mut File>,
     hasher: Hasher,
     in_block: usize,
@@ -95,7 +105,7 @@ impl<'a> Writer<'a> {
         Self { out: BufWriter::new(file), hasher: Hasher::new(), in_block: 0, checks: Vec::new() }
     }
 
-    fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+    pub(super) fn write(&mut self, mut bytes: &[u8]) -> io::Result<()> {
         self.out.write_all(bytes)?;
         while !bytes.is_empty() {
             let (own, others) = bytes.split_at(bytes.len().min(BLOCK_BYTES - self.in_block));

@@ -49,6 +49,17 @@ impl Sketch {
         count
     }
 
+    /// Takes away all that an id may have added: its estimate is 0 then. A counter above its estimate was last raised by
+    /// another id, and stays; an id whose counter was as low as this one's may have been counted more often than is known.
+    pub(crate) fn forget(&mut self, id: i64) {
+        let estimate = self.estimate(id);
+        for place in self.places(id) {
+            if self.counters[place] == estimate {
+                self.counters[place] = 0;
+            }
+        }
+    }
+
     /// Adds what another sketch of this size counted.
     pub(crate) fn add(&mut self, counters: &[u32]) {
         for (own, other) in self.counters.iter_mut().zip(counters) {
@@ -100,6 +111,19 @@ mod tests {
                 prop_assert!(sketch.count(id) > count);
             }
         }
+    }
+
+    #[test]
+    fn a_forgotten_id_leaves_the_sketch_as_it_was_before_it_came() {
+        let mut sketch = Sketch::new(1e-3, 1e-3);
+        (0..40).for_each(|id| _ = sketch.count(id));
+        let before = sketch.clone();
+        (0..5).for_each(|_| _ = sketch.count(1 << 40));
+        assert_eq!(sketch.estimate(1 << 40), 5);
+        sketch.forget(1 << 40);
+        assert_eq!(sketch, before);
+        sketch.forget(7);
+        assert_eq!((sketch.estimate(7), sketch.estimate(8)), (0, 1));
     }
 
     /// Ids of which the n-th most frequent comes about 1/n as often as the first.

@@ -80,6 +80,17 @@ impl LocalStore {
         self.rules.register(name, rule)
     }
 
+    /// Deletes the rows that the table `name` has of `ids` and forgets what was counted of them, also where others were
+    /// counted with them. Returns the ids that had a row; none without such a table.
+    ///
+    /// # Errors
+    /// As deleting rows.
+    pub fn forget(&self, name: &str, ids: &[i64]) -> Result<Vec<i64>> {
+        let _gate = fork::enter();
+        let table = self.shared().find(name);
+        table.map_or(Ok(Vec::new()), |(_, table)| table.erase(ids))
+    }
+
     fn engine(&self) -> Engine<'_> {
         Engine { executor: &*self.executor, simd: self.simd }
     }

@@ -85,6 +85,16 @@ impl Admission {
         }
     }
 
+    /// Forgets all that was counted of an id, also where that cannot be told apart from what was counted of others: these
+    /// may have been counted more often than is known then.
+    pub(super) fn erase(&mut self, id: i64) {
+        match self {
+            Self::Count { counts, .. } => _ = counts.remove(id),
+            Self::Sketch { sketch, .. } => sketch.forget(id),
+            Self::Probability(_) => {}
+        }
+    }
+
     /// Halves what was counted so many times, and forgets ids whose count is zero.
     fn halve(&mut self, times: u32) {
         match self {

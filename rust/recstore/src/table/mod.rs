@@ -14,6 +14,7 @@ mod checks;
 mod copying;
 mod displacing;
 mod engine;
+mod erasing;
 mod growth;
 mod ids;
 mod initial_values;

@@ -116,7 +116,18 @@ impl TableCut {
     pub(crate) fn leaving(&self) -> Option<Vec<i64>> {
         let chosen =
             || self.sweep.as_ref().map_or_else(Vec::new, |sweep| sweep.finish_beside_training(&self.table));
-        self.table.config.eviction.as_ref().map(|_| chosen())
+        self.table.config.eviction.as_ref().map(|_| self.with_rows(chosen()))
+    }
+
+    /// Leaves out the ids whose rows were deleted since they were chosen: nobody needs them, and a file should not tell
+    /// them. If rows were deleted since the cut, nobody knows any more which were there then, and all stay.
+    fn with_rows(&self, mut chosen: Vec<i64>) -> Vec<i64> {
+        let _gate = fork::enter();
+        let rows = self.table.shared();
+        if rows.deletes == self.progress.deletes {
+            chosen.retain(|id| rows.ids.find(*id).is_some());
+        }
+        chosen
     }
 
     /// Whether a file would say nothing: no row of the table has changed, and it remembers nothing of ids without one.

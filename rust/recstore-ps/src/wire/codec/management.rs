@@ -82,6 +82,9 @@ pub enum Management {
     Commit(SavePart),
     /// Loads the rows of this shard from the newest snapshot; [`Managed::Loaded`].
     Load(LoadShard),
+    /// Saves the tables to the server's own directory, and drops the log before; [`Managed::Saved`], or [`Managed::Done`] of
+    /// a server without one. Since version 3.
+    Checkpoint {},
     /// Makes the client a worker; [`Managed::Joined`].
     Join {
         /// Its number, from 0.

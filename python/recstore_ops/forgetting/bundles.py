@@ -1,0 +1,140 @@
+"""Bundles: frozen tables are written anew without the rows of ids, and the manifest is renamed over the one before."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from recstore_ops import _native
+from recstore_ops.checkpoint.manifest import sync_directory
+from recstore_ops.forgetting.id_set import Found, IdSet
+from recstore_ops.forgetting.place import Look, held
+from recstore_ops.forgetting.report import Held, Kind
+from recstore_ops.forgetting.safetensors_columns import frozen_ids
+from recstore_ops.serving.frozen_table import FrozenTable
+from recstore_ops.serving.manifest import NAME, BundledTable, Manifest
+
+_NOTE = "forgetting-unfinished.json"
+_FORMAT, _VERSION = "recstore bundle unfinished", 1
+
+
+@dataclass(frozen=True)
+class BundlePlace:
+    """A bundle. Processes that have it open keep the rows until they open it anew.
+
+    Attributes:
+        path: the directory.
+    """
+
+    path: Path
+    kind: Kind = "bundle"
+
+    def tables(self) -> set[str]:
+        """Returns the names of its tables; raises OSError where the manifest is damaged."""
+        return {table.name for table in Manifest.read(self.path).tables}
+
+    def look(self, tables: Sequence[str], ids: IdSet) -> Look:
+        """Returns the rows that its tables have of ids; raises OSError where a file is damaged."""
+        return Look([found for table in self._named(tables) for found in self._of(table, ids)])
+
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
+        """Writes the tables that have rows of the ids anew."""
+        _remove_unneeded(self.path)
+        files = {found.place for found in look.held}
+        changed = [table for table in self._named(tables) if self.path / table.file in files]
+        if not changed:
+            return 0, 0
+        note, written = _Note.begin(self.path), {}
+        rows = size = 0
+        for table in changed:
+            written[table.file], removed, table_bytes = _written(self.path, table, ids, note)
+            rows, size = rows + removed, size + table_bytes
+        note.add([table.file for table in changed])
+        _replace_manifest(self.path, written)
+        _remove_unneeded(self.path)
+        return rows, size
+
+    def explained(self) -> set[Path]:
+        """Returns the tables that the manifest lists, and the manifest."""
+        return {self.path / NAME, *(self.path / table.file for table in Manifest.read(self.path).tables)}
+
+    def _named(self, tables: Sequence[str]) -> list[BundledTable]:
+        return [table for table in Manifest.read(self.path).tables if table.name in tables]
+
+    def _of(self, table: BundledTable, ids: IdSet) -> list[Held]:
+        path = self.path / table.file
+        if FrozenTable(path).fingerprint != table.fingerprint:
+            raise OSError(f"{path} is not of this bundle: its fingerprint is another")
+        return held(path, "rows", sum((ids.among(part) for part in frozen_ids(path)), Found()))
+
+
+def _written(path: Path, table: BundledTable, ids: IdSet, note: _Note) -> tuple[BundledTable, int, int]:
+    """Writes a table beside the one before, under the next number."""
+    numbers = [int(file.stem) for file in (path / "tables").glob("*.safetensors") if file.stem.isdecimal()]
+    file = f"tables/{max(numbers, default=0) + 1}.safetensors"
+    note.add([file])
+    rows, size = _native.freeze_table_without(str(path / table.file), str(path / file), list(ids))
+    sync_directory(path / "tables")
+    return replace(table, file=file, fingerprint=FrozenTable(path / file).fingerprint), rows, size
+
+
+def _replace_manifest(path: Path, written: dict[str, BundledTable]) -> None:
+    manifest = Manifest.read(path)
+    tables = tuple(written.get(table.file, table) for table in manifest.tables)
+    with tempfile.TemporaryDirectory(dir=path, prefix=".forgetting.") as beside:
+        replace(manifest, tables=tables).write(Path(beside))
+        _sync(Path(beside) / NAME)
+        (Path(beside) / NAME).replace(path / NAME)
+    sync_directory(path)
+
+
+@dataclass
+class _Note:
+    """The files that are not needed if what goes on is cut off, or once it has ended: written before they are there."""
+
+    directory: Path
+    files: list[str]
+
+    @classmethod
+    def begin(cls, directory: Path) -> _Note:
+        return cls(directory, [])
+
+    def add(self, files: Sequence[str]) -> None:
+        self.files.extend(files)
+        text = json.dumps({"format": _FORMAT, "version": _VERSION, "files": self.files})
+        beside = self.directory / f"{_NOTE}.new"
+        beside.write_text(text, encoding="utf-8")
+        _sync(beside)
+        beside.replace(self.directory / _NOTE)
+        sync_directory(self.directory)
+
+
+def _remove_unneeded(path: Path) -> None:
+    """Removes the files that a note lists and the manifest does not, and then the note."""
+    needed = {table.file for table in Manifest.read(path).tables}
+    for name in _noted(path):
+        if name not in needed:
+            (path / name).unlink(missing_ok=True)
+    (path / _NOTE).unlink(missing_ok=True)
+    sync_directory(path)
+
+
+def _noted(path: Path) -> Iterator[str]:
+    try:
+        note = json.loads((path / _NOTE).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return
+    if (note["format"], note["version"]) == (_FORMAT, _VERSION):
+        yield from (name for name in note["files"] if name.startswith("tables/") and ".." not in name)
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+__all__ = ["BundlePlace"]

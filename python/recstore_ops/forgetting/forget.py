@@ -1,0 +1,150 @@
+"""Forgetting ids: in checkpoints, runs, directories of servers, bundles, and on servers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
+from torch import Tensor
+
+from recstore_ops.config.paths import user_path
+from recstore_ops.forgetting.checkpoints import SKETCHED
+from recstore_ops.forgetting.id_set import IdSet
+from recstore_ops.forgetting.place import Look, Place
+from recstore_ops.forgetting.places import find_places, places_below
+from recstore_ops.forgetting.report import ForgetReport, Held, PlaceReport
+from recstore_ops.forgetting.scan import scan as scan_files
+from recstore_ops.forgetting.servers import ServersPlace
+from recstore_ops.servers.server_config import Tls
+
+AnyPath = str | PathLike[str]
+
+
+def forget(
+    places: AnyPath | Sequence[AnyPath] = (),
+    table: str | Sequence[str] = (),
+    ids: Iterable[int] | Tensor | NDArray[Any] = (),
+    *,
+    servers: Sequence[str] = (),
+    hash_method: str = "city_hash",
+    token: str | None = None,
+    tls: Tls | None = None,
+    timeout: float = 30.0,
+    scan: Sequence[AnyPath] = (),
+    dry_run: bool = False,
+    progress: bool | None = None,
+    on_plan: Callable[[list[PlaceReport]], None] | None = None,
+) -> ForgetReport:
+    """Deletes ids wherever their rows lie, and tells which files still hold them.
+
+    In checkpoints every snapshot goes that has an id, as a row, as deleted, as counted by admission or chosen by
+    eviction; one full snapshot of the newest state takes their place. Bundles get their tables without the rows. Other
+    rows stay as they are, to the bit. Each place is changed as a whole or not at all. Then all files of the places are
+    looked through. It takes the memory that the tables take in training.
+
+    A training process that has the rows in its memory brings them back with its next save: delete them there too.
+
+    Args:
+        places: directories: of checkpoints, of runs of `recstore train`, of servers that do not run (their `--data`, or
+            one shard of it), and of bundles.
+        table: the name of the table, or of several. Every place must have each of them.
+        ids: which. Those without a row are told, and are no error.
+        servers: `host:port` of running servers, as `set_ps_servers` takes them. They delete the rows, and save to their
+            directories, so that no log has the ids.
+        hash_method, token, tls, timeout: as in `set_ps_servers`.
+        scan: further directories whose files are looked through. They are not changed.
+        dry_run: whether nothing is changed.
+        progress: whether to show progress bars; by default if the standard error is a terminal.
+        on_plan: called with what the places have, before anything is changed.
+
+    Returns:
+        What was found and done, and what remains.
+
+    Raises:
+        TypeError: ids that are no integers.
+        ValueError: no ids, tables or places; a directory that is none of these, or that a server uses; a table that is
+            not there, with the names of those that are.
+        RuntimeError, OSError: a file is damaged or cannot be written. The message names it; that place is as it was.
+        ConnectionError: a server does not answer.
+    """
+    wanted, names = IdSet(ids), _names(table)
+    given = [places] if isinstance(places, str | PathLike) else list(places)
+    scanned = [_directory(path) for path in scan]
+    on_servers = ServersPlace(tuple(servers), hash_method, token, tls, timeout) if servers else None
+    if not given and on_servers is None:
+        raise ValueError("there is no place where ids are to be forgotten: name directories, or servers")
+    found = find_places(given)
+    for place in found:
+        _check_tables(place, names)
+    plan = [(place, place.look(names, wanted)) for place in found]
+    reports = [PlaceReport(place.path, place.kind, look.held, look.snapshots) for place, look in plan]
+    if on_servers is not None:
+        reports.append(on_servers.look(names, wanted))
+    if on_plan is not None:
+        on_plan(reports)
+    if not dry_run:
+        reports = [_carried_out(*each, names, wanted, progress) for each in plan]
+        reports += [] if on_servers is None else [on_servers.forget(names, wanted)]
+    remaining = _remaining(plan, names, wanted, dry_run=dry_run)
+    known = {file.resolve() for place in found for file in place.explained()}
+    directories = [*(Path(user_path(path)) for path in given), *scanned]
+    remaining += _in_other_places(directories, known, names, wanted)
+    remaining += scan_files(directories, known, frozenset(names), wanted, progress)
+    return ForgetReport(names, tuple(wanted), dry_run, reports, _not_found(wanted, reports), remaining)
+
+
+def _names(table: str | Sequence[str]) -> tuple[str, ...]:
+    names = (table,) if isinstance(table, str) else tuple(dict.fromkeys(table))
+    if not names or "" in names:
+        raise ValueError("there is no table whose ids are to be forgotten: name one")
+    return names
+
+
+def _directory(path: AnyPath) -> Path:
+    directory = Path(user_path(path, "scan"))
+    if not directory.is_dir():
+        raise ValueError(f"there is no directory {directory} to be looked through")
+    return directory
+
+
+def _check_tables(place: Place, names: Sequence[str]) -> None:
+    there = place.tables()
+    if missing := [name for name in names if name not in there]:
+        raise ValueError(f'{place.path} has no table "{missing[0]}", but {", ".join(sorted(there)) or "none"}')
+
+
+def _carried_out(place: Place, look: Look, names: Sequence[str], ids: IdSet, progress: bool | None) -> PlaceReport:
+    rows, size = place.forget(names, ids, look, progress)
+    return PlaceReport(place.path, place.kind, look.held, look.snapshots, rows, size)
+
+
+def _remaining(plan: list[tuple[Place, Look]], names: Sequence[str], ids: IdSet, *, dry_run: bool) -> list[Held]:
+    """What the places have after all, or keep."""
+    if dry_run:
+        return [held for _, look in plan for held in look.stays]
+    looks = [place.look(names, ids) for place, _ in plan]
+    return [held for look in looks for held in (*look.held, *look.stays)]
+
+
+def _in_other_places(directories: list[Path], known: set[Path], names: Sequence[str], ids: IdSet) -> list[Held]:
+    """What checkpoints and bundles below have that nobody named; the files that these tell of are known then."""
+    found = []
+    for place in places_below(directories, known):
+        # One that is damaged, or that somebody saves to, is looked through as other files are.
+        with suppress(RuntimeError, OSError, ValueError):
+            look = place.look(names, ids)
+            known |= {file.resolve() for file in place.explained()}
+            found += [*look.held, *look.stays]
+    return found
+
+
+def _not_found(ids: IdSet, reports: list[PlaceReport]) -> tuple[int, ...]:
+    found = {id for report in reports for held in report.held if held.what != SKETCHED for id in held.ids}
+    return tuple(id for id in ids if id not in found)
+
+
+__all__ = ["forget"]

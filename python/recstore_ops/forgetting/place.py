@@ -1,0 +1,76 @@
+"""What a place is asked and told, whichever kind it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from recstore_ops.forgetting.id_set import Found, IdSet, are_certain
+from recstore_ops.forgetting.report import Held, Kind
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a place has of ids.
+
+    Attributes:
+        held: what goes when they are forgotten.
+        stays: what does not.
+        snapshots: those that go.
+        seen: all that there were.
+    """
+
+    held: list[Held] = field(default_factory=list)
+    stays: list[Held] = field(default_factory=list)
+    snapshots: list[str] = field(default_factory=list)
+    seen: list[str] = field(default_factory=list)
+
+
+class Place(Protocol):
+    """A directory with tables, which is changed as a whole or not at all."""
+
+    @property
+    def path(self) -> Path:
+        """Where it is."""
+        ...
+
+    @property
+    def kind(self) -> Kind:
+        """What it is."""
+        ...
+
+    def tables(self) -> set[str]:
+        """Returns the names of its tables; raises RuntimeError or OSError where it is damaged."""
+        ...
+
+    def look(self, tables: Sequence[str], ids: IdSet) -> Look:
+        """Returns what it has of ids, and changes nothing; raises as `tables`."""
+        ...
+
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
+        """Takes away what `look` has found. Returns the rows of the newest state that went, and the bytes written.
+
+        Raises:
+            RuntimeError, OSError: a file is damaged or cannot be written; the place is as it was.
+        """
+        ...
+
+    def explained(self) -> set[Path]:
+        """Returns the files that `look` reads by their format, or that cannot have ids."""
+        ...
+
+
+def held(place: Path | str, what: str, found: Found, *, is_certain: bool = True) -> list[Held]:
+    """Returns what was found somewhere, as a list of one, or of none."""
+    ids = tuple(sorted(id for id, count in found.items() if count))
+    return [Held(place, what, ids, sum(found.values()), is_certain)] if ids else []
+
+
+def held_perhaps(place: Path | str, what: str, found: Found) -> list[Held]:
+    """The same where numbers may be ids by chance."""
+    return held(place, what, found, is_certain=are_certain(found))
+
+
+__all__ = ["Look", "Place", "held", "held_perhaps"]

@@ -1,0 +1,93 @@
+"""Which places the directories of a user are: what is found is told by its own files, and all else is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from contextlib import suppress
+from os import PathLike
+from pathlib import Path
+
+from recstore_ops.checkpoint.manifest import MANIFEST
+from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops.forgetting.bundles import BundlePlace
+from recstore_ops.forgetting.checkpoints import CheckpointPlace
+from recstore_ops.forgetting.place import Place
+from recstore_ops.forgetting.shards import SHARD, SHARD_NAME, ShardPlace, is_shard
+
+_CHECKPOINT_FORMAT, _BUNDLE_FORMAT = "recstore-checkpoint", "recstore bundle"
+_OF_RUN = ("checkpoint", "best")
+"""The checkpoints of a run of `recstore train`."""
+
+
+def find_places(paths: Iterable[str | PathLike[str]]) -> list[Place]:
+    """Returns the places that directories are, or have; each once.
+
+    Raises:
+        ValueError: one is the URL of an object store, is not there, or is something else.
+    """
+    found: dict[Path, Place] = {}
+    for path in paths:
+        for place in _places_at(Path(checked_directory(path, "forget"))):
+            found.setdefault(place.path.resolve(), place)
+    return list(found.values())
+
+
+def places_below(directories: Iterable[Path], known: set[Path]) -> list[Place]:
+    """Returns the checkpoints and bundles anywhere below directories, but for those whose manifest is known.
+
+    Their files say of which table an id is. A manifest that is damaged is a file like others.
+    """
+    found: dict[Path, Place] = {}
+    for manifest in (path for directory in directories for path in directory.rglob(MANIFEST)):
+        if manifest.is_file() and manifest.resolve() not in known:
+            with suppress(ValueError, OSError):
+                kind = {_BUNDLE_FORMAT: BundlePlace, _CHECKPOINT_FORMAT: CheckpointPlace}.get(_format_of(manifest))
+                if kind is not None:
+                    found.setdefault(manifest.resolve(), kind(manifest.parent))
+    return list(found.values())
+
+
+def _places_at(path: Path) -> list[Place]:
+    if not path.is_dir():
+        raise ValueError(f"{path} is no directory" if path.exists() else f"there is no directory {path}")
+    if is_shard(path):
+        return [ShardPlace(path)]
+    if (path / MANIFEST).exists():
+        return [_with_manifest(path)]
+    if (path / "config.json").exists() and (saved := _checkpoints_of_run(path)):
+        return saved
+    if shards := [ShardPlace(shard) for shard in _shards_in(path)]:
+        return list(shards)
+    raise ValueError(
+        f"{path} is no checkpoint, no run of `recstore train` with a checkpoint, no --data of servers, and no bundle"
+    )
+
+
+def _with_manifest(path: Path) -> Place:
+    format = _format_of(path / MANIFEST)
+    if format == _BUNDLE_FORMAT:
+        return BundlePlace(path)
+    if format != _CHECKPOINT_FORMAT:
+        raise ValueError(f"{path / MANIFEST} is the manifest of no checkpoint and no bundle")
+    if (path.absolute().parent / SHARD).exists():
+        raise ValueError(f"{path} belongs to a server, which has a log beside it: name {path.absolute().parent}")
+    return CheckpointPlace(path)
+
+
+def _format_of(path: Path) -> str:
+    try:
+        return str(json.loads(path.read_bytes()).get("format"))
+    except (ValueError, AttributeError):
+        raise ValueError(f"{path} is damaged: it is no manifest of a checkpoint or a bundle") from None
+
+
+def _checkpoints_of_run(path: Path) -> list[Place]:
+    return [CheckpointPlace(path / name) for name in _OF_RUN if (path / name / MANIFEST).exists()]
+
+
+def _shards_in(path: Path) -> list[Path]:
+    return sorted(shard for shard in path.iterdir() if SHARD_NAME.fullmatch(shard.name) and is_shard(shard))
+
+
+__all__ = ["find_places", "places_below"]
