@@ -50,7 +50,7 @@ def forget(
 
     Args:
         places: directories: of checkpoints, of runs of `recstore train`, of servers that do not run (their `--data`, or
-            one shard of it), and of bundles.
+            one shard of it), of bundles, and of publications whose publisher does not run.
         table: the name of the table, or of several. Every place must have each of them.
         ids: which. Those without a row are told, and are no error.
         servers: `host:port` of running servers, as `set_ps_servers` takes them. They delete the rows, and save to their

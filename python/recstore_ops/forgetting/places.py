@@ -13,7 +13,9 @@ from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.forgetting.bundles import BundlePlace
 from recstore_ops.forgetting.checkpoints import CheckpointPlace
 from recstore_ops.forgetting.place import Place
+from recstore_ops.forgetting.publications import PublicationPlace
 from recstore_ops.forgetting.shards import SHARD, SHARD_NAME, ShardPlace, is_shard
+from recstore_ops.serving.following.publication import CURRENT, Current
 
 _CHECKPOINT_FORMAT, _BUNDLE_FORMAT = "recstore-checkpoint", "recstore bundle"
 _OF_RUN = ("checkpoint", "best")
@@ -53,6 +55,9 @@ def _places_at(path: Path) -> list[Place]:
         raise ValueError(f"{path} is no directory" if path.exists() else f"there is no directory {path}")
     if is_shard(path):
         return [ShardPlace(path)]
+    if (path / CURRENT).exists():
+        Current.read(path)
+        return [PublicationPlace(path)]
     if (path / MANIFEST).exists():
         return [_with_manifest(path)]
     if (path / "config.json").exists() and (saved := _checkpoints_of_run(path)):
@@ -60,7 +65,8 @@ def _places_at(path: Path) -> list[Place]:
     if shards := [ShardPlace(shard) for shard in _shards_in(path)]:
         return list(shards)
     raise ValueError(
-        f"{path} is no checkpoint, no run of `recstore train` with a checkpoint, no --data of servers, and no bundle"
+        f"{path} is no checkpoint, no run of `recstore train` with a checkpoint, no --data of servers, no bundle and "
+        "no publication"
     )
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-Kind = Literal["checkpoint", "server", "bundle", "servers"]
+Kind = Literal["checkpoint", "server", "bundle", "publication", "servers"]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, Base, Current, Update, update_name
@@ -72,12 +73,41 @@ class PublicationFiles:
         else:
             current = Current(base, update.number, before and (before.base, before.update))
             self.bytes_since_base = 0
-        current.write(self.directory)
-        self.current = current
+        self._set(current)
         self.bytes_since_base += len(data)
         self.bytes_written += len(data)
         if base is not None and before is not None and before.previous is not None:
             self._delete(*before.previous, before.base)
+
+    def begin_history(self, history: str, write_base: Callable[[Path, Path], None], updates: Sequence[Update]) -> None:
+        """Puts a base and updates of another history in the place of all that there are, with the same numbers.
+
+        Args:
+            history: its name.
+            write_base: given the directory of the base that there is, and that of the one to be written.
+            updates: all that follow the base that there is, in the other history.
+        """
+        before = self._without_previous()
+        base = replace(before.base, history=history)
+        self.write_base(base, lambda directory: write_base(self.directory / before.base.name, directory))
+        for update in updates:
+            (self.directory / update.name).write_bytes(update.to_bytes())
+        self._set(Current(base, before.update, (before.base, before.update)))
+        self._without_previous()
+
+    def _without_previous(self) -> Current:
+        """Deletes the base before the current one, and what follows it only."""
+        current = self.current
+        assert current is not None, "there is a base before there is another"
+        if current.previous is not None:
+            self._delete(*current.previous, current.base)
+            current = replace(current, previous=None)
+            self._set(current)
+        return current
+
+    def _set(self, current: Current) -> None:
+        current.write(self.directory)
+        self.current = current
 
     def _delete(self, base: Base, last: int, next_base: Base) -> None:
         """Deletes a base, and the updates that follow neither of the bases behind it."""

@@ -154,6 +154,11 @@ class Publisher:
         return self._server and self._server.address
 
     @property
+    def steps(self) -> int:
+        """How many were counted."""
+        return self._steps
+
+    @property
     def number(self) -> int:
         """Of the last update that is known to be written; the publication counts on where it ended."""
         return self._number
