@@ -241,6 +241,13 @@ def test_an_export_that_fails_leaves_nothing(clicks: Clicks, tmp_path: Path) -> 
     assert not list(tmp_path.iterdir())
 
 
+def use_all_of(path: Path) -> None:
+    """Opens a bundle and reads all of its files."""
+    bundle = load_bundle(path)
+    bundle(IDS)
+    bundle.program()
+
+
 FILES = ["manifest.json", "graph.json", "state.safetensors", "program.pt2"] + [f"tables/{n}.safetensors" for n in "01"]
 
 
@@ -256,9 +263,7 @@ def test_damage_is_refused_with_the_file(clicks: Clicks, tmp_path: Path, file: s
         content[len(content) // 2] ^= 1
         (path / file).write_bytes(content)
     with pytest.raises((OSError, ValueError, RuntimeError), match=file.rpartition("/")[2].replace(".", r"\.")):
-        bundle = load_bundle(path)
-        bundle(IDS)
-        bundle.program()
+        use_all_of(path)
 
 
 def test_files_of_other_bundles_are_refused(clicks: Clicks, tmp_path: Path) -> None:

@@ -28,7 +28,10 @@ class _HashMethod(str, Enum):
 def forget_command(
     places: Annotated[
         list[str] | None,
-        typer.Argument(metavar="PLACE...", help="A checkpoint, a run, the --data of servers that are down, a bundle, a publication."),
+        typer.Argument(
+            metavar="PLACE...",
+            help="A checkpoint, a run, the --data of servers that are down, a bundle, a publication.",
+        ),
     ] = None,
     *,
     table: Annotated[list[str], typer.Option(help="The table whose ids they are; may be repeated.")],
