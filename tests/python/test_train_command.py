@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 from training_runs import drop_tables, metrics_of
+from warm_processes import PROCESSES
 
 from recstore_ops import cli
 from recstore_ops.training import planted_interactions, write_criteo
+from recstore_ops.training import run as training_run
 from recstore_ops.training.choices import MODEL_OPTIONS
 from recstore_ops.training.formats.libsvm import write_libsvm
 from recstore_ops.training.report import run_directory
@@ -173,6 +175,13 @@ def test_criteo_files_train_as_they_are(recstore: Recstore, tmp_path: Path) -> N
     assert (run / "segments.csv").read_text().startswith("part,")
 
 
+@pytest.fixture
+def _warm_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a comparison find torch imported; in `make test-all` others are started as users have them."""
+    monkeypatch.setattr(training_run, "get_context", lambda method: {"spawn": PROCESSES}[method])
+
+
+@pytest.mark.usefixtures("_warm_sides")
 def test_a_comparison_leaves_both_runs_and_a_report(
     recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_recstore import run_recstore
+from warm_recstore import WarmRecstore, run_recstore
 
 pytestmark = pytest.mark.tier("test")
 
@@ -28,11 +28,15 @@ def torchrun(world: int, *options: str, elastic: tuple[str, ...] = (), rows: tup
 
 def torchrun_of(world: int, *program: str, elastic: tuple[str, ...] = ()) -> list[str]:
     """The command that starts a program as each of `world` ranks."""
+    job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(free_port()), *elastic]
+    return [sys.executable, *job, *program]
+
+
+def free_port() -> int:
+    """A port that nothing listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port), *elastic]
-    return [sys.executable, *job, *program]
+        return free.getsockname()[1]
 
 
 def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -66,13 +70,34 @@ def run_alone(folder: Path, *options: str) -> None:
     assert alone.returncode == 0, alone.stderr
 
 
+def test_ranks_of_an_environment_come_to_the_figures_of_one_process(tmp_path: Path) -> None:
+    """As `torchrun` starts them, but without its own process."""
+    options = ("--model", "fm", "--optimizer", "adam")
+    run_alone(tmp_path, *OPTIONS, *options)
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        WarmRecstore(
+            *("train", *OPTIONS, *options, "--run-name", "ranks"),
+            cwd=tmp_path,
+            env={**job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            splits=True,
+        )
+        for rank in range(2)
+    ]
+    ended = [rank.ended(SECONDS) for rank in ranks]
+    assert [rank.returncode for rank in ended] == [0, 0], ended
+    assert "".join(rank.stdout for rank in ended).count("lowest validation logloss") == 1, "one rank shows what happens"
+    assert_same_figures(tmp_path / "runs" / "ranks", tmp_path / "runs" / "alone")
+
+
+@pytest.mark.tier("all")
 @pytest.mark.parametrize(
     ("model", "world"),
     [
         ("fm", 2),
-        pytest.param("deepfm", 1, marks=IN_ALL),
-        pytest.param("deepfm", 4, marks=IN_ALL),
-        pytest.param("lr", 2, marks=IN_ALL),
+        ("deepfm", 1),
+        ("deepfm", 4),
+        ("lr", 2),
     ],
 )
 def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, world: int) -> None:
