@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import plots
 import pytest
 import tiers
 from examples import try_fewer
@@ -36,6 +37,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    plots.leave_out()
     config.addinivalue_line("markers", "tier(name): quick, test or all; see tiers.py")
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
     config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")
@@ -117,6 +119,12 @@ def recstore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return caught.value.code
 
     return run
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this test draw their plots."""
+    plots.draw_again(monkeypatch)
 
 
 @pytest.fixture

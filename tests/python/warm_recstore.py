@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
+import plots
 import torch
 from warm_processes import Ended, WarmProcess
 
@@ -13,7 +14,7 @@ from recstore_ops import cli
 
 
 class WarmRecstore(WarmProcess):
-    """A running `recstore ARGUMENTS`, on one thread of torch."""
+    """A running `recstore ARGUMENTS`, on one thread of torch, without plots."""
 
     def __init__(
         self,
@@ -32,5 +33,6 @@ def run_recstore(*arguments: object, cwd: Path | None = None) -> Ended:
 
 def _run(arguments: list[str]) -> None:
     torch.set_num_threads(1)
+    plots.leave_out()
     sys.argv = ["recstore", *arguments]
     cli.main()
