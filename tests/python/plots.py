@@ -1,9 +1,10 @@
-"""The plots of runs, which take far longer than the runs of tests: drawn where a test asks for the fixture `draws`."""
+"""What takes longer than the runs of tests: plots, which the fixture `draws` asks for, and theory of planted rows."""
 
 from __future__ import annotations
 
 import pytest
 
+from recstore_ops.training.generated import planted_input
 from recstore_ops.training.report import run_directory
 
 _DRAWING = {
@@ -15,6 +16,12 @@ def leave_out() -> None:
     """Runs of this process draw nothing from here on."""
     for name in _DRAWING:
         setattr(run_directory, name, lambda *arguments: None)
+
+
+def leave_out_all() -> None:
+    """Runs of this process neither draw nor say what is known of planted rows."""
+    leave_out()
+    planted_input._note = lambda planted: "planted"
 
 
 def draw_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,7 @@ def _train(folder: Path, options: list[str], signals: Signals | None, largest_fi
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     torch.set_num_threads(1)
-    plots.leave_out()
+    plots.leave_out_all()
     if signals is not None:
         loop._take_step = _signalled(loop._take_step, signals)
     sys.argv = ["recstore", "train", *options]

@@ -14,7 +14,7 @@ from recstore_ops import cli
 
 
 class WarmRecstore(WarmProcess):
-    """A running `recstore ARGUMENTS`, on one thread of torch, without plots."""
+    """A running `recstore ARGUMENTS`, on one thread of torch; runs show no plots and no theory."""
 
     def __init__(
         self,
@@ -33,6 +33,6 @@ def run_recstore(*arguments: object, cwd: Path | None = None) -> Ended:
 
 def _run(arguments: list[str]) -> None:
     torch.set_num_threads(1)
-    plots.leave_out()
+    plots.leave_out_all()
     sys.argv = ["recstore", *arguments]
     cli.main()
