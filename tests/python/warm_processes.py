@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made, runs the third when they draw.
-PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "matplotlib.figure"])
+# Optimizers import the second when they are made, `recstore serve-model` the others.
+PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "aiohttp.web", "grpc.aio"])
 
 SECONDS = 120
 
