@@ -20,14 +20,16 @@ PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "aiohttp.
 SECONDS = 120
 
 
-def side_by_side(function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+def side_by_side(
+    function: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = SECONDS
+) -> list[Any]:
     """What a function of a module returns for each arguments, all called at once, each in a process of its own.
 
     Raises:
-        multiprocessing.TimeoutError: one has not returned after two minutes.
+        multiprocessing.TimeoutError: one has not returned after so many seconds.
     """
     with PROCESSES.Pool(len(arguments), maxtasksperchild=1) as pool:
-        return pool.starmap_async(function, arguments, chunksize=1).get(SECONDS)
+        return pool.starmap_async(function, arguments, chunksize=1).get(timeout)
 
 
 def in_a_process(function: Callable[..., Any], *arguments: Any) -> Any:
