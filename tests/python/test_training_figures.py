@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +59,17 @@ def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) 
     assert test.logloss <= 0.305
 
 
+@pytest.fixture(scope="module")
+def deepfm_on_frappe() -> Callable[[Path], Evaluation]:
+    """Test figures of DeepFM, trained once."""
+    return cache(lambda root: best_on_frappe(root, "deepfm on frappe", model="deepfm", lr=1e-3, dropout=0.3))
+
+
 @pytest.mark.tier("all")
-def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: TableName) -> None:
-    test = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
+def test_deepfm_on_frappe_stops_before_it_overfits(
+    data_root: Path, deepfm_on_frappe: Callable[[Path], Evaluation]
+) -> None:
+    test = deepfm_on_frappe(data_root)
     assert test.auc >= 0.92
     assert test.logloss <= 0.31
 
@@ -71,10 +80,14 @@ def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: 
     [{"dropout": 0.3}, {"dropout": 0.3, "cross_structure": "parallel"}, {"dropout": 0.3, "low_rank": 16}],
     ids=str,
 )
-def test_dcn_on_frappe_ranks_as_well_as_deepfm(data_root: Path, table_name: TableName, form: dict[str, Any]) -> None:
+def test_dcn_on_frappe_ranks_as_well_as_deepfm(
+    data_root: Path,
+    table_name: TableName,
+    form: dict[str, Any],
+    deepfm_on_frappe: Callable[[Path], Evaluation],
+) -> None:
     dcn = best_on_frappe(data_root, table_name(), model="dcn", lr=1e-3, **form)
-    deepfm = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
-    assert dcn.auc >= deepfm.auc - 0.002
+    assert dcn.auc >= deepfm_on_frappe(data_root).auc - 0.002
 
 
 def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
