@@ -26,7 +26,7 @@ def work(addresses: list[str], worker: int, seconds: float) -> list[float]:
     generator = torch.Generator().manual_seed(worker)
     until, took = time.monotonic() + seconds, []
     while (started := time.monotonic()) < until:
-        ids = torch.randint(10 * CAPACITY, (256,), generator=generator)
+        ids = torch.randint(10 * CAPACITY, (1024,), generator=generator)
         module(ids).square().sum().backward()
         optimizer.step()
         took.append(time.monotonic() - started)
