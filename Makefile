@@ -31,6 +31,8 @@ export LIBTORCH_USE_PYTORCH := 1
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export VIRTUAL_ENV := $(CURDIR)/$(VENV)
 unexport PYTHONHOME PYTHONPATH
+# Torch is installed without bytecode: processes that may not write it would compile it again, seven seconds each.
+unexport PYTHONDONTWRITEBYTECODE
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c

@@ -7,10 +7,13 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
+import plots
 import pytest
 import tiers
+import typer
 from examples import try_fewer
 from ranks import Ranks, started_ranks
 from served_tables import ServerProcesses
@@ -36,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    plots.leave_out()
+    # A call of the command line builds all commands from their functions, which takes longer than most refusals.
+    typer.main.get_command = cache(typer.main.get_command)
     config.addinivalue_line("markers", "tier(name): quick, test or all; see tiers.py")
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
     config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")
@@ -117,6 +123,12 @@ def recstore(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
         return caught.value.code
 
     return run
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this test draw their plots."""
+    plots.draw_again(monkeypatch)
 
 
 @pytest.fixture

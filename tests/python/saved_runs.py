@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import plots
 import torch
 from warm_processes import PROCESSES
 
 from recstore_ops import checkpoint, cli
 from recstore_ops.training import loop
-from recstore_ops.training.report import run_directory
 
 # What is measured and not computed.
 _MEASURED = ("seconds", "train_seconds", "rows_per_second", "train_rows_per_second", "table_bytes", "process_bytes")
@@ -61,9 +61,7 @@ def _train(folder: Path, options: list[str], signals: Signals | None, largest_fi
     for name, number in (("stdout", 1), ("stderr", 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     torch.set_num_threads(1)
-    # Plots take far longer than these runs.
-    for name in ("draw_learning_curve", "draw_calibration", "draw_table_growth"):
-        setattr(run_directory, name, lambda *arguments: None)
+    plots.leave_out_all()
     if signals is not None:
         loop._take_step = _signalled(loop._take_step, signals)
     sys.argv = ["recstore", "train", *options]

@@ -1,13 +1,7 @@
-"""A worker that trains a table on servers for some time, and prints what it did as JSON.
-
-Its arguments are the servers' addresses, its number, and the seconds. It prints how long each
-step took until it was acknowledged, in seconds.
-"""
+"""A worker that trains a table on servers for some time."""
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 
 import torch
@@ -23,21 +17,17 @@ def soaked_table() -> DistEmbedding:
     return DistEmbedding(None, DIM, TABLE, optimizer="adagrad", lr=0.1, eviction=eviction)
 
 
-def work(worker: int, seconds: float) -> list[float]:
-    """Trains and returns how long each step took."""
+def work(addresses: list[str], worker: int, seconds: float) -> list[float]:
+    """Trains on servers and returns how long each step took until it was acknowledged, in seconds."""
+    torch.set_num_threads(1)
+    set_ps_servers(addresses, timeout=120.0)
     module = soaked_table()
     optimizer = SparseOptimizer(modules=[module])
     generator = torch.Generator().manual_seed(worker)
     until, took = time.monotonic() + seconds, []
     while (started := time.monotonic()) < until:
-        ids = torch.randint(10 * CAPACITY, (256,), generator=generator)
+        ids = torch.randint(10 * CAPACITY, (1024,), generator=generator)
         module(ids).square().sum().backward()
         optimizer.step()
         took.append(time.monotonic() - started)
     return took
-
-
-if __name__ == "__main__":
-    addresses, worker, seconds = sys.argv[1:]
-    set_ps_servers(addresses.split(","), timeout=120.0)
-    print(json.dumps(work(int(worker), float(seconds))))

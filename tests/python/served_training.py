@@ -1,13 +1,9 @@
-"""Factorization machines that several workers train on servers: a worker's program.
-
-Its arguments are the servers' addresses, the tables' prefix, the number of the worker and of how many, and the epochs.
-"""
+"""Factorization machines that several workers train on servers."""
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
+import torch
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recstore_ops import DistEmbedding, SparseOptimizer, set_ps_servers
@@ -27,8 +23,10 @@ def factorization_machine(name: str) -> FactorizationMachine:
     return FactorizationMachine(StoreTables(name, FTRL), dim=4, init_std=0.05, bias=False)
 
 
-def train(name: str, worker: int, num_workers: int, epochs: int) -> None:
-    """Trains on this worker's share of the rows, and waits for no other worker."""
+def train(addresses: list[str], name: str, worker: int, num_workers: int, epochs: int) -> None:
+    """Trains on this worker's share of the rows, on servers, and waits for no other worker."""
+    torch.set_num_threads(1)
+    set_ps_servers(addresses)
     model = factorization_machine(name)
     optimizer = SparseOptimizer(modules=[module for module in model.modules() if isinstance(module, DistEmbedding)])
     rows = MemoryRows(planted_interactions().train).shard(worker, num_workers)
@@ -37,9 +35,3 @@ def train(name: str, worker: int, num_workers: int, epochs: int) -> None:
         for batch in regroup(own, BATCH_ROWS):
             binary_cross_entropy_with_logits(model(batch), batch.labels, reduction="sum").backward()
             optimizer.step()
-
-
-if __name__ == "__main__":
-    addresses, name, *numbers = sys.argv[1:]
-    set_ps_servers(addresses.split(","))
-    train(name, *map(int, numbers))

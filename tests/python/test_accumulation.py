@@ -7,14 +7,13 @@ what is of one pass is never merged early.
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from warm_programs import output_of
 
 from recstore_ops import (
     DistEmbedding,
@@ -241,6 +240,6 @@ print(process_bytes() - before)
     ],
 )
 def test_many_passes_take_the_memory_of_their_sums(kind: str, names: str, how: str) -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM, kind, names, how], capture_output=True, text=True, check=True)
+    grown = int(output_of(PROGRAM, kind, names, how))
     merged = (4096 * (64 + 2) * 4) * len(names.split(","))
-    assert int(done.stdout) < 1.5 * merged + 32 * 2**20, f"{int(done.stdout) / 2**20:.0f} MiB"
+    assert grown < 1.5 * merged + 32 * 2**20, f"{grown / 2**20:.0f} MiB"

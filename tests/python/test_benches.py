@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from warm_programs import output_of
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -306,8 +307,7 @@ print(torch.ones(4_096, 64).sum().item())
 
 def test_all_outputs_lie_in_the_memory_that_was_prepared() -> None:
     # A process of its own: torch keeps the allocator.
-    command = [sys.executable, "-c", WHERE_OUTPUTS_LIE]
-    *places, total = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    *places, total = output_of(WHERE_OUTPUTS_LIE, cwd=ROOT).split()
     assert len(places) == 8
     assert len(set(places)) == 1
     assert float(total) == 4_096 * 64

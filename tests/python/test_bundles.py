@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
+from warm_programs import output_of
 
 from recstore_ops import DistEmbedding, DistEmbeddingBag, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
 from recstore_ops.ops import operators
@@ -81,10 +80,7 @@ print(load_bundle(sys.argv[1])(torch.tensor([[1, 2], [3, 4], [5, 99]])).tolist()
 def test_a_fresh_process_gives_the_same_whatever_is_open(clicks: Clicks, tmp_path: Path) -> None:
     path = export(clicks, (IDS,), tmp_path / "model")
     names = ["other", clicks.item.table.name, "further", clicks.user.table.name]
-    done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(path), ",".join(names)], capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout) == expected(clicks, IDS).tolist()
+    assert json.loads(output_of(FRESH, path, ",".join(names))) == expected(clicks, IDS).tolist()
 
 
 def test_two_bundles_of_one_model_stand_side_by_side(clicks: Clicks, tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ import math
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import safetensors.torch
 import torch
 from checkpoints import OPTIMIZERS, assert_same, contents, drop_all_tables, optimizer_name
 from torch import Tensor
+from warm_programs import WarmProgram, output_of
 
 from recstore_ops import (
     DistEmbedding,
@@ -250,7 +249,7 @@ checkpoint.save_async(sys.argv[1])
 
 
 def test_a_process_does_not_end_before_its_save_has(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", ONE_SAVE_AS_IT_ENDS, str(tmp_path)], check=True, timeout=120)
+    output_of(ONE_SAVE_AS_IT_ENDS, tmp_path)
     assert checkpoint.load(tmp_path).tables == {"t": 200_000}
 
 
@@ -280,10 +279,7 @@ def test_a_process_killed_while_it_saves_leaves_a_whole_checkpoint(tmp_path: Pat
     checkpoint.save(tmp_path, metadata=0)
     generator, steps = random.Random(1), [0]
     for _ in range(5):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVES_WITHOUT_END, str(tmp_path)], stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
+        process = WarmProgram(SAVES_WITHOUT_END, tmp_path)
         assert process.stdout.readline() == "ready\n"
         time.sleep(generator.uniform(0.1, 0.5))
         process.kill()
@@ -671,8 +667,7 @@ def test_a_new_process_goes_on(tmp_path: Path) -> None:
     module = DistEmbedding(None, 4, "t", optimizer="adam")
     train([module], batches(2))
     RecStoreClient().save(tmp_path / "checkpoint", metadata=[1])
-    command = [sys.executable, "-W", "error", "-c", READS_IN_A_NEW_PROCESS]
-    subprocess.run([*command, str(tmp_path / "checkpoint"), str(tmp_path / "rows.pt")], check=True, timeout=120)
+    output_of(READS_IN_A_NEW_PROCESS, tmp_path / "checkpoint", tmp_path / "rows.pt", warns="error")
     assert torch.equal(torch.load(tmp_path / "rows.pt"), module(torch.arange(-50, 50)).detach())
 
 
@@ -705,8 +700,8 @@ except RuntimeError as error:
     print(error)
 checkpoint.save_async({str(tmp_path / "other")!r}, kind={kind!r}).result()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    assert "the newest snapshot here has 1 rows, and the store to be saved has none and never had those" in done.stdout
+    said = output_of(script)
+    assert "the newest snapshot here has 1 rows, and the store to be saved has none and never had those" in said
     assert checkpoint.load(tmp_path).tables == {"kept": 1}
     drop_all_tables()
     checkpoint.save(tmp_path, kind=kind)

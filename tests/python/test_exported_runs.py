@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import pytest
 import torch
 from saved_runs import run_train
 from served_models import ModelServer, infer_body
+from warm_programs import output_of
 
 from recstore_ops import RecStoreClient, load_bundle, table_names
 from recstore_ops.training import Batch, LoadedRun, load, open_input
@@ -131,7 +130,7 @@ def test_the_command_writes_what_another_process_reads(
     assert shown[-2].endswith("rows differ from the model's by 0 at most")
     program = "import sys, torch, recstore_ops\nbundle = recstore_ops.load_bundle('bundle')\n"
     program += "torch.save(bundle(**torch.load('inputs.pt')), 'outputs.pt')"
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+    output_of(program, cwd=tmp_path)
     assert torch.load(tmp_path / "outputs.pt")["logits"].equal(wanted)
 
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import ast
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from served_tables import ServerProcesses
+from warm_programs import output_of
 
 import recstore_ops
 from recstore_ops import RecStoreClient, checkpoint, sharding, transfer
@@ -215,10 +214,7 @@ def outcomes(folder: Path, processes: ServerProcesses, by_file: bool) -> dict[st
         (folder / "recstore_config.json").write_text(json.dumps({"distributed_client": {"servers": entries}}))
     given = folder / "given.json"
     given.write_text(json.dumps([by_file, CALLS, SETUP, processes.addresses]))
-    command = [sys.executable, "-c", PROGRAM, str(given)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    return {name: tuple(found) for name, found in json.loads(done.stdout).items()}
+    return {name: tuple(found) for name, found in json.loads(output_of(PROGRAM, given, cwd=folder)).items()}
 
 
 @pytest.fixture(scope="module")
@@ -277,10 +273,7 @@ def test_nothing_but_the_stores_own_room_asks_the_native_store() -> None:
 def run(folder: Path, code: str) -> str:
     """What a program that begins in `folder` prints."""
     lines = "import torch\nfrom recstore_ops import *\nfrom recstore_ops import checkpoint, servers\n"
-    command = [sys.executable, "-c", lines + code]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return output_of(lines + code, cwd=folder)
 
 
 def write_file(folder: Path, port: int) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 import saved_programs
 import torch
+import warm_processes
 from module_kinds import IDS, OFFSETS, Kind, each_kind
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from warm_programs import output_of
 
 from recstore_ops import DistEmbedding, Table
 from recstore_ops.ops import operators
@@ -31,7 +33,7 @@ pytestmark = [
 ONE = torch.tensor([1])
 
 
-def in_a_process(work: str, argument: Path | int, **environment: str) -> dict[str, Any]:
+def in_a_new_process(work: str, argument: Path | int, **environment: str) -> dict[str, Any]:
     """What a function of `saved_programs` gives in a new process."""
     script = Path(saved_programs.__file__)
     done = subprocess.run(
@@ -50,7 +52,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """What the programs of all kinds gave in another process, at each moment of it."""
     directory = tmp_path_factory.mktemp("programs")
     saved_programs.save_all(directory)
-    return in_a_process("run_all", directory)
+    return warm_processes.in_a_process(saved_programs.run_all, directory)
 
 
 @pytest.mark.parametrize("moment", ["fresh", "others only", "dropped"])
@@ -77,7 +79,7 @@ def test_the_error_says_what_to_open(told: dict[str, dict[str, Any]]) -> None:
 @pytest.mark.tier("all")
 def test_compiled_graphs_of_a_cache_serve_the_tables_of_each_process(tmp_path: Path) -> None:
     answers = [
-        in_a_process(
+        in_a_new_process(
             "compile_and_step", before, TORCHINDUCTOR_CACHE_DIR=str(tmp_path), TORCHINDUCTOR_FX_GRAPH_CACHE="1"
         )
         for before in (0, 3)
@@ -242,10 +244,7 @@ def test_what_a_pickle_brings_meets_nothing_of_the_new_process(tmp_path: Path) -
     places = operators.emb_read_places(handle, ids, 1)[1]
     prefetch = operators.emb_prefetch(handle, ids)
     torch.save((handle, module.table.collector, prefetch, places), tmp_path / "brought.pt")
-    arguments = [sys.executable, "-c", SPAWNED, tmp_path / "brought.pt"]
-    done = subprocess.run(arguments, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 0, done.stderr
-    collector_line, prefetch_line = done.stdout.splitlines()
+    collector_line, prefetch_line = output_of(SPAWNED, tmp_path / "brought.pt").splitlines()
     assert collector_line.endswith("is unknown, released or of another process")
     assert prefetch_line.endswith(f"prefetch handle {prefetch} is unknown, consumed or dropped")
 

@@ -9,19 +9,18 @@ import multiprocessing
 import os
 import select
 import signal
-import subprocess
 import sys
 import textwrap
 import threading
 import traceback
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from queue import Queue
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from warm_programs import run_program
 
 import recstore_ops
 from recstore_ops import DistEmbedding, DistTensor, SparseOptimizer, get_kv_client
@@ -318,12 +317,5 @@ def test_a_child_that_exits_as_usual_says_nothing_and_leaves_the_rows() -> None:
         assert os.waitpid(child, 0)[1] == 0
         print(len(module.table), len(tensor))
     """
-    root = Path(recstore_ops.__file__).parents[1]
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script)],
-        env={**os.environ, "PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE * 3,
-    )
+    done = run_program(textwrap.dedent(script), warns="ignore")
     assert (done.returncode, done.stdout, done.stderr) == (0, "1 3\n", "")

@@ -280,6 +280,15 @@ SOURCES: dict[str, Callable[[int | None], Iterable[KeyedJaggedTensor]]] = {
 }
 
 
+@pytest.fixture
+def _impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Torch waits five seconds for each worker of a loader that failed, before it ends it."""
+    monkeypatch.setattr("torch.utils.data._utils.MP_STATUS_CHECK_INTERVAL", 0.1)
+    yield
+    gc.collect()
+
+
+@pytest.mark.usefixtures("_impatient")
 @pytest.mark.filterwarnings("ignore:.*pin_memory.*:UserWarning")
 @pytest.mark.parametrize("source", SOURCES.values(), ids=SOURCES.keys())
 def test_a_source_that_fails_gives_the_batches_before_and_then_its_error(

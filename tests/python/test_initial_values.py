@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
@@ -19,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from warm_processes import in_a_process
 
 from recstore_ops import DistEmbedding, DistEmbeddingBag, Table, TableConfig
 
@@ -213,10 +211,7 @@ def hash_of_initial_rows() -> str:
 
 
 def test_values_are_the_same_in_another_process() -> None:
-    answer = subprocess.run(
-        [sys.executable, str(Path(__file__))], capture_output=True, text=True, timeout=300, check=True
-    )
-    assert answer.stdout.strip() == hash_of_initial_rows()
+    assert in_a_process(hash_of_initial_rows) == hash_of_initial_rows()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
@@ -376,7 +371,3 @@ def test_neighbouring_ids_columns_and_tables_are_uncorrelated() -> None:
     for left, right in ((rows[1:], rows[:-1]), (rows[:, 1:], rows[:, :-1]), (rows, others)):
         # The mean product of n pairs of independent normals has a standard deviation of 1 / sqrt(n).
         assert abs((left * right).mean().item()) < 3.9 / math.sqrt(left.numel())
-
-
-if __name__ == "__main__":
-    print(hash_of_initial_rows())

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -212,8 +210,8 @@ def test_a_save_that_comes_between_is_seen(saved: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.tier("test")
 def test_the_command_runs_in_a_process_of_its_own(saved: Path) -> None:
-    command = [sys.executable, "-m", "recstore_ops.cli", "inspect", str(saved), "--table", "user", "--ids", "-7"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    done = run_recstore("inspect", saved, "--table", "user", "--ids", "-7")
+    assert done.returncode == 0, done.stderr
     assert 'rows of table "user"' in done.stdout
     assert done.stderr == ""
 

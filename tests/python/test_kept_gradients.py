@@ -248,8 +248,17 @@ def test_a_change_of_what_backward_copied_is_harmless(table_name: Callable[[], s
 
 
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("kind", ["rows", "sum, weights", "features, weights"])
-@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize(
+    ("backend", "kind"),
+    [
+        ("aot_eager", "rows"),
+        ("aot_eager", "sum, weights"),
+        ("aot_eager", "features, weights"),
+        pytest.param("inductor", "rows", marks=pytest.mark.tier("all")),
+        pytest.param("inductor", "sum, weights", marks=pytest.mark.tier("all")),
+        ("inductor", "features, weights"),
+    ],
+)
 def test_a_compiled_module_copies_and_trains_as_an_eager_one(
     backend: str, kind: str, table_name: Callable[[], str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from module_kinds import BATCH, IDS, KINDS, NUM, OFFSETS, OPTIONS, Kind, Pair, each_kind, pair
+from tiers import cells
 from torch import nn
 
 from recstore_ops import DistEmbeddingBag, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
@@ -54,7 +55,7 @@ def test_outputs_take_the_type_of_the_module(
     assert torch.equal(pair.rows(), pair.rival.weight.detach().float())
 
 
-@each_kind
+@pytest.mark.parametrize("kind", cells(KINDS, "DistEmbeddingBag", "RecStoreEmbeddingCollection"))
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
 def test_compiled_modules_give_the_type_too(kind: Kind, dtype: torch.dtype, table_name: Callable[[], str]) -> None:
     module = kind.open(table_name())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import pytest
 import torch
 from checkpoints import drop_all_tables
 from served_tables import ServerProcesses
+from warm_programs import run_program
 
 from recstore_ops import DistEmbedding, EmbeddingTableConfig, RecStoreClient, checkpoint, servers
 
@@ -117,8 +116,8 @@ saving = checkpoint.save_async(sys.argv[1])
 
 def test_a_failure_is_told_at_the_end_of_the_process(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    command = [sys.executable, "-c", ENDS_WITHOUT_ASKING, str(tmp_path / "file" / "below")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = run_program(ENDS_WITHOUT_ASKING, tmp_path / "file" / "below")
+    assert done.returncode == 0, done.stderr
     assert "RuntimeWarning: save 1 that save_async began in this process, to " in done.stderr
     assert done.stderr.count("nobody has asked") == 1
 
@@ -174,7 +173,7 @@ os.wait()
 saving.exception()
 """
     (tmp_path / "file").touch()
-    command = [sys.executable, "-c", code, str(tmp_path / "file" / "below"), str(tmp_path / "fine")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = run_program(code, tmp_path / "file" / "below", tmp_path / "fine")
+    assert done.returncode == 0, done.stderr
     assert "nobody has asked" not in done.stderr
     assert (tmp_path / "fine").exists()

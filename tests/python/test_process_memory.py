@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from warm_programs import output_of
 
 pytestmark = pytest.mark.tier("test")
 
@@ -23,5 +21,4 @@ print(process_bytes() - before)
 
 
 def test_the_bytes_of_the_process_grow_with_what_it_holds() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
-    assert 95_000_000 < int(done.stdout) < 105_000_000
+    assert 95_000_000 < int(output_of(PROGRAM)) < 105_000_000

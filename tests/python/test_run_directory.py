@@ -16,7 +16,6 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from recstore_ops.training.quality.evaluation import Evaluation, Scores
-from recstore_ops.training.report import run_directory
 from recstore_ops.training.report.calibration_plot import draw_calibration
 from recstore_ops.training.report.learning_curve import draw_learning_curve, running_mean
 from recstore_ops.training.report.plot_style import rows_per_epoch
@@ -92,14 +91,8 @@ def lines_of(directory: RunDirectory) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (directory.path / "metrics.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture
-def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leaves out the plots, which take far longer than all else that a run records."""
-    for name in ("draw_learning_curve", "draw_calibration", "draw_table_growth"):
-        monkeypatch.setattr(run_directory, name, lambda *arguments: None)
-
-
 class TestDirectory:
+    @pytest.mark.usefixtures("draws")
     def test_a_run_leaves_configuration_records_and_plots(self, tmp_path: Path) -> None:
         with RunDirectory(tmp_path, "run", Config()) as directory:
             directory.record_event("vocabulary", ids=3, seconds=0.5)
@@ -115,7 +108,6 @@ class TestDirectory:
         for name in PLOTS:
             assert (directory.path / name).read_bytes().startswith(PNG_MAGIC)
 
-    @pytest.mark.usefixtures("no_plots")
     def test_lines_are_on_disk_as_soon_as_they_are_recorded(self, tmp_path: Path) -> None:
         with RunDirectory(tmp_path, "run", Config()) as directory:
             directory.record_steps(steps_at(10))
@@ -123,6 +115,7 @@ class TestDirectory:
             directory.record_evaluation(evaluation_at(1), {})
             assert len(lines_of(directory)) == 2
 
+    @pytest.mark.usefixtures("draws")
     @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
     def test_plots_are_drawn_also_after_an_error(self, tmp_path: Path, error: type[BaseException]) -> None:
         directory = RunDirectory(tmp_path, "run", Config())
@@ -162,7 +155,6 @@ class TestDirectory:
         with pytest.raises(ValueError, match=r"is not a plain directory name|exists already"):
             RunDirectory(tmp_path, name, Config())
 
-    @pytest.mark.usefixtures("no_plots")
     def test_runs_without_a_name_are_named_after_the_model(self, tmp_path: Path) -> None:
         names = set()
         for _ in range(3):
@@ -173,7 +165,6 @@ class TestDirectory:
         assert all(name.startswith("fm-") for name in names)
 
 
-@pytest.mark.usefixtures("no_plots")
 class TestScores:
     """What is drawn and written of scores are those of the best evaluation."""
 
@@ -256,7 +247,6 @@ class TestPlots:
         assert rows_per_epoch([evaluation_at(2, epoch=1.0), evaluation_at(3, epoch=1.5)]) == 5120
 
 
-@pytest.mark.usefixtures("no_plots")
 class TestEventFile:
     """Read back with TensorBoard itself."""
 

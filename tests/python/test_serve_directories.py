@@ -138,8 +138,15 @@ def test_rows_without_their_manifest_are_refused_and_stay(tmp_path: Path) -> Non
     assert files(data) == before
 
 
-@pytest.mark.parametrize("second", ["checkpoint", "wal"])
-@pytest.mark.parametrize("first", ["checkpoint", "wal"])
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("checkpoint", "wal"),
+        ("wal", "checkpoint"),
+        pytest.param("checkpoint", "checkpoint", marks=pytest.mark.tier("all")),
+        pytest.param("wal", "wal", marks=pytest.mark.tier("all")),
+    ],
+)
 def test_a_directory_is_served_once(tmp_path: Path, first: str, second: str) -> None:
     data = tmp_path / "data"
     with ServerProcesses(tmp_path, 1, "--data", str(data), "--durability", first) as processes:

@@ -6,8 +6,6 @@ import json
 import signal
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
@@ -28,6 +26,7 @@ from served_models import (
     pairs,
     pairs_body,
 )
+from warm_programs import run_program
 from warm_recstore import run_recstore
 
 from recstore_ops.serving import export
@@ -225,7 +224,7 @@ def test_packages_that_are_missing_are_named(bundle: Path, package: str) -> None
         f"import sys; sys.modules[{package!r}] = None; sys.argv = ['recstore', 'serve-model', {str(bundle)!r}]\n"
         "from recstore_ops import cli; cli.main()"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_program(code)
     assert done.returncode == 2, done.stderr
     assert "recstore: serve-model needs more packages, pip install 'recstore-ops[serving]': " in done.stderr
 

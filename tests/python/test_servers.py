@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 import torch
 from served_tables import ServerProcesses
 from torch import Tensor
+from warm_programs import output_of
 from warm_recstore import run_recstore
 
 import recstore_ops
@@ -287,9 +286,7 @@ def test_a_configuration_file_chooses_servers(tmp_path: Path) -> None:
         entries = [{"host": host, "port": int(port), "shard": shard} for shard, (host, port) in enumerate(parts)]
         document = {"distributed_client": {"servers": entries, "num_shards": 2, "hash_method": "simple_mod"}}
         (tmp_path / "recstore_config.json").write_text(json.dumps(document))
-        command = [sys.executable, "-W", "error::UserWarning", "-c", PROGRAM]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-        assert done.stdout == "servers ['from_file']\n", done.stderr
+        assert output_of(PROGRAM, cwd=tmp_path, warns="error") == "servers ['from_file']\n"
 
 
 def test_a_program_that_chooses_nothing_that_there_is_is_told(tmp_path: Path) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import served_training
 from served_tables import ServerProcesses
+from warm_processes import side_by_side
 
 from recstore_ops import servers, table_statistics
 from recstore_ops.training import planted_interactions
@@ -32,18 +30,8 @@ def _embedded_afterwards() -> Iterator[None]:
 def test_an_fm_trained_by_three_workers_finds_planted_interactions(tmp_path: Path) -> None:
     planted = planted_interactions()
     with ServerProcesses(tmp_path, 2) as processes:
-        arguments = [sys.executable, served_training.__file__, ",".join(processes.addresses), "fm"]
-        workers = [
-            subprocess.Popen(
-                [*arguments, *map(str, (worker, WORKERS, EPOCHS))],
-                stderr=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for worker in range(WORKERS)
-        ]
-        printed = [worker.communicate(timeout=300)[1] for worker in workers]
-        assert [worker.returncode for worker in workers] == [0] * WORKERS, printed
+        given = [(processes.addresses, "fm", worker, WORKERS, EPOCHS) for worker in range(WORKERS)]
+        side_by_side(served_training.train, given, 300)
         servers.set_ps_servers(processes.addresses)
         model = served_training.factorization_machine("fm")
         batches = math.ceil(len(planted.train) / WORKERS / served_training.BATCH_ROWS)

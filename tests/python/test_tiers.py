@@ -61,31 +61,55 @@ def test_without_a_tier_all_tests_run(suite: pytest.Pytester) -> None:
     suite.runpytest_inprocess().assert_outcomes(passed=4)
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ("def test_one(): pass", "its file must say one tier by pytestmark, it says 0"),
-        (
-            "import pytest\npytestmark = [pytest.mark.tier('quick'), pytest.mark.tier('test')]\ndef test_one(): pass",
-            "its file must say one tier by pytestmark, it says 2",
-        ),
-        (
-            "import pytest\npytestmark = pytest.mark.tier('soon')\ndef test_one(): pass",
-            "its tier must be one of ('quick', 'test', 'all'), it says ('soon',)",
-        ),
-    ],
-)
-@pytest.mark.parametrize(
-    "options", [(), ("--tier", "quick"), pytest.param(("--numprocesses", "2"), marks=pytest.mark.tier("test"))]
-)
+WITHOUT_ONE_TIER = [
+    ("def test_one(): pass", "its file must say one tier by pytestmark, it says 0"),
+    (
+        "import pytest\npytestmark = [pytest.mark.tier('quick'), pytest.mark.tier('test')]\ndef test_one(): pass",
+        "its file must say one tier by pytestmark, it says 2",
+    ),
+    (
+        "import pytest\npytestmark = pytest.mark.tier('soon')\ndef test_one(): pass",
+        "its tier must be one of ('quick', 'test', 'all'), it says ('soon',)",
+    ),
+]
+
+
+def test_cells_that_are_not_named_run_later() -> None:
+    few = tiers.cells({"a": 1, "b": 2}, "b")
+    assert [(cell.values, cell.id, [mark.args for mark in cell.marks]) for cell in few] == [
+        ((1,), "a", [("all",)]),
+        ((2,), "b", []),
+    ]
+    with pytest.raises(ValueError, match=r"there is no \{'c'\}"):
+        tiers.cells({"a": 1}, "c")
+
+
+@pytest.mark.parametrize(("source", "message"), WITHOUT_ONE_TIER)
+@pytest.mark.parametrize("options", [(), ("--tier", "quick")])
 def test_a_file_without_its_one_tier_fails_the_run(
     suite: pytest.Pytester, options: tuple[str, ...], source: str, message: str
 ) -> None:
     suite.makepyfile(test_unmarked=source)
     result = suite.runpytest_inprocess(*options)
-    # The processes of xdist run the other files first.
-    in_processes = "--numprocesses" in options
-    assert result.ret == (pytest.ExitCode.TESTS_FAILED if in_processes else pytest.ExitCode.INTERRUPTED)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert result.parseoutcomes()["errors"] == 1
+    assert f"test_unmarked.py::test_one: {message}" in result.stdout.str()
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        pytest.param(*each, marks=pytest.mark.tier("test" if number == 0 else "all"), id=f"tiers-{number}")
+        for number, each in enumerate(WITHOUT_ONE_TIER)
+    ],
+)
+def test_a_file_without_its_one_tier_fails_a_run_of_several_processes(
+    suite: pytest.Pytester, source: str, message: str
+) -> None:
+    suite.makepyfile(test_unmarked=source)
+    result = suite.runpytest_inprocess("--numprocesses", "2")
+    # They run the other files first.
+    assert result.ret == pytest.ExitCode.TESTS_FAILED
     assert result.parseoutcomes()["errors"] == 1
     assert f"test_unmarked.py::test_one: {message}" in result.stdout.str()
 

@@ -14,19 +14,17 @@ from pathlib import Path
 import pytest
 import torch
 from training_runs import drop_tables, metrics_of
+from warm_processes import PROCESSES
 
 from recstore_ops import cli
 from recstore_ops.training import planted_interactions, write_criteo
+from recstore_ops.training import run as training_run
 from recstore_ops.training.choices import MODEL_OPTIONS
 from recstore_ops.training.formats.libsvm import write_libsvm
-from recstore_ops.training.report import run_directory
 
 pytestmark = pytest.mark.tier("test")
 
 Recstore = Callable[..., int]
-
-without_plots = pytest.mark.usefixtures("_no_plots")
-"""For runs whose plots nobody looks at: drawing takes longer than such a run."""
 
 PNG_MAGIC = b"\x89PNG\r\n\x1a\n"
 
@@ -49,12 +47,7 @@ def recstore(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Recstore:
     return run
 
 
-@pytest.fixture
-def _no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("draw_learning_curve", "draw_calibration", "draw_table_growth"):
-        monkeypatch.setattr(run_directory, name, lambda *arguments: None)
-
-
+@pytest.mark.usefixtures("draws")
 def test_a_run_leaves_its_configuration_metrics_and_plots(recstore: Recstore, small_files: Path) -> None:
     options = ("--epochs", 3, "--patience", 0, "--dim", 4, "--run-name", "first")
     assert recstore("train", small_files, *options) == 0
@@ -70,7 +63,6 @@ def test_a_run_leaves_its_configuration_metrics_and_plots(recstore: Recstore, sm
     assert list(run.glob("events.out.tfevents.*"))
 
 
-@without_plots
 def test_output_that_is_no_terminal_has_one_line_an_evaluation(
     recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -84,7 +76,6 @@ def test_output_that_is_no_terminal_has_one_line_an_evaluation(
     assert len(lines) == 7
 
 
-@without_plots
 def test_a_run_can_be_repeated_under_another_name(recstore: Recstore, small_files: Path) -> None:
     figures = []
     for name in ("first", "second"):
@@ -104,14 +95,12 @@ def test_an_existing_run_is_left_alone(
     assert list(run.iterdir()) == []
 
 
-@without_plots
 def test_runs_without_a_name_get_their_own_directories(recstore: Recstore, small_files: Path) -> None:
     for _ in range(2):
         assert recstore("train", small_files, "--epochs", "1") == 0
     assert len(list((small_files / "runs").iterdir())) == 2
 
 
-@without_plots
 def test_planted_rows_need_no_files(recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--planted", "pairs", "--epochs", "1", "--batch-size", "1000", "--run-name", "planted")
     assert recstore("train", *options) == 0
@@ -119,7 +108,6 @@ def test_planted_rows_need_no_files(recstore: Recstore, tmp_path: Path, capsys: 
     assert metrics_of(tmp_path / "runs" / "planted", "evaluation")[0]["test_rows"] == 10_000
 
 
-@without_plots
 def test_histories_need_no_files_either(recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = ("--planted", "sequences", "--model", "din", "--sequence", "history=target", "--attention-hidden", "8,4")
     assert recstore("train", *options, "--epochs", "1", "--planted-rows", "2000", "--run-name", "histories") == 0
@@ -128,7 +116,6 @@ def test_histories_need_no_files_either(recstore: Recstore, tmp_path: Path, caps
     assert (config["sequences"], config["attention_hidden"]) == ([["history", "target"]], [8, 4])
 
 
-@without_plots
 def test_tables_larger_than_their_memory_train_to_the_same_figures(recstore: Recstore, small_files: Path) -> None:
     same = ("--epochs", 1, "--run-name")
     assert recstore("train", small_files, *same, "memory") == 0
@@ -141,7 +128,6 @@ def test_tables_larger_than_their_memory_train_to_the_same_figures(recstore: Rec
     assert recstore("train", small_files, *same, "bad", "--memory-limit", "4 GBit") != 0
 
 
-@without_plots
 def test_every_option_of_a_deep_model_takes_effect(recstore: Recstore, small_files: Path) -> None:
     options = (
         *("--model", "wide_deep", "--dim", 4, "--hidden", "8,4", "--dropout", 0.1, "--cross", "0,1", "--cross", "2,3"),
@@ -162,7 +148,6 @@ def test_every_option_of_a_deep_model_takes_effect(recstore: Recstore, small_fil
     assert [line["step"] for line in metrics_of(run, "evaluation")] == [2, 4, 6, 8]
 
 
-@without_plots
 def test_criteo_files_train_as_they_are(recstore: Recstore, tmp_path: Path) -> None:
     write_criteo(tmp_path / "train.tsv.gz", 3000, seed=1)
     write_criteo(tmp_path / "test.tsv", 500, seed=2)
@@ -173,6 +158,13 @@ def test_criteo_files_train_as_they_are(recstore: Recstore, tmp_path: Path) -> N
     assert (run / "segments.csv").read_text().startswith("part,")
 
 
+@pytest.fixture
+def _warm_sides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes of a comparison find torch imported; in `make test-all` others are started as users have them."""
+    monkeypatch.setattr(training_run, "get_context", lambda method: {"spawn": PROCESSES}[method])
+
+
+@pytest.mark.usefixtures("_warm_sides")
 def test_a_comparison_leaves_both_runs_and_a_report(
     recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,7 +240,6 @@ def test_a_bad_line_stops_with_one_sentence_and_leaves_no_run(
     assert not (small_files / "runs" / "bad").exists()
 
 
-@without_plots
 def test_skipped_lines_are_reported(recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(small_files / "train.libfm", "a") as file:
         file.write("oops\n")
@@ -265,6 +256,7 @@ def test_test_rows_have_the_fields_of_the_training_rows(
     assert "test.libfm:1: expected 2 features" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("draws")
 def test_test_rows_of_one_class_have_no_auc(
     recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -341,7 +333,6 @@ def test_help_names_the_options(recstore: Recstore, capsys: pytest.CaptureFixtur
     assert all(option in text for option in ("--on-bad-line", "--baseline", "--hash-buckets", "--schedule"))
 
 
-@without_plots
 def test_generated_files_can_be_trained_on(
     recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

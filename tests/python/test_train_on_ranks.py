@@ -8,11 +8,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from warm_recstore import run_recstore
+from warm_recstore import WarmRecstore, run_recstore
 
 pytestmark = pytest.mark.tier("test")
 
@@ -28,11 +29,15 @@ def torchrun(world: int, *options: str, elastic: tuple[str, ...] = (), rows: tup
 
 def torchrun_of(world: int, *program: str, elastic: tuple[str, ...] = ()) -> list[str]:
     """The command that starts a program as each of `world` ranks."""
+    job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(free_port()), *elastic]
+    return [sys.executable, *job, *program]
+
+
+def free_port() -> int:
+    """A port that nothing listens at."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    job = ["-m", "torch.distributed.run", "--nproc-per-node", str(world), "--master-port", str(port), *elastic]
-    return [sys.executable, *job, *program]
+        return free.getsockname()[1]
 
 
 def run(folder: Path, command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -66,6 +71,32 @@ def run_alone(folder: Path, *options: str) -> None:
     assert alone.returncode == 0, alone.stderr
 
 
+def run_ranks(
+    folder: Path,
+    world: int,
+    *options: str,
+    rows: tuple[str, ...] = OPTIONS,
+    environment: Mapping[str, str] | None = None,
+) -> tuple[set[int | None], str, str]:
+    """Runs `world` ranks as `torchrun` starts them, but without its own process.
+
+    Returns:
+        Their exit codes, and what all wrote to the standard output and the standard error.
+    """
+    job = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    job.update(environment or {})
+    ranks = [
+        WarmRecstore("train", *rows, *options, cwd=folder, env={**job, "RANK": str(rank)}, splits=True)
+        for rank in range(world)
+    ]
+    ended = [rank.ended(SECONDS) for rank in ranks]
+    return (
+        {rank.returncode for rank in ended},
+        "".join(rank.stdout for rank in ended),
+        "".join(rank.stderr for rank in ended),
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "world"),
     [
@@ -78,7 +109,17 @@ def run_alone(folder: Path, *options: str) -> None:
 def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, world: int) -> None:
     options = ("--model", model, "--optimizer", "adam")
     run_alone(tmp_path, *OPTIONS, *options)
-    done = run(tmp_path, torchrun(world, *options, "--run-name", "ranks"))
+    codes, written, errors = run_ranks(tmp_path, world, *options, "--run-name", "ranks")
+    assert codes == {0}, errors
+    assert written.count("lowest validation logloss") == 1, "one rank shows what happens"
+    assert_same_figures(tmp_path / "runs" / "ranks", tmp_path / "runs" / "alone")
+
+
+@pytest.mark.tier("all")
+def test_ranks_under_torchrun_come_to_the_figures_of_one_process(tmp_path: Path) -> None:
+    options = ("--model", "fm", "--optimizer", "adam")
+    run_alone(tmp_path, *OPTIONS, *options)
+    done = run(tmp_path, torchrun(2, *options, "--run-name", "ranks"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("lowest validation logloss") == 1, "one rank shows what happens"
     assert_same_figures(tmp_path / "runs" / "ranks", tmp_path / "runs" / "alone")
@@ -88,14 +129,28 @@ FRAPPE = ("--epochs", "2", "--batch-size", "1000", "--log-every", "50", "--model
 IN_LONG_RUNS = pytest.mark.skipif(not os.environ.get("RECSTORE_LONG_TESTS"), reason="make test-long runs it")
 
 
+@pytest.fixture(scope="module")
+def alone_on_frappe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the run `alone` on Frappe, trained once."""
+    root = os.environ.get("RECSTORE_DATA")
+    if root is None:
+        pytest.skip("RECSTORE_DATA is not set: no real data sets to test on")
+    folder = tmp_path_factory.mktemp("frappe")
+    run_alone(folder, str(Path(root) / "frappe"), *FRAPPE)
+    return folder
+
+
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("world", [1, 2, pytest.param(4, marks=IN_LONG_RUNS)])
-def test_deepfm_comes_to_the_auc_of_one_process_on_frappe(tmp_path: Path, data_root: Path, world: int) -> None:
+def test_deepfm_comes_to_the_auc_of_one_process_on_frappe(
+    tmp_path: Path, data_root: Path, alone_on_frappe: Path, world: int
+) -> None:
     rows = (str(data_root / "frappe"), *FRAPPE)
-    run_alone(tmp_path, *rows)
-    done = run(tmp_path, torchrun(world, "--run-name", "ranks", rows=rows))
-    assert done.returncode == 0, done.stderr
-    found, expected = (evaluations(tmp_path / "runs" / name)[-1] for name in ("ranks", "alone"))
+    codes, _, errors = run_ranks(tmp_path, world, "--run-name", "ranks", rows=rows)
+    assert codes == {0}, errors
+    found, expected = (
+        evaluations(folder / "runs" / name)[-1] for folder, name in ((tmp_path, "ranks"), (alone_on_frappe, "alone"))
+    )
     assert found["table_rows"] == expected["table_rows"]
     assert found["test_auc"] == pytest.approx(expected["test_auc"], abs=0.002)
     assert found["test_auc"] > 0.9
@@ -160,18 +215,25 @@ def test_a_killed_rank_is_started_anew_and_the_run_goes_on(tmp_path: Path, numbe
 
 
 @pytest.mark.parametrize(
-    ("options", "elastic", "message"),
+    ("options", "environment", "message"),
     [
-        (("--tables", "nn"), (), "tables of nn.Embedding cannot be sharded over 2 processes"),
-        (("--baseline", "nn"), (), "a comparison with a baseline is of one process: start it without torchrun"),
-        ((), ("--max-restarts", "1"), "with --max-restarts a run needs --run-name, by which it goes on"),
-        (("--run-name", "none", "--resume"), (), "the first process of the job could not begin; its own error tells"),
+        (("--tables", "nn"), {}, "tables of nn.Embedding cannot be sharded over 2 processes"),
+        (("--baseline", "nn"), {}, "a comparison with a baseline is of one process: start it without torchrun"),
+        ((), {"TORCHELASTIC_MAX_RESTARTS": "1"}, "with --max-restarts a run needs --run-name, by which it goes on"),
+        (("--run-name", "none", "--resume"), {}, "the first process of the job could not begin; its own error tells"),
     ],
 )
 @pytest.mark.tier("all")
 def test_what_ranks_cannot_do_ends_all_of_them(
-    tmp_path: Path, options: tuple[str, ...], elastic: tuple[str, ...], message: str
+    tmp_path: Path, options: tuple[str, ...], environment: dict[str, str], message: str
 ) -> None:
-    done = run(tmp_path, torchrun(2, *options, elastic=elastic))
+    codes, _, errors = run_ranks(tmp_path, 2, *options, environment=environment)
+    assert 0 not in codes
+    assert message in errors
+
+
+@pytest.mark.tier("all")
+def test_what_ranks_cannot_do_ends_torchrun(tmp_path: Path) -> None:
+    done = run(tmp_path, torchrun(2, elastic=("--max-restarts", "1")))
     assert done.returncode != 0
-    assert message in done.stderr, done.stderr
+    assert "with --max-restarts a run needs --run-name, by which it goes on" in done.stderr, done.stderr

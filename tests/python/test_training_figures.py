@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from training_runs import Recorder, train_new
 
-from recstore_ops.training import Evaluation, PlantedRows, TrainingConfig, best_record, planted_rows
+from recstore_ops.training import Evaluation, PlantedRows, StepRecord, TrainingConfig, best_record, planted_rows
 from recstore_ops.training.choices import ModelName
 from recstore_ops.training.generated.planted import PlantedKind
 
@@ -33,6 +35,7 @@ def test_fm_finds_planted_interactions(table_name: TableName) -> None:
     assert ftrl_on_planted_pairs(table_name(), dim=4, init_std=0.05, epochs=20).auc >= 0.86
 
 
+@pytest.mark.tier("all")
 def test_lr_cannot_find_planted_interactions(table_name: TableName) -> None:
     assert 0.62 <= ftrl_on_planted_pairs(table_name(), model="lr", epochs=3).auc <= 0.68
 
@@ -56,9 +59,17 @@ def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) 
     assert test.logloss <= 0.305
 
 
+@pytest.fixture(scope="module")
+def deepfm_on_frappe() -> Callable[[Path], Evaluation]:
+    """Test figures of DeepFM, trained once."""
+    return cache(lambda root: best_on_frappe(root, "deepfm on frappe", model="deepfm", lr=1e-3, dropout=0.3))
+
+
 @pytest.mark.tier("all")
-def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: TableName) -> None:
-    test = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
+def test_deepfm_on_frappe_stops_before_it_overfits(
+    data_root: Path, deepfm_on_frappe: Callable[[Path], Evaluation]
+) -> None:
+    test = deepfm_on_frappe(data_root)
     assert test.auc >= 0.92
     assert test.logloss <= 0.31
 
@@ -69,10 +80,14 @@ def test_deepfm_on_frappe_stops_before_it_overfits(data_root: Path, table_name: 
     [{"dropout": 0.3}, {"dropout": 0.3, "cross_structure": "parallel"}, {"dropout": 0.3, "low_rank": 16}],
     ids=str,
 )
-def test_dcn_on_frappe_ranks_as_well_as_deepfm(data_root: Path, table_name: TableName, form: dict[str, Any]) -> None:
+def test_dcn_on_frappe_ranks_as_well_as_deepfm(
+    data_root: Path,
+    table_name: TableName,
+    form: dict[str, Any],
+    deepfm_on_frappe: Callable[[Path], Evaluation],
+) -> None:
     dcn = best_on_frappe(data_root, table_name(), model="dcn", lr=1e-3, **form)
-    deepfm = best_on_frappe(data_root, table_name(), model="deepfm", lr=1e-3, dropout=0.3)
-    assert dcn.auc >= deepfm.auc - 0.002
+    assert dcn.auc >= deepfm_on_frappe(data_root).auc - 0.002
 
 
 def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
@@ -158,6 +173,24 @@ def assert_same_losses(path: Path, name: str, steps: int, **options: Any) -> Non
     assert losses == pytest.approx(expected, rel=0, abs=1e-5)
 
 
+class EnoughStepsError(Exception):
+    """Ends a run of which no further steps are looked at."""
+
+
+class FirstSteps(Recorder):
+    """Keeps what an observer is told of the first steps, and ends the run after them."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def on_steps(self, record: StepRecord) -> None:
+        """Raises `EnoughStepsError` at the last one."""
+        super().on_steps(record)
+        if len(self.steps) == self._count:
+            raise EnoughStepsError
+
+
 def losses_of_both(path: Path, name: str, steps: int, **options: Any) -> list[list[float]]:
     """The losses of the first steps over the store's tables and over `nn.Embedding`."""
     losses = []
@@ -165,9 +198,10 @@ def losses_of_both(path: Path, name: str, steps: int, **options: Any) -> list[li
         config = TrainingConfig(
             train=(path,), tables=tables, epochs=1, batch_size=72, log_every=1, validation_fraction=0, **options
         )
-        recorder = Recorder()
-        train_new(config, name, recorder)
-        losses.append([record.loss for record in recorder.steps[:steps]])
+        recorder = FirstSteps(steps)
+        with suppress(EnoughStepsError):
+            train_new(config, name, recorder)
+        losses.append([record.loss for record in recorder.steps])
     assert len(losses[0]) == steps
     assert losses[0][-1] != losses[0][0]
     return losses

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from warm_programs import output_of
 
 from recstore_ops import (
     DistEmbedding,
@@ -519,11 +519,8 @@ print((own() - before) // 1024, len(target.table))
 
 @pytest.mark.tier("test")
 def test_exports_and_imports_need_little_memory(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MEMORY_OF_BOTH]
-    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr
+    of_exports, of_import = output_of(MEMORY_OF_BOTH, cwd=tmp_path).splitlines()
     assert (tmp_path / "large.safetensors").stat().st_size > 244 << 20
-    of_exports, of_import = run.stdout.splitlines()
     assert int(of_exports) < 150  # MiB, of 244.
     grown, rows = map(int, of_import.split())
     assert grown < 150

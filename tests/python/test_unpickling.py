@@ -8,8 +8,6 @@ import json
 import multiprocessing
 import pickle
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +18,7 @@ import torch
 from module_kinds import DIM, KINDS, NUM, OPTIONS, Kind, each_kind
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
+from warm_programs import output_of
 
 from recstore_ops import (
     DistEmbedding,
@@ -207,9 +206,7 @@ def test_another_process_is_told_what_to_load_first(table_name: Callable[[], str
     for title, module in modules.items():
         torch.save(module, files[title])
     checkpoint.save(tmp_path / "tables")
-    arguments = [sys.executable, "-c", IN_ANOTHER_PROCESS, json.dumps(files), str(tmp_path / "tables")]
-    run = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=True)
-    said, values = json.loads(run.stdout)
+    said, values = json.loads(output_of(IN_ANOTHER_PROCESS, json.dumps(files), tmp_path / "tables"))
     assert said == {title: refusal(KINDS[title], name) for title, name in names.items()}
     assert values == {title: [7.0] for title in names}
 

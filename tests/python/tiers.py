@@ -7,8 +7,8 @@ than its file its own.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import TypeAlias
+from collections.abc import Generator, Mapping
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -29,6 +29,17 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     if too_late:
         config.hook.pytest_deselected(items=too_late)
         items[:] = [item for item in items if TIERS.index(tier_of(item)) <= last]
+
+
+def cells(table: Mapping[str, Any], *before_a_change: str) -> list[Any]:
+    """The values of a table as parameters of a test; all but the named ones run in `make test-all` only."""
+    unknown = set(before_a_change) - table.keys()
+    if unknown:
+        raise ValueError(f"there is no {unknown}")
+    return [
+        pytest.param(value, id=name, marks=() if name in before_a_change else pytest.mark.tier("all"))
+        for name, value in table.items()
+    ]
 
 
 @pytest.hookimpl(wrapper=True)

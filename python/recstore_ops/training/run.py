@@ -225,7 +225,7 @@ def _show_input(rows: TrainingInput, run: RunDirectory, display: Display) -> Non
     """Shows what was understood of the rows, and keeps it with the run."""
     if (table := rows.schema_table()) is not None:
         display.show(table)
-    for note in rows.notes:
+    for note in rows.notes if rows.theory is None else (*rows.notes, rows.theory()):
         display.note(note)
     if rows.schema is not None:
         run.keep_schema(rows.schema)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class TrainingInput:
         test: only ever evaluated; None without.
         read: what reads the rows; knows how many lines were skipped.
         notes: what is known of the rows beforehand, in sentences.
+        theory: computes what is known of planted rows; None for files.
         schema: what the columns of files are for, where they have names.
         candidates: the items that a model that retrieves chooses from; None if they are still to be found.
     """
@@ -50,6 +52,7 @@ class TrainingInput:
     test: RowSource | None
     read: tuple[RowSource, ...] = ()
     notes: tuple[str, ...] = ()
+    theory: Callable[[], str] | None = None
     schema: Schema | None = None
     candidates: Candidates | None = None
 
@@ -105,7 +108,7 @@ def _planted_input(config: TrainingConfig) -> TrainingInput:
     planted = planted_input(config.planted, config.seed, config.planted_train_rows, config.planted_test_rows)
     train, test = (MemoryRows(part, field_names=planted.field_names) for part in (planted.train, planted.test))
     train, validation = _hold_out(config, train)
-    return TrainingInput(train, validation, test, notes=(planted.note,))
+    return TrainingInput(train, validation, test, theory=planted.theory)
 
 
 def _file_input(config: TrainingConfig) -> TrainingInput:

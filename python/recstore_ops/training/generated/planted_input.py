@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 from recstore_ops.training.generated import planted_retrieval as retrieval
@@ -16,12 +18,16 @@ PlantedName = Literal["pairs", "rank8", "triples", "sequences", "retrieval"]
 
 @dataclass(frozen=True)
 class PlantedInput:
-    """Train and test rows, the names of their fields, and what theory says of the test rows, one sentence."""
+    """Train and test rows, and the names of their fields.
+
+    Attributes:
+        theory: says in one sentence what is known of the test rows, which may take a second to compute.
+    """
 
     train: Batch
     test: Batch
     field_names: tuple[str, ...]
-    note: str
+    theory: Callable[[], str]
 
 
 def planted_input(name: PlantedName, seed: int, train_rows: int | None, test_rows: int | None) -> PlantedInput:
@@ -37,12 +43,12 @@ def planted_input(name: PlantedName, seed: int, train_rows: int | None, test_row
     """
     if name == "sequences":
         planted = planted_sequences(seed, train_rows, test_rows)
-        return PlantedInput(planted.train, planted.test, FIELD_NAMES, _note_on_sequences(planted))
+        return PlantedInput(planted.train, planted.test, FIELD_NAMES, partial(_note_on_sequences, planted))
     if name == "retrieval":
         pairs = retrieval.planted_retrieval(seed, train_rows, test_rows)
-        return PlantedInput(pairs.train, pairs.test, retrieval.FIELD_NAMES, _note_on_retrieval(pairs))
+        return PlantedInput(pairs.train, pairs.test, retrieval.FIELD_NAMES, partial(_note_on_retrieval, pairs))
     rows = planted_rows(cast(PlantedKind, name), seed, train_rows, test_rows)
-    return PlantedInput(rows.train, rows.test, numbered_names("field", rows.test.num_fields), _note(rows))
+    return PlantedInput(rows.train, rows.test, numbered_names("field", rows.test.num_fields), partial(_note, rows))
 
 
 def _note(planted: PlantedRows) -> str:
