@@ -220,6 +220,19 @@ def test_bases_follow_one_another_and_old_files_go(
     assert late(IDS).equal(answer(clicks))
 
 
+def test_a_base_that_no_update_made_whole_goes(
+    clicks: Clicks, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recstore_ops.serving.following.publication_files._LEAST_BYTES", 100)
+    operators.emb_write(clicks.user.table.handle, torch.arange(5000), torch.rand(5000, 4))
+    publisher.step()
+    publisher.update()  # It has seen that the update is written, and begun with a base.
+    publisher.close()
+    said = Current.read(publisher.directory)
+    whole = {said.base.name, *([] if said.previous is None else [said.previous[0].name])}
+    assert {f"bases/{path.name}" for path in (publisher.directory / "bases").iterdir()} == whole
+
+
 def test_no_reader_sees_a_part_of_a_step(table_name: TableName, tmp_path: Path) -> None:
     class Sums(nn.Module):
         """All rows hold the number of the step, and so does a dense tensor."""

@@ -16,6 +16,7 @@ from recstore_ops import DistEmbedding
 from recstore_ops.ops import operators
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving import FollowingBundle, Publisher, PublisherAddress, export, load_bundle, publish
+from recstore_ops.serving.following.publication import Current
 
 pytestmark = pytest.mark.tier("test")
 
@@ -149,6 +150,15 @@ def test_nothing_but_the_publication_is_told(path: str, publisher: Publisher) ->
     assert (answer.status, answer.read()) == (404, b"there is no such file")
     connection.request("GET", "/current.json")
     assert connection.getresponse().status == 200, "the connection goes on"
+
+
+@pytest.mark.parametrize("wait", ["nan", "-1", "-inf"])
+def test_no_wait_is_endless(wait: str, publisher: Publisher) -> None:
+    assert publisher.address is not None
+    seen = Current.read(publisher.directory).tag
+    connection = http.client.HTTPConnection(publisher.address, timeout=20)
+    connection.request("GET", f"/current.json?seen={seen}&wait={wait}")
+    assert connection.getresponse().status == 200
 
 
 def test_addresses_are_checked(rows: DistEmbedding, bundle: Path, tmp_path: Path) -> None:

@@ -58,6 +58,11 @@ class PublicationFiles:
             shutil.rmtree(writing, ignore_errors=True)
             raise
 
+    def drop_base(self, base: Base) -> None:
+        """Deletes a base that no update has made whole."""
+        if self.current is None or self.current.base.name != base.name:
+            shutil.rmtree(self.directory / base.name, ignore_errors=True)
+
     def write_update(self, update: Update, base: Base | None) -> None:
         """Writes an update, and makes it the newest; `base` is the one that it makes whole, if it does."""
         path, data = self.directory / update.name, update.to_bytes()

@@ -128,7 +128,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _current(self, query: dict[str, list[str]]) -> bytes:
         """What the publication says, once it is other than what was seen."""
-        wait = min(float(query.get("wait", ["0"])[0]), _LONGEST_WAIT)
+        wait = max(0.0, min(float(query.get("wait", ["0"])[0]), _LONGEST_WAIT))  # 0 for what is not a number.
         DirectorySource(self._of.directory).wait(query.get("seen", [""])[0], wait)
         return (self._of.directory / CURRENT).read_bytes()
 

@@ -134,6 +134,8 @@ class Publisher:
             self.flush()
         finally:
             self._await_base(wait=True)
+            if self._base is not None:
+                self._files.drop_base(self._base)
             self._threads.shutdown()
             if self._server is not None:
                 self._server.close()
@@ -220,6 +222,8 @@ class Publisher:
             return
         if base.history == self._history:
             self._base = base
+        else:  # A table was loaded meanwhile.
+            self._files.drop_base(base)
 
     def _fails(self, what: str, error: Exception) -> None:
         if str(error) != str(self.problem):

@@ -16,7 +16,7 @@ use crate::rows::pooling::{AddRows, Pooling};
 use crate::{Error, Result};
 
 /// The ids of a run. With fewer a pass ends before memory answers; with more, lines leave the first cache again.
-const RUN: usize = 64;
+const RUN: usize = 32;
 
 /// Takes the rows of ids in their order.
 trait TakeRows<S> {
