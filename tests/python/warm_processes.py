@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made, `recstore serve-model` the others.
-PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "aiohttp.web", "grpc.aio"])
+# Optimizers import the second when they are made.
+PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo"])
 
 SECONDS = 120
 
