@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import IO, Any
 
 PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made, exports the third, `recstore serve-model` the last.
-PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "torch.export._trace", "aiohttp.web"])
+# Optimizers import the second when they are made, and exports the third.
+PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "torch.export._trace"])
 
 SECONDS = 120
 
