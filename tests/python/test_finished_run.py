@@ -323,7 +323,7 @@ def test_rows_without_labels_are_predicted_and_not_evaluated(
     assert recstore("predict", "runs/fm", "new.csv", "--output", "new.parquet") == 0
     assert parquet.read_table("new.parquet").column_names == ["row", "probability"]
     drop_tables("fm")
-    assert recstore("predict", "runs/fm", "new.csv", "train.csv", "--output", "both.parquet") == 0
+    assert recstore("predict", "runs/fm", "new.csv", "train.csv", "-o", "both.parquet") == 0
     assert parquet.read_table("both.parquet")["label"].to_pylist() == [None, None, *[1, 0] * 50]
     drop_tables("fm")
     assert recstore("evaluate", "runs/fm", "new.csv") == 2

@@ -14,7 +14,7 @@ from recstore_ops.training.finished_run import load
 from recstore_ops.training.vectors import Vectors
 from recstore_ops.training.vectors_file import write_vectors
 
-_Output = Annotated[Path, path_option("A file to write; ends in .parquet or .npy.")]
+_Output = Annotated[Path, path_option("A file to write; ends in .parquet or .npy.", "--output", "-o")]
 _Replace = Annotated[bool, typer.Option("--replace", help="Replace the output if it is there.")]
 
 

@@ -21,7 +21,7 @@ from recstore_ops.training.report.predictions_file import PredictionsFile, check
 from recstore_ops.training.rows.piped_files import kept
 from recstore_ops.training.rows.row_source import RowSource
 
-_Output = Annotated[Path, path_option("A file to write; ends in .parquet or .csv.")]
+_Output = Annotated[Path, path_option("A file to write; ends in .parquet or .csv.", "--output", "-o")]
 _Replace = Annotated[bool, typer.Option("--replace", help="Replace the output if it is there.")]
 
 

@@ -27,15 +27,18 @@ def read_user_path(text: str | PathLike[str]) -> Path:
         raise typer.BadParameter(str(error)) from None
 
 
-def path_option(help: str, *, shown: bool | str = False, panel: str | None = None) -> Any:
+def path_option(help: str, *names: str, shown: bool | str = False, panel: str | None = None) -> Any:
     """An option that is a path.
 
     Args:
         help: what `--help` says of it.
+        names: those that it has; by default one, that of the parameter.
         shown: the default that `--help` shows; True for the value itself.
         panel: under which heading.
     """
-    return typer.Option(help=help, show_default=shown, metavar="PATH", parser=read_user_path, rich_help_panel=panel)
+    return typer.Option(
+        *names, help=help, show_default=shown, metavar="PATH", parser=read_user_path, rich_help_panel=panel
+    )
 
 
 _Command = TypeVar("_Command", bound=Callable[..., None])
