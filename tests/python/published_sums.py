@@ -18,6 +18,8 @@ IDS = torch.arange(ROWS)
 class Sums(nn.Module):
     """Two tables and a buffer."""
 
+    number: Tensor
+
     def __init__(self, name: str) -> None:
         super().__init__()
         self.first, self.second = (DistEmbedding(None, DIM, f"{name} {place}") for place in ("first", "second"))

@@ -17,6 +17,7 @@ from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, check
 from recstore_ops.ops import operators
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
 from recstore_ops.serving.following.publication import Current, Update
+from recstore_ops.serving.frozen_table import EncodingName
 
 pytestmark = pytest.mark.tier("test")
 
@@ -142,7 +143,9 @@ def test_rows_that_are_evicted_go(table_name: TableName, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("encoding", ["bfloat16", "int8", "int4"])
-def test_rows_are_told_in_the_encoding_of_the_bundle(encoding: str, table_name: TableName, tmp_path: Path) -> None:
+def test_rows_are_told_in_the_encoding_of_the_bundle(
+    encoding: EncodingName, table_name: TableName, tmp_path: Path
+) -> None:
     model = Clicks(table_name(), table_name())
     with publish(model, (IDS,), tmp_path / "news", interval=0, encoding=encoding) as publisher:
         bundle = followed(publisher, tmp_path)
@@ -236,6 +239,8 @@ def test_a_base_that_no_update_made_whole_goes(
 def test_no_reader_sees_a_part_of_a_step(table_name: TableName, tmp_path: Path) -> None:
     class Sums(nn.Module):
         """All rows hold the number of the step, and so does a dense tensor."""
+
+        number: Tensor
 
         def __init__(self) -> None:
             super().__init__()

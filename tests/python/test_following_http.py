@@ -55,7 +55,7 @@ def shows(bundle: FollowingBundle, value: float) -> bool:
     return True
 
 
-def following(bundle: Path, follow: object) -> FollowingBundle:
+def following(bundle: Path, follow: str | PublisherAddress | None) -> FollowingBundle:
     opened = load_bundle(bundle, follow=follow)
     assert isinstance(opened, FollowingBundle)
     return opened

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import signal
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -32,7 +32,9 @@ def follow(bundle: Path, directory: Path) -> None:
         pass
 
 
-def killed_after(target: object, arguments: tuple[object, ...], seconds: float, begun: Path, last: str) -> None:
+def killed_after(
+    target: Callable[..., None], arguments: tuple[object, ...], seconds: float, begun: Path, last: str
+) -> None:
     """Starts a process and kills it some time after the publication says something else."""
     process = PROCESSES.Process(target=target, args=arguments)
     process.start()
@@ -41,7 +43,7 @@ def killed_after(target: object, arguments: tuple[object, ...], seconds: float, 
         time.sleep(0.005)
     time.sleep(seconds)
     assert process.is_alive(), f"it ended by itself with {process.exitcode}"
-    os.kill(process.pid, signal.SIGKILL)
+    process.kill()
     process.join()
 
 
@@ -71,7 +73,7 @@ def test_what_is_seen_is_of_one_step_whoever_is_killed(tmp_path: Path) -> None:
             follower = PROCESSES.Process(target=follow, args=(bundle, directory))
             follower.start()
             time.sleep(drawn.random())
-            os.kill(follower.pid, signal.SIGKILL)
+            follower.kill()
             follower.join()
     last = PROCESSES.Process(target=train, args=(NAME, directory, (ROUNDS + 1) * A_ROUND, 20))
     last.start()

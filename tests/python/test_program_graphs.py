@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.export import Dim
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from recstore_ops import DistEmbedding
 from recstore_ops.serving import export, graph, load_bundle
@@ -66,7 +69,7 @@ def test_a_graph_gives_the_bits_of_the_module(name: str) -> None:
     with torch.no_grad():
         for batch in (6, 2, 31):
             x = torch.randn(batch, 4)
-            expected = torch.utils._pytree.tree_leaves(module(x))
+            expected = tree_leaves(module(x))
             for found, wanted in zip(run([x]), expected, strict=True):
                 assert torch.equal(found, wanted) if isinstance(wanted, Tensor) else found == wanted
 
@@ -118,13 +121,13 @@ def test_results_that_nobody_reads_any_more_are_let_go() -> None:
     alive: list[int] = []
     size = 1 << 20
 
-    class Counted(torch.utils._python_dispatch.TorchDispatchMode):
+    class Counted(TorchDispatchMode):
         """Counts the large tensors that live when an operator is called."""
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             alive.append(sum(1 for each in made if each() is not None))
             result = func(*args, **(kwargs or {}))
-            made.append(__import__("weakref").ref(result))
+            made.append(weakref.ref(result))
             return result
 
     made: list[Any] = []

@@ -82,8 +82,8 @@ class ExportedModel:
     def __init__(
         self, model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], dynamic_shapes: Any = None
     ) -> None:
-        self._program, outputs = _exported(model, _Arguments.of(example_inputs), dynamic_shapes)
-        self._described = described(self._program, outputs)
+        self._program = _exported(model, _Arguments.of(example_inputs), dynamic_shapes)
+        self._described = described(self._program)
         read = tables_of(self._program)
         self.tables = {name: table for name, (table, _) in read.items()}
         self._constants = {name: constants for name, (_, constants) in read.items()}
@@ -160,15 +160,14 @@ class _Arguments(NamedTuple):
         return cls((), dict(given)) if isinstance(given, Mapping) else cls(tuple(given), {})
 
 
-def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> tuple[ExportedProgram, Any]:
-    """Returns the program of a model, and what the model gives for the arguments."""
+def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> ExportedProgram:
+    """Returns the program of a model."""
     if dynamic_shapes is None:
         dynamic_shapes = _first_dimensions(arguments.by_name or arguments.positional)
     was_training = model.training
     try:
         with torch.no_grad():
-            outputs = model.eval()(*arguments.positional, **arguments.by_name)
-            return torch.export.export(model, *arguments, dynamic_shapes=dynamic_shapes), outputs
+            return torch.export.export(model.eval(), *arguments, dynamic_shapes=dynamic_shapes)
     finally:
         model.train(was_training)
 

@@ -164,7 +164,8 @@ class _Compiler:
                 raise ValueError(f"{key!r} is no name of an argument")
             given.append(f"{key}={self._expression(each)}")
         value, self._values = self._values, self._values + 1
-        line = f" v{value} = f{place}({', '.join(given)})"
+        target = f"v{value}" if value in self._last_use else "_"
+        line = f" {target} = f{place}({', '.join(given)})"
         # What is not read any more goes, so that its memory can be used again.
         ended = [used for used in {*_values_in(args), *_values_in(list(kwargs.values()))} if used >= self._first]
         ended = [used for used in ended if self._last_use[used] == place]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
-from torch.utils._pytree import SequenceKey, tree_flatten_with_path
+from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, tree_unflatten
 
 _ONLY = "output"
 
@@ -25,21 +25,20 @@ class Described(NamedTuple):
     outputs: tuple[dict[str, Any], ...]
 
 
-def described(program: ExportedProgram, example: Any) -> Described:
+def described(program: ExportedProgram) -> Described:
     """Returns name, type and shape of each tensor that a program takes and gives; of what is none, name and class.
 
     A size that varies is -1 in `shape`, and has a name in `sizes`: sizes of one name are equal in every call.
 
     Args:
         program: of `torch.export.export`.
-        example: what the model gave.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     sizes: dict[str, str] = {}
     inputs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
     taken = [_described(arg.name, values.get(arg.name), arg, sizes) for arg in inputs]
-    given = zip(_names(example), outputs, strict=True)
+    given = zip(_names(program.call_spec.out_spec), outputs, strict=True)
     return Described(tuple(taken), tuple(_described(name, values.get(arg.name), arg, sizes) for name, arg in given))
 
 
@@ -61,8 +60,10 @@ def _renamed(size: str, sizes: dict[str, str]) -> str:
     return re.sub(r"\b[su]\d+\b", lambda symbol: sizes.setdefault(symbol[0], f"n{len(sizes)}"), size)
 
 
-def _names(example: Any) -> list[str]:
-    names = [_name(path) for path, _ in tree_flatten_with_path(example)[0]]
+def _names(structure: TreeSpec | None) -> list[str]:
+    assert structure is not None, "torch.export gives it"
+    leaves = tree_unflatten(range(structure.num_leaves), structure)
+    names = [_name(path) for path, _ in tree_flatten_with_path(leaves)[0]]
     return names if len(set(names)) == len(names) else [f"{_ONLY}_{number}" for number in range(len(names))]
 
 

@@ -52,9 +52,9 @@ class TrainingInput:
     test: RowSource | None
     read: tuple[RowSource, ...] = ()
     notes: tuple[str, ...] = ()
-    theory: Callable[[], str] | None = None
     schema: Schema | None = None
     candidates: Candidates | None = None
+    theory: Callable[[], str] | None = None
 
     def schema_table(self) -> Table | None:
         """Returns what was understood of the columns, as a table; None where they have no names."""
