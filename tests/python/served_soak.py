@@ -9,6 +9,8 @@ import torch
 from recstore_ops import DistEmbedding, SparseOptimizer, set_ps_servers
 
 TABLE, CAPACITY, DIM = "soak", 2_000, 8
+LEAST_STEPS = 60
+"""Of a worker, however slow the machine: as many as let rows leave several times."""
 
 
 def soaked_table() -> DistEmbedding:
@@ -18,14 +20,14 @@ def soaked_table() -> DistEmbedding:
 
 
 def work(addresses: list[str], worker: int, seconds: float) -> list[float]:
-    """Trains on servers and returns how long each step took until it was acknowledged, in seconds."""
+    """Trains on servers for some time, and returns the seconds that each step took until it was acknowledged."""
     torch.set_num_threads(1)
     set_ps_servers(addresses, timeout=120.0)
     module = soaked_table()
     optimizer = SparseOptimizer(modules=[module])
     generator = torch.Generator().manual_seed(worker)
     until, took = time.monotonic() + seconds, []
-    while (started := time.monotonic()) < until:
+    while (started := time.monotonic()) < until or len(took) < LEAST_STEPS:
         ids = torch.randint(10 * CAPACITY, (1024,), generator=generator)
         module(ids).square().sum().backward()
         optimizer.step()

@@ -68,12 +68,13 @@ def test_output_that_is_no_terminal_has_one_line_an_evaluation(
 ) -> None:
     recstore("train", small_files, "--epochs", "3", "--patience", "0", "--run-name", "plain")
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split()[:3] == ["epoch", "train", "loss"]
-    assert [line.split()[0] for line in lines[1:4]] == ["1", "2", "3"]
-    assert "lowest validation logloss" in lines[4]
-    assert lines[5] == "model: runs/plain/best"
-    assert lines[6] == "results: runs/plain"
-    assert len(lines) == 7
+    assert lines[0] == f"note: {small_files / 'train.libfm'} is read as libsvm"
+    assert lines[1].split()[:3] == ["epoch", "train", "loss"]
+    assert [line.split()[0] for line in lines[2:5]] == ["1", "2", "3"]
+    assert "lowest validation logloss" in lines[5]
+    assert lines[6] == "model: runs/plain/best"
+    assert lines[7] == "results: runs/plain"
+    assert len(lines) == 8
 
 
 def test_a_run_can_be_repeated_under_another_name(recstore: Recstore, small_files: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from pathlib import Path
 
 from matplotlib.axes import Axes
@@ -44,7 +45,8 @@ def draw_table_growth(
     finish(rows_axes, ylabel="rows in tables")
     finish(memory_axes, legend="center right", ylabel=f"memory ({unit})")
     for axes in (rows_axes, memory_axes):
-        axes.set_ylim(0, _ABOVE * max(axes.dataLim.ymax, 1))  # A flat line at the edge would not be seen.
+        top = axes.dataLim.ymax  # A flat line at the edge would not be seen; without a line there is no number.
+        axes.set_ylim(0, _ABOVE * top if 0 < top < inf else None)
     save(figure, path)
 
 
