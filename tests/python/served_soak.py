@@ -9,6 +9,8 @@ import torch
 from recstore_ops import DistEmbedding, SparseOptimizer, set_ps_servers
 
 TABLE, CAPACITY, DIM = "soak", 2_000, 8
+LEAST_STEPS = 100
+"""On a busy machine a short soak goes on until so many were made."""
 
 
 def soaked_table() -> DistEmbedding:
@@ -25,7 +27,7 @@ def work(addresses: list[str], worker: int, seconds: float) -> list[float]:
     optimizer = SparseOptimizer(modules=[module])
     generator = torch.Generator().manual_seed(worker)
     until, took = time.monotonic() + seconds, []
-    while (started := time.monotonic()) < until:
+    while (started := time.monotonic()) < until or len(took) < LEAST_STEPS:
         ids = torch.randint(10 * CAPACITY, (1024,), generator=generator)
         module(ids).square().sum().backward()
         optimizer.step()
