@@ -1,7 +1,13 @@
-"""A worker that trains a table on servers for some time."""
+"""A worker that trains a table on servers for some time, and prints what it did as JSON.
+
+Its arguments are the servers' addresses, its number, and the seconds. It prints how long each
+step took until it was acknowledged, in seconds.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 
 import torch
@@ -9,8 +15,6 @@ import torch
 from recstore_ops import DistEmbedding, SparseOptimizer, set_ps_servers
 
 TABLE, CAPACITY, DIM = "soak", 2_000, 8
-LEAST_STEPS = 60
-"""Of a worker, however slow the machine: as many as let rows leave several times."""
 
 
 def soaked_table() -> DistEmbedding:
@@ -19,17 +23,21 @@ def soaked_table() -> DistEmbedding:
     return DistEmbedding(None, DIM, TABLE, optimizer="adagrad", lr=0.1, eviction=eviction)
 
 
-def work(addresses: list[str], worker: int, seconds: float) -> list[float]:
-    """Trains on servers for some time, and returns the seconds that each step took until it was acknowledged."""
-    torch.set_num_threads(1)
-    set_ps_servers(addresses, timeout=120.0)
+def work(worker: int, seconds: float) -> list[float]:
+    """Trains and returns how long each step took."""
     module = soaked_table()
     optimizer = SparseOptimizer(modules=[module])
     generator = torch.Generator().manual_seed(worker)
     until, took = time.monotonic() + seconds, []
-    while (started := time.monotonic()) < until or len(took) < LEAST_STEPS:
-        ids = torch.randint(10 * CAPACITY, (1024,), generator=generator)
+    while (started := time.monotonic()) < until:
+        ids = torch.randint(10 * CAPACITY, (256,), generator=generator)
         module(ids).square().sum().backward()
         optimizer.step()
         took.append(time.monotonic() - started)
     return took
+
+
+if __name__ == "__main__":
+    addresses, worker, seconds = sys.argv[1:]
+    set_ps_servers(addresses.split(","), timeout=120.0)
+    print(json.dumps(work(int(worker), float(seconds))))

@@ -5,17 +5,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import served_soak
 from served_tables import ServerProcesses
-from warm_processes import side_by_side
 
 from recstore_ops import RecStoreClient, servers, table_statistics
 
@@ -31,6 +32,19 @@ KILLED = 0
 def _embedded_afterwards() -> Iterator[None]:
     yield
     servers.set_ps_backend("embedded")
+
+
+def started_workers(processes: ServerProcesses) -> list[subprocess.Popen[str]]:
+    arguments = [sys.executable, served_soak.__file__, ",".join(processes.addresses)]
+    return [
+        subprocess.Popen(
+            [*arguments, str(worker), str(SECONDS)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        for worker in range(WORKERS)
+    ]
 
 
 def watched(processes: ServerProcesses) -> list[list[int]]:
@@ -52,11 +66,9 @@ def watched(processes: ServerProcesses) -> list[list[int]]:
 def test_servers_under_load_stay_as_they_are(tmp_path: Path) -> None:
     options = ("--data", str(tmp_path / "tables"), "--durability", "wal", "--checkpoint-every", "2")
     with ServerProcesses(tmp_path, SHARDS, *options) as processes:
-        given = [(processes.addresses, worker, SECONDS) for worker in range(WORKERS)]
-        with ThreadPoolExecutor(1) as thread:
-            working = thread.submit(side_by_side, served_soak.work, given, SECONDS + 200)
-            resident = watched(processes)
-            took = working.result()
+        workers = started_workers(processes)
+        resident = watched(processes)
+        took = [json.loads(worker.communicate(timeout=200)[0]) for worker in workers]
         servers.set_ps_servers(processes.addresses)
         table, counted = served_soak.soaked_table(), table_statistics(served_soak.TABLE)
         assert counted["step"] == sum(map(len, took))

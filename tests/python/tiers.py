@@ -53,9 +53,10 @@ def check_made() -> Generator[None, Made, Made]:
 
 
 LONGEST = (
-    *("train_on_ranks", "train_command", "training_figures", "embedding_bag_collection", "determinism", "fork"),
-    *("foreign_handles", "activation_checkpointing", "servers_soak", "ray", "train_resume", "parity", "compile"),
-    *("servers_workers", "benches", "accumulation", "formats_text", "checkpoint", "servers", "tiers"),
+    *("exported_runs", "train_on_ranks", "train_resume", "follow_files", "determinism", "compile", "train_command"),
+    *("servers_soak", "training_figures", "embedding_bag_collection", "ray", "first_calls", "fork", "accumulation"),
+    *("checkpoint", "planted_sequences", "benches", "activation_checkpointing", "serve_directories", "transfer"),
+    *("foreign_handles", "finished_run", "servers", "config_mutations", "formats_text", "serve_model"),
 )
 """The files that take longest, by their names without `test_`."""
 
