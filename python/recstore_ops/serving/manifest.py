@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from recstore_ops.serving.checked_json import checked_json, parse_checked_json
 
 NAME = "manifest.json"
 PROGRAM, GRAPH, STATE = "program.pt2", "graph.json", "state.safetensors"
@@ -53,8 +54,7 @@ class Manifest:
 
     def write(self, directory: Path) -> None:
         """Writes the manifest."""
-        fields = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
-        text = json.dumps({**fields, "crc32": _sum_of_fields(fields)}, indent=2)
+        text = checked_json(asdict(self), _FORMAT, _VERSION, indent=2)
         (directory / NAME).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -68,17 +68,7 @@ class Manifest:
         path = directory / NAME
         if not path.is_file():
             raise ValueError(f"{directory} is no bundle: it has no {NAME}")
-        try:
-            fields = json.loads(path.read_text(encoding="utf-8"))
-            is_whole = fields.pop("crc32") == _sum_of_fields(fields)
-        except (ValueError, KeyError, AttributeError) as error:
-            raise OSError(f"{path} is damaged: {error!r}") from error
-        if not is_whole:
-            raise OSError(f"{path} is damaged: its checksum is another")
-        if fields.pop("format") != _FORMAT:
-            raise ValueError(f"{path} is of no bundle")
-        if (version := fields.pop("version")) != _VERSION:
-            raise ValueError(f"{path} has version {version} of the format, this program reads {_VERSION}")
+        fields = parse_checked_json(path.read_text(encoding="utf-8", errors="replace"), path, _FORMAT, _VERSION)
         tables = tuple(BundledTable(**{**table, "constants": tuple(table["constants"])}) for table in fields["tables"])
         tensors = {name: tuple(fields[name]) for name in ("inputs", "outputs")}
         return cls(**{**fields, "tables": tables, **tensors})
@@ -98,10 +88,6 @@ class Manifest:
 def is_file_of_a_bundle(name: str) -> bool:
     """Whether a file has a name that bundles give."""
     return name in (NAME, PROGRAM, GRAPH, STATE) or re.fullmatch(r"tables/\d+\.safetensors", name) is not None
-
-
-def _sum_of_fields(fields: dict[str, Any]) -> int:
-    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def sum_of(path: Path) -> dict[str, int]:

@@ -25,6 +25,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from recstore_ops.serving.checked_json import checked_json, parse_checked_json
+
 CURRENT, BASES, UPDATES = "current.json", "bases", "updates"
 _FORMAT, _VERSION = "recstore publication", 1
 _MAGIC = b"recstore update 1\n"
@@ -72,9 +74,8 @@ class Current:
 
     def write(self, directory: Path) -> None:
         """Puts this in the place of what the publication said before, at once."""
-        fields = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         beside = directory / f".{CURRENT}"
-        beside.write_text(json.dumps({**fields, "crc32": _sum_of(fields)}), encoding="utf-8")
+        beside.write_text(checked_json(asdict(self), _FORMAT, _VERSION), encoding="utf-8")
         os.replace(beside, directory / CURRENT)
 
     @classmethod
@@ -85,17 +86,7 @@ class Current:
             ValueError: it is no publication, or one of another version.
             OSError: it is damaged.
         """
-        try:
-            fields = json.loads(text)
-            is_whole = fields.pop("crc32") == _sum_of(fields)
-        except (ValueError, KeyError, AttributeError) as error:
-            raise OSError(f"{whose} is damaged: {error!r}") from error
-        if not is_whole:
-            raise OSError(f"{whose} is damaged: its checksum is another")
-        if fields.pop("format") != _FORMAT:
-            raise ValueError(f"{whose} is of no publication")
-        if (version := fields.pop("version")) != _VERSION:
-            raise ValueError(f"{whose} has version {version} of the format, this program reads {_VERSION}")
+        fields = parse_checked_json(text, whose, _FORMAT, _VERSION)
         previous = fields["previous"] and (Base(**fields["previous"][0]), fields["previous"][1])
         return cls(Base(**fields["base"]), fields["update"], previous)
 
@@ -109,7 +100,7 @@ class Current:
         """
         path = directory / CURRENT
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
             raise ValueError(f"{directory} is no publication: it has no {CURRENT}") from None
         return cls.parse(text, path)
@@ -201,7 +192,3 @@ def _as_tensor(data: bytes) -> Tensor:
     if not data:
         return torch.empty(0, dtype=torch.uint8, device="cpu")
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
-def _sum_of(fields: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())

@@ -157,7 +157,7 @@ class HttpSource:
     def wait(self, seen: str | None, timeout: float) -> Current:
         """See `Source`."""
         path = f"/{CURRENT}?seen={seen or ''}&wait={timeout:g}"
-        return Current.parse(self._get(path, timeout).decode(), f"http://{self!r}/{CURRENT}")
+        return Current.parse(self._get(path, timeout).decode("utf-8", "replace"), f"http://{self!r}/{CURRENT}")
 
     def update(self, name: str) -> Update:
         """See `Source`."""
