@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, checkpoint
 from recstore_ops.ops import operators
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
+from recstore_ops.serving.exporting import ExportedModel
 from recstore_ops.serving.following.publication import Current, Update
 from recstore_ops.serving.frozen_table import EncodingName
 
@@ -234,6 +236,39 @@ def test_a_base_that_no_update_made_whole_goes(
     said = Current.read(publisher.directory)
     whole = {said.base.name, *([] if said.previous is None else [said.previous[0].name])}
     assert {f"bases/{path.name}" for path in (publisher.directory / "bases").iterdir()} == whole
+
+
+def test_tables_that_are_loaded_while_a_base_is_written_begin_a_history(
+    clicks: Clicks, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("recstore_ops.serving.following.publication_files._LEAST_BYTES", 100)
+    bundle, write = followed(publisher, tmp_path), ExportedModel.write
+
+    def write_slowly(*args: Any, **kwargs: Any) -> None:
+        write(*args, **kwargs)
+        time.sleep(0.3)
+
+    monkeypatch.setattr(ExportedModel, "write", write_slowly)
+    checkpoint.save(tmp_path / "saved")
+    operators.emb_write(clicks.user.table.handle, torch.arange(5000), torch.rand(5000, 4))
+    publisher.update()
+    publisher.update()  # It has seen that the update is written, and begun with a base.
+    checkpoint.load(tmp_path / "saved")
+    publisher.update()
+    caught_up(bundle, publisher)
+    assert bundle(IDS).equal(answer(clicks))
+    said = Current.read(publisher.directory)
+    assert said.previous is not None
+    whole = {said.base.name, said.previous[0].name}
+    assert {f"bases/{path.name}" for path in (publisher.directory / "bases").iterdir()} == whole
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe{", b"{", b"[]", b'{"crc32": 1}'])
+def test_a_damaged_publication_is_told_by_its_file(content: bytes, publisher: Publisher) -> None:
+    publisher.close()
+    (publisher.directory / "current.json").write_bytes(content)
+    with pytest.raises(OSError, match=r"current\.json is damaged"):
+        Current.read(publisher.directory)
 
 
 def test_no_reader_sees_a_part_of_a_step(table_name: TableName, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ class Publisher:
             was_told, self._was_told = self._was_told, False
             changes = self._tables.take(was_told=was_told)
             if changes is None:  # A table was loaded: all of its rows may be others.
-                self._tables.end()
+                self._end_history()
                 self._begin()
                 changes = self._tables.take(was_told=True) or {}
             state = self._state.take(everything=self._base is not None or not was_told)
@@ -133,13 +133,10 @@ class Publisher:
             self.update()
             self.flush()
         finally:
-            self._await_base(wait=True)
-            if self._base is not None:
-                self._files.drop_base(self._base)
+            self._end_history()
             self._threads.shutdown()
             if self._server is not None:
                 self._server.close()
-            self._tables.end()
             self._files.close()
 
     def serve(self, address: str, access: Access) -> None:
@@ -187,6 +184,13 @@ class Publisher:
         self._write_base(self._base)
         self._was_told = True
 
+    def _end_history(self) -> None:
+        """Notes no changes any more. A base that no update made whole goes, also one that is being written."""
+        self._await_base(wait=True)
+        if self._base is not None:
+            self._files.drop_base(self._base)
+        self._tables.end()
+
     def _write_base(self, base: Base) -> Base:
         self._files.write_base(
             base, lambda directory: self._exported.write(directory, self._encodings, graph_only=True)
@@ -216,14 +220,9 @@ class Publisher:
             return
         self._base_under_way = None
         try:
-            base = writing.result()
+            self._base = writing.result()
         except (OSError, RuntimeError) as error:
             self._fails("base", error)
-            return
-        if base.history == self._history:
-            self._base = base
-        else:  # A table was loaded meanwhile.
-            self._files.drop_base(base)
 
     def _fails(self, what: str, error: Exception) -> None:
         if str(error) != str(self.problem):
