@@ -95,7 +95,7 @@ class Bundle(nn.Module):
         """
         leaves, spec = tree_flatten((args, kwargs))
         if spec != self._model.in_spec:
-            leaves = _ordered(leaves, args, kwargs, self._model.in_spec)
+            leaves = _ordered(args, kwargs, self._model.in_spec)
         return tree_unflatten(self.flat(leaves), self._model.out_spec)
 
     def flat(self, inputs: Sequence[Tensor]) -> list[Any]:
@@ -182,7 +182,7 @@ def _read_program(path: Path, manifest: Manifest, tables: Mapping[str, FrozenTab
     return program
 
 
-def _ordered(leaves: list[Any], args: Sequence[Any], kwargs: Mapping[str, Any], expected: TreeSpec) -> list[Any]:
+def _ordered(args: Sequence[Any], kwargs: Mapping[str, Any], expected: TreeSpec) -> list[Any]:
     """The leaves of arguments that are given by name in another order.
 
     Raises:

@@ -129,7 +129,9 @@ class ExportedModel:
             files += [PROGRAM]
         if self._graph is not None:
             (directory / GRAPH).write_text(self._graph, encoding="utf-8")
-            safetensors.torch.save_file(self._state(), directory / STATE)
+            # Those that are one tensor under several names are written apart.
+            state = {name: value.contiguous().clone() for name, value in self._state().items()}
+            safetensors.torch.save_file(state, directory / STATE)
             files += [GRAPH, STATE]
         return {name: sum_of(directory / name) for name in files}
 

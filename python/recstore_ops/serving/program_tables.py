@@ -33,8 +33,8 @@ def tables_of(program: ExportedProgram) -> dict[str, tuple[Table, tuple[str, ...
 
 
 def state_of(program: ExportedProgram, handles: Collection[str]) -> dict[str, Tensor]:
-    """Returns the tensors that a program needs beside its inputs and the handles of tables."""
-    return {name: value.detach().contiguous().clone() for name, value in _held(program) if name not in handles}
+    """Returns the tensors that a program needs beside its inputs and the handles of tables, as they are held."""
+    return {name: value.detach() for name, value in _held(program) if name not in handles}
 
 
 def _held(program: ExportedProgram) -> Iterator[tuple[str, Tensor]]:
