@@ -7,6 +7,8 @@
 mod numbered;
 
 use std::path::Path;
+use std::sync::Barrier;
+use std::thread;
 
 use numbered::Numbered;
 use recstore::{
@@ -208,4 +210,29 @@ fn shards_that_do_not_fit_together_are_refused() {
     let error = part(0, &other, Shard { number: 2, of: 2 }).unwrap_err().to_string();
     assert!(error.contains("there is no shard 2 of 2"), "{error}");
     assert!(sharded[0].0.load(directory.path(), &LoadOptions::default()).is_err());
+}
+
+/// A shard that begins to save finds files of another that has begun a moment before, and both are of one snapshot.
+#[test]
+fn shards_begin_to_save_into_a_new_directory_at_once() {
+    let stores = stores(2);
+    train(&stores, 0, 1);
+    train(&stores, 0, 2);
+    for _ in 0..50 {
+        let directory = tempfile::tempdir().unwrap();
+        let snapshot = new_snapshot_name();
+        let begin = Barrier::new(stores.len());
+        thread::scope(|scope| {
+            for (number, (store, _)) in stores.iter().enumerate() {
+                let (begin, snapshot, directory) = (&begin, &snapshot, directory.path());
+                let of = stores.len();
+                scope.spawn(move || {
+                    begin.wait();
+                    let options = SaveOptions::default();
+                    store.save_part(directory, snapshot, Shard { number, of }, &options).unwrap();
+                });
+            }
+        });
+        commit_snapshot(directory.path(), &snapshot, stores.len(), &SaveOptions::default()).unwrap();
+    }
 }

@@ -103,9 +103,13 @@ impl Manifest {
     /// # Errors
     /// As [`Manifest::read`]; the directory has rows, but no manifest.
     pub(super) fn read_or_new(directory: &Path) -> Result<Self> {
-        match Self::read(directory)? {
-            Some(manifest) => Ok(manifest),
-            None => check_no_rows(directory).map(|()| Self::empty()),
+        if let Some(manifest) = Self::read(directory)? {
+            return Ok(manifest);
+        }
+        match check_no_rows(directory) {
+            Ok(()) => Ok(Self::empty()),
+            // Unless another save has just ended.
+            Err(refused) => Self::read(directory)?.ok_or(refused),
         }
     }
 

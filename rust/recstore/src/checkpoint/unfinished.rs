@@ -112,11 +112,13 @@ pub fn check_checkpoint_directory(directory: &Path) -> Result<()> {
 
 /// Checks that a directory without a manifest has no rows: such a manifest was lost, or not copied with them.
 pub(super) fn check_no_rows(directory: &Path) -> Result<()> {
+    // Before the notes: a save that begins meanwhile notes its files first.
+    let files = names(directory)?;
     let noted: BTreeSet<String> = notes(directory)?.into_iter().flat_map(|(_, note)| note.files).collect();
     let is_row_file = |name: &String| {
         is_own(name) && [FILE_EXTENSION, COMPRESSED_EXTENSION].iter().any(|end| name.ends_with(end))
     };
-    let mut found = names(directory)?.into_iter().filter(|name| is_row_file(name) && !noted.contains(name));
+    let mut found = files.into_iter().filter(|name| is_row_file(name) && !noted.contains(name));
     let Some(first) = found.next() else { return Ok(()) };
     let message = format!(
         "there is no manifest.json here, but {} of rows, such as {first}: copy the manifest that they belong to, or choose another directory",
