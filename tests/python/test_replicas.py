@@ -79,6 +79,21 @@ def test_training_goes_on_at_a_follower(tmp_path: Path) -> None:
         assert "only a server that follows another one is promoted: it leads its shard in epoch 1" in again.stderr
 
 
+def test_a_leader_logs_that_a_synchronous_follower_is_gone(tmp_path: Path) -> None:
+    with (
+        logged(tmp_path, "first") as leader,
+        logged(tmp_path, "second", "--follow", leader.addresses[0], "--synchronous") as follower,
+    ):
+        wait_until_followed(leader)
+        follower.processes[0].kill()
+        until = time.monotonic() + 30
+        while in_step(metrics(leader)):
+            assert time.monotonic() < until, metrics(leader)
+            time.sleep(0.01)
+        told = leader.stop()[0]
+        assert 'what="its connection ended: changes wait for it no more"' in told
+
+
 def test_a_server_that_was_demoted_says_so_and_follows(tmp_path: Path) -> None:
     with (
         logged(tmp_path, "first") as leader,

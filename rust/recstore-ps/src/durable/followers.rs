@@ -55,8 +55,12 @@ pub(crate) struct Place<'a> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut state = self.followers.lock();
-        if state.followers.get(&self.follower).is_some_and(|other| other.connection == self.connection) {
-            state.followers.remove(&self.follower);
+        let is_own = |other: &Follower| other.connection == self.connection;
+        if state.followers.get(&self.follower).is_some_and(is_own)
+            && let Some(gone) = state.followers.remove(&self.follower)
+            && gone.is_in_step
+        {
+            tell_of(self.follower, gone.confirmed, "its connection ended: changes wait for it no more");
         }
         drop(state);
         self.followers.changed.notify_all();
@@ -113,8 +117,7 @@ impl Followers {
             if left.is_zero() {
                 for (follower, known) in state.followers.iter_mut().filter(|(_, known)| is_late(known)) {
                     known.is_in_step = false;
-                    let follower = format!("{:032x}", follower.0);
-                    tracing::warn!(follower, number, "left behind: changes wait for it no more");
+                    tell_of(*follower, known.confirmed, "left behind: changes wait for it no more");
                 }
                 return;
             }
@@ -146,6 +149,12 @@ impl Followers {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Tells that a follower, which has all changes up to `confirmed`, may lack those that are acknowledged from now on.
+fn tell_of(follower: ClientId, confirmed: u64, what: &'static str) {
+    let follower = format!("{:032x}", follower.0);
+    tracing::warn!(follower, confirmed, what, "synchronous follower");
 }
 
 #[cfg(test)]
