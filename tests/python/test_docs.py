@@ -109,6 +109,22 @@ def test_the_documentation_of_the_api_builds(tmp_path: Path) -> None:
     assert all(name in page for name in recstore_ops.__all__)
 
 
+def test_the_guide_to_servers_lists_the_requests_that_grpc_lacks() -> None:
+    wire = (ROOT / "rust/recstore-ps/src/wire/codec/management.rs").read_text(encoding="utf-8")
+    requests = re.findall(
+        r"^    ([A-Z]\w+)[ ({]", wire.partition("pub enum Management {")[2].partition("\n}\n")[0], re.M
+    )
+    proto = (ROOT / "rust/recstore-ps/proto/recstore.proto").read_text(encoding="utf-8")
+    calls = re.findall(r"rpc (\w+)\(", proto)
+    page = (ROOT / "docs/servers.md").read_text(encoding="utf-8")
+    listed = re.findall(
+        r"`([A-Z]\w+)`", page.partition("The bulk port alone has")[2].partition("recstore.proto says")[0]
+    )
+    assert len(requests) > 20
+    lacking = {name for name in requests if not any(call.startswith(name) for call in calls)}
+    assert set(listed) == lacking
+
+
 def test_every_public_name_is_documented() -> None:
     undocumented = [name for name in recstore_ops.__all__ if not getattr(recstore_ops, name).__doc__]
     assert undocumented == []
