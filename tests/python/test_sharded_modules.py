@@ -21,6 +21,7 @@ from recstore_ops import (
     DistEmbeddingBag,
     HashTable,
     KeyedJaggedTensor,
+    RecStoreClient,
     RecStoreEmbeddingBagCollection,
     RecStoreEmbeddingCollection,
     SparseOptimizer,
@@ -417,6 +418,26 @@ def test_rows_are_admitted_and_leave_as_in_one_process(ranks: Ranks, table_name:
     assert sorted(number for _, own in found for number in own) == sorted(ids)
     for rows, _ in found:
         torch.testing.assert_close(rows, alone, rtol=0, atol=1e-5)
+
+
+def evicted_on_ranks(group: Group, name: str) -> tuple[list[int], list[int], list[int]]:
+    """The ids that leave one rank when its client says so, those that it said would, and those that stay."""
+    eviction = {"ttl": 100, "interval": 100}
+    table = DistEmbedding(None, 2, name, optimizer=ADAGRAD, process_group=group, eviction=eviction, **_summed(group))
+    stepper = SparseOptimizer(modules=[table])
+    for ids in (torch.arange(20), torch.arange(20, 30)):
+        table(ids).sum().backward()
+        stepper.step()
+    client = RecStoreClient()
+    announced, gone = (client.evict(name, dry_run, ttl=0).tolist() for dry_run in (True, False))
+    return gone, announced, torch.ops.recstore.hashtable_ids(table.table.handle).tolist()
+
+
+def test_a_client_evicts_the_rows_of_its_rank(ranks: Ranks, table_name: Callable[[], str]) -> None:
+    found = ranks.run(2, evicted_on_ranks, table_name())
+    assert all(gone == announced for gone, announced, _ in found)
+    assert sorted(number for gone, _, _ in found for number in gone) == list(range(20))
+    assert sorted(number for _, _, left in found for number in left) == list(range(20, 30))
 
 
 def written_rows(group: Group, name: str) -> tuple[bool, bool, list[int]]:

@@ -1,6 +1,6 @@
 """`RecStoreClient`: tables by name, for code that calls the store itself."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
@@ -171,7 +171,8 @@ class RecStoreClient:
     def evict(self, name: str, dry_run: bool = False, *, ttl: int | None = None) -> Tensor:
         """Takes away the rows that the table's `eviction` chooses from it as it is now.
 
-        Training does so by itself; this is for in between, or to see what would leave.
+        Training does so by itself; this is for in between, or to see what would leave. Of a table that is sharded over
+        ranks these are the rows of this one.
 
         Args:
             name: the table's name.
@@ -182,15 +183,19 @@ class RecStoreClient:
             The ids of the rows that left or would, ascending: int64, `[rows]`.
 
         Raises:
+            KeyError: there is no such table.
             ValueError: no row of the table ever leaves, or `ttl` is negative or above an int64.
         """
-        self._table(name)
+        _check_there(name)
         return evict(name, dry_run, ttl)
 
     def drop(self, name: str) -> None:
-        """Deletes a table and its rows."""
-        if store.find_table(name) is None:
-            raise KeyError(f'there is no table "{name}"')
+        """Deletes a table and its rows.
+
+        Raises:
+            KeyError: there is no such table.
+        """
+        _check_there(name)
         operators.drop_table(name)
         self._tables.pop(name, None)
 
@@ -257,11 +262,12 @@ class RecStoreClient:
         path: str | PathLike[str],
         *,
         shard: tuple[int, int] | None = None,
+        tables: Collection[str] | None = None,
         storage_options: Mapping[str, str] | None = None,
         progress: bool | None = None,
     ) -> LoadReport:
         """Replaces tables by those of a directory's newest snapshot; see `recstore_ops.checkpoint.load`."""
-        return checkpoint.load(path, shard=shard, storage_options=storage_options, progress=progress)
+        return checkpoint.load(path, shard=shard, tables=tables, storage_options=storage_options, progress=progress)
 
     def stats(self, name: str | None = None) -> dict[str, Any]:
         """The statistics of one table, or of all by name; see `table_statistics`."""
@@ -306,6 +312,11 @@ class RecStoreClient:
         table.is_looked_up = True
         self._tables[name] = (table.table_id, table)
         return table
+
+
+def _check_there(name: str) -> None:
+    if store.find_table(name) is None:
+        raise KeyError(f'there is no table "{name}"')
 
 
 KVClient = RecStoreClient
