@@ -115,5 +115,9 @@ def forget_on_servers(
 ) -> tuple[list[list[int]], list[int | None]]: ...
 def compact_directory(directory: str, progress: CheckpointProgress) -> dict[str, Any] | None: ...
 def load_tables(
-    place: dict[str, Any], shard: tuple[int, int] | None, progress: CheckpointProgress
+    place: dict[str, Any],
+    shard: tuple[int, int] | None,
+    tables: set[str] | None,
+    without_rules: bool,
+    progress: CheckpointProgress,
 ) -> dict[str, Any]: ...

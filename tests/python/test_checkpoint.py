@@ -514,6 +514,31 @@ def test_tables_that_are_not_in_the_snapshot_stay(tmp_path: Path) -> None:
     assert_same(contents("later"), before)
 
 
+def test_only_the_tables_that_are_asked_for_are_loaded(tmp_path: Path) -> None:
+    ids = torch.arange(10)
+    tables = {name: DistEmbedding(None, 2, name, initializer="zeros") for name in ("one", "two", "three")}
+    for table in tables.values():
+        table.weight[ids] = torch.ones(10, 2)
+    checkpoint.save(tmp_path)
+    operators.drop_table("three")
+    for name in ("one", "two"):
+        tables[name].weight[ids] = torch.full((10, 2), 2.0)
+    report = checkpoint.load(tmp_path, tables=["two"])
+    assert report.tables == {"two": 10}
+    assert table_names() == ["one", "two"]
+    assert [tables[name](ids)[0, 0].item() for name in ("one", "two")] == [2.0, 1.0]
+    # A table that was not loaded has changes that no snapshot here tells: the next one has all of its rows.
+    checkpoint.save(tmp_path, kind="auto")
+    drop_all_tables()
+    checkpoint.load(tmp_path)
+    assert RecStoreClient().pull("one", ids).unique().tolist() == [2.0]
+    with pytest.raises(RuntimeError, match=r'the snapshot \w{16} has no table "absent"'):
+        checkpoint.load(tmp_path, tables=["two", "absent"])
+    with pytest.raises(TypeError, match="tables are names in a list, got the text 'two'"):
+        checkpoint.load(tmp_path, tables="two")
+    assert checkpoint.load(tmp_path, tables=[]).tables == {}
+
+
 def test_gradients_collected_before_a_load_go_into_the_next_step(tmp_path: Path) -> None:
     module = saved_ones(tmp_path, optimizer={"kind": "sgd", "lr": 0.5})
     # Other places than in the checkpoint: row 1 was deleted and comes back last.

@@ -90,10 +90,22 @@ def test_inspect_checkpoint_describes_them(directory: str) -> None:
             [tuple(slot) for slot in recorded["slots"]],
         )
         assert saved.table.statistics["rows"] == len(recorded["rows"])
-    ids = [int(number) for number in expected["tables"]["counted and lru"]["rows"]]
-    shown = inspect_checkpoint(FIXTURES / directory, "counted and lru", ids).tables["counted and lru"].table.rows
+    assert_shown(directory, "counted and lru", expected["tables"]["counted and lru"]["rows"])
+
+
+def assert_shown(directory: str, name: str, recorded: dict[str, list[str]]) -> None:
+    shown = inspect_checkpoint(FIXTURES / directory, name, [int(number) for number in recorded]).tables[name].table.rows
+    assert len(shown) == len(recorded) > 0
     for row in shown:
         assert row.is_stored
-        assert [words(row.values), *(words(slot) for slot in row.slots.values())] == expected["tables"][
-            "counted and lru"
-        ]["rows"][str(row.id)]
+        assert [words(row.values), *(words(slot) for slot in row.slots.values())] == recorded[str(row.id)]
+
+
+def test_inspect_checkpoint_needs_no_update_rule_of_another_program() -> None:
+    recorded = json.loads((FIXTURES / "own.json").read_text(encoding="utf-8"))["tables"]["own"]
+    table = inspect_checkpoint(FIXTURES / "own").tables["own"].table
+    assert table.config.optimizer == {"kind": "rule", "name": "own", "lr": 0.25}
+    assert list(table.slots.items()) == [tuple(slot) for slot in recorded["slots"]]
+    assert_shown("own", "own", recorded["rows"])
+    with pytest.raises(RuntimeError, match='the update rule "own" is not registered with this store'):
+        checkpoint.load(FIXTURES / "own", progress=False)

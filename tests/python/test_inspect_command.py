@@ -195,15 +195,15 @@ def test_tables_of_the_process_are_not_replaced(saved: Path) -> None:
 
 
 def test_a_save_that_comes_between_is_seen(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load = checkpoint.load
+    load = checkpoint_report.load_to_read
 
     def load_and_save(path: Path) -> checkpoint.LoadReport:
-        monkeypatch.setattr(checkpoint_report, "load", load)
+        monkeypatch.setattr(checkpoint_report, "load_to_read", load)
         report = load(path)
         checkpoint.save(path, metadata="newer")
         return report
 
-    monkeypatch.setattr(checkpoint_report, "load", load_and_save)
+    monkeypatch.setattr(checkpoint_report, "load_to_read", load_and_save)
     (snapshot,) = inspect_checkpoint(saved).snapshots
     assert (snapshot.kind, snapshot.metadata) == ("full", "newer")
 

@@ -10,7 +10,7 @@ one `commit`. Any number of processes can `load` it, each its shard.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from os import PathLike
 from typing import Any
 
@@ -127,14 +127,16 @@ def load(
     path: str | PathLike[str],
     *,
     shard: tuple[int, int] | None = None,
+    tables: Collection[str] | None = None,
     storage_options: Mapping[str, str] | None = None,
     progress: bool | None = None,
 ) -> LoadReport:
     """Replaces tables by those of a directory's newest snapshot, and makes those that are not there.
 
-    Tables that the snapshot does not hold stay as they are. Modules and handles keep on working: they see the loaded
-    rows, steps and learning rates. Modules made after the load open the tables as they find them, if they have the
-    configuration that was saved; a table's learning rate and weight decay are not compared, and those it has stay.
+    Tables that the snapshot does not hold, and those that are not asked for, stay as they are. Modules and handles keep
+    on working: they see the loaded rows, steps and learning rates. Modules made after the load open the tables as they
+    find them, if they have the configuration that was saved; a table's learning rate and weight decay are not compared,
+    and those it has stay.
 
     What was under way goes on with the loaded rows: prefetches give them, gradients collected before stay collected and
     go into the next step, and so do those of a backward pass whose forward pass came before. The indices of a
@@ -150,6 +152,7 @@ def load(
             to a temporary directory.
         shard: `(number, of)`: only the rows whose ids `shard_of` gives to shard `number` of `of`, however many
             processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0.
+        tables: the names of the only tables to load; all of the snapshot's by default.
         storage_options: as in `save`.
         progress: whether to show a progress bar; by default if the standard error is a terminal.
 
@@ -157,13 +160,40 @@ def load(
         What was read.
 
     Raises:
+        TypeError: `tables` is a text.
         ValueError: `shard` is no shard, or the URL or its options are invalid.
-        RuntimeError: the directory holds no checkpoint, or a file is not what it should be, or a table is there with
-            another configuration. The message names the file or table; nothing has changed.
+        RuntimeError: the directory holds no checkpoint, or none of a table that is asked for, or a file is not what it
+            should be, or a table is there with another configuration. The message names the file or table; nothing has
+            changed.
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
+    if isinstance(tables, str):
+        raise TypeError(f"tables are names in a list, got the text {tables!r}")
+    return _load(place, checked, progress, tables=tables)
+
+
+def load_to_read(path: str | PathLike[str]) -> LoadReport:
+    """Loads the newest snapshot of a directory as `load` does, but needs no update rules of the program that saved it.
+
+    The next step of a table with such a rule is refused.
+
+    Raises:
+        ValueError, RuntimeError: as `load`.
+    """
+    return _load(checkpoint_place(path, None), None, None, without_rules=True)
+
+
+def _load(
+    place: dict[str, Any],
+    shard: tuple[int, int] | None,
+    progress: bool | None,
+    *,
+    tables: Collection[str] | None = None,
+    without_rules: bool = False,
+) -> LoadReport:
+    chosen = None if tables is None else set(tables)
     with shown("loading", progress) as native:
-        found = store.load_tables(place, checked, native)
+        found = store.load_tables(place, shard, native, tables=chosen, without_rules=without_rules)
     note_loaded([name for name, _ in found["tables"]])
     return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.checkpoint.place import checked_directory
-from recstore_ops.checkpoint.saving import LoadReport, load
+from recstore_ops.checkpoint.saving import LoadReport, load_to_read
 from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_table
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -83,7 +83,8 @@ def inspect_checkpoint(
 ) -> CheckpointReport:
     """Describes the snapshots of a directory, the tables of the newest and, where asked, the rows of some ids.
 
-    The tables are loaded for that, checksums compared, and dropped again.
+    The tables are loaded for that, checksums compared, and dropped again. Update rules of the program that saved them
+    are not needed.
 
     Args:
         path: the directory of a checkpoint.
@@ -110,10 +111,10 @@ def _loaded(path: str | PathLike[str]) -> Iterator[tuple[list[dict[str, Any]], L
     if existing := store.table_names():
         raise ValueError(f"a checkpoint is inspected in a process without tables, this one has {_listed(existing)}")
     try:
-        found = load(path)
+        found = load_to_read(path)
         # A save may come between the two.
         while (snapshots := _read_manifest(path))[-1]["id"] != found.snapshot:
-            found = load(path)
+            found = load_to_read(path)
         yield snapshots, found
     finally:
         for name in store.table_names():

@@ -99,11 +99,19 @@ def save_part_of_tables(
 
 
 def load_tables(
-    place: dict[str, Any], shard: tuple[int, int] | None, progress: _native.CheckpointProgress
+    place: dict[str, Any],
+    shard: tuple[int, int] | None,
+    progress: _native.CheckpointProgress,
+    *,
+    tables: set[str] | None = None,
+    without_rules: bool = False,
 ) -> dict[str, Any]:
-    """Loads the tables of a snapshot; see `recstore_ops.checkpoint.load`."""
+    """Loads the tables of a snapshot, or only some; see `recstore_ops.checkpoint.load`.
+
+    Those with an update rule of another program are refused, or loaded `without_rules`: then their next step is.
+    """
     prepare()
-    return _native.load_tables(place, shard, progress)
+    return _native.load_tables(place, shard, tables, without_rules, progress)
 
 
 def barrier(name: str, timeout: float) -> None:

@@ -129,7 +129,13 @@ fn snapshots_are_saved_and_loaded() {
         assert_eq!(client.save_part(part.clone()).await.unwrap().into_inner().rows, 2);
         client.commit_snapshot(part).await.unwrap();
         client.clear_table(proto::ClearTableRequest { table: table.0, change: None }).await.unwrap();
-        let load = proto::LoadRequest { directory, shard: 0, num_shards: 1, hash_method: "city_hash".into() };
+        let load = proto::LoadRequest {
+            directory,
+            shard: 0,
+            num_shards: 1,
+            hash_method: "city_hash".into(),
+            tables: vec![],
+        };
         let loaded = client.load(load).await.unwrap().into_inner();
         assert_eq!((loaded.metadata.as_str(), loaded.rows["t"]), (r#"{"epoch":3}"#, 2));
         assert!(loaded.bytes > 0);

@@ -1,6 +1,6 @@
 //! Checkpoints of the process's tables.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -159,6 +159,8 @@ pub(crate) fn load_tables<'py>(
     py: Python<'py>,
     place: Place,
     shard: Option<(usize, usize)>,
+    tables: Option<BTreeSet<String>>,
+    without_rules: bool,
     progress: &Bound<'py, CheckpointProgress>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let registry = registry()?;
@@ -166,6 +168,8 @@ pub(crate) fn load_tables<'py>(
     let mut options = LoadOptions::default();
     options.keeps = keeps.as_ref().map(|keeps| keeps as &(dyn Fn(i64) -> bool + Sync));
     options.without_counts = shard.is_some_and(|(number, _)| number > 0);
+    options.tables = tables.as_ref();
+    options.without_rules = without_rules;
     options.progress = Some(&progress.get().0);
     let objects = place.objects()?;
     let loaded = py.detach(|| match &objects {

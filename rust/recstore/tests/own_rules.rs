@@ -227,6 +227,29 @@ fn a_rule_comes_back_with_a_checkpoint_where_it_is_registered_and_is_named_where
 }
 
 #[test]
+fn a_table_that_is_loaded_without_its_rule_is_read_and_saved_and_takes_no_step() {
+    let (directory, saving) = (tempfile::tempdir().unwrap(), store(false));
+    let table = saving.open_numbered("t", &rule(DIM, "own_adagrad")).unwrap();
+    step(&saving, table, &[1, 2], &[1.0; 2 * DIM]).unwrap();
+    saving.save(directory.path(), &SaveOptions::default()).unwrap();
+    let without = LocalStore::new(Box::new(Serial));
+    let mut options = LoadOptions::default();
+    options.without_rules = true;
+    without.load(directory.path(), &options).unwrap();
+    let read = without.find_numbered("t").unwrap().unwrap();
+    let state =
+        |store: &LocalStore, table| (rows(store, table, &[1, 2]), store.read_slot(table, "sum", &[1, 2]));
+    assert_eq!(state(&without, read), state(&saving, table));
+    let again = tempfile::tempdir().unwrap();
+    without.save(again.path(), &SaveOptions::default()).unwrap();
+    let loaded = store(false);
+    load(&loaded, again.path()).unwrap();
+    assert_eq!(state(&loaded, loaded.find_numbered("t").unwrap().unwrap()), state(&saving, table));
+    let refused = step(&without, read, &[1], &[1.0; DIM]).unwrap_err().to_string();
+    assert!(refused.contains("the table was loaded without its rule, to be read"), "{refused}");
+}
+
+#[test]
 fn other_slots_than_those_saved_are_refused() {
     let (directory, saving) = (tempfile::tempdir().unwrap(), store(false));
     let table = saving.open_numbered("t", &rule(DIM, "own_adagrad")).unwrap();

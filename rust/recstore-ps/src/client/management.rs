@@ -310,9 +310,8 @@ impl RemoteStore {
         options: &LoadOptions<'_>,
     ) -> Result<LoadReport> {
         const OPERATION: &str = "load";
-        if options.keeps.is_some() || options.without_counts {
-            let message =
-                "servers load the rows that are routed to them, and share the counts, by themselves";
+        if options.keeps.is_some() || options.without_counts || options.without_rules {
+            let message = "servers load the rows that are routed to them, with their own rules, and share the counts, by themselves";
             return Err(Error::Unsupported { operation: OPERATION, message: message.to_owned() });
         }
         session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner).give_up();
@@ -321,7 +320,8 @@ impl RemoteStore {
         let (of, hash_method) = (self.router.shards(), self.router.method());
         let load = |number| {
             let shard = Shard { number, of };
-            Management::Load(LoadShard { directory: directory.to_owned(), shard, hash_method })
+            let (directory, tables) = (directory.to_owned(), options.tables.cloned());
+            Management::Load(LoadShard { directory, shard, hash_method, tables })
         };
         let calls = self.shards().map(|shard| Call::manage(shard, load(shard))).collect();
         let answers = self.ask_all(session, OPERATION, calls, self.config().save_timeout)?;

@@ -56,13 +56,14 @@ pub(super) fn save_part(request: proto::SavePartRequest) -> Result<SavePart, Sta
 
 /// Returns what is to be loaded.
 pub(super) fn load_shard(request: proto::LoadRequest) -> Result<LoadShard, Status> {
-    let proto::LoadRequest { directory, shard: number, num_shards, hash_method } = request;
+    let proto::LoadRequest { directory, shard: number, num_shards, hash_method, tables } = request;
     if number >= num_shards {
         let message = format!("there is no shard {number} of {num_shards}");
         return Err(Status::invalid_argument(message));
     }
     let hash_method = hash_method.parse().map_err(status)?;
-    Ok(LoadShard { directory: directory.into(), shard: shard(number, num_shards), hash_method })
+    let tables = (!tables.is_empty()).then(|| tables.into_iter().collect());
+    Ok(LoadShard { directory: directory.into(), shard: shard(number, num_shards), hash_method, tables })
 }
 
 fn shard(number: u32, of: u32) -> Shard {

@@ -468,6 +468,7 @@ impl Handler {
             options.keeps = Some(&keeps);
         }
         options.without_counts = load.shard.number > 0;
+        options.tables = load.tables.as_ref();
         self.store.load(&load.directory, &options)
     }
 }

@@ -16,6 +16,7 @@ use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::kernel::parallel::Serial;
 use crate::kernel::simd::Simd;
+use crate::optimizer::UpdateRules;
 use crate::table::{Engine, SaveId, Table};
 
 /// Puts a full snapshot of the same name in the place of the newest one and those it follows; deltas can follow it. A
@@ -123,10 +124,10 @@ struct Newest<'a> {
 
 impl<'a> Newest<'a> {
     fn load(directory: &'a Path, progress: Option<&'a Progress>) -> Result<Self> {
-        let options = LoadOptions { progress, ..LoadOptions::default() };
+        let options = LoadOptions { without_rules: true, progress, ..LoadOptions::default() };
         let store = LoadingStore {
             engine: Engine { executor: &Serial, simd: Simd::detect() },
-            rules: None,
+            rules: &UpdateRules::default(),
             budget: &Arc::default(),
             configured: &|_, saved| Ok(saved.clone()),
         };

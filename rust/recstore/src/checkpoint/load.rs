@@ -34,8 +34,8 @@ pub(crate) struct Loaded {
 #[derive(Clone, Copy)]
 pub(crate) struct LoadingStore<'a> {
     pub(crate) engine: Engine<'a>,
-    /// The rules of the program's own; none where rows are only copied, for which nobody needs to know them.
-    pub(crate) rules: Option<&'a UpdateRules>,
+    /// The rules of the program's own.
+    pub(crate) rules: &'a UpdateRules,
     /// What the tables' memory counts in.
     pub(crate) budget: &'a Arc<MemoryBudget>,
     /// Gives the configuration of a table that is there already, which the saved one must agree with.
@@ -120,7 +120,8 @@ fn load_newest(
         return Err(broken("there is no snapshot".to_owned()));
     };
     let save = save_id(&newest.id).map_err(broken)?;
-    let parts = newest.tables.iter().map(|entry| Ok((entry, parts_of(&chain, entry).map_err(broken)?)));
+    let entries = chosen(newest, options).map_err(|message| refused(directory, message))?;
+    let parts = entries.into_iter().map(|entry| Ok((entry, parts_of(&chain, entry).map_err(broken)?)));
     let parts = parts.collect::<Result<Vec<_>>>()?;
     let bytes = parts
         .iter()
@@ -133,16 +134,9 @@ fn load_newest(
     for (entry, parts) in parts {
         let saved = entry.config().map_err(|error| broken(format!("table \"{}\": {error}", entry.name)))?;
         let config = (store.configured)(&entry.name, &saved)?;
-        let mut table = match store.rules {
-            Some(rules) => Table::new(&entry.name, &config, rules, store.budget)?,
-            None => {
-                let slots = |shard: &ShardEntry| saved_slots(&directory.join(&shard.file), shard);
-                let first = parts.iter().flat_map(|part| &part.shards).next();
-                let slots = first.map_or(Ok(Vec::new()), slots)?;
-                let rules = UpdateRules::elsewhere(slots);
-                Table::new(&entry.name, &config, &rules, store.budget)?
-            }
-        };
+        let read_only = options.without_rules.then(|| rules_of_files(directory, &parts)).transpose()?;
+        let rules = read_only.as_ref().unwrap_or(store.rules);
+        let mut table = Table::new(&entry.name, &config, rules, store.budget)?;
         let states = load_table(&mut table, directory, &parts, options, store.engine)?;
         restore_state(&mut table, entry, states, options)?;
         let progress =
@@ -154,6 +148,26 @@ fn load_newest(
     let report =
         LoadReport { snapshot: newest.id.clone(), metadata: newest.metadata.clone(), tables: rows, bytes };
     Ok(Loaded { tables, save, report })
+}
+
+/// Returns the tables of a snapshot that are to be loaded.
+fn chosen<'a>(
+    newest: &'a Snapshot,
+    options: &LoadOptions<'_>,
+) -> std::result::Result<Vec<&'a TableEntry>, String> {
+    let Some(names) = options.tables else { return Ok(newest.tables.iter().collect()) };
+    let find = |name: &String| {
+        let found = newest.tables.iter().find(|entry| entry.name == *name);
+        found.ok_or_else(|| format!("the snapshot {} has no table \"{name}\"", newest.id))
+    };
+    names.iter().map(find).collect()
+}
+
+/// Returns what stands for the rule of a table that nobody is to step: with the slots that its files have.
+fn rules_of_files(directory: &Path, parts: &[&TableEntry]) -> Result<UpdateRules> {
+    let slots = |shard: &ShardEntry| saved_slots(&directory.join(&shard.file), shard);
+    let first = parts.iter().flat_map(|part| &part.shards).next();
+    first.map_or(Ok(Vec::new()), slots).map(UpdateRules::elsewhere)
 }
 
 /// Returns what makes up a table: all of its rows at some snapshot, and its deltas from there on.

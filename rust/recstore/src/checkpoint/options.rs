@@ -1,6 +1,6 @@
 //! How to save and how to load.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 
@@ -52,9 +52,13 @@ pub struct LoadOptions<'a> {
     /// Whether a row is loaded, by its id; all are without it. So any number of stores can share what any number of
     /// stores saved.
     pub keeps: Option<&'a (dyn Fn(i64) -> bool + Sync)>,
+    /// The only tables to load; all of the snapshot's without it.
+    pub tables: Option<&'a BTreeSet<String>>,
     /// Whether the tables begin to count anew what was inserted, updated and so on. Of stores that share the rows of a save
     /// all but one do: then the counts of all are together what they were.
     pub without_counts: bool,
+    /// Whether tables whose update rule is a program's own are loaded without it: to be read, for their next step is refused.
+    pub without_rules: bool,
     /// The numbers of tables that are not there yet, by name, for who has handed them out before; others get new ones.
     pub numbers: Option<&'a BTreeMap<String, TableId>>,
     /// Follows the bytes read.

@@ -91,7 +91,7 @@ impl UpdateRules {
     }
 }
 
-/// Stands for a rule where there are no rows to apply it to.
+/// Stands for a rule where there are no rows to apply it to, or rows that are only read.
 struct Elsewhere(Vec<(String, usize)>);
 
 impl UpdateRule for Elsewhere {
@@ -99,7 +99,10 @@ impl UpdateRule for Elsewhere {
         self.0.clone()
     }
 
-    fn apply(&self, _: &mut [f32], _: &mut [f32], _: &[f32], _: u64, _: f64) {}
+    #[expect(clippy::panic, reason = "a panicking rule is how a table refuses its steps")]
+    fn apply(&self, _: &mut [f32], _: &mut [f32], _: &[f32], _: u64, _: f64) {
+        panic!("the table was loaded without its rule, to be read");
+    }
 }
 
 /// Returns the slots of a table's own rule.

@@ -260,8 +260,7 @@ impl EmbeddingStore for LocalStore {
         let mut saves = self.lock_saves(directory)?;
         let configured = |name: &str, saved: &TableConfig| self.shared().config_for(name, saved);
         let (rules, budget) = (&self.rules, &self.budget);
-        let store =
-            LoadingStore { engine: self.engine(), rules: Some(rules), budget, configured: &configured };
+        let store = LoadingStore { engine: self.engine(), rules, budget, configured: &configured };
         let loaded = checkpoint::load(directory, options, store)?;
         let _gate = fork::enter();
         self.exclusive().replace(loaded.tables, options.numbers)?;

@@ -1,5 +1,6 @@
 //! The requests about tables as a whole, and their answers, in JSON.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use recstore::{LoadReport, SaveKind, SaveReport, Shard, TableConfig, TableStatistics};
@@ -184,6 +185,9 @@ pub struct LoadShard {
     pub shard: Shard,
     /// How ids are routed.
     pub hash_method: HashMethod,
+    /// The only tables to load. Since version 3.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tables: Option<BTreeSet<String>>,
 }
 
 /// The answer to a [`Management`] request.
