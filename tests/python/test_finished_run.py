@@ -222,8 +222,12 @@ def with_option(name: str, value: object) -> Callable[[Path], object]:
         (with_option("dim", 0), ValueError, "{run}/config.json: dim must be at least 1, got 0"),
         (with_option("dim", 5), OSError, "table 'fm/v' of the checkpoint has dim 4, the run's configuration 5"),
         (with_option("tables", "nn"), ValueError, "run {run} was trained with tables nn: its rows are not in tables"),
-        (with_option("model", "wide_deep"), ValueError, "parameters"),
-        (with_option("model", "deepfm"), ValueError, "parameters"),
+        (
+            with_option("model", "deepfm"),
+            OSError,
+            "{run}/best has no tables deepfm/..., as the run is configured, but fm/v, fm/w",
+        ),
+        (with_option("table_prefix", "other"), OSError, "{run}/best has no tables other/..., as the run is configured"),
         (with_option("bias", False), ValueError, "the model has the parameters [], those saved are ['linear.bias']"),
         (
             lambda run: (run / "rows.json").unlink(),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import nn
 
-from recstore_ops.training.build import build_model, tables_of
+from recstore_ops.training.build import Existing, build_model, tables_of
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.job import Job
 from recstore_ops.training.other_run import DenseStart, OtherRun
@@ -46,6 +46,7 @@ def begin(
     run: Path,
     *,
     is_new: bool,
+    replaces: bool = False,
     vocabulary: Vocabulary | None = None,
 ) -> tuple[nn.Module, Begun]:
     """Returns the configured model for training rows, with the rows of another run if so configured.
@@ -56,20 +57,20 @@ def begin(
         job: the processes that train together; all call it.
         run: the run's directory, which keeps what it began with.
         is_new: whether the run does not go on from a save of its own.
+        replaces: whether rows that tables of these names have already are given up.
         vocabulary: the ids, where tables are `nn.Embedding`.
 
     Raises:
         ValueError, OSError: as `OtherRun` and `build_model`.
     """
     # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-    name = config.model
-    if config.init_from is None:
-        return build_model(config, name, rows, vocabulary, job.group), Begun(job)
-    if not is_new:
-        model = build_model(config, name, rows, process_group=job.group)
-        return model, Begun(job, RowsBefore.read(run))
+    name = config.table_prefix or config.model
+    existing: Existing = "refuse" if not replaces else "drop" if is_new else "keep"
+    if config.init_from is None or not is_new:
+        model = build_model(config, name, rows, vocabulary, job.group, existing=existing)
+        return model, Begun(job, None if config.init_from is None else RowsBefore.read(run))
     other = OtherRun(config, rows, job)
-    model = other.build(name, rows)
+    model = other.build(name, rows, existing)
     before = RowsBefore.of(tables_of(model))
     before.write(run, job.rank)
     return model, Begun(job, before, other.dense_start(), other.note())

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from recstore_ops import DistEmbedding, Table, table_statistics
+from recstore_ops import DistEmbedding, RecStoreClient, Table, table_names, table_statistics
 from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.config.table_options import OnExisting
 from recstore_ops.training.choices import ModelName
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.models import (
@@ -28,6 +29,8 @@ from recstore_ops.training.rows.field_numbers import field_number
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
 from recstore_ops.training.training_input import MODELS_BY_FIELD
+
+Existing = Literal["refuse", "drop", "keep"]
 
 MODELS: dict[ModelName, type[nn.Module]] = {
     "lr": LogisticRegression,
@@ -47,6 +50,8 @@ def build_model(
     rows: RowSource,
     vocabulary: Vocabulary | None = None,
     process_group: dist.ProcessGroup | None = None,
+    *,
+    existing: Existing = "refuse",
 ) -> nn.Module:
     """Returns the configured model with fresh tables `<name>/...`.
 
@@ -56,20 +61,28 @@ def build_model(
         rows: whose fields and dense features the model is for.
         vocabulary: the ids, where tables are `nn.Embedding`.
         process_group: the processes over which tables of the store are sharded.
+        existing: what becomes of tables `<name>/...` that are there: "refuse" raises if one of the model's has rows,
+            "drop" drops all of them before, "keep" goes on with them.
 
     Raises:
         ValueError: an option names a field that the rows lack, or such a table has rows already, so that training would
             not start anew.
     """
+    if existing == "drop":
+        for table in [table for table in table_names() if table.rpartition("/")[0] == name]:
+            RecStoreClient().drop(table)
     tables = (
-        _store_tables(config, name, process_group)
+        _store_tables(config, name, process_group, "share" if existing == "keep" else None)
         if vocabulary is None
         else NnTables(vocabulary.ids, name, seed=config.seed)
     )
     model = model_over(tables, config, rows.field_names, len(rows.dense_names), rows.sequences)
     num_rows = sum(statistics["rows"] for statistics in _statistics(model))
-    if num_rows > 0:
-        raise ValueError(f"the tables {name}/... have {num_rows} rows already; use another name")
+    if num_rows > 0 and existing != "keep":
+        raise ValueError(
+            f"the tables {name}/... have {num_rows:,} rows already: --table-prefix gives those of this run other "
+            "names, --replace-tables gives up the rows that are there"
+        )
     return model
 
 
@@ -122,10 +135,13 @@ def _numbered(sequences: Sequence[tuple[str, str]], names: Sequence[str]) -> lis
     return [tuple(field_number("sequences", name, names) for name in pair) for pair in sequences]
 
 
-def _store_tables(config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None) -> StoreTables:
+def _store_tables(
+    config: TrainingConfig, name: str, process_group: dist.ProcessGroup | None, on_existing: OnExisting | None
+) -> StoreTables:
     return StoreTables(
         name,
         table_optimizer(config),
+        on_existing=on_existing,
         seed=config.seed,
         dtype=ROW_TYPES[config.row_type],
         admission=config.admission(),

@@ -98,6 +98,14 @@ _Resume = Annotated[
         rich_help_panel="Output",
     ),
 ]
+_ReplaceTables = Annotated[
+    bool,
+    typer.Option(
+        "--replace-tables",
+        help="Give up the rows that tables of this run's names have already, as they may on servers.",
+        rich_help_panel="Output",
+    ),
+]
 
 
 @takes_options_of(TrainingConfig)
@@ -115,6 +123,7 @@ def train_command(
     save_every: _SaveEvery = None,
     keep: _Keep = None,
     resume: _Resume = False,
+    replace_tables: _ReplaceTables = False,
     **given: Any,
 ) -> None:
     """Train a model of clicks, or for retrieval, on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
@@ -132,10 +141,11 @@ def train_command(
     config = _configuration(data, test, alpha, given)
     following = _following(config, follow_every, follow_until_idle, follow_until)
     if baseline is not None:
-        _refuse_saving(save_every, keep, resume)
+        _refuse_saving(save_every, keep, resume, replace_tables)
         run_comparison(config, runs_dir, run_name)
     else:
-        _run(config, runs_dir, run_name, SaveOptions(save_every, 1 if keep is None else keep, resume), following)
+        saving = SaveOptions(save_every, 1 if keep is None else keep, resume, replace_tables)
+        _run(config, runs_dir, run_name, saving, following)
 
 
 def _configuration(
@@ -171,9 +181,10 @@ def _run(
         raise ValueError(str(error)) from None
 
 
-def _refuse_saving(save_every: int | None, keep: int | None, resume: bool) -> None:
+def _refuse_saving(save_every: int | None, keep: int | None, resume: bool, replace_tables: bool) -> None:
     given = {"save-every": save_every, "keep": keep, "resume": resume or None}
     _refuse("a comparison with a baseline is not saved: it takes", given)
+    _refuse("a comparison with a baseline takes", {"replace-tables": replace_tables or None})
 
 
 def _refuse(who_takes: str, options: dict[str, Any]) -> None:

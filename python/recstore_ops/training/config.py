@@ -361,6 +361,8 @@ class TrainingConfig(ModelConfig, InputConfig):
             raise ValueError("early stopping needs validation rows: validation_fraction is 0")
 
     def _check_tables(self) -> None:
+        if self.table_prefix == "":
+            raise ValueError("table_prefix must not be empty")
         if self.disk is not None and self.memory_limit is None:
             raise ValueError("disk needs a memory_limit: without one no row would ever go there")
         if self.tables == "store":

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from recstore_ops import SparseOptimizer
-from recstore_ops.training.build import table_bytes, table_rows
+from recstore_ops.training.build import table_bytes, table_rows, tables_of
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
 from recstore_ops.training.early_stopping import EarlyStopping
@@ -169,7 +169,7 @@ class Run:
         """Goes on from the last save, if there is one; else begins as `start` says."""
         state = None if self._checkpoints is None else self._checkpoints.last_state()
         if self._checkpoints is not None and state is not None:
-            self._checkpoints.load_last_tables()
+            self._checkpoints.load_last_tables(self._table_names())
             self._load_state_dict(state)
         elif start is not None:
             self._begin_with(start)
@@ -198,8 +198,11 @@ class Run:
         if best_record(self.records) is not self.records[-1]:
             state = self._checkpoints.best_state()
             assert state is not None, "every best evaluation is saved"
-            self._checkpoints.load_best_tables()
+            self._checkpoints.load_best_tables(self._table_names())
             load_dense_parameters(self._model, state["model"])
+
+    def _table_names(self) -> list[str]:
+        return [table.name for table in tables_of(self._model)]
 
     def _train_on(self, batch: Batch) -> None:
         self._schedule.before_step(self._step + 1, self._epochs_done())

@@ -58,6 +58,8 @@ class ModelConfig:
         popularity_correction: of two_tower, whether its loss takes the popularity of items in a batch off their scores;
             it does by default.
         bias: whether the model has one; dlrm, dcn, din and two_tower always have.
+        table_prefix: how the names of tables begin, `<prefix>/...`; by default as the model is named. Initial rows
+            depend on the names.
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16" or "float16".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
@@ -167,6 +169,14 @@ class ModelConfig:
     bias: Annotated[
         bool, Option("A model without bias.", _MODEL, name="no-bias", type=bool, default=False, read=read_negated)
     ] = True
+    table_prefix: Annotated[
+        str | None,
+        Option(
+            "How the names of tables begin: PREFIX/... Runs that keep tables on the same servers need different ones.",
+            _MODEL,
+            shown="the model",
+        ),
+    ] = None
     tables: Annotated[
         TablesName,
         Option(

@@ -18,9 +18,9 @@ from recstore_ops import RecStoreClient, Table, _native, table_names
 from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.ops import operators
-from recstore_ops.servers.choosing import embedded_for
+from recstore_ops.servers.choosing import EMBEDDED, current_ps_backend, embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
-from recstore_ops.training.build import all_sequences, build_model, tables_of
+from recstore_ops.training.build import Existing, all_sequences, build_model, tables_of
 from recstore_ops.training.choices import MODEL_OPTIONS, InitWhat
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
@@ -40,7 +40,7 @@ _OF_THE_MODEL = (
 _OF_THE_ROWS = ("rating_threshold", "ignore_values")
 
 _OF_TABLES = (
-    *("seed", "init_std", "row_type", "admit_after", "ttl", "min_norm", "capacity", "eviction_policy"),
+    *("table_prefix", "seed", "init_std", "row_type", "admit_after", "ttl", "min_norm", "capacity", "eviction_policy"),
     *("eviction_interval", "optimizer", "convention", "beta", "l1", "l2"),
 )
 """Those by which tables differ; learning rate, weight decay and memory are no part of a checkpoint."""
@@ -94,15 +94,22 @@ class OtherRun:
             )
         self._is_loaded_whole = not differing
 
-    def build(self, name: str, rows: RowSource) -> nn.Module:
+    def build(self, name: str, rows: RowSource, existing: Existing = "refuse") -> nn.Module:
         """Returns the configured model with tables `<name>/...` and parameters as they begin.
 
+        Args:
+            name, existing: as in `build_model`.
+            rows: the training rows.
+
         Raises:
-            ValueError: such a table has rows already, or the other run has other parameters.
+            ValueError: such a table has rows already, or lies on servers, where the other run's state cannot be put; or
+                the other run has other parameters.
             OSError: a file of it is damaged.
         """
         kept = {} if self._is_loaded_whole else self._read_tables()
-        model = build_model(self._config, name, rows, process_group=self._job.group)
+        if kept:
+            self._check_place()
+        model = build_model(self._config, name, rows, process_group=self._job.group, existing=existing)
         if self._is_loaded_whole:
             self._saved.load_tables(self._job.group)
         for table in tables_of(model):
@@ -198,6 +205,15 @@ class OtherRun:
             finally:
                 for name in {*self._saved.tables} & {*table_names()}:
                     RecStoreClient().drop(name)
+
+    def _check_place(self) -> None:
+        """Checks that tables lie where rows and state can be put that were read."""
+        table_names()  # The first call decides where.
+        if self.what == "rows-and-optimizer" and current_ps_backend() != EMBEDDED:
+            raise ValueError(
+                f"run {self._saved.path} differs in {', '.join(self._differing())}, and servers take optimizer state "
+                "only with a whole checkpoint: --init-what rows begins with its rows alone"
+            )
 
     def _put(self, table: Table, rows: TableRows, state: OptimizerState) -> None:
         ids_N, slots, progress = state

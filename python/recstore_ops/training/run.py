@@ -52,11 +52,13 @@ def run_training(
     The first SIGINT or SIGTERM ends the run after the step that is under way.
 
     Raises:
-        ValueError: bad input, a name that is taken, a run that cannot go on as configured, or tables that cannot be
-            sharded over the processes of a job.
+        ValueError: bad input, a name that is taken, a run that cannot go on as configured, tables that have rows
+            already, or that cannot be sharded over the processes of a job.
         OSError: the run cannot be saved, or what was saved is damaged.
         RunStopped: the run was asked to end, and was saved.
     """
+    if saving.replace_tables and config.tables == "nn":
+        raise ValueError("replace_tables is about tables of the store, and this run has tables nn")
     saving = _going_on_after_restart(runs_dir, name, saving)
     with joined_job() as job, StopRequest() as stop:
         _check_job(config, job)
@@ -83,7 +85,8 @@ def _run_first(
         files = None if config.follow_files is None else FollowedFiles(config, following, stop, display)
         checkpoints = _checkpoints(run.path, run, saving, stop, job)
         is_new = not (saving.resume and _go_on(config, run, checkpoints, display))
-        records = _train(config, run, display, checkpoints, job, files, is_new=is_new)
+        replaces = saving.replace_tables
+        records = _train(config, run, display, checkpoints, job, files, is_new=is_new, replaces=replaces)
         _record_best(run, best_record(records))
     console.print(_summary(records), highlight=False, soft_wrap=True)
     console.print(f"model: {checkpoints.best_path}", markup=False, highlight=False, soft_wrap=True)
@@ -98,7 +101,8 @@ def _run_further(config: TrainingConfig, saving: SaveOptions, job: Job, stop: St
         raise ValueError("the first process of the job could not begin; its own error tells why")
     checkpoints = _checkpoints(path, None, saving, stop, job)
     rows = open_input(config)
-    model, begun = begin(config, rows.train, job, path, is_new=checkpoints.last_state() is None)
+    is_new, replaces = checkpoints.last_state() is None, saving.replace_tables
+    model, begun = begin(config, rows.train, job, path, is_new=is_new, replaces=replaces)
     train(config, model, rows, _SilentObserver(), checkpoints, job, begun.start)
     begun.changes(model)
     return path
@@ -186,6 +190,7 @@ def _train(
     files: FollowedFiles | None = None,
     *,
     is_new: bool = True,
+    replaces: bool = False,
 ) -> list[EvaluationRecord]:
     rows, form = _opened(config, run, files, is_new=is_new)
     _show_input(rows, run, display)
@@ -194,7 +199,7 @@ def _train(
     if config.tables == "nn":
         vocabulary = _take_vocabulary(rows, run, display, is_new=is_new)
         rows = rows.in_places_of(vocabulary)
-    model, begun = begin(config, rows.train, job, run.path, is_new=is_new, vocabulary=vocabulary)
+    model, begun = begin(config, rows.train, job, run.path, is_new=is_new, replaces=replaces, vocabulary=vocabulary)
     if begun.note:
         display.note(begun.note)
     if isinstance(model, Retriever):

@@ -15,7 +15,7 @@ import pickle
 import secrets
 import signal
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -38,12 +38,13 @@ DENSE = "dense-"
 
 @dataclass(frozen=True)
 class SaveOptions:
-    """How a run is saved.
+    """How a run is saved, and what it takes the place of.
 
     Attributes:
         every: steps between saves, beside those at the end of each epoch; None saves at these only.
         keep: how many full snapshots stay, with the deltas that follow them.
         resume: go on from the last save.
+        replace_tables: give up the rows that tables of the run's names have already, as they may on servers.
 
     Raises:
         ValueError: a number is below 1.
@@ -52,6 +53,7 @@ class SaveOptions:
     every: int | None = None
     keep: int = 1
     resume: bool = False
+    replace_tables: bool = False
 
     def __post_init__(self) -> None:
         for name, value in (("save_every", self.every), ("keep", self.keep)):
@@ -151,25 +153,28 @@ class RunCheckpoints:
         """Returns the state of the best evaluation; None if there is none."""
         return read_state(self.best_path)
 
-    def load_last_tables(self) -> None:
-        """Gives the tables the rows of the last save.
+    def load_last_tables(self, names: Collection[str]) -> None:
+        """Gives the run's tables the rows of the last save.
+
+        Args:
+            names: of the tables. A save on servers has those of other programs too, which stay as they are.
 
         Raises:
             OSError: a file is missing or damaged.
         """
-        self._load_tables(self.path)
+        self._load_tables(self.path, names)
 
-    def load_best_tables(self) -> None:
-        """Gives the tables the rows of the best evaluation; raises as `load_last_tables`."""
-        self._load_tables(self.best_path)
+    def load_best_tables(self, names: Collection[str]) -> None:
+        """Gives the run's tables the rows of the best evaluation; as `load_last_tables`."""
+        self._load_tables(self.best_path, names)
 
     def keep_best(self) -> None:
         """Keeps the last save, which is of the best evaluation, as such, if the run ended before it had."""
         mirror_checkpoint(self.path, self.best_path)
 
-    def _load_tables(self, path: Path) -> None:
+    def _load_tables(self, path: Path, names: Collection[str]) -> None:
         with as_os_error("the run cannot go on"):
-            checkpoint.load(path, progress=False)
+            checkpoint.load(path, tables=names, progress=False)
 
     def remove_unneeded(self) -> None:
         """Removes the files of snapshots that are gone."""

@@ -27,7 +27,7 @@ class SavedRun:
         config: what it was configured by.
         form: of its rows.
         checkpoint: the directory of the checkpoint.
-        tables: the names of its tables in that checkpoint.
+        tables: the names of its tables in that checkpoint, which may have those of other programs on the same servers.
         state: what the run knew besides its tables.
     """
 
@@ -60,7 +60,7 @@ class SavedRun:
         state = read_state(directory)
         if state is None:
             raise ValueError(f"run {path} has no checkpoint {directory.name}: nothing of it was saved")
-        return cls(path, config, RowForm.read(path), directory, saved_tables(directory), state)
+        return cls(path, config, RowForm.read(path), directory, _own_tables(config, directory), state)
 
     def load_tables(self, group: dist.ProcessGroup | None = None) -> None:
         """Gives this process, or each of a group its shard of, the tables of the checkpoint.
@@ -70,7 +70,7 @@ class SavedRun:
         """
         with as_os_error(f"run {self.path} cannot be loaded"):
             report = (
-                checkpoint.load(self.checkpoint, progress=False)
+                checkpoint.load(self.checkpoint, tables=self.tables, progress=False)
                 if group is None
                 else sharding.load(self.checkpoint, group)
             )
@@ -80,6 +80,14 @@ class SavedRun:
                 f"run {self.path} was saved after step {step:,} while what it knew after step "
                 f"{self.state['step']:,} was read: read it once more"
             )
+
+
+def _own_tables(config: TrainingConfig, directory: Path) -> tuple[str, ...]:
+    prefix, saved = config.table_prefix or config.model, saved_tables(directory)
+    own = tuple(table for table in saved if table.rpartition("/")[0] == prefix)
+    if saved and not own:
+        raise OSError(f"{directory} has no tables {prefix}/..., as the run is configured, but {', '.join(saved)}")
+    return own
 
 
 def short_name(table: str) -> str:

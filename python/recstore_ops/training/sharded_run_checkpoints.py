@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 from recstore_ops import sharding
@@ -62,7 +63,8 @@ class ShardedRunCheckpoints(RunCheckpoints):
             return str(error)
         return None
 
-    def _load_tables(self, path: Path) -> None:
+    def _load_tables(self, path: Path, names: Collection[str]) -> None:
+        # Sharded tables lie in these processes, which have no others.
         assert self._job.group is not None, "of several processes"
         with as_os_error("the run cannot go on"):
             sharding.load(path, self._job.group)

@@ -14,9 +14,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from recstore_ops import DistEmbedding, RecStoreClient, TableOptions
+from recstore_ops import DistEmbedding, RecStoreClient, TableOptions, table_names
 from recstore_ops.config.keywords import takes
-from recstore_ops.config.table_options import StorageOptions
+from recstore_ops.config.table_options import OnExisting, StorageOptions
+from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.training.rows.batch import Batch
 
 
@@ -39,7 +40,7 @@ class StoreTables:
 
     Args:
         prefix: initial values depend on the table's name, and so on the prefix.
-        optimizer: of all tables, as in `recstore_ops.TableOptions`, and so is `process_group`.
+        optimizer: of all tables, as in `recstore_ops.TableOptions`, and so are `process_group` and `on_existing`.
         num_embeddings: None for an open vocabulary: any int64 is an id, and prediction gives an unknown one no row.
         **options: those of `TableOptions` that say which rows are kept, and how. Without a seed it is 0, without a type
             of rows float32, whatever a configuration file says.
@@ -53,6 +54,7 @@ class StoreTables:
         *,
         num_embeddings: int | None = None,
         process_group: dist.ProcessGroup | None = None,
+        on_existing: OnExisting | None = None,
         **options: Unpack[StorageOptions],
     ) -> None:
         self._prefix = prefix
@@ -62,6 +64,7 @@ class StoreTables:
             **options,
             "optimizer": optimizer,
             "process_group": process_group,
+            "on_existing": on_existing,
         }
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> DistEmbedding:
@@ -72,6 +75,8 @@ class StoreTables:
 
 class NnTables:
     """`torch.nn.Embedding(sparse=True)`, a row for each id of a vocabulary, with the initial rows of `StoreTables`.
+
+    A call raises ValueError if this process has the table of the store that would begin so, or has chosen servers.
 
     Args:
         vocabulary: int64 [V], the ids; a model is given their places in it, from `Vocabulary.places`.
@@ -85,10 +90,13 @@ class NnTables:
 
     def __call__(self, name: str, dim: int, std: float = 0.0) -> nn.Embedding:
         # A read gives no id a row, so the table that lends its initial rows stays empty.
-        lender = StoreTables(self._prefix, "sgd", seed=self._seed)(name, dim, std)
-        with torch.no_grad():
-            rows_VD = lender(self._vocabulary)
-        RecStoreClient().drop(lender.name)
+        with embedded_for("tables nn"):
+            if (lent := f"{self._prefix}/{name}") in table_names():
+                raise ValueError(f'tables nn begin with the rows of a new table "{lent}", and this process has one')
+            lender = StoreTables(self._prefix, "sgd", seed=self._seed)(name, dim, std)
+            with torch.no_grad():
+                rows_VD = lender(self._vocabulary)
+            RecStoreClient().drop(lent)
         return nn.Embedding.from_pretrained(rows_VD, freeze=False, sparse=True)
 
 
