@@ -57,8 +57,7 @@ class OurTables(nn.Module):
     def forward(self, ids_BF: Tensor) -> Tensor:
         """Returns rows [B, F, D]."""
         lengths = torch.ones(ids_BF.numel(), dtype=torch.int64)
-        pooled = self.bags(KeyedJaggedTensor(KEYS, ids_BF.t().reshape(-1), lengths=lengths))
-        return pooled.values().view(-1, TABLES, DIM)
+        return self.bags(KeyedJaggedTensor(KEYS, ids_BF.t().reshape(-1), lengths=lengths))
 
 
 class TorchTables(nn.Module):
