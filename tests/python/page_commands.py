@@ -1,0 +1,108 @@
+"""Runs the commands of a page of docs, one after another, and compares what they print with what the page says."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import socket
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+from urllib.request import urlopen
+
+from warm_recstore import WarmRecstore
+
+_DOCS = Path(__file__).parents[2] / "docs"
+_BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Command(NamedTuple):
+    """A line behind a prompt, and the lines that it prints; `...` stands for any number of them, or any part of one."""
+
+    line: str
+    printed: list[str]
+
+
+def page_of(name: str, ports: Iterable[str]) -> str:
+    """The text of a page, with free ports in the places of those that it names, which may be taken."""
+    page = (_DOCS / name).read_text("utf-8")
+    ports = list(ports)
+    for port, free in zip(ports, _free_ports(len(ports)), strict=True):
+        page = re.sub(rf"\b{port}\b", str(free), page)
+    return page
+
+
+def blocks_of(page: str, kind: str) -> list[str]:
+    """The texts of the blocks of a kind."""
+    return [found["text"] for found in _BLOCK.finditer(page) if found["kind"] == kind]
+
+
+def commands_of(page: str) -> list[Command]:
+    """The commands of a page's blocks `console`, each with what it prints."""
+    return [command for text in blocks_of(page, "console") for command in _commands_of(text)]
+
+
+def _commands_of(text: str) -> Iterator[Command]:
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        line, *printed = part.rstrip("\n").split("\n")
+        yield Command(line, printed)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, no two alike."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+class Shell:
+    """Runs `recstore` and `curl` in a folder; commands that end with `&` go on until `kill` ends them."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._jobs: list[WarmRecstore] = []
+
+    def check(self, commands: Iterable[Command]) -> None:
+        """Runs commands, each of which prints what its page says."""
+        for command in commands:
+            printed = self.run(command)
+            assert re.fullmatch(_pattern(command.printed), "\n".join(printed), re.DOTALL), (command, printed)
+
+    def run(self, command: Command) -> list[str]:
+        """Returns what a command prints."""
+        if killed := re.fullmatch(r"kill %(\d+)", command.line):
+            process = self._jobs.pop(int(killed[1]) - 1)
+            process.send_signal(signal.SIGTERM)
+            return process.communicate()[0].splitlines()
+        program, *arguments = shlex.split(command.line.removesuffix("&"))
+        if program == "curl":
+            return _posted(*arguments)
+        assert program == "recstore"
+        goes_on = command.line.endswith("&")
+        # What a server logs comes when it will.
+        process = WarmRecstore(*arguments, cwd=self._folder, splits=goes_on)
+        if not goes_on:
+            return process.communicate()[0].splitlines()
+        self._jobs.append(process)
+        return [process.stdout.readline().rstrip("\n") for _ in command.printed]
+
+    def end(self) -> None:
+        """Ends what still runs."""
+        for process in self._jobs:
+            process.kill()
+            process.communicate()
+
+
+def _posted(silent: str, address: str, option: str, body: str) -> list[str]:
+    """What `curl -s ADDRESS -d BODY` prints."""
+    assert (silent, option) == ("-s", "-d")
+    with urlopen(f"http://{address}", body.encode(), timeout=60) as answer:
+        return answer.read().decode().splitlines()
+
+
+def _pattern(printed: list[str]) -> str:
+    """What fits lines, in which `...` stands for anything."""
+    return "\n".join(re.escape(line).replace(r"\.\.\.", ".*") for line in printed)
