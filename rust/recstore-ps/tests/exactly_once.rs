@@ -131,7 +131,7 @@ fn a_step_that_some_servers_have_is_repeated_on_the_others_alone() {
 fn an_answer_that_was_lost_does_not_make_a_failed_call_happen_twice() {
     // While a proxy is deaf the server does all it is asked, and nobody hears of it.
     let (_cluster, proxies, store) =
-        behind_proxies(2, Duration::from_millis(150), |_| Box::new(|| [Fault::None, Fault::None]));
+        behind_proxies(2, Duration::from_millis(500), |_| Box::new(|| [Fault::None, Fault::None]));
     let table = store.open_numbered("t", &config()).unwrap();
     let mut made = Vec::new();
     for number in 0..15 {
@@ -179,7 +179,7 @@ fn several_clients_change_tables_side_by_side() {
 #[test]
 fn an_eviction_whose_answer_was_lost_takes_place_once_and_tells_what_left() {
     let (_cluster, proxies, store) =
-        behind_proxies(2, Duration::from_millis(150), |_| Box::new(|| [Fault::None, Fault::None]));
+        behind_proxies(2, Duration::from_millis(500), |_| Box::new(|| [Fault::None, Fault::None]));
     let config = TableConfig::from_json(1, r#"{"eviction": {"capacity": 3, "interval": 1000000}}"#).unwrap();
     let table = store.open_numbered("t", &config).unwrap();
     store.write(table, &(0..20).collect::<Vec<_>>(), &[1.0; 20]).unwrap();
