@@ -104,6 +104,14 @@ def table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     return lambda: f"{request.node.name}/{next(_table_numbers)}"
 
 
+@pytest.fixture
+def fixed_table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
+    """Gives table names that do not depend on what ran before: from the initial rows that follow from some names, a model
+    ends in a worse place than from those of others."""
+    numbers = itertools.count()
+    return lambda: f"{request.node.name}/fixed/{next(numbers)}"
+
+
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[Ranks]:
     """The ranks of a job, started once for all tests."""

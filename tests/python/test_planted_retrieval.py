@@ -114,7 +114,7 @@ def test_the_correction_gives_the_probabilities_and_its_lack_what_theory_says(
     drawn: PlantedRetrieval, table_name: TableName
 ) -> None:
     """In small batches popular items are candidates far more often than others."""
-    options = {"batch_size": 50, "lr": 2e-3, "epochs": 4}
+    options = {"batch_size": 50, "lr": 2e-3, "epochs": 8}
     corrected = end_on_pairs(table_name(), **options)
     plain = end_on_pairs(table_name(), popularity_correction=False, patience=0, **options)
     theory, bayes = uncorrected(drawn, 50), drawn.bayes()

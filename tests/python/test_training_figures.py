@@ -31,13 +31,13 @@ def ftrl_on_planted_pairs(name: str, **options: Any) -> Evaluation:
 
 
 @pytest.mark.tier("all")
-def test_fm_finds_planted_interactions(table_name: TableName) -> None:
-    assert ftrl_on_planted_pairs(table_name(), dim=4, init_std=0.05, epochs=20).auc >= 0.86
+def test_fm_finds_planted_interactions(fixed_table_name: TableName) -> None:
+    assert ftrl_on_planted_pairs(fixed_table_name(), dim=4, init_std=0.05, epochs=20).auc >= 0.86
 
 
 @pytest.mark.tier("all")
-def test_lr_cannot_find_planted_interactions(table_name: TableName) -> None:
-    assert 0.62 <= ftrl_on_planted_pairs(table_name(), model="lr", epochs=3).auc <= 0.68
+def test_lr_cannot_find_planted_interactions(fixed_table_name: TableName) -> None:
+    assert 0.62 <= ftrl_on_planted_pairs(fixed_table_name(), model="lr", epochs=3).auc <= 0.68
 
 
 def best_on_frappe(data_root: Path, name: str, **options: Any) -> Evaluation:
@@ -53,8 +53,8 @@ def best_on_frappe(data_root: Path, name: str, **options: Any) -> Evaluation:
 
 
 @pytest.mark.tier("all")
-def test_fm_on_frappe_with_the_defaults(data_root: Path, table_name: TableName) -> None:
-    test = best_on_frappe(data_root, table_name())
+def test_fm_on_frappe_with_the_defaults(data_root: Path, fixed_table_name: TableName) -> None:
+    test = best_on_frappe(data_root, fixed_table_name())
     assert test.auc >= 0.925
     assert test.logloss <= 0.305
 
@@ -82,15 +82,15 @@ def test_deepfm_on_frappe_stops_before_it_overfits(
 )
 def test_dcn_on_frappe_ranks_as_well_as_deepfm(
     data_root: Path,
-    table_name: TableName,
+    fixed_table_name: TableName,
     form: dict[str, Any],
     deepfm_on_frappe: Callable[[Path], Evaluation],
 ) -> None:
-    dcn = best_on_frappe(data_root, table_name(), model="dcn", lr=1e-3, **form)
+    dcn = best_on_frappe(data_root, fixed_table_name(), model="dcn", lr=1e-3, **form)
     assert dcn.auc >= deepfm_on_frappe(data_root).auc - 0.002
 
 
-def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
+def test_lr_with_ftrl_on_xflow(data_root: Path, fixed_table_name: TableName) -> None:
     config = TrainingConfig(
         train=(data_root / "xflow" / "small_train",),
         test=(data_root / "xflow" / "small_test",),
@@ -107,7 +107,7 @@ def test_lr_with_ftrl_on_xflow(data_root: Path, table_name: TableName) -> None:
         shuffle=False,
         validation_fraction=0,
     )
-    test = train_new(config, table_name())[-1].test
+    test = train_new(config, fixed_table_name())[-1].test
     assert test is not None
     assert test.auc == pytest.approx(0.595, abs=0.002)
     assert test.logloss == pytest.approx(0.5394, abs=0.0005)
@@ -226,9 +226,9 @@ def end_on_planted(
     [("pairs", {}), pytest.param("rank8", {"batch_size": 1000, "lr": 1e-2}, marks=pytest.mark.tier("all"))],
 )
 def test_lr_ends_at_the_bound_of_models_without_interactions(
-    table_name: TableName, kind: PlantedKind, options: dict[str, Any]
+    fixed_table_name: TableName, kind: PlantedKind, options: dict[str, Any]
 ) -> None:
-    test, planted, rows = end_on_planted(kind, "lr", table_name(), **options)
+    test, planted, rows = end_on_planted(kind, "lr", fixed_table_name(), **options)
     # 8 fields of 50 ids: 8 * 49 weights and the bias are free.
     assert test.logloss == pytest.approx(planted.additive_logloss + 393 / (2 * rows), abs=0.005)
     assert test.auc < 0.68
@@ -240,30 +240,30 @@ def test_lr_ends_at_the_bound_of_models_without_interactions(
 )
 @pytest.mark.tier("all")
 def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(
-    table_name: TableName, kind: PlantedKind, options: dict[str, Any], below: float, above: float
+    fixed_table_name: TableName, kind: PlantedKind, options: dict[str, Any], below: float, above: float
 ) -> None:
-    test, planted, rows = end_on_planted(kind, "fm", table_name(), **options)
+    test, planted, rows = end_on_planted(kind, "fm", fixed_table_name(), **options)
     end = planted.bayes_logloss + planted.model.estimation_gap(rows)
     assert end - below <= test.logloss <= end + above
     assert test.auc > planted.bayes_auc - 0.03
 
 
 @pytest.mark.tier("all")
-def test_an_fm_of_too_low_a_rank_ends_far_from_the_true_model(table_name: TableName) -> None:
-    test, planted, rows = end_on_planted("rank8", "fm", table_name(), dim=4, batch_size=1000, lr=1e-2)
+def test_an_fm_of_too_low_a_rank_ends_far_from_the_true_model(fixed_table_name: TableName) -> None:
+    test, planted, rows = end_on_planted("rank8", "fm", fixed_table_name(), dim=4, batch_size=1000, lr=1e-2)
     assert test.logloss > planted.bayes_logloss + planted.model.estimation_gap(rows) + 0.05
 
 
-def test_an_fm_ends_at_the_bound_of_pairs_where_three_fields_interact(table_name: TableName) -> None:
-    test, planted, _ = end_on_planted("triples", "fm", table_name())
+def test_an_fm_ends_at_the_bound_of_pairs_where_three_fields_interact(fixed_table_name: TableName) -> None:
+    test, planted, _ = end_on_planted("triples", "fm", fixed_table_name())
     assert planted.pairwise_logloss - 0.003 <= test.logloss <= planted.pairwise_logloss + 0.010
     assert test.auc < planted.pairwise_auc + 0.02
 
 
 @pytest.mark.parametrize("model", ["deepfm", "wide_deep"])
 @pytest.mark.tier("all")
-def test_a_perceptron_finds_what_three_fields_do(table_name: TableName, model: ModelName) -> None:
-    test, planted, rows = end_on_planted("triples", model, table_name())
+def test_a_perceptron_finds_what_three_fields_do(fixed_table_name: TableName, model: ModelName) -> None:
+    test, planted, rows = end_on_planted("triples", model, fixed_table_name())
     # A weight for each of the 12^3 combinations is the most that there is to learn.
     assert planted.bayes_logloss <= test.logloss <= planted.bayes_logloss + 12**3 / (2 * rows) + 0.010
     assert test.auc > planted.bayes_auc - 0.025
