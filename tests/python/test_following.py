@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,11 @@ from torch import Tensor, nn
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, checkpoint
 from recstore_ops.ops import operators
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
+from recstore_ops.serving.checked_json import checked_json
 from recstore_ops.serving.exporting import ExportedModel
-from recstore_ops.serving.following.publication import Current, Update
+from recstore_ops.serving.following.publication import Base, Current, Update
+from recstore_ops.serving.following.publication_files import PublicationFiles
+from recstore_ops.serving.following.sources import DirectorySource
 from recstore_ops.serving.frozen_table import EncodingName
 
 pytestmark = pytest.mark.tier("test")
@@ -375,6 +380,16 @@ def test_damage_is_told_and_mended_by_the_next_base(clicks: Clicks, publisher: P
     assert bundle(IDS).equal(answer(clicks))
 
 
+def test_news_are_seen_though_their_file_has_the_number_and_time_of_the_one_before(publisher: Publisher) -> None:
+    source, path = DirectorySource(publisher.directory), publisher.directory / "current.json"
+    before, found = source.wait(None, 0), path.stat()
+    news = replace(before, update=before.update + 1)
+    path.write_text(checked_json(asdict(news), "recstore publication", 1))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+    assert (path.stat().st_ino, path.stat().st_mtime_ns) == (found.st_ino, found.st_mtime_ns)
+    assert source.wait(before.tag, 0) == news
+
+
 def test_an_update_under_another_name_is_refused(publisher: Publisher) -> None:
     newest = Current.read(publisher.directory)
     data = (publisher.directory / f"updates/{newest.update}-{newest.base.history}.update").read_bytes()
@@ -425,3 +440,34 @@ def test_a_bundle_that_follows_has_no_program(publisher: Publisher, tmp_path: Pa
         followed(publisher, tmp_path).program()
     with pytest.raises(ValueError, match=r"first is a base of a publication: it has no program\.pt2"):
         load_bundle(tmp_path / "first").program()
+
+
+def test_what_a_killed_publisher_left_goes_and_nothing_else(clicks: Clicks, publisher: Publisher) -> None:
+    """Of a base that no update made whole yet, and of files that were about to be deleted."""
+    train(clicks, publisher, 1)
+    publisher.flush()
+    publisher.close()
+    directory = publisher.directory
+    kept = sorted(path.name for path in directory.glob("*/*"))
+    (directory / "bases" / "of somebody").mkdir()
+    files = PublicationFiles(directory)
+    gone = Base("0123abcd", 7, 8)
+    files.write_base(gone, lambda path: path.mkdir())
+    files._note([f"updates/5-{gone.history}.update"])
+    (directory / "updates" / f"5-{gone.history}.update").write_bytes(b"")
+    files.close()
+    PublicationFiles(directory).close()
+    assert sorted(path.name for path in directory.glob("*/*")) == sorted([*kept, "of somebody"])
+    note = directory / ".unfinished.json"
+    assert not note.exists()
+    for text, message in (
+        ("{", "unfinished.json is damaged"),
+        (
+            checked_json({"files": ["../other"]}, "recstore publication's unfinished files", 1),
+            "names '../other', which",
+        ),
+    ):
+        note.write_text(text)
+        for _ in range(2):  # The lock is free again.
+            with pytest.raises(OSError, match=message):
+                PublicationFiles(directory)

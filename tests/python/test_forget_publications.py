@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from forgotten import bytes_of_rows, distinctive_ids, holders
 
 from recstore_ops import DistEmbedding, FollowingBundle, export, forget, load_bundle, publish
 from recstore_ops.ops import operators
+from recstore_ops.serving.following.publication import Current
 from recstore_ops.serving.following.publication_files import PublicationFiles
 
 pytestmark = pytest.mark.tier("test")
@@ -69,16 +70,18 @@ def test_a_call_that_is_cut_off_is_done_by_the_next(
     rows: DistEmbedding, news: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needles = bytes_of_rows(rows.table.name, GONE)
-    deletes = PublicationFiles._delete
+    removes, history = PublicationFiles._remove, Current.read(news).base.history
 
-    def cut_off(*_: object) -> None:
-        raise KeyboardInterrupt
+    def cut_off(files: PublicationFiles, names: Iterable[str]) -> None:
+        if files.current is not None and files.current.base.history != history:
+            raise KeyboardInterrupt
+        removes(files, names)
 
-    monkeypatch.setattr(PublicationFiles, "_delete", cut_off)
+    monkeypatch.setattr(PublicationFiles, "_remove", cut_off)
     with pytest.raises(KeyboardInterrupt):
         forget(news, rows.table.name, GONE)
     assert holders(news, GONE, needles)
-    monkeypatch.setattr(PublicationFiles, "_delete", deletes)
+    monkeypatch.setattr(PublicationFiles, "_remove", removes)
     assert forget(news, rows.table.name, GONE).remaining == []
     assert not holders(news, GONE, needles)
 

@@ -121,7 +121,7 @@ def test_what_a_shard_without_a_log_loses_is_told(
             ray.kill(started.shards[0], no_restart=False)
             # It may answer a little longer.
             with pytest.raises(
-                RuntimeError, match="it was (restarted since its tables were opened|started without the rows)"
+                RuntimeError, match=r"it was (restarted since its tables were opened|started without the rows)"
             ):
                 _wait_for(lambda: module(torch.arange(3)) is None)
             _wait_for(lambda: bool(caplog.messages))

@@ -53,7 +53,7 @@ class Follower:
         self._current: Current | None = None
         self._base: Base | None = None
         self._follow(source.wait(None, _WAIT))
-        self._ended = threading.Event()
+        self._ended, self._taking = threading.Event(), threading.Lock()
         thread = threading.Thread(target=_keep_up, args=(weakref.ref(self), self._ended), name="recstore-follow")
         thread.daemon = True
         thread.start()
@@ -85,15 +85,20 @@ class Follower:
             yield side.run
 
     def end(self) -> None:
-        """Follows no longer: the model stays as it is."""
-        self._ended.set()
+        """Follows no longer: the model stays as it is, once an update that is being taken is there."""
+        with self._taking:
+            self._ended.set()
 
-    def look(self, timeout: float) -> None:
-        """Waits for news and takes them. What fails is noted, and tried again by the next call."""
+    def look(self, timeout: float, ended: threading.Event | None = None) -> None:
+        """Waits for news and takes them, unless it has `ended` meanwhile.
+
+        What fails is noted, and tried again by the next call.
+        """
         try:
             current = self._source.wait(self._current and self._current.tag, timeout)
-            if current != self._current:
-                self._follow(current)
+            with self._taking:
+                if current != self._current and not (ended and ended.is_set()):
+                    self._follow(current)
         except (OSError, ValueError, RuntimeError) as error:
             if str(error) != str(self.problem):
                 _log.warning("%r is not followed at the moment: %s", self._source, error)
@@ -156,7 +161,7 @@ def _keep_up(follower: weakref.ref[Follower], ended: threading.Event) -> None:
         own = follower()
         if own is None:
             return
-        own.look(_WAIT)
+        own.look(_WAIT, ended)
         failed = own.problem is not None
         del own
         if failed:

@@ -98,12 +98,20 @@ class Current:
             ValueError: there is none, or one of another version.
             OSError: it is damaged.
         """
-        path = directory / CURRENT
-        try:
-            text = path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
-            raise ValueError(f"{directory} is no publication: it has no {CURRENT}") from None
-        return cls.parse(text, path)
+        return cls.parse(current_text(directory), directory / CURRENT)
+
+
+def current_text(directory: Path) -> str:
+    """Returns what the publication in a directory says, as it stands there.
+
+    Raises:
+        ValueError: there is none.
+        OSError: it cannot be read.
+    """
+    try:
+        return (directory / CURRENT).read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise ValueError(f"{directory} is no publication: it has no {CURRENT}") from None
 
 
 @dataclass(frozen=True)

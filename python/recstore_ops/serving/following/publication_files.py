@@ -1,17 +1,25 @@
-"""Writes the files of a publication, and deletes those that nobody needs any more."""
+"""Writes the files of a publication, and deletes those that nobody needs any more.
+
+What a publisher that is killed may leave is noted before it is there, as saves do: a base that no update has made whole
+yet, and what is about to be deleted. The next publisher deletes what is noted and not needed.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from recstore_ops.serving.checked_json import checked_json, parse_checked_json
 from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, Base, Current, Update, update_name
 
-_LOCK, _WRITING = ".lock", f"{BASES}/.writing"
+_LOCK, _NOTE, _WRITING = ".lock", ".unfinished.json", f"{BASES}/.writing"
+_FORMAT, _VERSION = "recstore publication's unfinished files", 1
+_NAME = re.compile(rf"({BASES}|{UPDATES})/[0-9]+-\w+(\.update)?")
 _LEAST_BYTES = 16 << 20
 """Of updates between two bases."""
 
@@ -27,22 +35,26 @@ class PublicationFiles:
 
     Raises:
         ValueError: something else is in the directory, or another process publishes to it.
-        OSError: it cannot be written.
+        OSError: it cannot be written, or a file of it is damaged.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         has_current = (directory / CURRENT).exists()
-        if not has_current and any(each.name not in (_LOCK, BASES, UPDATES) for each in directory.iterdir()):
+        if not has_current and any(each.name not in (_LOCK, _NOTE, BASES, UPDATES) for each in directory.iterdir()):
             raise ValueError(f"{directory} is no publication: it has other files and no {CURRENT}")
         self.current = Current.read(directory) if has_current else None
         self.bytes_since_base = self.bytes_written = 0
         self._lock = _locked(directory)
-        for folder in (BASES, UPDATES):
-            (directory / folder).mkdir(exist_ok=True)
-        # Of a publisher that was killed.
-        shutil.rmtree(directory / _WRITING, ignore_errors=True)
+        self._noted: set[str] = set()
+        try:
+            for folder in (BASES, UPDATES):
+                (directory / folder).mkdir(exist_ok=True)
+            self._clean_up_after_another()
+        except BaseException:
+            self.close()
+            raise
 
     def newest_update(self) -> int:
         """Returns the number of the newest update, 0 before the first."""
@@ -51,6 +63,7 @@ class PublicationFiles:
     def write_base(self, base: Base, write: Callable[[Path], None]) -> None:
         """Has `write` write a bundle. It counts from the update on that makes it whole."""
         writing, place = self.directory / _WRITING, self.directory / base.name
+        self._note([base.name])
         try:
             write(writing)
             writing.rename(place)
@@ -58,10 +71,9 @@ class PublicationFiles:
             shutil.rmtree(writing, ignore_errors=True)
             raise
 
-    def drop_base(self, base: Base) -> None:
+    def drop_base(self) -> None:
         """Deletes a base that no update has made whole."""
-        if self.current is None or self.current.base.name != base.name:
-            shutil.rmtree(self.directory / base.name, ignore_errors=True)
+        self._clean()
 
     def write_update(self, update: Update, base: Base | None) -> None:
         """Writes an update, and makes it the newest; `base` is the one that it makes whole, if it does."""
@@ -78,11 +90,13 @@ class PublicationFiles:
         else:
             current = Current(base, update.number, before and (before.base, before.update))
             self.bytes_since_base = 0
+            if before is not None and before.previous is not None:
+                self._note(_files_of(*before.previous))
         self._set(current)
         self.bytes_since_base += len(data)
         self.bytes_written += len(data)
-        if base is not None and before is not None and before.previous is not None:
-            self._delete(*before.previous, before.base)
+        if base is not None:
+            self._clean()
 
     def begin_history(self, history: str, write_base: Callable[[Path, Path], None], updates: Sequence[Update]) -> None:
         """Puts a base and updates of another history in the place of all that there are, with the same numbers.
@@ -95,6 +109,7 @@ class PublicationFiles:
         before = self._without_previous()
         base = replace(before.base, history=history)
         self.write_base(base, lambda directory: write_base(self.directory / before.base.name, directory))
+        self._note([update.name for update in updates])
         for update in updates:
             (self.directory / update.name).write_bytes(update.to_bytes())
         self._set(Current(base, before.update, (before.base, before.update)))
@@ -105,8 +120,10 @@ class PublicationFiles:
         current = self.current
         assert current is not None, "there is a base before there is another"
         if current.previous is not None:
-            self._delete(*current.previous, current.base)
-            current = replace(current, previous=None)
+            without = replace(current, previous=None)
+            # It says so until all are gone: whoever was cut off finds them by it.
+            self._remove(_needed(current) - _needed(without))
+            current = without
             self._set(current)
         return current
 
@@ -114,12 +131,37 @@ class PublicationFiles:
         current.write(self.directory)
         self.current = current
 
-    def _delete(self, base: Base, last: int, next_base: Base) -> None:
-        """Deletes a base, and the updates that follow neither of the bases behind it."""
-        shutil.rmtree(self.directory / base.name, ignore_errors=True)
-        last = min(last, next_base.after) if base.history == next_base.history else last
-        for number in range(base.after + 1, last + 1):
-            (self.directory / update_name(base.history, number)).unlink(missing_ok=True)
+    def _note(self, names: Iterable[str]) -> None:
+        """Notes files that may be there and not be needed."""
+        self._noted.update(names)
+        beside = self.directory / f"{_NOTE}.new"
+        beside.write_text(checked_json({"files": sorted(self._noted)}, _FORMAT, _VERSION), encoding="utf-8")
+        os.replace(beside, self.directory / _NOTE)
+
+    def _clean(self) -> None:
+        """Deletes what is noted and not needed, and then the note."""
+        self._remove(self._noted - _needed(self.current))
+        (self.directory / _NOTE).unlink(missing_ok=True)
+        self._noted.clear()
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            path = self.directory / name
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _clean_up_after_another(self) -> None:
+        shutil.rmtree(self.directory / _WRITING, ignore_errors=True)
+        note = self.directory / _NOTE
+        if note.exists():
+            text = note.read_text(encoding="utf-8", errors="replace")
+            self._noted.update(parse_checked_json(text, note, _FORMAT, _VERSION)["files"])
+        foreign = next((name for name in self._noted if not _NAME.fullmatch(name)), None)
+        if foreign is not None:
+            raise OSError(f"{note} names {foreign!r}, which is no file of a publication")
+        self._clean()
 
     def wants_base(self) -> bool:
         """Whether the updates behind the newest base take more than its tables do."""
@@ -138,6 +180,18 @@ class PublicationFiles:
         if self.is_open:
             os.close(self._lock)
             self._lock = -1
+
+
+def _files_of(base: Base, last: int) -> set[str]:
+    """The names of a base and of the updates that follow it, up to `last`."""
+    return {base.name, *(update_name(base.history, number) for number in range(base.after + 1, last + 1))}
+
+
+def _needed(current: Current | None) -> set[str]:
+    if current is None:
+        return set()
+    previous = set() if current.previous is None else _files_of(*current.previous)
+    return previous | _files_of(current.base, current.update)
 
 
 def _locked(directory: Path) -> int:

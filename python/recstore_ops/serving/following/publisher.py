@@ -188,7 +188,7 @@ class Publisher:
         """Notes no changes any more. A base that no update made whole goes, also one that is being written."""
         self._await_base(wait=True)
         if self._base is not None:
-            self._files.drop_base(self._base)
+            self._files.drop_base()
         self._tables.end()
 
     def _write_base(self, base: Base) -> Base:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from recstore_ops.config.paths import user_path
 from recstore_ops.servers.server_config import Tls
-from recstore_ops.serving.following.publication import CURRENT, Base, Current, Update
+from recstore_ops.serving.following.publication import CURRENT, Base, Current, Update, current_text
 from recstore_ops.serving.manifest import NAME as MANIFEST
 from recstore_ops.serving.manifest import Manifest, is_file_of_a_bundle
 
@@ -106,7 +106,7 @@ class DirectorySource:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._path = Path(user_path(path, "follow"))
-        self._told: tuple[int, int] | None = None
+        self._text: str | None = None
         self._current: Current | None = None
 
     def __repr__(self) -> str:
@@ -131,14 +131,13 @@ class DirectorySource:
         yield self._path / base.name
 
     def _read(self) -> Current:
-        """What the publication says: read again only if its file is another."""
-        try:
-            found = (self._path / CURRENT).stat()
-        except FileNotFoundError:
-            found = None
-        told = found and (found.st_ino, found.st_mtime_ns)
-        if told is None or told != self._told or self._current is None:
-            self._current, self._told = Current.read(self._path), told
+        """What the publication says, parsed only if it is another text.
+
+        Its number and time would not tell: numbers are used again, and times are as coarse as the system's clock.
+        """
+        text = current_text(self._path)
+        if self._current is None or text != self._text:
+            self._current, self._text = Current.parse(text, self._path / CURRENT), text
         return self._current
 
 
