@@ -167,7 +167,7 @@ TORCH_LIBRARIES := $(BIN)/python -c 'import importlib.util as u; print(u.find_sp
 
 # A file goes to one process: its tests share what they set up. Files go in the order of tests/python/tiers.py, those
 # that take longest first, and not by their numbers of tests.
-PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long
