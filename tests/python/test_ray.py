@@ -156,7 +156,7 @@ def test_servers_that_have_no_room_or_cannot_start_leave_nothing_behind(cluster:
             on_ray.start_servers(1, data=tmp_path, resources_per_shard={"CPU": 99}, timeout=0.5)
     (tmp_path / "shard-0-of-1").write_text("a file where a directory should be")
     with pytest.raises(RuntimeError, match=r"shard 0 of 1 does not start: (.|\n)*shard-0-of-1"):
-        on_ray.start_servers(1, data=tmp_path, insecure=True)
+        on_ray.start_servers(1, data=tmp_path, insecure=True, timeout=300)
     _wait_for(lambda: not any(entry["name"] for entry in ray.util.list_named_actors(all_namespaces=True)))
 
 
