@@ -15,6 +15,7 @@ import pytest
 import tiers
 import typer
 from examples import try_fewer
+from page_commands import Shell
 from ranks import Ranks, started_ranks
 from served_tables import ServerProcesses
 
@@ -119,6 +120,14 @@ def ranks() -> Iterator[Ranks]:
     """The ranks of a job, started once for all tests."""
     with started_ranks() as started:
         yield started
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """Runs the commands of a page; what still runs ends with the test."""
+    shell = Shell(tmp_path)
+    yield shell
+    shell.end()
 
 
 @pytest.fixture

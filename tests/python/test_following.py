@@ -460,6 +460,11 @@ def test_what_a_killed_publisher_left_goes_and_nothing_else(clicks: Clicks, publ
     assert sorted(path.name for path in directory.glob("*/*")) == sorted([*kept, "of somebody"])
     note = directory / ".unfinished.json"
     assert not note.exists()
+    cut_off = directory.parent / "cut off"
+    cut_off.mkdir()
+    for name in (".current.json", ".unfinished.json.new"):
+        (cut_off / name).write_text("{")
+    PublicationFiles(cut_off).close()
     for text, message in (
         ("{", "unfinished.json is damaged"),
         (

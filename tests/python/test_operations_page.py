@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,13 +11,6 @@ from page_commands import Shell, blocks_of, commands_of, page_of
 pytestmark = pytest.mark.tier("test")
 
 PORTS = ("15000", "15001", "15002", "9100", "9101")
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    yield shell
-    shell.end()
 
 
 def test_every_command_prints_what_the_page_says(shell: Shell, tmp_path: Path) -> None:

@@ -2,20 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from page_commands import Shell, commands_of, page_of
 
 pytestmark = pytest.mark.tier("all")
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    shell = Shell(tmp_path)
-    yield shell
-    shell.end()
 
 
 def test_every_command_prints_what_the_page_says(shell: Shell, tmp_path: Path) -> None:

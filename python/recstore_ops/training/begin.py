@@ -64,7 +64,7 @@ def begin(
         ValueError, OSError: as `OtherRun` and `build_model`.
     """
     # Initial values depend on the table's name: it must not be the run's, or no run could be repeated.
-    name = config.table_prefix or config.model
+    name = config.prefix
     existing: Existing = "refuse" if not replaces else "drop" if is_new else "keep"
     if config.init_from is None or not is_new:
         model = build_model(config, name, rows, vocabulary, job.group, existing=existing)

@@ -273,6 +273,11 @@ class TrainingConfig(ModelConfig, InputConfig):
         read = {name: _as_tuples(value) for name, value in values.items()}
         return cls(**{**read, **{name: tuple(map(Path, read[name])) for name in ("train", "test") if name in read}})
 
+    @property
+    def prefix(self) -> str:
+        """How the names of the tables begin."""
+        return self.table_prefix or self.model
+
     def model_options(self) -> dict[str, Any]:
         """Returns the arguments of the model's own that were given or filled in."""
         options = {name: getattr(self, name) for name in MODEL_OPTIONS[self.model]}

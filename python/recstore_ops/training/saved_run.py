@@ -83,7 +83,7 @@ class SavedRun:
 
 
 def _own_tables(config: TrainingConfig, directory: Path) -> tuple[str, ...]:
-    prefix, saved = config.table_prefix or config.model, saved_tables(directory)
+    prefix, saved = config.prefix, saved_tables(directory)
     own = tuple(table for table in saved if table.rpartition("/")[0] == prefix)
     if saved and not own:
         raise OSError(f"{directory} has no tables {prefix}/..., as the run is configured, but {', '.join(saved)}")

@@ -19,6 +19,9 @@ from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, 
 
 _LOCK, _NOTE, _WRITING = ".lock", ".unfinished.json", f"{BASES}/.writing"
 _FORMAT, _VERSION = "recstore publication's unfinished files", 1
+_CUT_OFF = (f".{CURRENT}", f"{_NOTE}.new")
+"""What a publisher that is killed may leave of a file that it was about to put in its place."""
+_OWN = (_LOCK, _NOTE, *_CUT_OFF, BASES, UPDATES)
 _NAME = re.compile(rf"({BASES}|{UPDATES})/[0-9]+-\w+(\.update)?")
 _LEAST_BYTES = 16 << 20
 """Of updates between two bases."""
@@ -42,7 +45,7 @@ class PublicationFiles:
         self.directory = directory
         directory.mkdir(parents=True, exist_ok=True)
         has_current = (directory / CURRENT).exists()
-        if not has_current and any(each.name not in (_LOCK, _NOTE, BASES, UPDATES) for each in directory.iterdir()):
+        if not has_current and any(each.name not in _OWN for each in directory.iterdir()):
             raise ValueError(f"{directory} is no publication: it has other files and no {CURRENT}")
         self.current = Current.read(directory) if has_current else None
         self.bytes_since_base = self.bytes_written = 0
