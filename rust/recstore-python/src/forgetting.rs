@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyConnectionError, PyOSError, PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use recstore::{
     EmbeddingStore, EmbeddingTable, Error, Forgetting, Forgotten, Serial, forget_in_checkpoint,
@@ -11,7 +11,7 @@ use recstore::{
 use recstore_ps::{RemoteConfig, RemoteStore};
 
 use crate::checkpoint::CheckpointProgress;
-use crate::servers::TlsFiles;
+use crate::servers::{self, TlsFiles};
 
 /// The ids that are asked for at a time.
 const IDS_AT_A_TIME: usize = 1 << 14;
@@ -148,13 +148,9 @@ fn unknown(name: &str, names: &recstore::Result<Vec<String>>) -> Error {
     Error::InvalidConfig { message }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
 fn raise(error: Error) -> PyErr {
-    let message = error.to_string();
     match error {
-        Error::Unavailable { .. } => PyConnectionError::new_err(message),
-        Error::InvalidConfig { .. } => PyValueError::new_err(message),
-        Error::Frozen { .. } => PyOSError::new_err(message),
-        _ => PyRuntimeError::new_err(message),
+        Error::Frozen { .. } => PyOSError::new_err(error.to_string()),
+        error => servers::raise(error),
     }
 }

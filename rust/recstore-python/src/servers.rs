@@ -306,7 +306,7 @@ pub(crate) fn seconds(value: f64) -> PyResult<Duration> {
 }
 
 #[expect(clippy::needless_pass_by_value, reason = "it is mapped over errors")]
-fn raise(error: Error) -> PyErr {
+pub(crate) fn raise(error: Error) -> PyErr {
     let message = error.to_string();
     match error {
         Error::Unavailable { .. } => PyConnectionError::new_err(message),
