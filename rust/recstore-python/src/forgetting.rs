@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Error, Forgetting, Forgotten, Serial, forget_in_checkpoint,
-    freeze_without,
+    EmbeddingStore, EmbeddingTable, Error, Forgetting, Forgotten, Progress, Result, Serial,
+    forget_in_checkpoint, freeze_without,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
@@ -42,9 +42,7 @@ pub(crate) fn forget_in_directory(
     left: Left,
     progress: &Bound<'_, CheckpointProgress>,
 ) -> PyResult<(usize, u64)> {
-    let progress = progress.get().store_progress();
-    let done = py.detach(|| forget_in_checkpoint(&directory, &left.as_forgetting(), Some(progress)));
-    done.map(told).map_err(raise)
+    forget_shown(py, progress, |progress| forget_in_checkpoint(&directory, &left.as_forgetting(), progress))
 }
 
 /// The same in the directory of a server that does not run.
@@ -56,13 +54,17 @@ pub(crate) fn forget_in_shard(
     left: Left,
     progress: &Bound<'_, CheckpointProgress>,
 ) -> PyResult<(usize, u64)> {
-    let progress = progress.get().store_progress();
-    let done = py.detach(|| recstore_ps::forget(&directory, &left.as_forgetting(), Some(progress)));
-    done.map(told).map_err(raise)
+    forget_shown(py, progress, |progress| recstore_ps::forget(&directory, &left.as_forgetting(), progress))
 }
 
-fn told(forgotten: Forgotten) -> (usize, u64) {
-    (forgotten.rows, forgotten.written.map_or(0, |report| report.bytes))
+fn forget_shown(
+    py: Python<'_>,
+    progress: &Bound<'_, CheckpointProgress>,
+    forget: impl FnOnce(Option<&Progress>) -> Result<Forgotten> + Send,
+) -> PyResult<(usize, u64)> {
+    let progress = progress.get().store_progress();
+    let forgotten = py.detach(|| forget(Some(progress))).map_err(raise)?;
+    Ok((forgotten.rows, forgotten.written.map_or(0, |report| report.bytes)))
 }
 
 /// Writes a frozen table without the rows of ids to another file. Returns how many they were, and the bytes written.
@@ -107,13 +109,13 @@ fn on_servers(
     tables: &[String],
     ids: &[i64],
     dry_run: bool,
-) -> recstore::Result<(Vec<Vec<i64>>, Vec<Option<u64>>)> {
+) -> Result<(Vec<Vec<i64>>, Vec<Option<u64>>)> {
     let store = RemoteStore::connect(config, Box::new(Serial))?;
     let mut opened = Vec::new();
     for name in tables {
         opened.push(store.find_table(name)?.ok_or_else(|| unknown(name, &store.table_names()))?);
     }
-    let found = opened.iter().map(|table| with_rows(&**table, ids)).collect::<recstore::Result<_>>()?;
+    let found = opened.iter().map(|table| with_rows(&**table, ids)).collect::<Result<_>>()?;
     if dry_run {
         return Ok((found, Vec::new()));
     }
@@ -126,7 +128,7 @@ fn on_servers(
 }
 
 /// Returns the ids that have a row.
-fn with_rows(table: &dyn EmbeddingTable, ids: &[i64]) -> recstore::Result<Vec<i64>> {
+fn with_rows(table: &dyn EmbeddingTable, ids: &[i64]) -> Result<Vec<i64>> {
     let limit = table.describe()?.config.num_embeddings;
     let is_possible = |id: i64| limit.is_none_or(|limit| u64::try_from(id).is_ok_and(|id| id < limit));
     let possible: Vec<i64> = ids.iter().copied().filter(|id| is_possible(*id)).collect();
@@ -139,7 +141,7 @@ fn with_rows(table: &dyn EmbeddingTable, ids: &[i64]) -> recstore::Result<Vec<i6
     Ok(found)
 }
 
-fn unknown(name: &str, names: &recstore::Result<Vec<String>>) -> Error {
+fn unknown(name: &str, names: &Result<Vec<String>>) -> Error {
     let names = names.as_ref().map_or_else(|_| String::new(), |names| names.join(", "));
     let message = format!(
         "the servers have no table \"{name}\", but {}",
