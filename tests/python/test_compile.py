@@ -18,7 +18,6 @@ from recstore_ops.ops import operators
 
 pytestmark = pytest.mark.tier("test")
 
-BACKENDS = ["aot_eager", "inductor"]
 NUM_TABLES = 26
 STEPS = 50
 DIM = 4
@@ -50,7 +49,7 @@ def test_read_update_read_sees_the_update_between_the_reads(backend: str, table_
     assert table.statistics()["step"] == 1
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.tier("all"))])
 def test_the_two_argument_ops_keep_their_order_too(backend: str) -> None:
     dim = 17  # No other test writes to this default table.
 

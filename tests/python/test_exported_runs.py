@@ -91,7 +91,7 @@ def expected(run: LoadedRun, batch: Batch) -> torch.Tensor:
         return run.model(batch)
 
 
-IN_EVERY_RUN = ("lr", "crosses", "lr_bags", "din", "two_tower")
+IN_EVERY_RUN = ("crosses", "lr_bags", "din", "two_tower")
 EACH_MODEL = [pytest.param(name, marks=() if name in IN_EVERY_RUN else pytest.mark.tier("all")) for name in MODELS]
 
 

@@ -123,6 +123,7 @@ def end_on_sequences(name: str, **options: Any) -> Evaluation:
 DIN: dict[str, Any] = {"model": "din", "sequences": (("history", "target"),)}
 
 
+@pytest.mark.tier("all")
 def test_attention_beats_pooling_by_half_of_what_theory_says() -> None:
     planted = planted_sequences(0)
     # Names give initial values, and with them the epoch in which attention begins to tell clusters apart.

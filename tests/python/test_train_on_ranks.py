@@ -97,15 +97,8 @@ def run_ranks(
     )
 
 
-@pytest.mark.parametrize(
-    ("model", "world"),
-    [
-        ("fm", 2),
-        pytest.param("deepfm", 1, marks=IN_ALL),
-        pytest.param("deepfm", 4, marks=IN_ALL),
-        pytest.param("lr", 2, marks=IN_ALL),
-    ],
-)
+@pytest.mark.tier("all")
+@pytest.mark.parametrize(("model", "world"), [("fm", 2), ("deepfm", 1), ("deepfm", 4), ("lr", 2)])
 def test_ranks_come_to_the_figures_of_one_process(tmp_path: Path, model: str, world: int) -> None:
     options = ("--model", model, "--optimizer", "adam")
     run_alone(tmp_path, *OPTIONS, *options)

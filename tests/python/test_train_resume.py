@@ -27,8 +27,8 @@ pytestmark = pytest.mark.tier("test")
 
 IN_ALL = pytest.mark.tier("all")
 OPTIMIZERS = [
-    *(pytest.param(name, marks=IN_ALL) for name in ("sgd", "adagrad", "adamw", "ftrl")),
-    *("rowwise_adagrad", "adam"),
+    *(pytest.param(name, marks=IN_ALL) for name in ("sgd", "adagrad", "rowwise_adagrad", "adamw", "ftrl")),
+    "adam",
 ]
 # 60 steps in 3 epochs, with evaluations, saves and records that lie across each other.
 OPTIONS = (
