@@ -74,6 +74,14 @@ def test_a_graph_gives_the_bits_of_the_module(name: str) -> None:
                 assert torch.equal(found, wanted) if isinstance(wanted, Tensor) else found == wanted
 
 
+def test_calls_that_change_nothing_are_left_out() -> None:
+    program = exported(Model(lambda own, x: own.drop(x.to(torch.float32)) * 2, drop=nn.Dropout()), torch.randn(6, 4))
+    assert {"_assert_tensor_metadata", "to.dtype", "dropout"} <= {
+        str(node.target).removeprefix("aten.").removesuffix(".default") for node in program.graph.nodes
+    }
+    assert [name for name, *_ in json.loads(graph.written(program))["calls"]] == ["aten::mul.Tensor"]
+
+
 def test_what_has_no_graph_is_run_by_torch(tmp_path: Path, table_name: Callable[[], str]) -> None:
     class Chosen(nn.Module):
         """A model with control flow."""

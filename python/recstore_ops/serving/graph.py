@@ -45,6 +45,7 @@ class _Writer:
     def __init__(self, program: ExportedProgram) -> None:
         self._program = program
         self._values: dict[str, int] = {}
+        self._count = 0
 
     def graph(self) -> dict[str, Any]:
         from torch.export.graph_signature import InputKind, OutputKind
@@ -65,7 +66,7 @@ class _Writer:
         nodes = {node.name: node for node in self._program.graph.nodes}
         if any(not isinstance(nodes[spec.arg.name].meta.get("val"), Tensor) for spec in inputs):
             raise NoGraphError("an input that is no tensor")
-        calls = [self._call(node) for node in nodes.values() if node.op not in ("placeholder", "output")]
+        calls = [self._call(node) for node in _needed([*nodes.values()]) if not self._has_value(node)]
         (given,) = nodes["output"].args
         return {
             "state": [spec.target for spec in state],
@@ -77,7 +78,13 @@ class _Writer:
         }
 
     def _number(self, name: str) -> None:
-        self._values[name] = len(self._values)
+        self._values[name], self._count = self._count, self._count + 1
+
+    def _has_value(self, node: Node) -> bool:
+        """Whether a value that is there stands for what a node gives."""
+        if (same := _same_as(node)) is not None:
+            self._values[node.name] = self._values[same.name]
+        return node.name in self._values
 
     def _call(self, node: Node) -> list[Any]:
         args, kwargs = self._argument(node.args), {name: self._argument(each) for name, each in node.kwargs.items()}
@@ -96,6 +103,36 @@ class _Writer:
         if kind := next((kind for cls, kind in _OF_TORCH.items() if isinstance(value, cls)), None):
             return {kind: str(value).removeprefix("torch.")}
         raise NoGraphError(f"an argument of class {type(value).__name__}")
+
+
+def _needed(nodes: Sequence[Node]) -> list[Node]:
+    """The calls that a program's outputs come of, and those that do more than give a value."""
+    needed: list[Node] = []
+    read: set[Node] = set()
+    for node in reversed(nodes):
+        if node in read or (node.is_impure() and not _says_types(node)):
+            read.update(node.all_input_nodes if (same := _same_as(node)) is None else [same])
+            needed.append(node)
+    return [node for node in reversed(needed) if node.op not in ("placeholder", "output")]
+
+
+def _says_types(node: Node) -> bool:
+    """Whether a call only says which type a tensor has: that is known of every input, and so of all others."""
+    return (
+        node.target is torch.ops.aten._assert_tensor_metadata.default
+        and len(node.args) == 1
+        and not ({"size", "stride"} & node.kwargs.keys())
+    )
+
+
+def _same_as(node: Node) -> Node | None:
+    """The tensor that a call gives as it is: of the type already, or without dropout."""
+    if not node.all_input_nodes or node.kwargs:
+        return None
+    first, others = node.all_input_nodes[0], node.args[1:]
+    is_cast = node.target is torch.ops.aten.to.dtype and others == (getattr(first.meta.get("val"), "dtype", None),)
+    is_dropout = node.target is torch.ops.aten.dropout.default and others[1:] == (False,)
+    return first if is_cast or is_dropout else None
 
 
 def _name_of(node: Node) -> str:
