@@ -16,6 +16,7 @@ from recstore_ops import DistEmbedding, DistEmbeddingBag, KeyedJaggedTensor, Rec
 from recstore_ops.ops import operators
 from recstore_ops.serving import Bundle, export, load_bundle
 from recstore_ops.serving.manifest import Manifest
+from recstore_ops.serving.opening import read_state
 
 pytestmark = pytest.mark.tier("test")
 
@@ -63,6 +64,13 @@ def test_a_bundle_gives_what_the_model_gave_when_it_was_exported(clicks: Clicks,
         operators.emb_write(module.table.handle, torch.arange(6), torch.zeros(6, 4))
     assert bundle(IDS).equal(logits), "what is trained afterwards does not show"
     assert not bundle(IDS).requires_grad
+
+
+def test_dense_tensors_lie_as_those_of_torch(clicks: Clicks, tmp_path: Path) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    state = read_state(path, Manifest.read(path))
+    assert len(state) > 3
+    assert all(value.data_ptr() % 64 == 0 for value in state.values())
 
 
 FRESH = """

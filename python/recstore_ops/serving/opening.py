@@ -29,7 +29,15 @@ def read_state(path: Path, manifest: Manifest) -> dict[str, Tensor]:
     Raises:
         OSError: their file is missing or changed.
     """
-    return safetensors.torch.load_file(manifest.check_file(path, STATE))
+    return aligned(safetensors.torch.load_file(manifest.check_file(path, STATE)))
+
+
+def aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of tensors that lie as those of torch do.
+
+    In a file they lie anywhere, and a product of such matrices can have other bits.
+    """
+    return {name: value.clone() for name, value in tensors.items()}
 
 
 def opened_tables(path: Path, manifest: Manifest, memory: FrozenMemory) -> dict[str, FrozenTable]:

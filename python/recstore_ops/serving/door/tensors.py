@@ -111,11 +111,11 @@ def _of_bytes(spec: TensorSpec, contents: bytes | memoryview, count: int) -> Ten
         raise invalid(f"input {spec.name!r} takes {count * size} bytes of data, got {len(contents)}")
     if not count:
         return torch.empty(0, dtype=spec.datatype.dtype, device="cpu")
-    # A copy: memory of its own is aligned, and may be written to.
     owned = bytearray(contents)
     if spec.datatype.kind == "bool" and max(owned) > 1:
         raise invalid(f"input {spec.name!r} is BOOL: a byte is 0 or 1, got {max(owned)}")
-    return torch.frombuffer(owned, dtype=spec.datatype.dtype)
+    # A copy lies as torch's own tensors do: a product of matrices that lie otherwise can have other bits.
+    return torch.frombuffer(owned, dtype=spec.datatype.dtype).clone()
 
 
 def _of_listed(spec: TensorSpec, contents: Listed, count: int) -> Tensor:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
+from recstore_ops.serving.opening import aligned
 
 CURRENT, BASES, UPDATES = "current.json", "bases", "updates"
 _FORMAT, _VERSION = "recstore publication", 1
@@ -184,7 +185,8 @@ class Update:
             name: TableChanges(*(tensors[f"table/{number}/{part}"].numpy().tobytes() for part in parts))
             for number, name in enumerate(about.pop("tables"))
         }
-        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+        own = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+        state = aligned(own)
         update = cls(**about, tables=tables, state=state)
         if update.name != expected:
             raise OSError(f"{expected} is another update, {update.name}")
