@@ -41,7 +41,7 @@ class Publisher:
 
     Raises:
         ValueError: the model's program has no graph.
-        RuntimeError: a table is published already, or lies on servers.
+        RuntimeError: a table is published already, or its servers do not answer.
         OSError: a file cannot be written.
     """
 
@@ -73,7 +73,8 @@ class Publisher:
         """Counts a step; publishes what changed if the last update is `interval` seconds old.
 
         Raises:
-            RuntimeError: a row has a value that its encoding has no number for.
+            RuntimeError: a row has a value that its encoding has no number for; servers do not answer, or another
+                program publishes their tables now.
             ValueError: the publisher is closed.
         """
         self._steps += 1
@@ -86,7 +87,8 @@ class Publisher:
         It waits until the update before is written.
 
         Raises:
-            RuntimeError: a row has a value that its encoding has no number for.
+            RuntimeError: a row has a value that its encoding has no number for; servers do not answer, or another
+                program publishes their tables now.
             ValueError: the publisher is closed.
         """
         with self._lock:
@@ -252,7 +254,9 @@ def publish(
     A publisher that begins anew in a directory, such as after a crash, begins with a bundle of the model as it is then.
 
     Args:
-        model: with tables of this process.
+        model: with tables of this process, or on servers. There a publisher that begins ends those of the same tables,
+            and it must be the one program that trains, or a worker of those that go in step: else an update can have a
+            part of another program's step.
         example_inputs: as of `export`.
         directory: of the publication; a new one, or one that was published to before.
         encoding: how rows are kept and told, as of `export`.
@@ -266,7 +270,7 @@ def publish(
     Raises:
         ValueError: something else is in the directory, another process publishes to it, or as `export`; or the program
             of the model has control flow, so that it cannot be run by its graph.
-        RuntimeError: a table is published already, or lies on servers.
+        RuntimeError: a table is published already, or its servers do not answer.
         OSError: a file cannot be written.
     """
     if not interval >= 0:

@@ -20,7 +20,7 @@ class TableWatch:
     """Notes which rows of tables change.
 
     Raises:
-        RuntimeError: a table is watched already, lies on servers, or in another store than the others.
+        RuntimeError: a table is watched already, or lies in another store than the others; servers do not answer.
     """
 
     def __init__(self, tables: Sequence[Table], encodings: Sequence[EncodingName]) -> None:
@@ -40,7 +40,8 @@ class TableWatch:
             None: changes are not noted any more, since a table was loaded anew or had no memory left for them.
 
         Raises:
-            RuntimeError: a row has a value that its encoding has no number for, or cannot be read.
+            RuntimeError: a row has a value that its encoding has no number for, or cannot be read; servers do not
+                answer, or another program publishes their tables.
         """
         taken = _native.take_changes(self._ids, list(self._encodings), self._number, was_told)
         if taken is None:

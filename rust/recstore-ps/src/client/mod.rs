@@ -11,6 +11,7 @@ mod errors;
 mod fetch;
 mod management;
 mod moving;
+mod publications;
 mod session;
 mod store;
 mod table;
@@ -26,6 +27,7 @@ use recstore::{Executor, Result, fork};
 use crate::router::Router;
 use crate::wire::codec::{Management, Request};
 pub use config::RemoteConfig;
+use publications::Publications;
 pub(crate) use session::new_client;
 use session::{Call, Session};
 use tables::{RemoteTable, Tables};
@@ -47,6 +49,7 @@ pub struct RemoteStore {
     router: Router,
     executor: Arc<dyn Executor>,
     session: Arc<RwLock<Arc<Session>>>,
+    publications: Arc<Publications>,
     /// How long servers may let this worker wait for others; zero for one that is none.
     borne: Duration,
 }
@@ -73,7 +76,8 @@ impl RemoteStore {
         session.limits("connect")?;
         let current = Arc::new(RwLock::new(Arc::clone(&session)));
         let (config, executor) = (Arc::new(config), Arc::from(executor));
-        let mut store = Self { config, router, executor, session: current, borne: Duration::ZERO };
+        let (publications, borne) = (Arc::default(), Duration::ZERO);
+        let mut store = Self { config, router, executor, session: current, publications, borne };
         if let Some(worker) = store.config.worker {
             store.borne = store.join(&session, worker)?;
         }

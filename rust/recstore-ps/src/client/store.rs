@@ -23,11 +23,6 @@ use crate::wire::codec::{Floats, MergedUpdate, Request};
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
 pub(super) const NO_PLACE: u32 = u32::MAX;
 
-fn unpublished<T>() -> Result<T> {
-    let message = "servers do not tell what changed: publish tables of the process that trains".to_owned();
-    Err(Error::Unsupported { operation: "publish", message })
-}
-
 impl EmbeddingStore for RemoteStore {
     fn open_table(&self, name: &str, config: &TableConfig) -> Result<Arc<dyn EmbeddingTable>> {
         self.with_session(|session| Ok(self.opened(&*self.open(session, name, config)?)))
@@ -131,16 +126,16 @@ impl EmbeddingStore for RemoteStore {
         Err(Error::Unsupported { operation: "put_optimizer_states", message })
     }
 
-    fn begin_publication(&self, _: &[TableId]) -> Result<u64> {
-        unpublished()
+    fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
+        self.with_session(|session| self.begin(session, tables))
     }
 
-    fn take_changes(&self, _: &[TableId], _: u64, _: bool) -> Result<Vec<ChangedRows>> {
-        unpublished()
+    fn take_changes(&self, tables: &[TableId], publication: u64, was_told: bool) -> Result<Vec<ChangedRows>> {
+        self.with_session(|session| self.take(session, tables, publication, was_told))
     }
 
-    fn end_publication(&self, _: &[TableId], _: u64) -> Result<()> {
-        unpublished()
+    fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()> {
+        self.with_session(|session| self.end(session, tables, publication))
     }
 
     fn set_memory_limit(&self, _: Option<u64>) -> Result<()> {

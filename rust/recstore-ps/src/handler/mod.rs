@@ -2,6 +2,7 @@
 
 mod clients;
 mod forgetting;
+mod publications;
 mod standing;
 
 use std::hash::{BuildHasher, RandomState};
@@ -28,6 +29,7 @@ use crate::wire::facts::Facts;
 use crate::wire::standing::Standing;
 use crate::workers::{Contribution, Teamwork, Workers};
 use clients::Clients;
+use publications::Publications;
 pub(crate) use standing::{Progress, Stream, not_following};
 
 /// A store and who changed it.
@@ -47,6 +49,7 @@ pub struct Handler {
     standing: Mutex<Standing>,
     /// How far a server that follows another one is.
     pub(crate) progress: Progress,
+    publications: Publications,
     metrics: Arc<Metrics>,
 }
 
@@ -84,6 +87,7 @@ impl Handler {
             facts,
             standing,
             progress: Progress::default(),
+            publications: Publications::default(),
             metrics,
         })
     }
@@ -313,6 +317,9 @@ impl Handler {
     fn carry_out(&self, client: ClientId, request: &Request<'_>) -> Result<Answer> {
         let store = &*self.store;
         match *request {
+            Request::Manage(Management::TakeChanges(ref take)) => {
+                self.publications.take(store, take, self.max_frame_bytes)
+            }
             Request::Manage(ref management) => self.manage(client, management).map(Answer::Managed),
             Request::Read(ref reads) => self.read(reads).map(Answer::Rows),
             Request::Write { table, ids, rows } => {
@@ -446,6 +453,12 @@ impl Handler {
                 workers.leave(client);
                 Managed::Done {}
             }
+            Management::BeginPublication { tables } => self.publications.begin(store, tables)?,
+            Management::EndPublication { tables, publication } => {
+                self.publications.end(store, tables, *publication)?
+            }
+            // Carried out where its answer is none of these.
+            Management::TakeChanges(_) => Managed::Done {},
             // A barrier was reached before the request came here.
             Management::Barrier { .. } => Managed::Done {},
             Management::Workers {} => {

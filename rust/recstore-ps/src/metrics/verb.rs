@@ -36,10 +36,13 @@ pub(super) enum Verb {
     Promote,
     StandDown,
     Checkpoint,
+    BeginPublication,
+    TakeChanges,
+    EndPublication,
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 31] = [
+pub(super) const VERBS: [(Verb, &str); 34] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -71,6 +74,9 @@ pub(super) const VERBS: [(Verb, &str); 31] = [
     (Verb::Promote, "promote"),
     (Verb::StandDown, "stand_down"),
     (Verb::Checkpoint, "checkpoint"),
+    (Verb::BeginPublication, "begin_publication"),
+    (Verb::TakeChanges, "take_changes"),
+    (Verb::EndPublication, "end_publication"),
 ];
 
 impl Verb {
@@ -113,6 +119,9 @@ impl Verb {
             Management::Promote {} => Self::Promote,
             Management::StandDown { .. } => Self::StandDown,
             Management::Checkpoint {} => Self::Checkpoint,
+            Management::BeginPublication { .. } => Self::BeginPublication,
+            Management::TakeChanges(_) => Self::TakeChanges,
+            Management::EndPublication { .. } => Self::EndPublication,
         }
     }
 

@@ -90,15 +90,16 @@ pub trait EmbeddingStore: Send + Sync {
     /// Notes the changes of tables from here on for those who follow them, and returns the number of this publication.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidConfig`] for a table that is given twice; [`crate::Error::Published`];
-    /// [`crate::Error::ForkedChild`]; [`crate::Error::Unsupported`], of a store on servers.
+    /// [`crate::Error::InvalidConfig`] for a table that is given twice; [`crate::Error::Published`], but of a store on
+    /// servers, where one that begins ends those before; [`crate::Error::ForkedChild`].
     fn begin_publication(&self, tables: &[TableId]) -> Result<u64>;
 
     /// Returns what changed in tables since this was asked last, of all at one moment. Unless the last answer `was_told` to
     /// those who follow, it is a part of this one.
     ///
     /// # Errors
-    /// [`crate::Error::NotPublished`]; [`crate::Error::Disk`] and [`crate::Error::RuleFailed`] for rows that cannot be read.
+    /// [`crate::Error::NotPublished`]; [`crate::Error::Published`]: another one has begun on the servers;
+    /// [`crate::Error::Disk`] and [`crate::Error::RuleFailed`] for rows that cannot be read.
     fn take_changes(&self, tables: &[TableId], publication: u64, was_told: bool) -> Result<Vec<ChangedRows>>;
 
     /// Notes nothing for a publication any more.

@@ -4,7 +4,7 @@ use recstore::Error;
 use serde::{Deserialize, Serialize};
 
 /// The calls that errors name; an error's operation must be one of a program's own words.
-const OPERATIONS: [&str; 26] = [
+const OPERATIONS: [&str; 27] = [
     "accept_grad",
     "apply_grads",
     "barrier",
@@ -27,6 +27,7 @@ const OPERATIONS: [&str; 26] = [
     "hashtable_slot",
     "load",
     "open_table",
+    "publish",
     "read_slot",
     "save",
     "set_learning_rate",
@@ -131,6 +132,8 @@ wire_errors! {
     IdOutOfRange { operation: Word, table: String, id: i64, position: usize, num_embeddings: u64 }
     DimMismatch { operation: Word, table: String, expected: usize, actual: String }
     LengthMismatch { operation: Word, what: String, expected: usize, actual: usize }
+    NotPublished { table: String }
+    Published { table: String }
     NonFinite { operation: Word, what: Word, table: String, id: i64, position: usize, value: Bits }
     InvalidBag { message: String }
     TableFull { operation: Word, table: String, rows: usize, requested: usize, limit: usize }

@@ -86,6 +86,21 @@ pub enum Management {
     /// Saves the tables to the server's own directory, and drops the log before; [`Managed::Saved`], or [`Managed::Done`] of
     /// a server without one. Since version 3.
     Checkpoint {},
+    /// Notes the changes of tables from here on, and ends other publications of them; [`Managed::Publication`]. Since
+    /// version 3.
+    BeginPublication {
+        /// The tables.
+        tables: Vec<i64>,
+    },
+    /// What changed in tables; [`Answer::Changed`](super::Answer::Changed). Since version 3.
+    TakeChanges(TakeChanges),
+    /// Notes nothing for a publication any more; [`Managed::Done`]. Since version 3.
+    EndPublication {
+        /// The tables.
+        tables: Vec<i64>,
+        /// Its number.
+        publication: u64,
+    },
     /// Makes the client a worker; [`Managed::Joined`].
     Join {
         /// Its number, from 0.
@@ -129,6 +144,18 @@ pub enum Management {
         /// The epoch since when, which is beyond the server's own.
         epoch: u64,
     },
+}
+
+/// Asks what changed in the tables of a publication.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TakeChanges {
+    /// The tables.
+    pub tables: Vec<i64>,
+    /// The number of the publication.
+    pub publication: u64,
+    /// The number of the last answer that was told to those who follow, 0 for none: what came behind it is in this one.
+    pub told: u64,
 }
 
 /// Where a follower is, and how it follows.
@@ -216,6 +243,11 @@ pub enum Managed {
         config: TableConfig,
         /// The names and widths of what its optimizer keeps beside each row.
         slots: Vec<(String, usize)>,
+    },
+    /// A publication has begun.
+    Publication {
+        /// Its number.
+        number: u64,
     },
     /// Ids.
     Ids {

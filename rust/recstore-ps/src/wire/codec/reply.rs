@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use recstore::Error;
+use recstore::{ChangedRows, Error};
 
 use super::buffers::Floats;
 use super::error::WireError;
@@ -34,6 +34,13 @@ pub enum Answer {
         indices: Vec<i64>,
         /// A row for each id.
         rows: Vec<f32>,
+    },
+    /// What changed in tables.
+    Changed {
+        /// Of this answer, among those of the publication.
+        number: u64,
+        /// For each table.
+        tables: Vec<ChangedRows>,
     },
     /// How many rows were deleted.
     Count(u64),
@@ -70,9 +77,21 @@ impl Answer {
             Self::Rows(rows) => rows.iter().map(|rows| size_of_val(&rows.values[..])).sum(),
             Self::Ids(ids) => size_of_val(&ids[..]),
             Self::Found { indices, rows } => size_of_val(&indices[..]) + size_of_val(&rows[..]),
+            Self::Changed { tables, .. } => tables.iter().map(changed_bytes).sum(),
             Self::Managed(_) | Self::Done | Self::Count(_) | Self::NoSlot => 0,
         }
     }
+}
+
+/// Returns the bytes of ids and rows.
+pub(crate) fn changed_bytes(changed: &ChangedRows) -> usize {
+    let ChangedRows { ids, rows, deleted } = changed;
+    size_of_val(&ids[..]) + size_of_val(&rows[..]) + size_of_val(&deleted[..])
+}
+
+fn changed_sections(changed: &ChangedRows) -> [Section<'_>; 3] {
+    let ChangedRows { ids, rows, deleted } = changed;
+    [Section::I64(ids), Section::F32(rows), Section::I64(deleted)]
 }
 
 /// Calls `send` with the frame of what a request gave.
@@ -96,6 +115,10 @@ pub(crate) fn with_reply_frame<R>(
         Ok(Answer::Rows(rows)) => rows.iter().map(|rows| Section::F32(&rows.values)).collect(),
         Ok(Answer::Ids(ids)) => vec![Section::I64(ids)],
         Ok(Answer::Found { indices, rows }) => vec![Section::I64(indices), Section::F32(rows)],
+        Ok(Answer::Changed { number, tables }) => {
+            count = [*number as i64];
+            [Section::I64(&count)].into_iter().chain(tables.iter().flat_map(changed_sections)).collect()
+        }
         Ok(Answer::Count(number)) => {
             count = [*number as i64];
             vec![Section::I64(&count)]
@@ -242,6 +265,30 @@ impl Reply {
             }
             ref sections => Err(unexpected(&format!("{count} indices and rows"), sections)),
         }
+    }
+
+    /// Returns the number of an answer of a publication, and what changed in tables of `dims`.
+    ///
+    /// # Errors
+    /// As above, and for other numbers.
+    pub fn changed(&self, dims: &[usize]) -> Result<(u64, Vec<ChangedRows>), FrameError> {
+        let sections = self.0.sections()?;
+        let wrong = || unexpected(&format!("the changes of {} tables", dims.len()), &sections);
+        let [Section::I64(number), tables @ ..] = &sections[..] else { return Err(wrong()) };
+        let table = |(sections, &dim): (&[Section<'_>], &usize)| match *sections {
+            [Section::I64(ids), Section::F32(rows), Section::I64(deleted)]
+                if rows.len() == ids.len() * dim =>
+            {
+                Ok(ChangedRows { ids: ids.to_vec(), rows: rows.to_vec(), deleted: deleted.to_vec() })
+            }
+            _ => Err(wrong()),
+        };
+        let [number] = **number else { return Err(wrong()) };
+        if tables.len() != 3 * dims.len() {
+            return Err(wrong());
+        }
+        let changed = tables.chunks(3).zip(dims).map(table).collect::<Result<_, _>>()?;
+        Ok((number as u64, changed))
     }
 
     /// Returns a count.

@@ -1,0 +1,91 @@
+//! Who is told what changed in tables. A publication that begins ends those of the same tables: a program that was killed
+//! ends none of its own.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use recstore::{EmbeddingStore, Error, Result, TableId};
+
+use crate::wire::codec::{Answer, Managed, TakeChanges, changed_bytes};
+
+/// The publications of a server's tables.
+#[derive(Debug, Default)]
+pub(super) struct Publications(Mutex<Numbers>);
+
+#[derive(Debug, Default)]
+struct Numbers {
+    /// The publication of each table.
+    of_tables: HashMap<i64, u64>,
+    /// The number of each publication's last answer.
+    last: HashMap<u64, u64>,
+}
+
+impl Publications {
+    /// Begins a publication; see [`EmbeddingStore::begin_publication`].
+    pub(super) fn begin(&self, store: &dyn EmbeddingStore, tables: &[i64]) -> Result<Managed> {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for table in tables {
+            if let Some(before) = numbers.of_tables.remove(table) {
+                store.end_publication(&[TableId(*table)], before)?;
+                numbers.forget_unused(before);
+            }
+        }
+        let number = store.begin_publication(&ids(tables))?;
+        numbers.of_tables.extend(tables.iter().map(|&table| (table, number)));
+        numbers.last.insert(number, 0);
+        Ok(Managed::Publication { number })
+    }
+
+    /// Returns what changed; see [`EmbeddingStore::take_changes`]. An answer beyond the limit ends the publication: those
+    /// who follow begin again with all rows.
+    pub(super) fn take(&self, store: &dyn EmbeddingStore, take: &TakeChanges, limit: u64) -> Result<Answer> {
+        let TakeChanges { tables, publication, told } = take;
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_others =
+            |table: &&i64| numbers.of_tables.get(table).is_some_and(|number| number != publication);
+        if let Some(table) = tables.iter().find(is_others) {
+            return Err(Error::Published { table: name_of(store, *table)? });
+        }
+        let last = numbers.last.entry(*publication).or_default();
+        let was_told = told == last;
+        // Also when it fails: what it took then is told with the next.
+        *last += 1;
+        let number = *last;
+        let changed = store.take_changes(&ids(tables), *publication, was_told)?;
+        let bytes: usize = changed.iter().map(changed_bytes).sum();
+        if let Some(table) = tables.first().filter(|_| bytes as u64 > limit) {
+            store.end_publication(&ids(tables), *publication)?;
+            return Err(Error::NotPublished { table: name_of(store, *table)? });
+        }
+        Ok(Answer::Changed { number, tables: changed })
+    }
+
+    /// Ends a publication, if it is still there.
+    pub(super) fn end(
+        &self,
+        store: &dyn EmbeddingStore,
+        tables: &[i64],
+        publication: u64,
+    ) -> Result<Managed> {
+        let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers.of_tables.retain(|_, number| *number != publication);
+        numbers.last.remove(&publication);
+        store.end_publication(&ids(tables), publication).map(|()| Managed::Done {})
+    }
+}
+
+impl Numbers {
+    fn forget_unused(&mut self, publication: u64) {
+        if !self.of_tables.values().any(|number| *number == publication) {
+            self.last.remove(&publication);
+        }
+    }
+}
+
+fn name_of(store: &dyn EmbeddingStore, table: i64) -> Result<String> {
+    Ok(store.table("publish", TableId(table))?.describe()?.name)
+}
+
+fn ids(tables: &[i64]) -> Vec<TableId> {
+    tables.iter().copied().map(TableId).collect()
+}
