@@ -121,7 +121,8 @@ test-quick: $(DEVELOPED)
 
 # Crates whose tests need nothing of libtorch but its headers and its library: all but those that tch links. They are
 # always chosen together: the features of one alone are others, and would compile its dependencies again.
-DEVELOPED_CRATES := --workspace --exclude recstore-tch --exclude recstore-tests --exclude recstore-python
+DEVELOPED_CRATES := --workspace --exclude recstore-tch --exclude recstore-tests --exclude recstore-python \
+	--exclude recstore-runtime
 
 # The tier of the Rust tests that run, by the markers of their files. RUST_TESTS sets `tests` to cargo's options for those
 # of a folder, as a command of its own: it ends the recipe where a file has no marker.
@@ -152,11 +153,14 @@ test-sanitized: ## the store's tests with every addition checked, and every acce
 	  --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/sanitized \
 	  --lib --test determinism --test growth --test concurrency --test errors
 
+# Always chosen together, as those above.
+LINKED_CRATES := --package recstore-tch --package recstore-tests --package recstore-runtime
+
 .PHONY: test-torch
-test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch through tch
+test-torch: $(TOOLS_READY) ## the Rust tests that link libtorch's C++
 ifeq ($(TORCH),$(TCH_TORCH))
-	cargo clippy --quiet --package recstore-tch --package recstore-tests --all-targets -- --deny warnings
-	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet --package recstore-tch --package recstore-tests
+	cargo clippy --quiet $(LINKED_CRATES) --all-targets -- --deny warnings
+	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo test --quiet $(LINKED_CRATES)
 	LD_LIBRARY_PATH=$$($(TORCH_LIBRARIES)) cargo run --quiet --package recstore-tch --example train_with_tch
 else
 	@echo "tch is bound to torch $(TCH_TORCH): its tests are left out with torch $(TORCH)"
@@ -228,6 +232,17 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/python .ci/rust_rooms.py
 	$(BIN)/python .ci/prose.py
 	$(BIN)/pyright
+
+.PHONY: runtime
+runtime: $(TORCH_READY) ## librecstore_runtime, which runs bundles without Python, in target/release
+	cargo build --release --package recstore-runtime
+
+# What tests/python/test_runtime.py runs.
+.PHONY: runtime-examples
+runtime-examples: $(TORCH_READY)
+	cargo build --quiet $(LINKED_CRATES) --lib --example predict
+	built="$${CARGO_TARGET_DIR:-target}"/debug; $(CXX) -std=c++17 -Wall -Wextra -Werror examples/predict.cpp -o $$built/predict_cpp \
+	  -Irust/recstore-runtime/include -L$$built -lrecstore_runtime -Wl,-rpath,'$$ORIGIN' -Wl,--allow-shlib-undefined
 
 .PHONY: wheel
 wheel: $(BUILDER_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs

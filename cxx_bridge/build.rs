@@ -35,6 +35,8 @@ fn main() {
     }
     build.compile("recstore_ops");
 
+    // For crates that compile against the same headers.
+    println!("cargo::metadata=torch={}", torch.display());
     println!("cargo::rustc-link-search=native={}", torch.join("lib").display());
     println!("cargo::rustc-link-lib=dylib=torch_cpu");
     for path in [

@@ -17,6 +17,7 @@ import typer
 from examples import try_fewer
 from page_commands import Shell
 from ranks import Ranks, started_ranks
+from runtime_programs import Runtime
 from served_tables import ServerProcesses
 
 from recstore_ops import cli, set_ps_servers
@@ -120,6 +121,12 @@ def ranks() -> Iterator[Ranks]:
     """The ranks of a job, started once for all tests."""
     with started_ranks() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def runtime() -> Runtime:
+    """The examples that answer with a bundle without Python."""
+    return Runtime()
 
 
 @pytest.fixture

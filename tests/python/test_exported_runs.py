@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from runtime_programs import ONLY_TORCH, Runtime
 from saved_runs import run_train
 from served_models import ModelServer, infer_body
 from warm_programs import output_of
@@ -109,6 +110,21 @@ def test_every_model_is_exported_and_gives_the_same_to_the_bit(trained: Train, t
         if name != "two_tower":
             assert given["probabilities"].equal(run.predict([rows]))
     assert ("lengths" in names) == (name in ("lr_bags", "wide_deep_bags", "dlrm_bags", "din"))
+
+
+@ONLY_TORCH
+@pytest.mark.tier("all")
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_answers_without_python(trained: Train, runtime: Runtime, tmp_path: Path, name: str) -> None:
+    run = trained(name)
+    batch = rows_of(run)
+    bundle = export_run(run, [batch], tmp_path / "bundle")
+    tensors = tensors_of(batch, [each["name"] for each in bundle.manifest.inputs])
+    wanted = bundle(**tensors)
+    for language in runtime.programs:
+        answer = runtime.ask(language, bundle.path, [*tensors.values()], tmp_path)
+        assert answer.code == 0, answer.told
+        assert all(map(torch.equal, answer.tensors, (value.flatten() for value in wanted.values())))
 
 
 def test_the_command_writes_what_another_process_reads(
