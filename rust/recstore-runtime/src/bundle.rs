@@ -11,9 +11,9 @@ use recstore_bridge::registry;
 use crate::element::{DType, Element};
 use crate::error::{Error, Result};
 use crate::graph;
-use crate::inputs;
+use crate::inputs::{self, Input};
 use crate::manifest::{BundledTable, Described, Manifest};
-use crate::program::{Kept, Program, View, has_operators, new_program};
+use crate::program::{Kept, Program, has_operators, new_program};
 use crate::state::{State, StateTensor};
 
 const GRAPH: &str = "graph.json";
@@ -77,52 +77,6 @@ impl Bundle {
             Ok(Output { name: description.name.clone(), kept: given.get(place).map_err(failed)? })
         };
         self.outputs.iter().enumerate().map(output).collect()
-    }
-}
-
-/// A tensor that a bundle is asked with: elements of the caller, one behind the other.
-#[derive(Debug, Clone, Copy)]
-pub struct Input<'a> {
-    pub(crate) dtype: DType,
-    pub(crate) shape: &'a [i64],
-    bytes: &'a [u8],
-}
-
-impl<'a> Input<'a> {
-    /// Takes elements as a tensor of a shape.
-    ///
-    /// # Errors
-    /// [`Error::Input`]: they are not as many as the shape has.
-    pub fn new<T: Element>(values: &'a [T], shape: &'a [i64]) -> Result<Self> {
-        Self::of_bytes(T::DTYPE, bytemuck::cast_slice(values), shape)
-    }
-
-    /// Takes bytes as a tensor of a type and shape.
-    ///
-    /// # Errors
-    /// [`Error::Input`]: they are not as many as the shape has, or not aligned as the type needs.
-    pub fn of_bytes(dtype: DType, bytes: &'a [u8], shape: &'a [i64]) -> Result<Self> {
-        let size = |bytes: usize, &size: &i64| bytes.checked_mul(usize::try_from(size).ok()?);
-        let needed = shape.iter().try_fold(dtype.size(), size);
-        if needed != Some(bytes.len()) {
-            let name = dtype.name();
-            return Err(Error::Input(format!(
-                "{} bytes are no {name} tensor of shape {shape:?}",
-                bytes.len()
-            )));
-        }
-        if !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
-            return Err(Error::Input(format!(
-                "{} tensors must begin at a multiple of {}",
-                dtype.name(),
-                dtype.size()
-            )));
-        }
-        Ok(Self { dtype, shape, bytes })
-    }
-
-    fn view(&self) -> View<'_> {
-        View { dtype: self.dtype.name(), shape: self.shape, bytes: self.bytes }
     }
 }
 

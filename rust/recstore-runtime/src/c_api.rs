@@ -10,9 +10,10 @@ use std::{ptr, slice};
 
 use recstore::FrozenMemory;
 
-use crate::bundle::{Bundle, Input, Output};
+use crate::bundle::{Bundle, Output};
 use crate::element::DType;
 use crate::error::{Error, Result};
+use crate::inputs::Input;
 use crate::manifest::Described;
 use crate::program;
 

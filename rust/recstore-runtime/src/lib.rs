@@ -24,9 +24,10 @@ mod manifest;
 mod program;
 mod state;
 
-pub use bundle::{Bundle, Input, Output};
+pub use bundle::{Bundle, Output};
 pub use element::{DType, Element};
 pub use error::{Error, Result};
+pub use inputs::Input;
 pub use manifest::Described;
 pub use program::set_num_threads;
 pub use recstore::FrozenMemory;

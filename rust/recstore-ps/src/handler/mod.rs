@@ -317,10 +317,10 @@ impl Handler {
     fn carry_out(&self, client: ClientId, request: &Request<'_>) -> Result<Answer> {
         let store = &*self.store;
         match *request {
-            Request::Manage(Management::TakeChanges(ref take)) => {
-                self.publications.take(store, take, self.max_frame_bytes)
+            Request::Manage(ref management) => {
+                let publishing = self.publications.carry_out(store, management, self.max_frame_bytes);
+                publishing.unwrap_or_else(|| self.manage(client, management).map(Answer::Managed))
             }
-            Request::Manage(ref management) => self.manage(client, management).map(Answer::Managed),
             Request::Read(ref reads) => self.read(reads).map(Answer::Rows),
             Request::Write { table, ids, rows } => {
                 store.table("emb_write", table)?.write(ids, rows).map(|()| Answer::Done)
@@ -415,12 +415,10 @@ impl Handler {
             Management::FindTable { name } => {
                 Managed::Table { table: store.find_table(name)?.map(|table| table.id().0) }
             }
-            Management::DropTable { name } => store.drop_table(name).map(|()| Managed::Done {})?,
+            Management::DropTable { name } => done(store.drop_table(name))?,
             Management::TableNames {} => Managed::Names { names: store.table_names()? },
             Management::Describe { table } => described(&*opened("describe", table)?)?,
-            Management::Clear { table } => {
-                opened("hashtable_clear", table)?.clear().map(|()| Managed::Done {})?
-            }
+            Management::Clear { table } => done(opened("hashtable_clear", table)?.clear())?,
             Management::Evict { table, ttl, dry_run } => {
                 Managed::Ids { ids: opened("evict", table)?.evict(*ttl, *dry_run)? }
             }
@@ -429,17 +427,17 @@ impl Handler {
             }
             Management::SetLearningRate { table, learning_rate, explicit } => {
                 let table = opened("set_learning_rate", table)?;
-                table.set_learning_rate(*learning_rate, *explicit).map(|()| Managed::Done {})?
+                done(table.set_learning_rate(*learning_rate, *explicit))?
             }
             Management::Statistics { table } => {
                 Managed::Statistics { statistics: opened("statistics", table)?.statistics()? }
             }
             Management::SavePart(part) => Managed::Saved { report: self.save_part(part)? },
-            Management::Commit(part) => commit(part).map(|()| Managed::Done {})?,
+            Management::Commit(part) => done(commit(part))?,
             Management::Checkpoint {} if self.state.is_none() => Managed::Done {},
             Management::Checkpoint {} => Managed::Saved { report: self.checkpoint()? },
             Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
-            Management::Confirm { number } => self.confirm(client, *number).map(|()| Managed::Done {})?,
+            Management::Confirm { number } => done(self.confirm(client, *number))?,
             Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
             Management::Promote {} => return Err(not_following(&self.standing())),
             Management::Follow(_) => return Err(standing::not_streamed()),
@@ -448,19 +446,16 @@ impl Handler {
                 workers.join(client, *worker)?;
                 Managed::Joined { patience_ms: workers.teamwork().patience.as_millis() as u64 }
             }
-            Management::Beat { worker } => workers.beat(client, *worker).map(|()| Managed::Done {})?,
+            Management::Beat { worker } => done(workers.beat(client, *worker))?,
             Management::Leave {} => {
                 workers.leave(client);
                 Managed::Done {}
             }
-            Management::BeginPublication { tables } => self.publications.begin(store, tables)?,
-            Management::EndPublication { tables, publication } => {
-                self.publications.end(store, tables, *publication)?
-            }
-            // Carried out where its answer is none of these.
-            Management::TakeChanges(_) => Managed::Done {},
-            // A barrier was reached before the request came here.
-            Management::Barrier { .. } => Managed::Done {},
+            // A barrier was reached before the request came here, and what publishers ask was carried out.
+            Management::Barrier { .. }
+            | Management::BeginPublication { .. }
+            | Management::TakeChanges(_)
+            | Management::EndPublication { .. } => Managed::Done {},
             Management::Workers {} => {
                 let (workers, most_ahead) = workers.states();
                 Managed::Workers { workers, most_ahead }
@@ -491,6 +486,10 @@ fn own_directory() -> SaveOptions<'static> {
     let mut options = SaveOptions::default();
     options.by_its_server = true;
     options
+}
+
+fn done(result: Result<()>) -> Result<Managed> {
+    result.map(|()| Managed::Done {})
 }
 
 fn described(table: &dyn EmbeddingTable) -> Result<Managed> {

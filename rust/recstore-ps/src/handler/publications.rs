@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use recstore::{EmbeddingStore, Error, Result, TableId};
 
-use crate::wire::codec::{Answer, Managed, TakeChanges, changed_bytes};
+use crate::wire::codec::{Answer, Managed, Management, TakeChanges, changed_bytes};
 
 /// The publications of a server's tables.
 #[derive(Debug, Default)]
@@ -21,8 +21,25 @@ struct Numbers {
 }
 
 impl Publications {
+    /// Does what a publisher asks; None for other requests.
+    pub(super) fn carry_out(
+        &self,
+        store: &dyn EmbeddingStore,
+        request: &Management,
+        limit: u64,
+    ) -> Option<Result<Answer>> {
+        Some(match request {
+            Management::BeginPublication { tables } => self.begin(store, tables).map(Answer::Managed),
+            Management::TakeChanges(take) => self.take(store, take, limit),
+            Management::EndPublication { tables, publication } => {
+                self.end(store, tables, *publication).map(Answer::Managed)
+            }
+            _ => return None,
+        })
+    }
+
     /// Begins a publication; see [`EmbeddingStore::begin_publication`].
-    pub(super) fn begin(&self, store: &dyn EmbeddingStore, tables: &[i64]) -> Result<Managed> {
+    fn begin(&self, store: &dyn EmbeddingStore, tables: &[i64]) -> Result<Managed> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for table in tables {
             if let Some(before) = numbers.of_tables.remove(table) {
@@ -38,7 +55,7 @@ impl Publications {
 
     /// Returns what changed; see [`EmbeddingStore::take_changes`]. An answer beyond the limit ends the publication: those
     /// who follow begin again with all rows.
-    pub(super) fn take(&self, store: &dyn EmbeddingStore, take: &TakeChanges, limit: u64) -> Result<Answer> {
+    fn take(&self, store: &dyn EmbeddingStore, take: &TakeChanges, limit: u64) -> Result<Answer> {
         let TakeChanges { tables, publication, told } = take;
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let is_others =
@@ -61,12 +78,7 @@ impl Publications {
     }
 
     /// Ends a publication, if it is still there.
-    pub(super) fn end(
-        &self,
-        store: &dyn EmbeddingStore,
-        tables: &[i64],
-        publication: u64,
-    ) -> Result<Managed> {
+    fn end(&self, store: &dyn EmbeddingStore, tables: &[i64], publication: u64) -> Result<Managed> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.of_tables.retain(|_, number| *number != publication);
         numbers.last.remove(&publication);
