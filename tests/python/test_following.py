@@ -403,8 +403,8 @@ def test_what_is_no_publication_of_the_model_is_refused(
     bundle = export(clicks, (IDS,), tmp_path / "model")
     with pytest.raises(ValueError, match=r"model is no publication: it has no current\.json"):
         load_bundle(bundle, follow=bundle)
-    with pytest.raises(ValueError, match="follow must be a directory or host:port of a publication, got 's3://news'"):
-        load_bundle(bundle, follow="s3://news")
+    with pytest.raises(ValueError, match=r"publication: gs://news: expected a URL of s3:// or file://, got gs://"):
+        load_bundle(bundle, follow="gs://news")
     other = DistEmbedding(None, 4, table_name())
     with publish(other, (IDS,), tmp_path / "other") as others:
         with pytest.raises(ValueError, match="other is of another model: expected outputs"):

@@ -24,9 +24,10 @@ def load_bundle(
     Args:
         directory: as `export` wrote it. Its files must not be changed in place as long as the bundle is in use.
         memory: of the tables, see `FrozenTable`.
-        follow: a publication of the same model, by its directory, or `host:port` of a publisher that serves it, or a
-            `PublisherAddress`. Tables and dense tensors are those of its newest step, and stay so; see
-            `FollowingBundle`. A publication that cannot be read for a while is tried again.
+        follow: a publication of the same model, by its directory, `host:port` of a publisher that serves it, a
+            `PublisherAddress`, or `s3://bucket/prefix` of a copy in an object store. Tables and dense tensors are those
+            of its newest step, and stay so; see `FollowingBundle`. A publication that cannot be read for a while is
+            tried again.
 
     Raises:
         ValueError: there is no bundle or publication, one of another version, or a publication of another model.

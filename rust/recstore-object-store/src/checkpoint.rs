@@ -12,7 +12,7 @@ use recstore::{
 use tempfile::TempDir;
 
 use crate::error::named;
-use crate::location::Location;
+use crate::location::{CHECKPOINT, Location};
 use crate::manifests::{self, Numbered, Put};
 use crate::objects;
 use crate::waiting::Requests;
@@ -38,7 +38,7 @@ impl ObjectCheckpoint {
     /// # Errors
     /// [`Error::Url`]: the URL or an option is not understood.
     pub fn from_url<'a>(url: &str, options: impl IntoIterator<Item = (&'a str, &'a str)>) -> Result<Self> {
-        Self::at(Location::from_url(url, options)?)
+        Self::at(Location::from_url(CHECKPOINT, url, options)?)
     }
 
     /// Returns the checkpoint below `prefix` in an object store.
@@ -50,7 +50,11 @@ impl ObjectCheckpoint {
     }
 
     fn at(location: Location) -> Result<Self> {
-        let failed = |error| Error::Url { url: location.url.clone(), message: format!("no thread: {error}") };
+        let failed = |error| Error::Url {
+            of: location.of,
+            url: location.url.clone(),
+            message: format!("no thread: {error}"),
+        };
         let requests = Requests::new().map_err(failed)?;
         Ok(Self { location, staging: None, requests })
     }
@@ -94,7 +98,7 @@ impl ObjectCheckpoint {
             let directory = self.temporary_directory()?;
             let Some(newest) = self.requests.wait(|| manifests::newest(&self.location))? else {
                 let message = "there is no checkpoint here".to_owned();
-                return Err(Error::Url { url: self.location.url.clone(), message });
+                return Err(Error::Url { of: self.location.of, url: self.location.url.clone(), message });
             };
             self.write_manifest(directory.path(), &newest)?;
             let files = self.files(directory.path())?;
@@ -167,6 +171,7 @@ impl ObjectCheckpoint {
     }
 
     fn staging_error(&self, path: &Path, source: std::io::Error) -> Error {
-        Error::Staging { url: self.location.url.clone(), path: path.display().to_string(), source }
+        let (of, url) = (self.location.of, self.location.url.clone());
+        Error::Staging { of, url, path: path.display().to_string(), source }
     }
 }

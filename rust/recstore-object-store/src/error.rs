@@ -5,13 +5,15 @@ use std::path::Path;
 /// What a save or a load returns.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Why a save or a load failed. What was saved before can be loaded as before.
+/// Why a save or a load, or a file, failed. What was saved before can be loaded as before.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The URL or an option is not understood.
-    #[error("checkpoint: {url}: {message}")]
+    #[error("{of}: {url}: {message}")]
     Url {
+        /// What the URL is of: a checkpoint, or a publication.
+        of: &'static str,
         /// The URL.
         url: String,
         /// What was expected.
@@ -19,9 +21,11 @@ pub enum Error {
     },
 
     /// An object cannot be read or written.
-    #[error("checkpoint: {url}: the object \"{object}\": {source}")]
+    #[error("{of}: {url}: the object \"{object}\": {source}")]
     Object {
-        /// The URL of the checkpoint.
+        /// What the URL is of.
+        of: &'static str,
+        /// The URL.
         url: String,
         /// The object's name below it.
         object: String,
@@ -41,9 +45,11 @@ pub enum Error {
     },
 
     /// A temporary file cannot be read or written.
-    #[error("checkpoint: {url}: the temporary file {path}: {source}")]
+    #[error("{of}: {url}: the temporary file {path}: {source}")]
     Staging {
-        /// The URL of the checkpoint.
+        /// What the URL is of.
+        of: &'static str,
+        /// The URL.
         url: String,
         /// The file.
         path: String,

@@ -26,6 +26,7 @@
 
 mod checkpoint;
 mod error;
+mod folder;
 mod location;
 mod manifests;
 mod objects;
@@ -33,3 +34,4 @@ mod waiting;
 
 pub use checkpoint::ObjectCheckpoint;
 pub use error::{Error, Result};
+pub use folder::ObjectFolder;

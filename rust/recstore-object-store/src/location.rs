@@ -1,4 +1,4 @@
-//! Where a checkpoint is: an object store and a prefix.
+//! Where objects are: an object store and a prefix.
 
 use std::env;
 use std::str::FromStr;
@@ -20,20 +20,26 @@ pub(crate) struct Location {
     prefix: Path,
     /// How messages call it.
     pub(crate) url: String,
+    /// What is there.
+    pub(crate) of: &'static str,
 }
+
+/// What messages call a checkpoint.
+pub(crate) const CHECKPOINT: &str = "checkpoint";
 
 impl Location {
     pub(crate) fn new(objects: Arc<dyn ObjectStore>, prefix: Path) -> Self {
         let url = format!("{objects}/{prefix}");
-        Self { objects, prefix, url }
+        Self { objects, prefix, url, of: CHECKPOINT }
     }
 
     /// Opens what a URL names. Options come before those of the environment, `AWS_ACCESS_KEY_ID` and the like.
     pub(crate) fn from_url<'a>(
+        of: &'static str,
         text: &str,
         options: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self> {
-        let refused = |message: String| Error::Url { url: text.to_owned(), message };
+        let refused = |message: String| Error::Url { of, url: text.to_owned(), message };
         let url = Url::parse(text).map_err(|error| refused(format!("this is no URL: {error}")))?;
         let scheme = url.scheme();
         if !SCHEMES.contains(&scheme) {
@@ -48,12 +54,12 @@ impl Location {
         // TLS takes the library that the process chose, if it has.
         _ = rustls::crypto::ring::default_provider().install_default();
         let (objects, prefix) = parse_url_opts(&url, all).map_err(|error| refused(error.to_string()))?;
-        Ok(Self { objects: objects.into(), prefix, url: text.trim_end_matches('/').to_owned() })
+        Ok(Self { objects: objects.into(), prefix, url: text.trim_end_matches('/').to_owned(), of })
     }
 
     /// Returns the path of an object below the prefix.
     pub(crate) fn path_of(&self, object: &str) -> Path {
-        self.prefix.clone().join(object)
+        object.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
     }
 
     pub(crate) fn prefix(&self) -> &Path {
@@ -62,8 +68,8 @@ impl Location {
 
     /// Says which object an error is about.
     pub(crate) fn about(&self, object: &str) -> impl FnOnce(object_store::Error) -> Error {
-        let (url, object) = (self.url.clone(), object.to_owned());
-        move |source| Error::Object { url, object, source: Box::new(source) }
+        let (of, url, object) = (self.of, self.url.clone(), object.to_owned());
+        move |source| Error::Object { of, url, object, source: Box::new(source) }
     }
 }
 

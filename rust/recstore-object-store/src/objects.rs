@@ -30,7 +30,7 @@ pub(crate) async fn upload_all(location: &Location, directory: &Path, names: &[S
     stream::iter(uploads).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
-async fn upload(location: &Location, path: PathBuf, name: &str) -> Result<()> {
+pub(crate) async fn upload(location: &Location, path: PathBuf, name: &str) -> Result<()> {
     let file = File::open(&path).await.map_err(staging(location, &path))?;
     let mut source = BufReader::with_capacity(PIECE, file);
     let mut target = BufWriter::with_capacity(Arc::clone(&location.objects), location.path_of(name), PIECE);
@@ -52,7 +52,7 @@ pub(crate) async fn download_all<'a>(
     stream::iter(downloads).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
-async fn download(location: &Location, name: &str, path: PathBuf) -> Result<()> {
+pub(crate) async fn download(location: &Location, name: &str, path: PathBuf) -> Result<()> {
     let found = location.objects.get(&location.path_of(name)).await.map_err(location.about(name))?;
     let mut pieces = found.into_stream();
     let mut file = File::create(&path).await.map_err(staging(location, &path))?;
@@ -90,8 +90,8 @@ fn is_own(name: &str) -> bool {
 }
 
 fn staging(location: &Location, path: &Path) -> impl FnOnce(io::Error) -> Error {
-    let (url, path) = (location.url.clone(), path.display().to_string());
-    move |source| Error::Staging { url, path, source }
+    let (of, url, path) = (location.of, location.url.clone(), path.display().to_string());
+    move |source| Error::Staging { of, url, path, source }
 }
 
 /// Returns what the object store said, which came as an error of input and output.

@@ -6,6 +6,7 @@ mod checkpoint;
 mod forgetting;
 mod frozen;
 mod log_lines;
+mod object_folder;
 mod optimizer_state;
 mod publishing;
 mod servers;
@@ -33,6 +34,8 @@ mod _native {
     use super::frozen::{close_frozen, freeze_table, open_frozen};
     #[pymodule_export]
     use super::log_lines::{LogLines, log_to_stderr};
+    #[pymodule_export]
+    use super::object_folder::PublicationFolder;
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
     #[pymodule_export]

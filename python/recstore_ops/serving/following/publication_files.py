@@ -125,7 +125,7 @@ class PublicationFiles:
         if current.previous is not None:
             without = replace(current, previous=None)
             # It says so until all are gone: whoever was cut off finds them by it.
-            self._remove(_needed(current) - _needed(without))
+            self._remove(needed_files(current) - needed_files(without))
             current = without
             self._set(current)
         return current
@@ -143,7 +143,7 @@ class PublicationFiles:
 
     def _clean(self) -> None:
         """Deletes what is noted and not needed, and then the note."""
-        self._remove(self._noted - _needed(self.current))
+        self._remove(self._noted - needed_files(self.current))
         (self.directory / _NOTE).unlink(missing_ok=True)
         self._noted.clear()
 
@@ -190,7 +190,8 @@ def _files_of(base: Base, last: int) -> set[str]:
     return {base.name, *(update_name(base.history, number) for number in range(base.after + 1, last + 1))}
 
 
-def _needed(current: Current | None) -> set[str]:
+def needed_files(current: Current | None) -> set[str]:
+    """The names of the bases and updates that followers may ask for."""
     if current is None:
         return set()
     previous = set() if current.previous is None else _files_of(*current.previous)

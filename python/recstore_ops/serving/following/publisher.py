@@ -21,6 +21,7 @@ from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving.access import Access
 from recstore_ops.serving.exporting import ExportedModel, encodings_of
 from recstore_ops.serving.following.publication import Base, Update
+from recstore_ops.serving.following.publication_copy import PublicationCopy
 from recstore_ops.serving.following.publication_files import PublicationFiles
 from recstore_ops.serving.following.publication_server import PublicationServer
 from recstore_ops.serving.following.watches import StateWatch, TableWatch
@@ -38,6 +39,7 @@ class Publisher:
         directory: of the publication.
         problem: why the last update, or the last base, could not be written, if it could not. What the update had comes
             with the next one.
+        copy: in an object store, if there is one.
 
     Raises:
         ValueError: the model's program has no graph.
@@ -63,6 +65,7 @@ class Publisher:
         self._threads = ThreadPoolExecutor(2, thread_name_prefix="recstore-publish")
         self._number, self._steps, self._cut_at = files.newest_update(), 0, time.monotonic()
         self._server: PublicationServer | None = None
+        self.copy: PublicationCopy | None = None
         self._writing: Future[None] | None = None
         self._base_under_way: Future[Base] | None = None
         self._begin()
@@ -109,11 +112,11 @@ class Publisher:
                 return False
             base = self._base and replace(self._base, until=self._number + 1)
             update = Update(self._history, self._number + 1, self._steps, time.time(), changes, state)
-            self._writing = self._threads.submit(self._files.write_update, update, base)
+            self._writing = self._threads.submit(self._write, update, base)
             return True
 
     def flush(self) -> None:
-        """Waits until the last update is written.
+        """Waits until the last update is written, and copied where there is a copy.
 
         Raises:
             OSError: it could not be.
@@ -122,6 +125,8 @@ class Publisher:
             self._await_update()
             if self.problem is not None:
                 raise self.problem
+        if self.copy is not None:
+            self.copy.flush()
 
     def close(self) -> None:
         """Publishes what changed, and ends.
@@ -140,6 +145,8 @@ class Publisher:
             if self._server is not None:
                 self._server.close()
             self._files.close()
+            if self.copy is not None:
+                self.copy.close()
 
     def serve(self, address: str, access: Access) -> None:
         """Serves the publication over HTTP until `close`.
@@ -148,6 +155,15 @@ class Publisher:
             ValueError, OSError: as `PublicationServer`.
         """
         self._server = PublicationServer(self.directory, address, access)
+
+    def copy_to(self, url: str) -> None:
+        """Keeps a copy in an object store until `close`.
+
+        Raises:
+            ValueError, OSError: as `PublicationCopy`.
+        """
+        self.copy = PublicationCopy(self.directory, url)
+        self.copy.tell()
 
     @property
     def address(self) -> str | None:
@@ -199,6 +215,11 @@ class Publisher:
         )
         return base
 
+    def _write(self, update: Update, base: Base | None) -> None:
+        self._files.write_update(update, base)
+        if self.copy is not None:
+            self.copy.tell()
+
     def _await_update(self) -> None:
         """Waits for the update under way, and notes whether it was written."""
         writing, self._writing = self._writing, None
@@ -240,6 +261,7 @@ def publish(
     encoding: EncodingName | Mapping[str, EncodingName] = "float32",
     interval: float = 0.1,
     dynamic_shapes: Any = None,
+    copy_to: str | None = None,
     address: str | None = None,
     token: str | None = None,
     tls: Tls | None = None,
@@ -262,6 +284,9 @@ def publish(
         encoding: how rows are kept and told, as of `export`.
         interval: the least seconds between two updates.
         dynamic_shapes: as of `export`.
+        copy_to: `s3://bucket/prefix` or `file:///path` of an object store that gets a copy, which a thread keeps up;
+            `publisher.copy.problem` says why it could not be. Keys come from the environment, `AWS_ACCESS_KEY_ID` and
+            the like. One publisher at a time may copy to a URL.
         address: `host:port` at which the publication is served over HTTP too; port 0 takes any that is free.
         token: what followers at that address must know.
         tls: certificate and key of the server, and the authorities of followers' certificates.
@@ -280,6 +305,8 @@ def publish(
     files = PublicationFiles(Path(user_path(directory, "directory")))
     try:
         publisher = Publisher(model, exported, files, encodings, interval)
+        if copy_to is not None:
+            publisher.copy_to(copy_to)
         if address is not None:
             publisher.serve(address, Access(token, tls, insecure))
     except BaseException:

@@ -1,4 +1,4 @@
-"""Where a publication is read from: its directory, or the address of one who serves it."""
+"""Where a publication is read from: its directory, the address of one who serves it, or a copy in an object store."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import shutil
 import ssl
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
+from recstore_ops import _native
 from recstore_ops.config.paths import user_path
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving.following.publication import CURRENT, Base, Current, Update, current_text
@@ -24,6 +25,9 @@ from recstore_ops.serving.manifest import Manifest, is_file_of_a_bundle
 
 _POLL = 0.01
 """Seconds between two looks at a directory. Its files may lie on another machine, which tells of no change."""
+
+_OBJECT_POLL = 0.2
+"""Seconds between two looks at an object store, each of which is a request that is paid for."""
 
 _PATIENCE = 30.0
 """Seconds that a publisher may be silent for."""
@@ -87,14 +91,33 @@ def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:
     """Returns where a publication is read from.
 
     Raises:
-        ValueError: the URL of an object store.
+        ValueError: the URL of an object store that is not understood.
     """
     if isinstance(follow, PublisherAddress):
         return HttpSource(follow)
     text = os.fspath(follow)
     if "://" in text:
-        raise ValueError(f"follow must be a directory or host:port of a publication, got {text!r}")
+        return ObjectSource(text)
     return HttpSource(PublisherAddress(text)) if _ADDRESS.fullmatch(text) else DirectorySource(follow)
+
+
+@contextmanager
+def _copied_base(copy: Callable[[str, Path], None]) -> Iterator[Path]:
+    """Gives a directory with the files of a base, which `copy` copies one by one; then it goes.
+
+    Raises:
+        OSError: the base names what is no file of a bundle.
+    """
+    with tempfile.TemporaryDirectory(prefix="recstore-base-") as directory:
+        path = Path(directory)
+        copy(MANIFEST, path)
+        manifest = Manifest.read(path)
+        (path / "tables").mkdir()
+        for name in (*manifest.files, *(table.file for table in manifest.tables)):
+            if not is_file_of_a_bundle(name):
+                raise OSError(f"{name!r} is no file of a bundle")
+            copy(name, path)
+        yield path
 
 
 class DirectorySource:
@@ -165,18 +188,10 @@ class HttpSource:
     @contextmanager
     def base(self, base: Base) -> Iterator[Path]:
         """See `Source`."""
-        with tempfile.TemporaryDirectory(prefix="recstore-base-") as directory:
-            path = Path(directory)
-            self._copy(base, MANIFEST, path)
-            manifest = Manifest.read(path)
-            (path / "tables").mkdir()
-            for name in (*manifest.files, *(table.file for table in manifest.tables)):
-                self._copy(base, name, path)
+        with _copied_base(lambda name, directory: self._copy(base, name, directory)) as path:
             yield path
 
     def _copy(self, base: Base, name: str, directory: Path) -> None:
-        if not is_file_of_a_bundle(name):
-            raise OSError(f"{self!r}: {name!r} is no file of a bundle")
         with self._asked(f"/{base.name}/{name}", 0.0) as response, open(directory / name, "wb") as file:
             shutil.copyfileobj(response, file, _BYTES_AT_A_TIME)
             if (missing := response.length or 0) > 0:
@@ -223,3 +238,49 @@ class HttpSource:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
+
+
+class ObjectSource:
+    """The copy of a publication in an object store. A base is copied to a directory, which goes once it is opened.
+
+    Args:
+        url: `s3://bucket/prefix` or `file:///path`; keys come from the environment.
+
+    Raises:
+        ValueError: the URL is not understood.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url, self._folder = url, _native.PublicationFolder(url, {})
+
+    def __repr__(self) -> str:
+        return self._url
+
+    def wait(self, seen: str | None, timeout: float) -> Current:
+        """See `Source`."""
+        end = time.monotonic() + timeout
+        while True:
+            found = self._folder.read(CURRENT)
+            if found is None:
+                raise ValueError(f"{self._url} is no publication: it has no {CURRENT}")
+            current = Current.parse(found.decode("utf-8", "replace"), f"{self._url}/{CURRENT}")
+            if current.tag != seen or time.monotonic() >= end:
+                return current
+            time.sleep(_OBJECT_POLL)
+
+    def update(self, name: str) -> Update:
+        """See `Source`."""
+        found = self._folder.read(name)
+        if found is None:
+            raise FileNotFoundError(f"{self._url} has no {name} any more")
+        return Update.from_bytes(found, name)
+
+    @contextmanager
+    def base(self, base: Base) -> Iterator[Path]:
+        """See `Source`."""
+        with _copied_base(lambda name, directory: self._copy(base, name, directory)) as path:
+            yield path
+
+    def _copy(self, base: Base, name: str, directory: Path) -> None:
+        if not self._folder.download(f"{base.name}/{name}", str(directory / name)):
+            raise FileNotFoundError(f"{self._url} has no {base.name}/{name} any more")

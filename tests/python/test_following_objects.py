@@ -1,0 +1,101 @@
+"""Publications that are copied to an object store, and bundles that follow them there."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from test_following import IDS, Clicks, answer, caught_up, train
+
+from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
+from recstore_ops.serving.following import publication_files
+from recstore_ops.serving.following.publication import Current
+
+pytestmark = pytest.mark.tier("test")
+
+TableName = Callable[[], str]
+
+
+@pytest.fixture
+def clicks(table_name: TableName) -> Clicks:
+    return Clicks(table_name(), table_name())
+
+
+def published(clicks: Clicks, tmp_path: Path) -> Publisher:
+    return publish(clicks, (IDS,), tmp_path / "news", interval=0, copy_to=f"file://{tmp_path}/objects/news")
+
+
+def opened(clicks: Clicks, tmp_path: Path) -> FollowingBundle:
+    bundle = load_bundle(export(clicks, (IDS,), tmp_path / "bundle"), follow=f"file://{tmp_path}/objects/news")
+    assert isinstance(bundle, FollowingBundle)
+    return bundle
+
+
+def files(folder: Path) -> set[str]:
+    """All files but those of the publisher alone."""
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return {name for name in names if not name.startswith(".")}
+
+
+def test_a_copy_is_followed_to_the_bit(clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication_files, "_LEAST_BYTES", 4_000)
+    with published(clicks, tmp_path) as publisher:
+        publisher.flush()
+        bundle, bases = opened(clicks, tmp_path), set()
+        for steps in (1, 5, 20, 20, 20):
+            train(clicks, publisher, steps)
+            caught_up(bundle, publisher)
+            ids = torch.randint(-5, 80, (64, 2))
+            assert bundle(ids).equal(answer(clicks, ids))
+            assert files(tmp_path / "objects" / "news") <= files(tmp_path / "news"), "what is old goes"
+            bases.add(Current.read(publisher.directory).base.name)
+        assert len(bases) > 2
+        assert publisher.copy is not None
+        assert (publisher.copy.problem, bundle.follower.problem) == (None, None)
+    assert files(tmp_path / "objects" / "news") == files(tmp_path / "news")
+
+
+def test_a_copy_goes_on_where_another_publisher_ended(clicks: Clicks, tmp_path: Path) -> None:
+    published(clicks, tmp_path).close()
+    bundle = opened(clicks, tmp_path)
+    shutil.rmtree(tmp_path / "news")
+    with published(clicks, tmp_path) as publisher:
+        train(clicks, publisher, 3)
+        assert caught_up(bundle, publisher)(IDS).equal(answer(clicks))
+        assert files(tmp_path / "objects" / "news") == files(tmp_path / "news")
+
+
+def test_what_cannot_be_copied_is_copied_later(clicks: Clicks, tmp_path: Path) -> None:
+    objects = tmp_path / "objects"
+    with published(clicks, tmp_path) as publisher:
+        publisher.flush()
+        bundle = opened(clicks, tmp_path)
+        shutil.move(objects, tmp_path / "away")
+        objects.write_text("no folder")
+        train(clicks, publisher, 2)
+        with pytest.raises(OSError, match=rf"publication: file://{tmp_path}/objects/news: the object "):
+            publisher.flush()
+        assert publisher.problem is None, "the directory has all"
+        objects.unlink()
+        shutil.move(tmp_path / "away", objects)
+        train(clicks, publisher, 2)
+        assert publisher.copy is not None
+        while publisher.copy.problem is not None:
+            torch.randn(100, 100).sum()
+        assert caught_up(bundle, publisher)(IDS).equal(answer(clicks))
+
+
+def test_what_is_no_copy_is_refused(clicks: Clicks, tmp_path: Path) -> None:
+    (tmp_path / "objects" / "news").mkdir(parents=True)
+    (tmp_path / "objects" / "news" / "todo.txt").write_text("keep me")
+    with pytest.raises(ValueError, match=r"objects/news is no publication: it has todo\.txt"):
+        published(clicks, tmp_path)
+    (tmp_path / "objects" / "news" / "todo.txt").unlink()
+    with pytest.raises(ValueError, match=r"objects/news is no publication: it has no current\.json"):
+        opened(clicks, tmp_path)
+    with pytest.raises(ValueError, match="publication: gs://news: expected a URL of s3:// or file://, got gs://"):
+        publish(clicks, (IDS,), tmp_path / "other", copy_to="gs://news")
+    publish(clicks, (IDS,), tmp_path / "news").close()
