@@ -47,7 +47,9 @@ _MetricsPort = Annotated[
 _Follow = Annotated[
     str | None,
     typer.Option(
-        metavar="DIR, HOST:PORT or s3://...", help="Stay as new as a model in training that publishes here.", show_default="off"
+        metavar="DIR, HOST:PORT or s3://...",
+        help="Stay as new as a model in training that publishes here.",
+        show_default="off",
     ),
 ]
 _FollowTokenFile = Annotated[Path | None, path_option("The publisher wants to be told the token in this file.")]
