@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use conversation::{answered, greeted, greetings, hello, script, server};
 use messages::{assert_message, messages};
-use recstore::{Error, Serial};
+use recstore::{ChangedRows, Error, Serial};
 use recstore_ps::codec::{
     Frame, HEADER_BYTES, Header, Kind, Managed, Management, Reply, Request, Section, WireError, decode,
 };
@@ -116,6 +116,11 @@ fn answers() -> Vec<(&'static str, Kind, Vec<Section<'static>>)> {
         ("ids", Kind::Reply, vec![Section::I64(INDICES)]),
         ("found", Kind::Reply, vec![Section::I64(INDICES), Section::F32(FLOATS)]),
         ("count", Kind::Reply, vec![Section::I64(&[7])]),
+        (
+            "changed",
+            Kind::Reply,
+            vec![Section::I64(&[7]), Section::I64(INDICES), Section::F32(FLOATS), Section::I64(&[-5])],
+        ),
         ("part", Kind::Part, vec![Section::F32(FLOATS), Section::F32(&FLOATS[..1])]),
     ]
 }
@@ -200,6 +205,9 @@ fn replies_are_read_as_they_were() {
     assert_eq!(reply("ids").ids().unwrap(), INDICES);
     assert_eq!(reply("found").found(3, 2).unwrap(), (INDICES, FLOATS));
     assert_eq!(reply("count").count().unwrap(), 7);
+    let changed = ChangedRows { ids: INDICES.to_vec(), rows: FLOATS.to_vec(), deleted: vec![-5] };
+    assert_eq!(reply("changed").changed(&[2]).unwrap(), (7, vec![changed]));
+    assert!(reply("changed").changed(&[3]).is_err(), "rows of another width");
 }
 
 #[test]

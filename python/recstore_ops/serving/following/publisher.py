@@ -305,11 +305,15 @@ def publish(
     files = PublicationFiles(Path(user_path(directory, "directory")))
     try:
         publisher = Publisher(model, exported, files, encodings, interval)
+    except BaseException:
+        files.close()
+        raise
+    try:
         if copy_to is not None:
             publisher.copy_to(copy_to)
         if address is not None:
             publisher.serve(address, Access(token, tls, insecure))
     except BaseException:
-        files.close()
+        publisher.close()
         raise
     return publisher
