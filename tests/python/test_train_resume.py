@@ -95,7 +95,7 @@ def test_a_killed_run_ends_as_one_that_ran_through(small_files: Path, optimizer:
             marks=IN_ALL,
         ),
         pytest.param(("--validation-fraction", 0, "--schedule", "exponential"), marks=IN_ALL),
-        ("--tables", "nn", "--schedule", "cosine"),
+        pytest.param(("--tables", "nn", "--schedule", "cosine"), marks=IN_ALL),
     ],
     ids=["streamed", "plateau", "without validation", "nn"],
 )

@@ -53,10 +53,13 @@ def check_made() -> Generator[None, Made, Made]:
 
 
 LONGEST = (
-    *("exported_runs", "train_on_ranks", "train_resume", "follow_files", "determinism", "compile", "train_command"),
-    *("servers_soak", "training_figures", "embedding_bag_collection", "ray", "first_calls", "fork", "accumulation"),
-    *("checkpoint", "planted_sequences", "benches", "activation_checkpointing", "serve_directories", "transfer"),
-    *("foreign_handles", "finished_run", "servers", "config_mutations", "formats_text", "serve_model"),
+    *("train_resume", "follow_files", "embedding_bag_collection", "servers_soak", "exported_runs", "train_command"),
+    *("train_on_ranks", "formats_text", "compile", "serve_directories", "determinism", "train_with_servers"),
+    *("init_from", "lifecycle", "parity", "row_groups", "following", "ray", "first_calls", "training_figures"),
+    *("datasets", "store_model", "operations_page", "servers", "torch_options", "replicas", "run_directory", "docs"),
+    *("row_dataset", "sharded_modules", "accumulation", "two_tower_runs", "row_types", "finished_run", "fork"),
+    *("checkpoint", "benches", "activation_checkpointing", "transfer", "foreign_handles", "config_mutations"),
+    *("unlinked_files", "planted_retrieval", "serve_model"),
 )
 """The files that take longest, by their names without `test_`."""
 
