@@ -50,13 +50,7 @@ impl ObjectCheckpoint {
     }
 
     fn at(location: Location) -> Result<Self> {
-        let failed = |error| Error::Url {
-            of: location.of,
-            url: location.url.clone(),
-            message: format!("no thread: {error}"),
-        };
-        let requests = Requests::new().map_err(failed)?;
-        Ok(Self { location, staging: None, requests })
+        Ok(Self { requests: Requests::to(&location)?, location, staging: None })
     }
 
     /// Makes temporary directories in `directory` instead of where the system has them.

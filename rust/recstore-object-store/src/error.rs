@@ -62,6 +62,13 @@ pub enum Error {
     Store(#[from] recstore::Error),
 }
 
+impl Error {
+    /// Whether there is no such object.
+    pub(crate) fn is_missing(&self) -> bool {
+        matches!(self, Self::Object { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
+    }
+}
+
 /// Names the URL instead of the temporary directory that stands for it.
 pub(crate) fn named(error: recstore::Error, url: &str, staging: &Path) -> Error {
     match error {

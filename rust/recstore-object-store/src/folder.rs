@@ -5,10 +5,10 @@ use std::path::Path;
 use futures_util::TryStreamExt;
 use object_store::ObjectStoreExt;
 
+use crate::Result;
 use crate::location::Location;
 use crate::objects::{download, upload};
 use crate::waiting::Requests;
-use crate::{Error, Result};
 
 /// A folder in an object store.
 #[derive(Debug)]
@@ -22,22 +22,20 @@ impl ObjectFolder {
     /// [`ObjectCheckpoint::from_url`](crate::ObjectCheckpoint::from_url) does. `of` says what it is in messages.
     ///
     /// # Errors
-    /// [`Error::Url`]: the URL or an option is not understood.
+    /// [`crate::Error::Url`]: the URL or an option is not understood.
     pub fn from_url<'a>(
         of: &'static str,
         url: &str,
         options: impl IntoIterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self> {
         let location = Location::from_url(of, url, options)?;
-        let failed = |error| Error::Url { of, url: url.to_owned(), message: format!("no thread: {error}") };
-        let requests = Requests::new().map_err(failed)?;
-        Ok(Self { location, requests })
+        Ok(Self { requests: Requests::to(&location)?, location })
     }
 
     /// Returns the names of all files.
     ///
     /// # Errors
-    /// [`Error::Object`]: the object store does not answer, or refuses; so below.
+    /// [`crate::Error::Object`]: the object store does not answer, or refuses; so below.
     pub fn names(&self) -> Result<Vec<String>> {
         let location = &self.location;
         let listed =
@@ -55,18 +53,13 @@ impl ObjectFolder {
     /// # Errors
     /// As above.
     pub fn read(&self, name: &str) -> Result<Option<Vec<u8>>> {
-        let location = &self.location;
-        let read = || async {
-            let found = location.objects.get(&location.path_of(name)).await.map_err(location.about(name))?;
-            Ok(found.bytes().await.map_err(location.about(name))?.to_vec())
-        };
-        found(self.requests.wait(read))
+        found(self.requests.wait(|| self.location.read(name)))
     }
 
     /// Copies a file to a path, and returns whether there is one.
     ///
     /// # Errors
-    /// As above; [`Error::Staging`]: the path cannot be written.
+    /// As above; [`crate::Error::Staging`]: the path cannot be written.
     pub fn download(&self, name: &str, path: &Path) -> Result<bool> {
         found(self.requests.wait(|| download(&self.location, name, path.to_owned())))
             .map(|found| found.is_some())
@@ -86,7 +79,7 @@ impl ObjectFolder {
     /// Copies the file of a path to one of this folder.
     ///
     /// # Errors
-    /// As above; [`Error::Staging`]: the path cannot be read.
+    /// As above; [`crate::Error::Staging`]: the path cannot be read.
     pub fn upload(&self, name: &str, path: &Path) -> Result<()> {
         self.requests.wait(|| upload(&self.location, path.to_owned(), name))
     }
@@ -106,9 +99,7 @@ impl ObjectFolder {
 /// None in the place of the error that there is no such object.
 fn found<T>(result: Result<T>) -> Result<Option<T>> {
     match result {
-        Err(Error::Object { source, .. }) if matches!(*source, object_store::Error::NotFound { .. }) => {
-            Ok(None)
-        }
+        Err(error) if error.is_missing() => Ok(None),
         result => result.map(Some),
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use object_store::aws::AmazonS3ConfigKey;
 use object_store::path::Path;
-use object_store::{ObjectStore, parse_url_opts};
+use object_store::{ObjectStore, ObjectStoreExt, parse_url_opts};
 use url::Url;
 
 use crate::{Error, Result};
@@ -64,6 +64,12 @@ impl Location {
 
     pub(crate) fn prefix(&self) -> &Path {
         &self.prefix
+    }
+
+    /// Returns the content of an object.
+    pub(crate) async fn read(&self, object: &str) -> Result<Vec<u8>> {
+        let found = self.objects.get(&self.path_of(object)).await.map_err(self.about(object))?;
+        Ok(found.bytes().await.map_err(self.about(object))?.to_vec())
     }
 
     /// Says which object an error is about.

@@ -5,7 +5,7 @@
 //! a number for free that was given out before.
 
 use futures_util::TryStreamExt;
-use object_store::{Error as ObjectError, ObjectMeta, ObjectStoreExt, PutMode, PutOptions};
+use object_store::{Error as ObjectError, ObjectMeta, PutMode, PutOptions};
 
 use crate::location::Location;
 use crate::{Error, Result};
@@ -48,16 +48,14 @@ pub(crate) async fn newest(location: &Location) -> Result<Option<Numbered>> {
         let Some(number) = numbers.max() else { return Ok(None) };
         match read(location, number).await {
             // It was removed since it was listed: there are newer ones.
-            Err(Error::Object { source, .. }) if matches!(*source, ObjectError::NotFound { .. }) => {}
+            Err(error) if error.is_missing() => {}
             found => return Ok(Some(Numbered { number, text: found? })),
         }
     }
 }
 
 async fn read(location: &Location, number: u64) -> Result<Vec<u8>> {
-    let name = name_of(number);
-    let found = location.objects.get(&location.path_of(&name)).await.map_err(location.about(&name))?;
-    Ok(found.bytes().await.map_err(location.about(&name))?.to_vec())
+    location.read(&name_of(number)).await
 }
 
 /// What became of a manifest that was to be put.
@@ -84,11 +82,7 @@ pub(crate) async fn put(location: &Location, manifest: &Numbered) -> Put {
     match read(location, manifest.number).await {
         Ok(text) if text == manifest.text => Put::Counts,
         Ok(_) => Put::Refused(Error::Conflict { url: location.url.clone(), object: name }),
-        Err(Error::Object { source, .. })
-            if matches!(*source, ObjectError::NotFound { .. }) && !was_taken =>
-        {
-            Put::Refused(location.about(&name)(error))
-        }
+        Err(missing) if missing.is_missing() && !was_taken => Put::Refused(location.about(&name)(error)),
         Err(_) => Put::Unknown(location.about(&name)(error)),
     }
 }
