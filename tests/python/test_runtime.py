@@ -156,6 +156,10 @@ DAMAGE = {
         ),
         f"{GRAPH}: invalid type",
     ),
+    "another number of inputs": (
+        lambda bundle: changed(bundle / NAME, inputs=[]),
+        f"{GRAPH}: it takes 1 tensors, its manifest says 0",
+    ),
     "an input of no tensor": (
         lambda bundle: changed(bundle / NAME, inputs=[{"name": "n", "type": "int"}]),
         'this runtime has no type for one of its inputs: {"name":"n","type":"int"}',

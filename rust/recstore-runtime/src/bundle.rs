@@ -188,7 +188,12 @@ fn open_program(directory: &Path, manifest: &Manifest, tables: &[OpenTable]) -> 
     let no_graph =
         || Error::unfit(directory, "it has no graph: only torch's own program, which needs Python");
     let graph = manifest.read_file(directory, GRAPH)?.ok_or_else(no_graph)?;
-    let graph = graph::parse(&graph).map_err(|reason| Error::unfit(&directory.join(GRAPH), reason))?;
+    let unfit = |reason: String| Error::unfit(&directory.join(GRAPH), reason);
+    let graph = graph::parse(&graph).map_err(unfit)?;
+    let (taken, expected) = (graph.inputs, manifest.inputs.len());
+    if taken != expected {
+        return Err(unfit(format!("it takes {taken} tensors, its manifest says {expected}")));
+    }
     let (path, bytes) = (directory.join(STATE), manifest.read_file(directory, STATE)?.unwrap_or_default());
     let state = State::parse(&path, &bytes)?;
     let handles = handles_of(tables);
@@ -199,5 +204,5 @@ fn open_program(directory: &Path, manifest: &Manifest, tables: &[OpenTable]) -> 
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let views: Vec<_> = tensors.iter().map(StateTensor::view).collect();
     let made = new_program(&views, graph.inputs, &graph.calls, &graph.outputs);
-    made.map_err(|error| Error::unfit(&directory.join(GRAPH), error.to_string()))
+    made.map_err(|error| unfit(error.to_string()))
 }
