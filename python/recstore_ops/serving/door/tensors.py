@@ -111,11 +111,13 @@ def _of_bytes(spec: TensorSpec, contents: bytes | memoryview, count: int) -> Ten
         raise invalid(f"input {spec.name!r} takes {count * size} bytes of data, got {len(contents)}")
     if not count:
         return torch.empty(0, dtype=spec.datatype.dtype, device="cpu")
-    owned = bytearray(contents)
-    if spec.datatype.kind == "bool" and max(owned) > 1:
-        raise invalid(f"input {spec.name!r} is BOOL: a byte is 0 or 1, got {max(owned)}")
+    given = np.frombuffer(contents, np.uint8)
+    if spec.datatype.kind == "bool" and given.max() > 1:
+        raise invalid(f"input {spec.name!r} is BOOL: a byte is 0 or 1, got {given.max()}")
     # A copy lies as torch's own tensors do: a product of matrices that lie otherwise can have other bits.
-    return torch.frombuffer(owned, dtype=spec.datatype.dtype).clone()
+    tensor = torch.empty(count, dtype=spec.datatype.dtype, device="cpu")
+    tensor.view(torch.uint8).numpy()[:] = given
+    return tensor
 
 
 def _of_listed(spec: TensorSpec, contents: Listed, count: int) -> Tensor:
