@@ -88,6 +88,18 @@ def test_what_cannot_be_copied_is_copied_later(clicks: Clicks, tmp_path: Path) -
         assert caught_up(bundle, publisher)(IDS).equal(answer(clicks))
 
 
+def test_a_directory_that_goes_is_an_error_and_not_a_wait(clicks: Clicks, tmp_path: Path) -> None:
+    publisher = published(clicks, tmp_path)
+    publisher.flush()
+    assert publisher.copy is not None
+    (tmp_path / "news" / "current.json").unlink()
+    publisher.copy.tell()
+    with pytest.raises(ValueError, match=r"news is no publication: it has no current\.json"):
+        publisher.copy.flush()
+    with pytest.raises(ValueError, match=r"it has no current\.json"):
+        publisher.close()
+
+
 def test_what_is_no_copy_is_refused(clicks: Clicks, tmp_path: Path) -> None:
     (tmp_path / "objects" / "news").mkdir(parents=True)
     (tmp_path / "objects" / "news" / "todo.txt").write_text("keep me")

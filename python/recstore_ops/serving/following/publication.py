@@ -185,9 +185,8 @@ class Update:
             name: TableChanges(*(tensors[f"table/{number}/{part}"].numpy().tobytes() for part in parts))
             for number, name in enumerate(about.pop("tables"))
         }
-        own = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
-        state = aligned(own)
-        update = cls(**about, tables=tables, state=state)
+        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
+        update = cls(**about, tables=tables, state=aligned(state))
         if update.name != expected:
             raise OSError(f"{expected} is another update, {update.name}")
         return update

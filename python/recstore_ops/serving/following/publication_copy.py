@@ -40,7 +40,7 @@ class PublicationCopy:
 
     def __init__(self, directory: Path, url: str) -> None:
         self.url = url
-        self.problem: OSError | None = None
+        self.problem: OSError | ValueError | None = None
         self._directory, self._folder = directory, _native.PublicationFolder(url, {})
         self._there = set(self._folder.names())
         if other := sorted(name for name in self._there if not _NAME.fullmatch(name)):
@@ -60,7 +60,7 @@ class PublicationCopy:
         """Waits until all news are copied, or could not be.
 
         Raises:
-            OSError: they could not be.
+            OSError, ValueError: they could not be.
         """
         with self._changed:
             told = self._told
@@ -72,7 +72,7 @@ class PublicationCopy:
         """Ends the thread once the news are copied, or could not be.
 
         Raises:
-            OSError: they could not be.
+            OSError, ValueError: they could not be.
         """
         with self._changed:
             self._is_ending = True
@@ -94,10 +94,10 @@ class PublicationCopy:
                 if problem:
                     self._changed.wait_for(lambda: self._is_ending, _PAUSE)
 
-    def _try(self) -> OSError | None:
+    def _try(self) -> OSError | ValueError | None:
         try:
             self._copy()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # A ValueError: the directory is no publication any more.
             if str(error) != str(self.problem):
                 _log.warning("the publication %s could not be copied to %s: %s", self._directory, self.url, error)
             return error

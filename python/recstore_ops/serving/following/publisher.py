@@ -144,9 +144,11 @@ class Publisher:
             self._threads.shutdown()
             if self._server is not None:
                 self._server.close()
-            self._files.close()
-            if self.copy is not None:
-                self.copy.close()
+            try:
+                if self.copy is not None:
+                    self.copy.close()
+            finally:
+                self._files.close()
 
     def serve(self, address: str, access: Access) -> None:
         """Serves the publication over HTTP until `close`.

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
@@ -101,8 +102,18 @@ def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:
     return HttpSource(PublisherAddress(text)) if _ADDRESS.fullmatch(text) else DirectorySource(follow)
 
 
+def _first_news(read: Callable[[], Current], pause: float, seen: str | None, timeout: float) -> Current:
+    """Reads what a publication says until its tag is another than what was seen, or for a time."""
+    end = time.monotonic() + timeout
+    while True:
+        current = read()
+        if current.tag != seen or time.monotonic() >= end:
+            return current
+        time.sleep(pause)
+
+
 @contextmanager
-def _copied_base(copy: Callable[[str, Path], None]) -> Iterator[Path]:
+def _copied_base(whose: Source, copy: Callable[[str, Path], None]) -> Iterator[Path]:
     """Gives a directory with the files of a base, which `copy` copies one by one; then it goes.
 
     Raises:
@@ -115,7 +126,7 @@ def _copied_base(copy: Callable[[str, Path], None]) -> Iterator[Path]:
         (path / "tables").mkdir()
         for name in (*manifest.files, *(table.file for table in manifest.tables)):
             if not is_file_of_a_bundle(name):
-                raise OSError(f"{name!r} is no file of a bundle")
+                raise OSError(f"{whose!r}: {name!r} is no file of a bundle")
             copy(name, path)
         yield path
 
@@ -137,12 +148,7 @@ class DirectorySource:
 
     def wait(self, seen: str | None, timeout: float) -> Current:
         """See `Source`."""
-        end = time.monotonic() + timeout
-        while True:
-            current = self._read()
-            if current.tag != seen or time.monotonic() >= end:
-                return current
-            time.sleep(_POLL)
+        return _first_news(self._read, _POLL, seen, timeout)
 
     def update(self, name: str) -> Update:
         """See `Source`."""
@@ -185,11 +191,9 @@ class HttpSource:
         """See `Source`."""
         return Update.from_bytes(self._get(f"/{name}"), name)
 
-    @contextmanager
-    def base(self, base: Base) -> Iterator[Path]:
+    def base(self, base: Base) -> AbstractContextManager[Path]:
         """See `Source`."""
-        with _copied_base(lambda name, directory: self._copy(base, name, directory)) as path:
-            yield path
+        return _copied_base(self, partial(self._copy, base))
 
     def _copy(self, base: Base, name: str, directory: Path) -> None:
         with self._asked(f"/{base.name}/{name}", 0.0) as response, open(directory / name, "wb") as file:
@@ -258,15 +262,7 @@ class ObjectSource:
 
     def wait(self, seen: str | None, timeout: float) -> Current:
         """See `Source`."""
-        end = time.monotonic() + timeout
-        while True:
-            found = self._folder.read(CURRENT)
-            if found is None:
-                raise ValueError(f"{self._url} is no publication: it has no {CURRENT}")
-            current = Current.parse(found.decode("utf-8", "replace"), f"{self._url}/{CURRENT}")
-            if current.tag != seen or time.monotonic() >= end:
-                return current
-            time.sleep(_OBJECT_POLL)
+        return _first_news(self._read, _OBJECT_POLL, seen, timeout)
 
     def update(self, name: str) -> Update:
         """See `Source`."""
@@ -275,11 +271,15 @@ class ObjectSource:
             raise FileNotFoundError(f"{self._url} has no {name} any more")
         return Update.from_bytes(found, name)
 
-    @contextmanager
-    def base(self, base: Base) -> Iterator[Path]:
+    def base(self, base: Base) -> AbstractContextManager[Path]:
         """See `Source`."""
-        with _copied_base(lambda name, directory: self._copy(base, name, directory)) as path:
-            yield path
+        return _copied_base(self, partial(self._copy, base))
+
+    def _read(self) -> Current:
+        found = self._folder.read(CURRENT)
+        if found is None:
+            raise ValueError(f"{self._url} is no publication: it has no {CURRENT}")
+        return Current.parse(found.decode("utf-8", "replace"), f"{self._url}/{CURRENT}")
 
     def _copy(self, base: Base, name: str, directory: Path) -> None:
         if not self._folder.download(f"{base.name}/{name}", str(directory / name)):
