@@ -452,6 +452,7 @@ def test_what_a_killed_publisher_left_goes_and_nothing_else(clicks: Clicks, publ
     (directory / "bases" / "of somebody").mkdir()
     files = PublicationFiles(directory)
     gone = Base("0123abcd", 7, 8)
+    files.note_base(gone)
     files.write_base(gone, lambda path: path.mkdir())
     files._note([f"updates/5-{gone.history}.update"])
     (directory / "updates" / f"5-{gone.history}.update").write_bytes(b"")

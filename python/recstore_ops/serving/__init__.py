@@ -3,9 +3,11 @@
 from recstore_ops.serving.bundle import Bundle
 from recstore_ops.serving.exporting import export
 from recstore_ops.serving.following.followed import FollowingBundle
-from recstore_ops.serving.following.publisher import Publisher, publish
+from recstore_ops.serving.following.publisher import Publisher
+from recstore_ops.serving.following.publishing import publish
 from recstore_ops.serving.following.sources import PublisherAddress
-from recstore_ops.serving.frozen_table import EncodingName, FrozenMemory, FrozenTable, freeze
+from recstore_ops.serving.freezing import freeze
+from recstore_ops.serving.frozen_table import EncodingName, FrozenMemory, FrozenTable
 from recstore_ops.serving.loading import load_bundle
 
 __all__ = [

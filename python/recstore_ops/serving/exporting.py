@@ -15,15 +15,18 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten
 
 from recstore_ops.config.paths import user_path
 from recstore_ops.serving import graph
-from recstore_ops.serving.frozen_table import EncodingName, FrozenTable, freeze
+from recstore_ops.serving.freezing import freeze_tables, group_of
+from recstore_ops.serving.frozen_table import EncodingName, FrozenTable
 from recstore_ops.serving.manifest import GRAPH, PROGRAM, STATE, BundledTable, Manifest, sum_of
-from recstore_ops.serving.program_tables import state_of, tables_of
+from recstore_ops.serving.program_tables import named_tables, state_of, tables_in, tables_of
 from recstore_ops.serving.program_tensors import described
-from recstore_ops.table.table import Table
+from recstore_ops.sharding.together import Together
+from recstore_ops.table.table import traced_as_whole
 
 
 def export(
@@ -40,32 +43,74 @@ def export(
     The model is exported in evaluation mode by `torch.export.export`. The directory is written beside its place and
     then renamed.
 
+    Where its tables are sharded over processes, all of them call it together, and the first one writes the bundle. The
+    program looks rows up as where one process has them all.
+
     Args:
-        model: with tables of this process.
+        model: a module; of a `DistributedDataParallel` the one within is exported.
         example_inputs: the positional arguments of a call, or its keyword arguments by name. They are not kept. A batch
             should have two rows or more: a size of 1 may be taken for one that never changes.
-        directory: of the bundle.
+        directory: of the bundle; of sharded tables one that all processes see.
         encoding: how rows are kept, of all tables or by their names; see `freeze`.
         dynamic_shapes: as in `torch.export.export`; None lets the first dimension of every tensor vary.
         replace: whether a bundle that is there may go.
 
     Raises:
         ValueError: there is something at `directory` that may not go, an encoding names a table that the model does not
-            read, a table is sharded over processes, or the model reads a table that has no name.
+            read, or the model reads a table that has no name; or its tables are sharded over several groups.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
+        RuntimeError: another process of sharded tables failed.
     """
     target = Path(user_path(directory, "directory"))
-    _check_target(target, replace=replace)
-    exported = ExportedModel(model, example_inputs, dynamic_shapes)
-    encodings = encodings_of(exported.tables, encoding)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
-        written = Path(beside) / "bundle"
-        exported.write(written, encodings)
-        if target.exists():
-            shutil.rmtree(target)
-        written.rename(target)
+    together = Together(group_of(tables_in(model)))
+    writing = _Writing(target)
+
+    def begin() -> tuple[str, dict[str, EncodingName]]:
+        _check_target(target, replace=replace)
+        writing.model = ExportedModel(model, example_inputs, dynamic_shapes)
+        return writing.begin(), encodings_of(writing.model.tables, encoding)
+
+    try:
+        beside, encodings = together.of_first(f"export to {target}", begin)
+        together.all_or_none(f"write its part of {target}", lambda: writing.write(Path(beside), encodings, together))
+    finally:
+        writing.end()
     return target
+
+
+class _Writing:
+    """Writes a bundle beside its place, and then puts it there.
+
+    Attributes:
+        model: what is written; None on a process that writes its rows of sharded tables only.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.model: ExportedModel | None = None
+        self._target = target
+        self._beside: tempfile.TemporaryDirectory[str] | None = None
+
+    def begin(self) -> str:
+        """Makes a directory beside, and returns it."""
+        self._target.parent.mkdir(parents=True, exist_ok=True)
+        self._beside = tempfile.TemporaryDirectory(dir=self._target.parent, prefix=f".{self._target.name}.")
+        return self._beside.name
+
+    def write(self, beside: Path, encodings: Mapping[str, EncodingName], together: Together) -> None:
+        """Writes the bundle, or rows for it."""
+        written = beside / "bundle"
+        if self.model is None:
+            freeze_tables(written, named_tables(encodings), encodings, together)
+            return
+        self.model.write(written, encodings, together)
+        if self._target.exists():
+            shutil.rmtree(self._target)
+        written.rename(self._target)
+
+    def end(self) -> None:
+        """Deletes what lies beside."""
+        if self._beside is not None:
+            self._beside.cleanup()
 
 
 class ExportedModel:
@@ -82,7 +127,7 @@ class ExportedModel:
     def __init__(
         self, model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], dynamic_shapes: Any = None
     ) -> None:
-        self._program = _exported(model, _Arguments.of(example_inputs), dynamic_shapes)
+        self._program = _exported(unwrapped(model), _Arguments.of(example_inputs), dynamic_shapes)
         self._described = described(self._program)
         read = tables_of(self._program)
         self.tables = {name: table for name, (table, _) in read.items()}
@@ -97,24 +142,31 @@ class ExportedModel:
         """The names of the tensors that the program needs beside its inputs; None for one that has no graph."""
         return None if self._graph is None else set(self._state())
 
-    def write(self, directory: Path, encodings: Mapping[str, EncodingName], *, graph_only: bool = False) -> None:
+    def write(
+        self,
+        directory: Path,
+        encodings: Mapping[str, EncodingName],
+        together: Together,
+        *,
+        graph_only: bool = False,
+    ) -> None:
         """Writes program and tables, as they are now, to a new directory.
 
         Args:
             directory: of the bundle.
             encodings: of tables, by their names.
+            together: the processes that have the tables: the others call `freeze_tables` meanwhile.
             graph_only: writes the graph, and not what torch takes long to write.
 
         Raises:
             OSError: it cannot be written, or a row has a value that its encoding has no number for.
         """
-        (directory / "tables").mkdir(parents=True)
-        tables = [self._frozen(directory, *each, encodings) for each in enumerate(self.tables.values())]
+        frozen = freeze_tables(directory, list(self.tables.values()), encodings, together)
         Manifest(
             torch=torch.__version__,
             recstore_ops=version("recstore-ops"),
             files=self._write_program(directory, graph_only=graph_only),
-            tables=tuple(tables),
+            tables=tuple(map(self._bundled, self.tables, frozen)),
             **self._described._asdict(),
         ).write(directory)
 
@@ -135,12 +187,8 @@ class ExportedModel:
             files += [GRAPH, STATE]
         return {name: sum_of(directory / name) for name in files}
 
-    def _frozen(
-        self, directory: Path, number: int, table: Table, encodings: Mapping[str, EncodingName]
-    ) -> BundledTable:
-        file = f"tables/{number}.safetensors"
-        freeze(table, directory / file, encodings[table.name])
-        return BundledTable(table.name, file, FrozenTable(directory / file).fingerprint, self._constants[table.name])
+    def _bundled(self, name: str, file: Path) -> BundledTable:
+        return BundledTable(name, f"tables/{file.name}", FrozenTable(file).fingerprint, self._constants[name])
 
 
 def _check_target(target: Path, *, replace: bool) -> None:
@@ -149,6 +197,11 @@ def _check_target(target: Path, *, replace: bool) -> None:
     if not replace:
         raise ValueError(f"{target} is there already; replace=True, or --replace, writes the bundle in its place")
     Manifest.read(target)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module within a `DistributedDataParallel`, whose forward exchanges gradients; all others are their own."""
+    return model.module if isinstance(model, DistributedDataParallel) else model
 
 
 class _Arguments(NamedTuple):
@@ -168,7 +221,7 @@ def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> E
         dynamic_shapes = _first_dimensions(arguments.by_name or arguments.positional)
     was_training = model.training
     try:
-        with torch.no_grad():
+        with torch.no_grad(), traced_as_whole():
             return torch.export.export(model.eval(), *arguments, dynamic_shapes=dynamic_shapes)
     finally:
         model.train(was_training)

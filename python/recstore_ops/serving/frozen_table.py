@@ -7,7 +7,7 @@ import os
 import weakref
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -15,7 +15,6 @@ from torch import Tensor
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
 from recstore_ops.ops import operators
-from recstore_ops.table.table import Table
 
 EncodingName = Literal["float32", "bfloat16", "float16", "int8", "int4"]
 FrozenMemory = Literal["mapped", "copied"]
@@ -85,30 +84,6 @@ class FrozenTable:
 
     def __repr__(self) -> str:
         return f"FrozenTable({str(self.path)!r}, name={self.name!r}, rows={self.rows}, dim={self.dim}, {self.encoding})"
-
-
-def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = "float32") -> int:
-    """Writes the rows of a table to a file, which replaces one that is there, and returns its bytes.
-
-    Rows that change meanwhile are written as they are before or after.
-
-    Args:
-        table: as `DistEmbedding.table`.
-        path: the file.
-        encoding: how rows are kept. "int8" and "int4" keep a float16 scale and bias for each row, in the layout of
-            FBGEMM's `FloatToFusedNBitRowwiseQuantizedSBHalf`.
-
-    Raises:
-        ValueError: an unknown encoding, or a sharded table: this process has a part of its rows only.
-        OSError: the file cannot be written, or a row has a value that the encoding has no number for.
-    """
-    if encoding not in get_args(EncodingName):
-        raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding!r}")
-    if table.is_sharded:
-        raise ValueError(
-            f"table {table.name!r} is sharded over processes: load a checkpoint of it in one, and freeze that"
-        )
-    return _native.freeze_table(table.table_id, user_path(path, "path"), encoding)
 
 
 def _close(handle: list[int]) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.export import ExportedProgram
 from torch.fx import Node
 
+from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.ops.operators import OF_DEFAULT_TABLES
 from recstore_ops.table.table import Table, open_tables
 
@@ -30,6 +31,17 @@ def tables_of(program: ExportedProgram) -> dict[str, tuple[Table, tuple[str, ...
             raise ValueError(f"{operator} of the model reads no table of a name: a bundle takes tables of modules only")
         found.setdefault(table.name, (table, {}))[1][constant] = None
     return {name: (table, tuple(constants)) for name, (table, constants) in found.items()}
+
+
+def tables_in(model: nn.Module) -> list[Table]:
+    """The tables of a model's modules, whether its program reads them or not."""
+    return [table for module in model.modules() if isinstance(module, ClosedModule) for table in module.tables()]
+
+
+def named_tables(names: Iterable[str]) -> list[Table]:
+    """The open tables of names."""
+    tables = {table.name: table for table in open_tables()}
+    return [tables[name] for name in names]
 
 
 def state_of(program: ExportedProgram, handles: Collection[str]) -> dict[str, Tensor]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -16,8 +15,9 @@ from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store
+from recstore_ops.sharding.together import Together
 
-_Result = TypeVar("_Result")
+_SAVE = "save its part of the checkpoint"
 
 
 def save(
@@ -56,21 +56,22 @@ def save(
         RuntimeError: a rank could not write its part, or the parts do not fit together; all ranks raise.
     """
     tell_failures()
-    rank, world = dist.get_rank(process_group), dist.get_world_size(process_group)
+    together = Together(process_group)
+    rank, world = together.rank, together.world
 
     def checked() -> tuple[str, dict[str, Any]]:
         own_metadata = metadata if rank == 0 else None
         return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression, replace)
 
-    directory, arguments = _all_or_none(process_group, "save", checked)
-    snapshot = _of_first(process_group, checkpoint.new_snapshot_name)
+    directory, arguments = together.all_or_none(_SAVE, checked)
+    snapshot = together.of_first("name a snapshot", checkpoint.new_snapshot_name)
     with shown("saving", progress) as native:
 
         def write() -> SaveReport:
             return SaveReport(**store.save_part_of_tables(directory, snapshot, (rank, world), arguments, native))
 
-        report = _all_or_none(process_group, "save", write)
-    _of_first(process_group, lambda: commit_parts(directory, snapshot, world, arguments))
+        report = together.all_or_none(_SAVE, write)
+    together.of_first("commit the checkpoint", lambda: commit_parts(directory, snapshot, world, arguments))
     return report
 
 
@@ -82,45 +83,11 @@ def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadRep
     Raises:
         RuntimeError: a rank could not load; all ranks raise. One that could has its rows loaded.
     """
-    shard = dist.get_rank(process_group), dist.get_world_size(process_group)
-    return _all_or_none(process_group, "load", lambda: checkpoint.load(path, shard=shard, progress=False))
-
-
-def _of_first(group: dist.ProcessGroup, work: Callable[[], _Result]) -> _Result:
-    """What the first rank's work gives, on all ranks.
-
-    Raises:
-        RuntimeError: it failed; on the first rank its own error.
-    """
-    results: list[Any] = [None, None]
-    if dist.get_rank(group) == 0:
-        try:
-            results[0] = work()
-        except Exception as error:
-            dist.broadcast_object_list([None, str(error)], group=group, group_src=0)
-            raise
-    dist.broadcast_object_list(results, group=group, group_src=0)
-    if results[1] is not None:
-        raise RuntimeError(f"rank 0 of the checkpoint failed: {results[1]}")
-    return results[0]
-
-
-def _all_or_none(group: dist.ProcessGroup, what: str, work: Callable[[], _Result]) -> _Result:
-    """Does this rank's work, and raises where that of any rank failed."""
-    result: Any = None
-    failure: Exception | None = None
-    try:
-        result = work()
-    except Exception as error:
-        failure = error
-    messages: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(messages, None if failure is None else str(failure), group=group)
-    if failure is not None:
-        raise failure
-    failed = [rank for rank, message in enumerate(messages) if message is not None]
-    if failed:
-        raise RuntimeError(f"rank {failed[0]} could not {what} its part of the checkpoint: {messages[failed[0]]}")
-    return result
+    together = Together(process_group)
+    shard = together.rank, together.world
+    return together.all_or_none(
+        "load its part of the checkpoint", lambda: checkpoint.load(path, shard=shard, progress=False)
+    )
 
 
 __all__ = ["load", "save"]

@@ -324,18 +324,27 @@ def second_shard(shard: Shard, group: dist.ProcessGroup | None) -> Shard:
     Raises:
         ValueError: a group of other ranks, or none where one has to be given.
     """
-    ranks = dist.get_process_group_ranks(shard.group)
-    if group is not None:
-        if dist.get_process_group_ranks(group) != ranks or group is shard.group:
-            raise ValueError(f"second_group must be another group of the ranks {ranks}")
-        return replace(shard, group=group)
-    if shard.is_alone:
+    if group is None and shard.is_alone:
         return shard
+    return replace(shard, group=same_ranks(shard.group, group, dist.get_backend(shard.group)))
+
+
+def same_ranks(group: dist.ProcessGroup, second_group: dist.ProcessGroup | None, backend: str) -> dist.ProcessGroup:
+    """Returns a second group of the same ranks: the one that was given, or a new one.
+
+    Raises:
+        ValueError: a group of other ranks, or none where one has to be given.
+    """
+    ranks = dist.get_process_group_ranks(group)
+    if second_group is not None:
+        if dist.get_process_group_ranks(second_group) != ranks or second_group is group:
+            raise ValueError(f"second_group must be another group of the ranks {ranks}")
+        return second_group
     if len(ranks) < dist.get_world_size():
         raise ValueError(f"the tables are sharded over the ranks {ranks} only: give second_group")
-    made = dist.new_group(ranks, backend=dist.get_backend(shard.group))
+    made = dist.new_group(ranks, backend=backend)
     assert isinstance(made, dist.ProcessGroup), "this process is among the ranks"
-    return replace(shard, group=made)
+    return made
 
 
 def _own_group(shard: Shard, group: dist.ProcessGroup | None) -> dist.ProcessGroup:

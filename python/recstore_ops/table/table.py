@@ -8,6 +8,7 @@ A deep copy is another table, with rows and optimizer state of its own.
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -93,8 +94,8 @@ class Table:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether other processes have rows of this table."""
-        return self.shard is not None and not self.shard.is_alone
+        """Whether other processes have rows of this table, and lookups ask them."""
+        return self.shard is not None and not self.shard.is_alone and not _are_traced_as_whole.get()
 
     def _open(self) -> None:
         try:
@@ -294,6 +295,19 @@ class Table:
             own(copied, copied.name, copied.table_id)
         copied.owner, copied.is_second, copied.requires_grad = self.owner, first is not None, self.requires_grad
         return copied
+
+
+_are_traced_as_whole = ContextVar("are_traced_as_whole", default=False)
+
+
+@contextmanager
+def traced_as_whole() -> Iterator[None]:
+    """Within it lookups are those of tables that this process has whole, for programs that are to run where one has."""
+    before = _are_traced_as_whole.set(True)
+    try:
+        yield
+    finally:
+        _are_traced_as_whole.reset(before)
 
 
 _open_tables: weakref.WeakSet[Table] = weakref.WeakSet()

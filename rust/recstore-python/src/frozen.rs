@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::Error;
+use recstore::{Error, freeze_parts};
 use recstore_bridge::Failure;
 
 use crate::registry;
@@ -17,6 +17,13 @@ pub(crate) fn freeze_table(py: Python<'_>, table: i64, path: PathBuf, encoding: 
     let registry = registry()?;
     let encoding = encoding.parse().map_err(raise)?;
     py.detach(|| registry.freeze(table, &path, encoding)).map_err(raise)
+}
+
+/// Writes the rows of the frozen tables at `parts`, each of which has some, to one at `path`, and returns its bytes.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn merge_frozen(py: Python<'_>, parts: Vec<PathBuf>, path: PathBuf) -> PyResult<u64> {
+    py.detach(|| freeze_parts(&parts, &path)).map_err(raise)
 }
 
 /// Opens the file of a frozen table, and returns what it says of itself beside the words of its handle.

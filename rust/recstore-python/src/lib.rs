@@ -31,7 +31,7 @@ mod _native {
     #[pymodule_export]
     use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
     #[pymodule_export]
-    use super::frozen::{close_frozen, freeze_table, open_frozen};
+    use super::frozen::{close_frozen, freeze_table, merge_frozen, open_frozen};
     #[pymodule_export]
     use super::log_lines::{LogLines, log_to_stderr};
     #[pymodule_export]

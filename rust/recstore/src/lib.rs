@@ -54,7 +54,8 @@ pub use config::{
 };
 pub use error::{Error, Result};
 pub use frozen::{
-    Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_without,
+    Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_parts,
+    freeze_without,
 };
 pub use kernel::drawn::drawn_number;
 #[cfg(feature = "rayon")]

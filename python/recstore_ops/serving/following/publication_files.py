@@ -17,7 +17,10 @@ from pathlib import Path
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
 from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, Base, Current, Update, update_name
 
-_LOCK, _NOTE, _WRITING = ".lock", ".unfinished.json", f"{BASES}/.writing"
+_LOCK, _NOTE = ".lock", ".unfinished.json"
+WRITING = f"{BASES}/.writing"
+"""The base that is being written."""
+
 _FORMAT, _VERSION = "recstore publication's unfinished files", 1
 _CUT_OFF = (f".{CURRENT}", f"{_NOTE}.new")
 """What a publisher that is killed may leave of a file that it was about to put in its place."""
@@ -63,10 +66,13 @@ class PublicationFiles:
         """Returns the number of the newest update, 0 before the first."""
         return 0 if self.current is None else self.current.update
 
-    def write_base(self, base: Base, write: Callable[[Path], None]) -> None:
-        """Has `write` write a bundle. It counts from the update on that makes it whole."""
-        writing, place = self.directory / _WRITING, self.directory / base.name
+    def note_base(self, base: Base) -> None:
+        """Notes that a base is about to be there."""
         self._note([base.name])
+
+    def write_base(self, base: Base, write: Callable[[Path], None]) -> None:
+        """Has `write` write a bundle that is noted. It counts from the update on that makes it whole."""
+        writing, place = self.directory / WRITING, self.directory / base.name
         try:
             write(writing)
             writing.rename(place)
@@ -111,6 +117,7 @@ class PublicationFiles:
         """
         before = self._without_previous()
         base = replace(before.base, history=history)
+        self.note_base(base)
         self.write_base(base, lambda directory: write_base(self.directory / before.base.name, directory))
         self._note([update.name for update in updates])
         for update in updates:
@@ -156,7 +163,7 @@ class PublicationFiles:
                 path.unlink(missing_ok=True)
 
     def _clean_up_after_another(self) -> None:
-        shutil.rmtree(self.directory / _WRITING, ignore_errors=True)
+        shutil.rmtree(self.directory / WRITING, ignore_errors=True)
         note = self.directory / _NOTE
         if note.exists():
             text = note.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,162 @@
+"""How the first of several processes, whose tables are sharded over them, has the others do their part of publishing.
+
+Whoever publishes calls the same methods on all processes. Within each the first one asks, and the others do what they
+are asked for until they are told how it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch.distributed as dist
+
+from recstore_ops.sharding.together import Together
+from recstore_ops.table.joining import joinings
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a process is to do."""
+
+    what: str
+    argument: Any
+
+
+@dataclass(frozen=True)
+class Told:
+    """How a method ended on the first process.
+
+    Attributes:
+        result: whether it published.
+        number, bytes_written, address: of `Publisher`.
+        due: the step after which the first process looks next whether an update is due.
+    """
+
+    result: bool
+    number: int
+    bytes_written: int
+    address: str | None
+    due: int
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a method, or a part of it, could not be done."""
+
+    problem: str
+
+
+class Others(Protocol):
+    """The processes beside this one that have rows of the tables.
+
+    Attributes:
+        writing: all of them, to write bases together.
+    """
+
+    writing: Together
+
+    def ask(self, what: str, argument: Any, own: Callable[[], _Result]) -> list[_Result]:
+        """Has each process do what is asked for, this one `own`, and returns what each gives.
+
+        Raises:
+            RuntimeError: one could not.
+        """
+        ...
+
+    def together(self, work: Callable[[], _Result], told: Callable[[_Result], Told]) -> _Result:
+        """Does the work of a method, and tells the others how it ended."""
+        ...
+
+
+class NoOthers:
+    """This process has all rows, or servers have them."""
+
+    def __init__(self) -> None:
+        self.writing = Together()
+
+    def ask(self, what: str, argument: Any, own: Callable[[], _Result]) -> list[_Result]:
+        """See `Others`."""
+        return [own()]
+
+    def together(self, work: Callable[[], _Result], told: Callable[[_Result], Told]) -> _Result:
+        """See `Others`."""
+        return work()
+
+
+class OtherRanks:
+    """The other processes of a group, to the first one; and the first one, to the others.
+
+    Args:
+        group: the processes.
+        second_group: the same once more, so that bases are written beside the training.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, second_group: dist.ProcessGroup) -> None:
+        self._asking, self.writing = Together(group), Together(second_group)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process asks."""
+        return self._asking.is_first
+
+    def ask(self, what: str, argument: Any, own: Callable[[], _Result]) -> list[_Result]:
+        """See `Others`."""
+        self._say(Asked(what, argument))
+        answer = _outcome(own)
+        answers: list[Any] = [None] * self._asking.world
+        dist.gather_object(None, answers, group=self._asking.group, group_dst=0)
+        if isinstance(answer, Exception):
+            raise answer
+        answers[0] = answer
+        for rank, other in enumerate(answers):
+            if isinstance(other, Failed):
+                raise RuntimeError(f"rank {rank}: {other.problem}")
+        return answers
+
+    def together(self, work: Callable[[], _Result], told: Callable[[_Result], Told]) -> _Result:
+        """See `Others`."""
+        self._check_not_joined()
+        try:
+            result = work()
+            said = told(result)
+        except Exception as error:
+            self._say(Failed(str(error)))
+            raise
+        self._say(said)
+        return result
+
+    def obey(self, do: Callable[[Asked], Any]) -> Told:
+        """Does what the first process asks for, until it tells how it ended.
+
+        Raises:
+            RuntimeError: it failed, or ranks may have no batches.
+        """
+        self._check_not_joined()
+        while True:
+            said: list[Any] = [None]
+            dist.broadcast_object_list(said, group=self._asking.group, group_src=0)
+            if isinstance(said[0], Failed):
+                raise RuntimeError(f"rank 0 could not publish: {said[0].problem}")
+            if isinstance(said[0], Told):
+                return said[0]
+            answer = _outcome(lambda asked=said[0]: do(asked))
+            told = Failed(str(answer)) if isinstance(answer, Exception) else answer
+            dist.gather_object(told, None, group=self._asking.group, group_dst=0)
+
+    def _check_not_joined(self) -> None:
+        if self._asking.group in joinings:
+            raise RuntimeError("a publisher is not announced to ranks without batches: use it outside of sharding.join")
+
+    def _say(self, said: Asked | Told | Failed) -> None:
+        dist.broadcast_object_list([said], group=self._asking.group, group_src=0)
+
+
+def _outcome(work: Callable[[], _Result]) -> _Result | Exception:
+    try:
+        return work()
+    except Exception as error:
+        return error

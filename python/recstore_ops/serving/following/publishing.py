@@ -1,0 +1,124 @@
+"""Publishes a model while it trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from recstore_ops.config.paths import user_path
+from recstore_ops.servers.server_config import Tls
+from recstore_ops.serving.access import Access
+from recstore_ops.serving.exporting import ExportedModel, encodings_of, unwrapped
+from recstore_ops.serving.following.other_ranks import NoOthers, OtherRanks, Others
+from recstore_ops.serving.following.pace import MOST_STEPS_OF_RANKS, Pace
+from recstore_ops.serving.following.publication_files import PublicationFiles
+from recstore_ops.serving.following.published_tables import PublishedTables
+from recstore_ops.serving.following.publisher import Publisher
+from recstore_ops.serving.following.rank_publisher import RankPublisher
+from recstore_ops.serving.following.watches import StateWatch
+from recstore_ops.serving.following.writing_publisher import WritingPublisher
+from recstore_ops.serving.freezing import group_of
+from recstore_ops.serving.frozen_table import EncodingName
+from recstore_ops.serving.program_tables import tables_in
+from recstore_ops.sharding.join import same_ranks
+
+
+def publish(
+    model: nn.Module,
+    example_inputs: Sequence[Any] | Mapping[str, Any],
+    directory: str | os.PathLike[str],
+    *,
+    encoding: EncodingName | Mapping[str, EncodingName] = "float32",
+    interval: float = 0.1,
+    dynamic_shapes: Any = None,
+    copy_to: str | None = None,
+    address: str | None = None,
+    token: str | None = None,
+    tls: Tls | None = None,
+    insecure: bool = False,
+    second_group: dist.ProcessGroup | None = None,
+) -> Publisher:
+    """Publishes a model in training to a directory, from which `load_bundle(..., follow=...)` follows it.
+
+    The directory gets a bundle of the model as it is now, and updates with what changed since: rows that are new or
+    other, ids whose rows went, and dense tensors. A reader sees whole updates only. When updates take as much room as
+    the tables, a new bundle is written beside the training, and what is older than the one before is deleted.
+
+    A publisher that begins anew in a directory, such as after a crash, begins with a bundle of the model as it is then.
+
+    Args:
+        model: its tables lie in this process, are sharded over processes, or lie on servers. Where they are sharded,
+            all processes call this together, between the same steps, and the first one writes. On servers a publisher
+            that begins ends those of the same tables, and it must be the one program that trains, or a worker of those
+            that go in step: else an update can have a part of another program's step.
+        example_inputs: as of `export`.
+        directory: of the publication; a new one, or one that was published to before. All processes of sharded tables
+            must see it.
+        encoding: how rows are kept and told, as of `export`.
+        interval: the least seconds between two updates.
+        dynamic_shapes: as of `export`.
+        copy_to: `s3://bucket/prefix` or `file:///path` of an object store that gets a copy, which a thread keeps up;
+            `publisher.copy.problem` says why it could not be. Keys come from the environment, `AWS_ACCESS_KEY_ID` and
+            the like. One publisher at a time may copy to a URL.
+        address: `host:port` at which the publication is served over HTTP too; port 0 takes any that is free.
+        token: what followers at that address must know.
+        tls: certificate and key of the server, and the authorities of followers' certificates.
+        insecure: whether other machines may reach the address without both.
+        second_group: of sharded tables, the ranks of their group once more, over gloo. By default one is made, where
+            theirs has all ranks of the job.
+
+    Raises:
+        ValueError: something else is in the directory, another process publishes to it, or as `export`; or the program
+            of the model has control flow, so that it cannot be run by its graph.
+        RuntimeError: a table is published already, or its servers do not answer; another process failed.
+        OSError: a file cannot be written.
+    """
+    if not interval >= 0:
+        raise ValueError(f"interval must be 0 or more seconds, got {interval}")
+    place, model = Path(user_path(directory, "directory")), unwrapped(model)
+
+    def begun(others: Others, pace: Pace) -> WritingPublisher:
+        exported = ExportedModel(model, example_inputs, dynamic_shapes)
+        publisher = _begun(model, exported, place, encodings_of(exported.tables, encoding), others, pace)
+        try:
+            if copy_to is not None:
+                publisher.copy_to(copy_to)
+            if address is not None:
+                publisher.serve(address, Access(token, tls, insecure))
+        except BaseException:
+            publisher.abandon()
+            raise
+        return publisher
+
+    group = group_of(tables_in(model))
+    if group is None:
+        if second_group is not None:
+            raise ValueError("second_group is of sharded tables, and the model has none")
+        return begun(NoOthers(), Pace(interval))
+    ranks = OtherRanks(group, same_ranks(group, second_group, "gloo"))
+    if not ranks.is_first:
+        return RankPublisher(place, ranks)
+    return ranks.together(lambda: begun(ranks, Pace(interval, MOST_STEPS_OF_RANKS)), WritingPublisher.told)
+
+
+def _begun(
+    model: nn.Module,
+    exported: ExportedModel,
+    directory: Path,
+    encodings: Mapping[str, EncodingName],
+    others: Others,
+    pace: Pace,
+) -> WritingPublisher:
+    if exported.state is None:
+        raise ValueError("the program of the model has no graph: it cannot be published, but exported")
+    state, files = StateWatch(model, exported.state), PublicationFiles(directory)
+    try:
+        return WritingPublisher(PublishedTables(exported, encodings, others), state, files, pace, others)
+    except BaseException:
+        files.close()
+        raise
