@@ -72,6 +72,7 @@ def serve_model_command(
     tls_key: TlsKey = None,
     tls_client_ca: TlsClientCa = None,
     insecure: Insecure = False,
+    compiled: Annotated[bool, typer.Option("--compiled", help="Answer by the program that was compiled.")] = False,
     follow: _Follow = None,
     follow_token_file: _FollowTokenFile = None,
     follow_tls_ca: _FollowTlsCa = None,
@@ -92,7 +93,7 @@ def serve_model_command(
     has_tls = not (tls_certificate is None and tls_key is None and tls_client_ca is None)
     tls = Tls(tls_certificate, tls_key, tls_client_ca) if has_tls else None
     ports = Ports(host, port, grpc_port, health_port, metrics_port)
-    bundle = load_bundle(directory, follow=_followed(follow, follow_token_file, follow_tls_ca))
+    bundle = load_bundle(directory, compiled=compiled, follow=_followed(follow, follow_token_file, follow_tls_ca))
     left = serve(bundle, name or directory.resolve().name, settings, ports, Access(token, tls, insecure))
     if left:
         raise ValueError(f"{left} requests were not answered within {LAST_ANSWERS:g} s")

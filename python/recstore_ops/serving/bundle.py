@@ -4,6 +4,7 @@ model/manifest.json              what belongs to the bundle, with checksums
 model/program.pt2                of `torch.export.save`
 model/graph.json                 the same program as a list of calls, see `recstore_ops.serving.graph`
 model/state.safetensors          the tensors that it needs
+model/compiled.pt2               the same program as machine code, if it was asked for
 model/tables/0.safetensors       a frozen table
 
 The graph opens in milliseconds; a program that has none is loaded by torch.
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
+from recstore_ops.serving.compiled import CompiledModel
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Run
 from recstore_ops.serving.inputs import check_inputs
@@ -163,14 +165,15 @@ class _ProgramModel:
         return nullcontext(self.run)
 
 
-def open_bundle(path: Path, memory: FrozenMemory) -> Bundle:
+def open_bundle(path: Path, memory: FrozenMemory, *, compiled: bool) -> Bundle:
     """Opens a bundle.
 
     Raises:
         ValueError, OSError: as `load_bundle`.
     """
     manifest = Manifest.read(path)
-    model = _GraphModel if GRAPH in manifest.files else _ProgramModel
+    as_exported = _GraphModel if GRAPH in manifest.files else _ProgramModel
+    model = CompiledModel if compiled else as_exported
     return Bundle(path, manifest, model(path, manifest, opened_tables(path, manifest, memory)))
 
 

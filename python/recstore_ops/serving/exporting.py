@@ -20,9 +20,10 @@ from torch.utils._pytree import tree_flatten
 
 from recstore_ops.config.paths import user_path
 from recstore_ops.serving import graph
+from recstore_ops.serving.compiled import processor, with_named_handles, write_compiled
 from recstore_ops.serving.freezing import freeze_tables, group_of
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable
-from recstore_ops.serving.manifest import GRAPH, PROGRAM, STATE, BundledTable, Manifest, sum_of
+from recstore_ops.serving.manifest import COMPILED, GRAPH, PROGRAM, STATE, BundledTable, Manifest, sum_of
 from recstore_ops.serving.program_tables import named_tables, state_of, tables_in, tables_of
 from recstore_ops.serving.program_tensors import described
 from recstore_ops.sharding.together import Together
@@ -36,6 +37,7 @@ def export(
     *,
     encoding: EncodingName | Mapping[str, EncodingName] = "float32",
     dynamic_shapes: Any = None,
+    compiled: bool = False,
     replace: bool = False,
 ) -> Path:
     """Writes a model and the rows that its tables have now to a directory, which `load_bundle` reads.
@@ -53,13 +55,15 @@ def export(
         directory: of the bundle; of sharded tables one that all processes see.
         encoding: how rows are kept, of all tables or by their names; see `freeze`.
         dynamic_shapes: as in `torch.export.export`; None lets the first dimension of every tensor vary.
+        compiled: whether the program is compiled by AOTInductor too, for this release of torch and this kind of
+            processor; `load_bundle(..., compiled=True)` runs it. It takes a compiler of C++.
         replace: whether a bundle that is there may go.
 
     Raises:
         ValueError: there is something at `directory` that may not go, an encoding names a table that the model does not
             read, or the model reads a table that has no name; or its tables are sharded over several groups.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
-        RuntimeError: another process of sharded tables failed.
+        RuntimeError: another process of sharded tables failed, or the program cannot be compiled.
     """
     target = Path(user_path(directory, "directory"))
     together = Together(group_of(tables_in(model)))
@@ -67,7 +71,7 @@ def export(
 
     def begin() -> tuple[str, dict[str, EncodingName]]:
         _check_target(target, replace=replace)
-        writing.model = ExportedModel(model, example_inputs, dynamic_shapes)
+        writing.model = ExportedModel(model, example_inputs, dynamic_shapes, compiled=compiled)
         return writing.begin(), encodings_of(writing.model.tables, encoding)
 
     try:
@@ -125,13 +129,19 @@ class ExportedModel:
     """
 
     def __init__(
-        self, model: nn.Module, example_inputs: Sequence[Any] | Mapping[str, Any], dynamic_shapes: Any = None
+        self,
+        model: nn.Module,
+        example_inputs: Sequence[Any] | Mapping[str, Any],
+        dynamic_shapes: Any = None,
+        *,
+        compiled: bool = False,
     ) -> None:
         self._program = _exported(unwrapped(model), _Arguments.of(example_inputs), dynamic_shapes)
         self._described = described(self._program)
         read = tables_of(self._program)
         self.tables = {name: table for name, (table, _) in read.items()}
         self._constants = {name: constants for name, (_, constants) in read.items()}
+        self._to_compile = with_named_handles(self._program, self._handles()) if compiled else None
         self._program.example_inputs = None  # They are somebody's rows, and pickled.
         self._graph = None
         with suppress(graph.NoGraphError):
@@ -167,11 +177,15 @@ class ExportedModel:
             recstore_ops=version("recstore-ops"),
             files=self._write_program(directory, graph_only=graph_only),
             tables=tuple(map(self._bundled, self.tables, frozen)),
+            compiled_for=None if self._to_compile is None else processor(),
             **self._described._asdict(),
         ).write(directory)
 
     def _state(self) -> dict[str, Tensor]:
-        return state_of(self._program, {name for constants in self._constants.values() for name in constants})
+        return state_of(self._program, self._handles())
+
+    def _handles(self) -> set[str]:
+        return {name for constants in self._constants.values() for name in constants}
 
     def _write_program(self, directory: Path, *, graph_only: bool) -> dict[str, dict[str, int]]:
         """Writes the program, and its graph where it has one, and returns what the manifest says of the files."""
@@ -185,6 +199,9 @@ class ExportedModel:
             state = {name: value.contiguous().clone() for name, value in self._state().items()}
             safetensors.torch.save_file(state, directory / STATE)
             files += [GRAPH, STATE]
+        if self._to_compile is not None:
+            write_compiled(self._to_compile, directory / COMPILED)
+            files += [COMPILED]
         return {name: sum_of(directory / name) for name in files}
 
     def _bundled(self, name: str, file: Path) -> BundledTable:

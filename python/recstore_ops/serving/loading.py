@@ -17,6 +17,7 @@ def load_bundle(
     directory: str | os.PathLike[str],
     *,
     memory: FrozenMemory = "mapped",
+    compiled: bool = False,
     follow: str | os.PathLike[str] | PublisherAddress | None = None,
 ) -> Bundle:
     """Opens a bundle. No name of a table is taken: any tables may be open in the process, other bundles too.
@@ -24,16 +25,20 @@ def load_bundle(
     Args:
         directory: as `export` wrote it. Its files must not be changed in place as long as the bundle is in use.
         memory: of the tables, see `FrozenTable`.
+        compiled: whether the program that AOTInductor compiled answers; its results may differ in their last bits.
         follow: a publication of the same model, by its directory, `host:port` of a publisher that serves it, a
             `PublisherAddress`, or `s3://bucket/prefix` of a copy in an object store. Tables and dense tensors are those
             of its newest step, and stay so; see `FollowingBundle`. A publication that cannot be read for a while is
             tried again.
 
     Raises:
-        ValueError: there is no bundle or publication, one of another version, or a publication of another model.
+        ValueError: there is no bundle or publication, one of another version, or a publication of another model; no
+            compiled program, one for another release of torch or another kind of processor, or one that is to follow.
         OSError: a file is missing, cut off, changed, or of another bundle. Rows are looked at when they are first read.
     """
     path = Path(user_path(directory, "directory"))
     if follow is None:
-        return open_bundle(path, memory)
+        return open_bundle(path, memory, compiled=compiled)
+    if compiled:
+        raise ValueError("a compiled program does not follow: give compiled or follow")
     return FollowingBundle(path, Manifest.read(path), source_of(follow), memory)

@@ -11,7 +11,7 @@ from typing import Any
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
 
 NAME = "manifest.json"
-PROGRAM, GRAPH, STATE = "program.pt2", "graph.json", "state.safetensors"
+PROGRAM, GRAPH, STATE, COMPILED = "program.pt2", "graph.json", "state.safetensors", "compiled.pt2"
 _FORMAT, _VERSION = "recstore bundle", 2
 _BYTES_AT_A_TIME = 1 << 20
 
@@ -43,6 +43,7 @@ class Manifest:
         tables: those that the program reads.
         inputs: each tensor that the program takes, see `recstore_ops.serving.program_tensors`.
         outputs: each that it gives.
+        compiled_for: the kind of processor that the program was compiled for, if it was.
     """
 
     torch: str
@@ -51,6 +52,7 @@ class Manifest:
     tables: tuple[BundledTable, ...]
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
+    compiled_for: str | None = None
 
     def write(self, directory: Path) -> None:
         """Writes the manifest."""
@@ -87,7 +89,7 @@ class Manifest:
 
 def is_file_of_a_bundle(name: str) -> bool:
     """Whether a file has a name that bundles give."""
-    return name in (NAME, PROGRAM, GRAPH, STATE) or re.fullmatch(r"tables/\d+\.safetensors", name) is not None
+    return name in (NAME, PROGRAM, GRAPH, STATE, COMPILED) or re.fullmatch(r"tables/\d+\.safetensors", name) is not None
 
 
 def sum_of(path: Path) -> dict[str, int]:

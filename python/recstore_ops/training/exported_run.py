@@ -95,6 +95,7 @@ def export_run(
     directory: Path,
     *,
     encoding: EncodingName | Mapping[str, EncodingName] = "float32",
+    compiled: bool = False,
     replace: bool = False,
 ) -> Bundle:
     """Writes the model of a run as a bundle, and returns it, opened.
@@ -107,17 +108,19 @@ def export_run(
         rows: like those that will be asked for; the first 4,096 are looked at, and are not kept.
         directory: of the bundle.
         encoding: how rows are kept, of all tables or by the names that the model calls them.
+        compiled: whether the program is compiled too; then it is the one that is returned.
         replace: whether a bundle that is there may go.
 
     Raises:
         ValueError: there are fewer than two rows; further as `export`.
-        OSError: as `export`.
+        OSError, RuntimeError: as `export`.
     """
     example = first_rows(rows)
     model = OverTensors(run.model, len(run.form.fields), retrieves=run.config.model in RETRIEVAL).eval()
     if not isinstance(encoding, str):
         encoding = {run.table(name).name: kind for name, kind in encoding.items()}
-    return load_bundle(export(model, tensors_of(example), directory, encoding=encoding, replace=replace))
+    written = export(model, tensors_of(example), directory, encoding=encoding, compiled=compiled, replace=replace)
+    return load_bundle(written, compiled=compiled)
 
 
 def first_rows(rows: Iterable[Batch]) -> Batch:
