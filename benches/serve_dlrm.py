@@ -138,10 +138,13 @@ def requests_of(count: int, candidates: int, rows: int) -> list[Request]:
     ]
 
 
-def bundle_side(model: nn.Module, request: Request, directory: Path, encoding: EncodingName) -> Side:
-    """The model as a bundle."""
-    recstore_ops.export(model, request, directory, encoding=encoding)
-    return recstore_ops.load_bundle(directory)
+def bundle_sides(model: nn.Module, request: Request, directory: Path, encoding: EncodingName) -> dict[str, Side]:
+    """The model as a bundle, by its graph and compiled."""
+    recstore_ops.export(model, request, directory, encoding=encoding, compiled=True)
+    return {
+        f"bundle, {encoding}": recstore_ops.load_bundle(directory),
+        f"compiled bundle, {encoding}": recstore_ops.load_bundle(directory, compiled=True),
+    }
 
 
 def lookups_side(tables: nn.Module, ids: Tensor, directory: Path, encoding: EncodingName) -> Side:
@@ -157,7 +160,7 @@ def sides_of(rows: int, request: Request, directory: Path) -> dict[str, Side]:
     model = Dlrm(ours).eval()
     sides: dict[str, Side] = {}
     for encoding in ENCODINGS:
-        sides[f"bundle, {encoding}"] = bundle_side(model, request, directory / encoding, encoding)
+        sides |= bundle_sides(model, request, directory / encoding, encoding)
     sides["plain PyTorch, float32"] = Dlrm(TorchTables(rows)).eval()
     quantized: nn.Module | None = None
     try:

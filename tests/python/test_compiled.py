@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from test_following import IDS, Clicks, answer
-from torch import nn
+from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
 from recstore_ops.serving import compiled, export, load_bundle
@@ -44,9 +44,36 @@ def test_a_compiled_program_answers_as_the_graph(table_name: TableName, tmp_path
     torch.testing.assert_close(torch.tensor(json.loads(out)), plain(IDS))
     if encoding == "float32":
         torch.testing.assert_close(bundle(IDS), answer(clicks))
+    manifest = Manifest.read(path)
+    renamed = [replace(table, constants=("other",)) for table in manifest.tables]
+    replace(manifest, tables=tuple(renamed)).write(path)
+    with pytest.raises(OSError, match=r"compiled\.pt2 reads no table 'test_a_compiled"):
+        load_bundle(path, compiled=True)
+    manifest.write(path)
     (path / "compiled.pt2").write_bytes((path / "compiled.pt2").read_bytes()[:-1])
     with pytest.raises(OSError, match=r"compiled\.pt2 is not that of this bundle"):
         load_bundle(path, compiled=True)
+
+
+@IN_ALL
+def test_a_table_of_two_modules_is_read_by_both(table_name: TableName, tmp_path: Path) -> None:
+    first = DistEmbedding(None, 4, table_name(), initializer={"kind": "normal", "std": 1.0})
+    second = DistEmbedding(None, 4, first.table.name, initializer={"kind": "normal", "std": 1.0}, on_existing="share")
+    model = Both(first, second)
+    bundle = load_bundle(export(model, (IDS,), tmp_path / "bundle", compiled=True), compiled=True)
+    torch.testing.assert_close(bundle(IDS), answer(model))
+
+
+class Both(nn.Module):
+    """What two modules over one table give."""
+
+    def __init__(self, first: DistEmbedding, second: DistEmbedding) -> None:
+        super().__init__()
+        self.first, self.second = first, second
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Returns rows beside rows."""
+        return torch.cat([self.first(ids), self.second(ids + 1)], dim=-1)
 
 
 @IN_ALL

@@ -78,7 +78,7 @@ class CompiledModel:
 
     Raises:
         ValueError: the bundle has none, or it is for another release of torch or another kind of processor.
-        OSError: its file was changed.
+        OSError: its file was changed, or reads other tables.
     """
 
     def __init__(self, path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> None:
@@ -92,10 +92,16 @@ class CompiledModel:
         self._loaded = torch._inductor.aoti_load_package(str(manifest.check_file(path, COMPILED)))
         given, returned = self._loaded.loader.get_call_spec()
         self.in_spec, self.out_spec = treespec_loads(given), treespec_loads(returned)
-        handles = {name: tables[each.name].handle for each in manifest.tables for name in each.constants}
-        # A handle that the compiled program does not read is none of its constants.
-        read = {name: handle for name, handle in handles.items() if name in self._loaded.get_constant_fqns()}
-        self._loaded.load_constants(read, check_full_update=False)
+        self._loaded.load_constants(self._handles(path, manifest), check_full_update=False)
+
+    def _handles(self, path: Path, manifest: Manifest) -> dict[str, Tensor]:
+        """The handles by their names in the compiled program, which has one name for constants that are equal."""
+        held, found = set(self._loaded.get_constant_fqns()), {}
+        for bundled in manifest.tables:
+            if not (names := held.intersection(bundled.constants)):
+                raise OSError(f"{path / COMPILED} reads no table {bundled.name!r}")
+            found.update(dict.fromkeys(names, self.tables[bundled.name].handle))
+        return found
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """See `Model`."""
