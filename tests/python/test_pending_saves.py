@@ -177,3 +177,21 @@ saving.exception()
     assert done.returncode == 0, done.stderr
     assert "nobody has asked" not in done.stderr
     assert (tmp_path / "fine").exists()
+
+
+@pytest.mark.embedded_only("it has servers of its own")
+def test_on_servers_a_save_has_what_was_there_when_it_returned(tmp_path: Path) -> None:
+    ids = torch.arange(50)
+    with ServerProcesses(tmp_path, 2) as processes:
+        servers.set_ps_servers(processes.addresses)
+        try:
+            table = DistEmbedding(None, 2, "t")
+            for number in range(40):
+                table.weight[ids] = torch.full((50, 2), float(number))
+                saving = checkpoint.save_async(tmp_path / "saved")
+                table.weight[ids] = torch.full((50, 2), -1.0)
+                saving.result(timeout=60)
+                checkpoint.load(tmp_path / "saved")
+                assert table(ids).detach().equal(torch.full((50, 2), float(number)))
+        finally:
+            servers.set_ps_backend("embedded")

@@ -136,11 +136,12 @@ def test_attention_beats_pooling_by_half_of_what_theory_says() -> None:
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.tier("all")
-def test_attention_nears_the_true_model_and_pooling_does_not(table_name: TableName, seed: int) -> None:
+def test_attention_nears_the_true_model_and_pooling_does_not(seed: int) -> None:
     planted = planted_sequences(seed)
-    assert end_on_sequences(table_name(), epochs=10, seed=seed, **DIN).auc > planted.bayes_auc - 0.05
+    # Of a fixed name, for the initial values.
+    assert end_on_sequences("attention", epochs=10, seed=seed, **DIN).auc > planted.bayes_auc - 0.05
     for model in ("deepfm", "dcn"):
-        assert end_on_sequences(table_name(), epochs=10, seed=seed, model=model).auc < planted.pooled_auc(5)
+        assert end_on_sequences("attention", epochs=10, seed=seed, model=model).auc < planted.pooled_auc(5)
 
 
 def test_losses_are_those_of_nn_embedding(table_name: TableName) -> None:

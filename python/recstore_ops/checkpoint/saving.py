@@ -92,8 +92,8 @@ def save_async(
     It waits for a save or load that is under way, and until the moment of the save has come: what is done afterwards is
     not in the snapshot. A process does not end before the save has. A save that began cannot be cancelled.
 
-    On parameter servers it returns at once. Reads go on; changes of this process wait for the end of the save, but for
-    one that comes before the save has begun, which is in the snapshot. So do calls that choose other servers.
+    On parameter servers reads go on, and changes of this process wait for the end of the save; so do calls that choose
+    other servers. Changes of other processes that come before each server's moment are in the snapshot.
 
     A failure that nobody asks about is told by a `RuntimeWarning`: when the handle is gone, at the next save, or at the
     end of the process.
@@ -112,15 +112,9 @@ def save_async(
     tell_failures()
     native = _native.CheckpointProgress()
     saving = PendingSave(os.fspath(path))
-    is_served = current_ps_backend() == SERVERS
-    if is_served:
+    if current_ps_backend() == SERVERS:
         keep_choice_until_done(saving)
-    # The bytes in all are known once the moment of the save has come. Servers do not tell theirs.
-    return begin(
-        saving,
-        lambda: SaveReport(**store.save_tables(place, arguments, native)),
-        lambda: is_served or native.bytes() != (0, 0),
-    )
+    return begin(saving, lambda: SaveReport(**store.save_tables(place, arguments, native)), native.has_begun)
 
 
 def load(

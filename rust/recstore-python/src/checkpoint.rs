@@ -34,6 +34,11 @@ impl CheckpointProgress {
     fn bytes(&self) -> (u64, u64) {
         self.0.bytes()
     }
+
+    /// Whether what this process changes from now on is no part of a save.
+    fn has_begun(&self) -> bool {
+        self.0.has_begun()
+    }
 }
 
 /// The keys of a dict that says how to save.

@@ -268,6 +268,9 @@ impl RemoteStore {
         // A save is not repeated: whether a server has lost its rows is to be known before.
         session.ask_for_facts(OPERATION, true)?;
         let _changes = session.changes.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if let Some(progress) = options.progress {
+            progress.begin();
+        }
         let of = self.router.shards();
         let part = SavePart {
             directory: directory.to_owned(),
