@@ -23,27 +23,12 @@ from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from recstore_ops.nn.table_parameter import without_stand_ins
+from recstore_ops.sharding.together import Together
 from recstore_ops.training.rows.batch import Batch
 
 
-class Job:
-    """What a process knows of the others; without a group it is alone.
-
-    Attributes:
-        group: the processes; None where this one is alone.
-        rank: its number.
-        world: how many there are.
-    """
-
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
-        self.group = group
-        self.rank = 0 if group is None else dist.get_rank(group)
-        self.world = 1 if group is None else dist.get_world_size(group)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that writes and shows what happens."""
-        return self.rank == 0
+class Job(Together):
+    """What a process knows of the others; without a group it is alone. The first one writes and shows what happens."""
 
     def share(self, batch: Batch) -> Batch:
         """This process's rows of a batch, as many as any other's or one less or more; none of a tiny batch."""
