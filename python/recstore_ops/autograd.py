@@ -168,6 +168,14 @@ class _Bags(NamedTuple):
         elif anchor.requires_grad and (not ctx.needs_input_grad[1] or asked_gradients.reaches_anchor(ctx)):
             collect_bags(collectors, tables, ids, offsets, grad_BD, dims, weights_N, padding_idx, places)
 
+    def backward(
+        self, ctx: Any, grad: Tensor, weights_N: Tensor | None, rows_ND: Tensor | None, places: Tensor | None
+    ) -> Tensor | None:
+        """Collects the gradients of the sums' rows, and returns that of their weights where `rows_ND` are given."""
+        grad_BD = grad.to(torch.float32)
+        self.collect(ctx, grad_BD, weights_N, places)
+        return None if rows_ND is None else _weight_gradients(grad_BD, self.dims, self.offsets, self.on_tape(rows_ND))
+
     def on_tape(self, rows_ND: Tensor) -> Tensor:
         """The rows that the gradient of the weights is made of, on the tape where that is differentiated again.
 
@@ -336,17 +344,16 @@ class _RecStoreEBCFunction(Function):
         anchor, ids, offsets, weights_N, rows_ND, places, *handles = ctx.saved_tensors
         tables = [handles[number] for number in ctx.table_numbers]
         collectors = [handles[len(handles) // 2 + number] for number in ctx.table_numbers]
-        grad_BD = grad_outputs[0].to(torch.float32)
         bags = _Bags(anchor, collectors, tables, ids, offsets, ctx.dims)
-        bags.collect(ctx, grad_BD, weights_N, places)
-        grad_weights_N = None
-        if rows_ND is not None:
-            grad_weights_N = _weight_gradients(grad_BD, ctx.dims, offsets, bags.on_tape(rows_ND))
+        grad_weights_N = bags.backward(ctx, grad_outputs[0], weights_N, rows_ND, places)
         return None, grad_weights_N, *((None,) * (len(ctx.needs_input_grad) - 2))
 
 
-class _PrefetchedEBCFunction(_RecStoreEBCFunction):
-    """As `_RecStoreEBCFunction`, with the rows `[N_f, dim_f]` of each feature already there. Eager mode only."""
+class _EagerEBCFunction(Function):
+    """As `_RecStoreEBCFunction`, with the handles of each feature as lists, and the rows where they are there already.
+
+    Autograd looks at every tensor that it is given, which takes longer than the lookup of a small batch.
+    """
 
     @staticmethod
     def forward(  # type: ignore[override]
@@ -356,18 +363,29 @@ class _PrefetchedEBCFunction(_RecStoreEBCFunction):
         ids: Tensor,
         offsets: Tensor,
         dims: list[int],
-        table_numbers: list[int],
-        rows: list[Tensor],
-        *handles: Tensor,
+        tables: list[Tensor],
+        collectors: list[Tensor],
+        rows: list[Tensor] | None,
     ) -> Tensor:
         ids, offsets = unshared(ids), unshared(offsets)
         weights_N = None if per_sample_weights is None else per_sample_weights.detach()
-        rows = [part.to(ids.device) for part in rows]
         needs_rows = ctx.needs_input_grad[1]
-        rows_ND = _filled_up(rows, max(dims)) if needs_rows else None
-        ctx.save_for_backward(anchor, ids, offsets, weights_N, rows_ND, None, *handles)
-        ctx.dims, ctx.table_numbers = dims, table_numbers
-        return _pool_features(rows, offsets, weights_N)
+        if rows is None:
+            pooled_BD, _, places = operators.emb_bag_places(tables, ids, offsets, dims, operators.SUM, weights_N)
+            rows_ND = feature_operators.read_features(tables, ids, offsets, dims) if needs_rows else None
+        else:
+            rows, places = [part.to(ids.device) for part in rows], None
+            pooled_BD = _pool_features(rows, offsets, weights_N)
+            rows_ND = _filled_up(rows, max(dims)) if needs_rows else None
+        ctx.save_for_backward(anchor, ids, offsets, weights_N, rows_ND, places)
+        ctx.dims, ctx.tables, ctx.collectors = dims, tables, collectors
+        return pooled_BD
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        anchor, ids, offsets, weights_N, rows_ND, places = ctx.saved_tensors
+        bags = _Bags(anchor, ctx.collectors, ctx.tables, ids, offsets, ctx.dims)
+        return None, bags.backward(ctx, grad_outputs[0], weights_N, rows_ND, places), *((None,) * 6)
 
 
 def _pool_features(rows: list[Tensor], offsets: Tensor, weights_N: Tensor | None) -> Tensor:

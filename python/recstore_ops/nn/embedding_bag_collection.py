@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recstore_ops.autograd import _PrefetchedEBCFunction, _RecStoreEBCFunction
+from recstore_ops.autograd import _EagerEBCFunction, _RecStoreEBCFunction
 from recstore_ops.config.collection_config import EmbeddingBagConfig
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
@@ -31,7 +31,7 @@ from recstore_ops.sparse._torchrec import type_beside
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.shard import Shard
-from recstore_ops.table.table import disagreeing_on_error
+from recstore_ops.table.table import Table, disagreeing_on_error
 
 
 class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmbeddingBag]):
@@ -116,7 +116,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             IndexError: an id out of its table's `num_embeddings`.
         """
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
-        pooled_BD = pooled_BD.to(self._output_dtype())
+        output_dtype = self._output_dtype()
+        if pooled_BD.dtype != output_dtype:
+            pooled_BD = pooled_BD.to(output_dtype)
         dims = self._dims(self._outputs)
         if not self.keyed_output and len(set(dims)) == 1:
             return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
@@ -344,35 +346,36 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         ids_N, weights_N = check_ids(batch.values()), _weights(batch, bags)
         offsets = batch.offsets().to(torch.int64)
         rows = self._prefetched(batch, outputs, ids_N)
-        features = Features(ids_N, offsets, weights_N, rows)
-        trained = [table.requires_grad for table in self._tables_of(outputs)]
+        features, tables = Features(ids_N, offsets, weights_N, rows), [bag.looked_up() for bag in bags]
+        trained = [table.requires_grad for table in tables]
         if torch.is_grad_enabled() and len(set(trained)) > 1:
-            return self._pooled_apart(features, outputs, trained)
-        return self._pooled_together(features, outputs)
+            return self._pooled_apart(features, outputs, tables)
+        return self._pooled_together(features, outputs, tables)
 
-    def _pooled_apart(self, features: Features, outputs: list[Output], trained: list[bool]) -> Tensor:
+    def _pooled_apart(self, features: Features, outputs: list[Output], tables: list[Table]) -> Tensor:
         """Frozen features and others in a request each, for a backward pass is about the others only."""
         columns = {}
         for kind in (False, True):
-            places = [place for place, is_trained in enumerate(trained) if is_trained == kind]
+            places = [place for place, table in enumerate(tables) if table.requires_grad == kind]
             own = [outputs[place] for place in places]
-            pooled_BD = self._pooled_together(features_at(features, places, len(outputs)), own)
+            part = features_at(features, places, len(outputs))
+            pooled_BD = self._pooled_together(part, own, [tables[place] for place in places])
             columns.update(zip(own, pooled_BD.split(self._dims(own), dim=1), strict=True))
         return torch.cat([columns[output] for output in outputs], dim=1)
 
-    def _pooled_together(self, features: Features, outputs: list[Output]) -> Any:
+    def _pooled_together(self, features: Features, outputs: list[Output], tables: list[Table]) -> Any:
         """Features that are all frozen, or all trained, in one request."""
         ids_N, offsets, weights_N, rows = features
-        looked_up, dims = self._tables_of(outputs), self._dims(outputs)
-        if rows is None and not needs_backward(looked_up[0], weights_N):
-            handles = [table.handle for table in looked_up]
+        dims, handles = self._dims(outputs), [table.handle for table in tables]
+        if rows is None and not needs_backward(tables[0], weights_N):
             return operators.emb_bag_tables(handles, ids_N, offsets, dims, operators.SUM, weights_N)[0]
-        tables = self.tables()
-        request = (looked_up[0].anchor, weights_N, ids_N, offsets, dims, [output.table for output in outputs])
-        handles = [*(table.handle for table in tables), *(table.collector for table in tables)]
-        if rows is None:
-            return _RecStoreEBCFunction.apply(*request, *handles)
-        return _PrefetchedEBCFunction.apply(*request, rows, *handles)
+        request = (tables[0].anchor, weights_N, ids_N, offsets, dims)
+        if torch.compiler.is_compiling():
+            own = self.tables()
+            numbers = [output.table for output in outputs]
+            handles_and_collectors = [*(table.handle for table in own), *(table.collector for table in own)]
+            return _RecStoreEBCFunction.apply(*request, numbers, *handles_and_collectors)
+        return _EagerEBCFunction.apply(*request, handles, [table.collector for table in tables], rows)
 
     def _pooled_one_by_one(self, batch: KeyedJaggedTensor) -> Tensor:
         """One request a feature, `[B, D]` in the order of the outputs."""
@@ -389,16 +392,18 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         return KeyedJaggedTensor.from_jt_dict({output.name: parts[output.feature] for output in self._outputs})
 
     def _in_order_of(self, batch: KeyedJaggedTensor) -> list[Output]:
-        by_name = {output.name: output for output in self._outputs}
         names = batch.keys()
+        if names == [output.name for output in self._outputs]:
+            return self._outputs
+        by_name = {output.name: output for output in self._outputs}
         return [by_name[name] for name in names]
 
     def _output_dtype(self) -> torch.dtype:
         """The type that holds what every table's module gives."""
-        return functools.reduce(torch.promote_types, (module.output_dtype for module in self._each_module()))
+        return functools.reduce(torch.promote_types, {module.output_dtype for module in self._each_module()})
 
     def _dims(self, outputs: list[Output]) -> list[int]:
-        return [table.dim for table in self._tables_of(outputs)]
+        return [self._configs[output.table].embedding_dim for output in outputs]
 
 
 def _open_bags(config: EmbeddingBagConfig, lr: float, options: TableOptions) -> DistEmbeddingBag:

@@ -74,17 +74,21 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         super().__init__()
         self._configs = tables
         self._modules_of_tables = nn.ModuleList(modules)
+        self._tables = [module.table for module in modules]
         self._outputs = _outputs(tables)
         self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
         self._config_names = {output.name: tables[output.table].name for output in self._outputs}
 
     def __getstate__(self) -> dict[str, Any]:
         # As plain tuples: a pickle must not name a type that is not public.
-        return {**self.__dict__, "_outputs": [tuple(output) for output in self._outputs]}
+        state = {**self.__dict__, "_outputs": [tuple(output) for output in self._outputs]}
+        del state["_tables"]
+        return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._outputs = [Output(*output) for output in self._outputs]
+        self._tables = [module.table for module in self._each_module()]
 
     @property
     def kv_client(self) -> RecStoreClient:
@@ -98,10 +102,10 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
 
     def tables(self) -> list[Table]:
         """The tables, each once."""
-        return [module.table for module in self._each_module()]
+        return list(self._tables)
 
     def _is_sharded(self) -> bool:
-        return self.tables()[0].is_sharded
+        return self._tables[0].is_sharded
 
     def reset_parameters(self) -> None:
         """Brings all rows back to their initial values, without slots; see `DistEmbedding.reset_parameters`."""
