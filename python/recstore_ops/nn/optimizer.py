@@ -15,12 +15,13 @@ from recstore_ops import _native
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.collected_gradients import CollectedGradients
+from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.servers import store
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
-from recstore_ops.table.table import Table, open_tables
+from recstore_ops.table.table import Table, learning_rates, open_tables
 
 Tables = nn.Module | Table
 
@@ -64,6 +65,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
+        self._stepped: list[weakref.ref[Table]] = []
+        self._followed: tuple[list[tuple[float, bool]], list[float]] | None = None
         if lr is not None:
             check_learning_rate(lr)
         tables = _tables_of(self._modules or [])
@@ -93,6 +96,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         names = {before.name: after.name for before, after in pairs}
         copied._rates = {numbers.get(number, number): rate for number, rate in self._rates.items()}
         copied._seen = weakref.WeakSet(after for _, after in pairs)
+        copied._stepped, copied._followed = [], None
         groups = [copied._copied_group(group, names, memo) for group in self.param_groups]
         copied.__setstate__({"defaults": dict(self.defaults), "state": defaultdict(dict), "param_groups": groups})
         _optimizers.add(copied)
@@ -179,10 +183,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         tables = _tables_of(chosen)
         if not tables:
             raise ValueError("SparseOptimizer.step got modules without any table")
-        groups = self._groups_by_table()
-        for table in tables:
-            self._seen.add(table)
-            self._follow_rate(table, _group_of(table, groups))
+        self._note(tables)
+        self._follow_rates(tables)
         check_other_ranks(tables)
         self.kv_client.apply_grads(tables)
         return loss
@@ -281,6 +283,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         tables = self._tables_of_state(list(states))
         _native.put_optimizer_states([native_state(table, states[name]) for name, table in tables.items()])
         super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
+        self._followed = None
         for name, table in tables.items():
             self._rates[table.table_id] = states[name][2]["group_lr"]
 
@@ -336,6 +339,25 @@ class SparseOptimizer(torch.optim.Optimizer):
             group["lr"] = _rate(table)
         self._rates[table.table_id] = group["lr"]
 
+    def _note(self, tables: list[Table]) -> None:
+        """Notes what a step is about, for `zero_grad`; mostly that is what the step before was about."""
+        if [reference() for reference in self._stepped] != tables:
+            self._seen.update(tables)
+            self._stepped = [weakref.ref(table) for table in tables]
+            self._followed = None
+
+    def _follow_rates(self, tables: list[Table]) -> None:
+        """Brings the learning rates of tables and groups together; mostly they are as the step before left them."""
+        if self._followed == self._rates_now(tables):
+            return
+        groups = self._groups_by_table()
+        for table in tables:
+            self._follow_rate(table, _group_of(table, groups))
+        self._followed = self._rates_now(tables)
+
+    def _rates_now(self, tables: list[Table]) -> tuple[list[tuple[float, bool]], list[float]]:
+        return learning_rates(tables), [float(group["lr"]) for group in self.param_groups]
+
     def _follow_rate(self, table: Table, group: dict[str, Any]) -> None:
         """Hands on a learning rate that changed since the last step: one set by hand wins over the group's."""
         if table.table_id not in self._rates:
@@ -380,22 +402,22 @@ def _tables_named(modules: list[Tables], name: str) -> list[Table]:
 
 
 def _tables_of(modules: list[Tables]) -> list[Table]:
-    """The tables of modules and their children, each `Table` once."""
+    """The tables of modules and their children, each `Table` once; `modules()` would make the name of each module."""
     found: dict[int, Table] = {}
     seen: set[int] = set()
-    for module in modules:
-        _find_tables(module, found, seen)
+    waiting: list[Tables | None] = [*reversed(modules)]
+    while waiting:
+        owner = waiting.pop()
+        if owner is None or id(owner) in seen:
+            continue
+        seen.add(id(owner))
+        if isinstance(owner, TableCollection):
+            found.update((id(table), table) for table in owner.tables())
+            seen.add(id(owner._modules["_modules_of_tables"]))
+        else:
+            table = owner if isinstance(owner, Table) else getattr(owner, "table", None)
+            if isinstance(table, Table):
+                found[id(table)] = table
+        if isinstance(owner, nn.Module):
+            waiting.extend(reversed(owner._modules.values()))
     return list(found.values())
-
-
-def _find_tables(owner: Tables | None, found: dict[int, Table], seen: set[int]) -> None:
-    """Adds the tables of a module and its children; `modules()` would make the name of each, at every step."""
-    if owner is None or id(owner) in seen:
-        return
-    seen.add(id(owner))
-    table = owner if isinstance(owner, Table) else getattr(owner, "table", None)
-    if isinstance(table, Table):
-        found[id(table)] = table
-    if isinstance(owner, nn.Module):
-        for child in owner._modules.values():
-            _find_tables(child, found, seen)

@@ -6,7 +6,7 @@ A deep copy is another table, with rows and optimizer state of its own.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -222,7 +222,8 @@ class Table:
         Raises:
             RuntimeError: the table was dropped.
         """
-        return self._if_there(_native.learning_rate_of(self.table_id, asks))
+        (found,) = _native.learning_rates_of([self.table_id], asks)
+        return self._if_there(found)
 
     def _if_there(self, found: _Found | None) -> _Found:
         if found is None:
@@ -316,6 +317,16 @@ _open_tables: weakref.WeakSet[Table] = weakref.WeakSet()
 def open_tables() -> list[Table]:
     """The `Table`s that are alive in this process."""
     return list(_open_tables)
+
+
+def learning_rates(tables: Sequence[Table]) -> list[tuple[float, bool]]:
+    """The learning rate of each table, as this process knows it, and whether it was set by hand.
+
+    Raises:
+        RuntimeError: a table was dropped.
+    """
+    found = _native.learning_rates_of([table.table_id for table in tables], False)
+    return [table._if_there(rate) for table, rate in zip(tables, found, strict=True)] if None in found else found
 
 
 def _release(handle: Tensor, collector: Tensor) -> None:

@@ -50,7 +50,7 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        copy_table, describe_table, evict_rows, find_table, learning_rate_of, set_memory_limit,
+        copy_table, describe_table, evict_rows, find_table, learning_rates_of, set_memory_limit,
         set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
         table_statistics,
     };
@@ -182,17 +182,17 @@ fn store_memory(py: Python<'_>) -> PyResult<(Option<u64>, u64)> {
     Ok((memory.limit, memory.in_use))
 }
 
-/// The learning rate of the table of a number, and whether it was set by hand; `None` if it was dropped. On servers, as
-/// this process last set or asked for it, unless it `asks` them.
+/// The learning rates of the tables of some numbers, and whether each was set by hand; `None` for one that was dropped.
+/// On servers, as this process last set or asked for them, unless it `asks` them.
 #[pyfunction]
-fn learning_rate_of(py: Python<'_>, table: i64, asks: bool) -> PyResult<Option<(f64, bool)>> {
-    if_there(py, table, |table| {
-        if asks {
-            let found = table.statistics()?;
-            return Ok((found.learning_rate, found.learning_rate_was_set));
+fn learning_rates_of(py: Python<'_>, tables: Vec<i64>, asks: bool) -> PyResult<Vec<Option<(f64, bool)>>> {
+    let rate = |table: &dyn EmbeddingTable| {
+        if !asks {
+            return table.learning_rate();
         }
-        table.learning_rate()
-    })
+        table.statistics().map(|found| (found.learning_rate, found.learning_rate_was_set))
+    };
+    tables.into_iter().map(|table| if_there(py, table, rate)).collect()
 }
 
 /// Sets a table's learning rate without marking it as set by hand.
