@@ -37,10 +37,15 @@ class KeptTensor {
     return tensor_;
   }
 
-  // Whether its values were changed in place, or its memory, dtype or shape replaced, which torch does not count.
-  bool was_changed() const {
+  // Whether its memory, dtype or shape were replaced, which torch does not count.
+  bool was_replaced() const {
     return tensor_.const_data_ptr() != start_ || tensor_.numel() != count_ || dtype_of(tensor_) != dtype_ ||
-        !tensor_.is_contiguous() || (version_ && version_of(tensor_) != version_);
+        !tensor_.is_contiguous();
+  }
+
+  // Whether it was replaced, or its values were changed in place.
+  bool was_changed() const {
+    return was_replaced() || (version_ && version_of(tensor_) != version_);
   }
 
  private:
@@ -81,8 +86,9 @@ class KeptTensors {
     return weights_ ? float_slice(weights_->get()) : rust::Slice<const float>();
   }
 
+  // Their tag tells whether their values were changed.
   rust::Slice<const uint32_t> places() const {
-    if (!places_ || places_->was_changed()) {
+    if (!places_ || places_->was_replaced()) {
       return {};
     }
     const Tensor& places = places_->get();

@@ -47,6 +47,10 @@ impl KeptGradients for TensorPart {
         }
     }
 
+    fn source(&self) -> *const () {
+        self.tensors.as_ptr().cast()
+    }
+
     fn were_changed(&self) -> bool {
         self.tensors.were_changed()
     }

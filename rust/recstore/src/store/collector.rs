@@ -41,6 +41,11 @@ pub trait KeptGradients: Send + Sync {
     /// Returns them: what one lookup of a backward pass gave.
     fn part(&self) -> GradientPart<'_>;
 
+    /// What keeps them; of several lookups that one keeps together, one is asked whether they were changed.
+    fn source(&self) -> *const () {
+        std::ptr::from_ref(self).cast()
+    }
+
     /// Whether ids or gradients were changed since they were handed over.
     fn were_changed(&self) -> bool;
 }
@@ -240,11 +245,17 @@ impl<K> CollectedGradients<K> {
     }
 }
 
-fn check_unchanged<'a, K: 'a>(mut chunks: impl Iterator<Item = &'a CollectedGradients<K>>) -> Result<()> {
-    match chunks.find(|chunk| chunk.were_changed()) {
-        None => Ok(()),
-        Some(chunk) => Err(Error::GradientsChanged { table: chunk.name.clone() }),
+fn check_unchanged<'a, K: 'a>(chunks: impl Iterator<Item = &'a CollectedGradients<K>>) -> Result<()> {
+    let mut last = None;
+    for chunk in chunks {
+        for part in &chunk.parts {
+            // A backward pass through many tables keeps all it gave in one place.
+            if last.replace(part.source()) != Some(part.source()) && part.were_changed() {
+                return Err(Error::GradientsChanged { table: chunk.name.clone() });
+            }
+        }
     }
+    Ok(())
 }
 
 /// Returns one step a table, its chunks in the order of the collectors.
