@@ -42,6 +42,32 @@ class Batch:
         return cls(index, ids_of(index), in_order_of_arrival(index))
 
 
+@dataclass(frozen=True)
+class Grouped:
+    """The positions of a batch, grouped by row; rows come in the order in which they first come in the batch.
+
+    Attributes:
+        order: int64, `[N]`: positions, those of one row side by side and ascending.
+        starts: int64, `[U + 1]`: where the positions of each distinct row begin, and the end of the last.
+    """
+
+    order: Tensor
+    starts: Tensor
+
+    @classmethod
+    def of(cls, index: Tensor) -> Grouped:
+        """Groups the positions of row numbers."""
+        _, firsts, inverse, counts = np.unique(
+            index.numpy(), return_index=True, return_inverse=True, return_counts=True
+        )
+        arrival = np.argsort(firsts)
+        place = np.empty_like(arrival)
+        place[arrival] = np.arange(len(arrival))
+        order = np.argsort(place[inverse], kind="stable")
+        starts = np.concatenate([[0], np.cumsum(counts[arrival])])
+        return cls(torch.from_numpy(order), torch.from_numpy(starts))
+
+
 def ids_of(index: Tensor) -> Tensor:
     """Returns the id of each row number: distinct for distinct numbers, spread over all 64 bits.
 

@@ -1,7 +1,8 @@
 /* The physical limit of lookups and steps: loops over records whose addresses are known, with nothing else in them.
  *
- * A record is a row's weights followed by its optimizer's state, `stride` floats in all. `index` holds record numbers,
- * 64 bits each. All loops cut their batch into contiguous chunks, one a thread.
+ * A record is a row's weights followed by its optimizer's state, `stride` floats in all. Weights are float32, or
+ * bfloat16 and then two in a float's place; state is float32. `index` holds record numbers, 64 bits each. All loops cut
+ * their batch into contiguous chunks, one a thread.
  */
 #include <math.h>
 #include <stddef.h>
@@ -15,7 +16,7 @@
 #include <immintrin.h>
 #endif
 
-enum { LINE_BYTES = 64, GATHER_AHEAD = 16, UPDATE_AHEAD = 8 };
+enum { LINE_BYTES = 64, GATHER_AHEAD = 16, SUM_AHEAD = 16, UPDATE_AHEAD = 8 };
 
 /* Below that many rows a thread, waking another one costs more than it brings. */
 enum { LEAST_ROWS_A_THREAD = 1024 };
@@ -51,8 +52,12 @@ static void over_threads(chunk_fn run, const void *job, size_t rows, int threads
 #define WITH_DIM(loop, dim, ...)                                                                                       \
     switch (dim) {                                                                                                     \
         case 8: loop(__VA_ARGS__, 8); break;                                                                           \
+        case 12: loop(__VA_ARGS__, 12); break;                                                                         \
         case 16: loop(__VA_ARGS__, 16); break;                                                                         \
+        case 24: loop(__VA_ARGS__, 24); break;                                                                         \
+        case 48: loop(__VA_ARGS__, 48); break;                                                                         \
         case 64: loop(__VA_ARGS__, 64); break;                                                                         \
+        case 100: loop(__VA_ARGS__, 100); break;                                                                       \
         case 128: loop(__VA_ARGS__, 128); break;                                                                       \
         default: loop(__VA_ARGS__, dim);                                                                               \
     }
@@ -116,21 +121,122 @@ void yardstick_pool(const float *records, size_t stride, size_t dim, const int64
     over_threads(pool_chunk, &job, bags, threads);
 }
 
+/* ---- Rows of bfloat16: the upper halves of floats ---- */
+
+INLINE size_t bfloat16_words(size_t dim) { return (dim + 1) / 2; }
+
+INLINE float widened(uint16_t half) {
+    uint32_t bits = (uint32_t)half << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Rounds up or down with the probability that makes the expected value exact, as a step of 16-bit rows must. */
+INLINE uint16_t rounded(float value, uint32_t seed, uint32_t column) {
+    uint32_t bits, noise = seed ^ column * 0x9E3779B9u;
+    memcpy(&bits, &value, sizeof bits);
+    noise = (noise ^ noise >> 16) * 0x7FEB352Du;
+    noise = (noise ^ noise >> 15) * 0x846CA68Bu;
+    return (uint16_t)((bits + (noise >> 16)) >> 16);
+}
+
+INLINE void widen_loop(const struct gather *job, size_t start, size_t end, size_t dim) {
+    for (size_t at = start; at < end; at++) {
+        prefetch_row(job, at + GATHER_AHEAD, bfloat16_words(dim));
+        const uint16_t *restrict row = (const uint16_t *)(job->records + (size_t)job->index[at] * job->stride);
+        float *restrict out = job->out + at * dim;
+        for (size_t column = 0; column < dim; column++) out[column] = widened(row[column]);
+    }
+}
+
+static void widen_chunk(const void *argument, size_t start, size_t end) {
+    const struct gather *job = argument;
+    WITH_DIM(widen_loop, job->dim, job, start, end)
+}
+
+/* y1 of bfloat16: out[i, :] = weights of record index[i] as float32. */
+void yardstick_widen(const float *records, size_t stride, size_t dim, const int64_t *index, size_t count, float *out,
+                     int threads) {
+    struct gather job = {records, stride, dim, 1, index, count, out};
+    over_threads(widen_chunk, &job, count, threads);
+}
+
+/* ---- Sums of gradients ---- */
+
+struct sum {
+    const float *grads;
+    size_t dim;
+    const int64_t *order, *starts;
+    size_t rows;
+    float *sums;
+};
+
+/* Returns the first row whose gradients begin at or behind a place of `order`. */
+static size_t row_from(const struct sum *job, size_t place) {
+    size_t low = 0, high = job->rows;
+    while (low < high) {
+        size_t middle = (low + high) / 2;
+        if ((size_t)job->starts[middle] < place) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+INLINE void sum_loop(const struct sum *job, size_t start, size_t end, size_t dim) {
+    const size_t places = (size_t)job->starts[job->rows];
+    for (size_t row = start; row < end; row++) {
+        float *restrict sum = job->sums + row * dim;
+        const size_t first = (size_t)job->starts[row], behind = (size_t)job->starts[row + 1];
+        for (size_t at = first; at < behind; at++) {
+            if (at + SUM_AHEAD < places) prefetch_floats(job->grads + (size_t)job->order[at + SUM_AHEAD] * dim, dim);
+            const float *restrict grad = job->grads + (size_t)job->order[at] * dim;
+            const int is_one = at == first;
+            for (size_t column = 0; column < dim; column++) sum[column] = (is_one ? 0.0f : sum[column]) + grad[column];
+        }
+    }
+}
+
+/* A chunk of `order` has the rows that begin in it. */
+static void sum_chunk(const void *argument, size_t start, size_t end) {
+    const struct sum *job = argument;
+    size_t first = row_from(job, start), behind = row_from(job, end);
+    WITH_DIM(sum_loop, job->dim, job, first, behind)
+}
+
+/* y3: sums[r, :] = grads[order[starts[r]], :] + ... + grads[order[starts[r + 1] - 1], :], one after the other. */
+void yardstick_sum(const float *grads, size_t dim, const int64_t *order, const int64_t *starts, size_t rows,
+                   float *sums, int threads) {
+    struct sum job = {grads, dim, order, starts, rows, sums};
+    over_threads(sum_chunk, &job, (size_t)starts[rows], threads);
+}
+
+/* ---- Steps ---- */
+
+/* The numbers of a rule: AdaGrad takes lr and eps, SGD lr alone. Adam takes lr with the bias corrected, eps, and the
+ * weights of the moments, 1 - beta. FTRL takes 1 / alpha, beta, l1 and l2. */
+struct rule {
+    float lr, eps, first, second;
+    float inverse_alpha, beta, l1, l2;
+};
+
 struct update {
     float *records;
     size_t stride, dim;
     const int64_t *index;
     size_t count;
     const float *grads;
-    float lr, eps;
+    struct rule rule;
 };
 
 INLINE void prefetch_record(const struct update *job, size_t at) {
     if (at < job->count) prefetch_floats(job->records + (size_t)job->index[at] * job->stride, job->stride);
 }
 
+/* The loops of AdaGrad and SGD stay as they are, so that figures of different days can be compared; as rows of
+ * UPDATE_LOOP they would be faster (TRIED.md). */
 INLINE void adagrad_loop(const struct update *job, size_t start, size_t end, size_t dim) {
-    const float lr = job->lr, eps = job->eps;
+    const float lr = job->rule.lr, eps = job->rule.eps;
     for (size_t at = start; at < end; at++) {
         prefetch_record(job, at + UPDATE_AHEAD);
         float *restrict weights = job->records + (size_t)job->index[at] * job->stride;
@@ -149,15 +255,8 @@ static void adagrad_chunk(const void *argument, size_t start, size_t end) {
     WITH_DIM(adagrad_loop, job->dim, job, start, end)
 }
 
-/* y2: AdaGrad in place on the records index[i], which are distinct, from the gradient rows grads[i, :]. */
-void yardstick_adagrad(float *records, size_t stride, size_t dim, const int64_t *index, size_t count,
-                       const float *grads, float lr, float eps, int threads) {
-    struct update job = {records, stride, dim, index, count, grads, lr, eps};
-    over_threads(adagrad_chunk, &job, count, threads);
-}
-
 INLINE void sgd_loop(const struct update *job, size_t start, size_t end, size_t dim) {
-    const float lr = job->lr;
+    const float lr = job->rule.lr;
     for (size_t at = start; at < end; at++) {
         prefetch_record(job, at + UPDATE_AHEAD);
         float *restrict weights = job->records + (size_t)job->index[at] * job->stride;
@@ -171,11 +270,70 @@ static void sgd_chunk(const void *argument, size_t start, size_t end) {
     WITH_DIM(sgd_loop, job->dim, job, start, end)
 }
 
-/* y2 without state: SGD in place on the records index[i], which are distinct. */
-void yardstick_sgd(float *records, size_t stride, size_t dim, const int64_t *index, size_t count, const float *grads,
-                   float lr, int threads) {
-    struct update job = {records, stride, dim, index, count, grads, lr, 0.0f};
-    over_threads(sgd_chunk, &job, count, threads);
+/* Defines the loop of a rule over records, whose step on a row is the function NAME_row. */
+#define UPDATE_LOOP(NAME)                                                                                              \
+    INLINE void NAME##_loop(const struct update *job, size_t start, size_t end, size_t dim) {                          \
+        const struct rule rule = job->rule;                                                                            \
+        for (size_t at = start; at < end; at++) {                                                                      \
+            prefetch_record(job, at + UPDATE_AHEAD);                                                                   \
+            const size_t number = (size_t)job->index[at];                                                              \
+            NAME##_row(rule, number, job->records + number * job->stride, job->grads + at * dim, dim);                 \
+        }                                                                                                              \
+    }                                                                                                                  \
+    static void NAME##_chunk(const void *argument, size_t start, size_t end) {                                         \
+        const struct update *job = argument;                                                                           \
+        WITH_DIM(NAME##_loop, job->dim, job, start, end)                                                               \
+    }
+
+INLINE void adam_row(struct rule rule, size_t number, float *record, const float *restrict grad, size_t dim) {
+    (void)number;
+    float *restrict weights = record, *restrict means = record + dim, *restrict squares = record + 2 * dim;
+    for (size_t column = 0; column < dim; column++) {
+        const float g = grad[column];
+        const float mean = means[column] + rule.first * (g - means[column]);
+        const float square = squares[column] + rule.second * (g * g - squares[column]);
+        means[column] = mean;
+        squares[column] = square;
+        weights[column] -= rule.lr * mean / (sqrtf(square) + rule.eps);
+    }
+}
+
+INLINE void ftrl_row(struct rule rule, size_t number, float *record, const float *restrict grad, size_t dim) {
+    (void)number;
+    float *restrict weights = record, *restrict squares = record + dim, *restrict zs = record + 2 * dim;
+    for (size_t column = 0; column < dim; column++) {
+        const float g = grad[column], n = squares[column] + g * g, root = sqrtf(n);
+        const float z = zs[column] + (g - (root - sqrtf(squares[column])) * rule.inverse_alpha * weights[column]);
+        const float solved = (copysignf(rule.l1, z) - z) / ((rule.beta + root) * rule.inverse_alpha + rule.l2);
+        squares[column] = n;
+        zs[column] = z;
+        weights[column] = fabsf(z) <= rule.l1 ? 0.0f : solved;
+    }
+}
+
+INLINE void bfloat16_row(struct rule rule, size_t number, float *record, const float *restrict grad, size_t dim) {
+    uint16_t *restrict weights = (uint16_t *)record;
+    float *restrict sums = record + bfloat16_words(dim);
+    for (size_t column = 0; column < dim; column++) {
+        const float g = grad[column], sum = sums[column] + g * g;
+        sums[column] = sum;
+        const float weight = widened(weights[column]) - rule.lr * g / sqrtf(sum + rule.eps);
+        weights[column] = rounded(weight, (uint32_t)number, (uint32_t)column);
+    }
+}
+
+UPDATE_LOOP(adam)
+UPDATE_LOOP(ftrl)
+UPDATE_LOOP(bfloat16)
+
+/* By the numbers that yardstick.py gives the rules. */
+static const chunk_fn RULES[] = {sgd_chunk, adagrad_chunk, adam_chunk, ftrl_chunk, bfloat16_chunk};
+
+/* y2: steps in place on the records index[i], which are distinct, from the gradient rows grads[i, :]. */
+void yardstick_update(float *records, size_t stride, size_t dim, const int64_t *index, size_t count,
+                      const float *grads, int kind, const struct rule *rule, int threads) {
+    struct update job = {records, stride, dim, index, count, grads, *rule};
+    over_threads(RULES[kind], &job, count, threads);
 }
 
 /* ---- Records on a disk ---- */

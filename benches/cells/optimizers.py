@@ -13,7 +13,7 @@ from benches import ids
 from benches.cells.one_table import YARDSTICK, OneTable, open_table
 from benches.cells.setting import Setting
 from benches.cells.stage import Stage
-from benches.cells.step import gradients, step_of
+from benches.cells.step import gradients, limit_of
 from benches.competitors import fbgemm
 from benches.competitors.fbgemm import FbgemmTables
 from benches.competitors.recstore import RecStoreTable
@@ -71,7 +71,7 @@ def _ours(
 ) -> Iterator[Competitor]:
     """The yardstick of AdaGrad, our AdaGrad, and our other optimizers against ours."""
     output, batch = table.output(len(grad_ND)), turn_of(batches)
-    yield Competitor(YARDSTICK, lambda turn: step_of(table.yardstick, batch(turn), grad_ND), output=output)
+    yield Competitor(YARDSTICK, limit_of(table.yardstick, batches, grad_ND), output=output)
     yield Competitor(ADAGRAD, _steps(table.ours, batch, grad_ND), YARDSTICK, output)
     for name, other in others.items():
         yield Competitor(name, _steps(other, batch, grad_ND), ADAGRAD, output)

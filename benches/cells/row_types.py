@@ -12,7 +12,7 @@ import torch
 from benches import ids
 from benches.cells.setting import MILLION, Setting
 from benches.cells.stage import Stage
-from benches.cells.step import gradients, step_of
+from benches.cells.step import gradients, limit_of
 from benches.competitors.recstore import RecStoreTable
 from benches.ids import Batch, turn_of
 from benches.measured import Axis, Case, Competitor
@@ -81,9 +81,10 @@ def _step_case(tables: _Tables, setting: Setting, scale: Scale) -> Case:
 
 
 def _steps(tables: _Tables, grads: dict[torch.dtype, torch.Tensor]) -> Iterator[Competitor]:
-    batch, limit, grad_ND = turn_of(tables.batches), tables.yardstick, grads[torch.float32]
+    grad_ND = grads[torch.float32]
     shape = tuple(grad_ND.shape)
-    yield Competitor(YARDSTICK, lambda turn: step_of(limit, batch(turn), grad_ND), output=(shape, torch.float32))
+    limit = limit_of(tables.yardstick, tables.batches, grad_ND)
+    yield Competitor(YARDSTICK, limit, output=(shape, torch.float32))
     for name, table in tables.ours.items():
         output = (shape, table.output_type)
         call = partial(_step, table, tables.batches, grads[table.output_type])

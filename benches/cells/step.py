@@ -5,6 +5,8 @@ Shape suffixes: N ids, D dim, U distinct ids, B bags.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -12,7 +14,7 @@ from benches import ids
 from benches.cells.one_table import OURS, YARDSTICK, OneTable, present
 from benches.cells.setting import Setting
 from benches.competitors import fbgemm
-from benches.ids import Batch, turn_of
+from benches.ids import Batch, Distribution, Grouped, turn_of
 from benches.measured import Case, Competitor
 from benches.scale import Scale
 from benches.yardstick import Yardstick
@@ -22,13 +24,13 @@ EMBEDDING_BAG = "nn.EmbeddingBag"
 
 
 def step_case(table: OneTable, setting: Setting, scale: Scale, cell: str = CELL) -> Case:
-    """y1 on the batch and y2 on its distinct rows, our module and optimizer, FBGEMM's fused step, torch's."""
+    """The yardstick's step, our module and optimizer, FBGEMM's fused step, torch's."""
     batches = ids.batches(table.rows, scale.of(setting.batch), setting.ids)
     grad_ND = gradients(len(batches[0].index), table.dim)
     return Case(
         cell,
         setting.axes(),
-        _competitors(table, batches, grad_ND),
+        _competitors(table, setting, batches, grad_ND),
         scale.steps,
         setting.output,
         setting.threads,
@@ -43,19 +45,30 @@ def gradients(count: int, dim: int) -> Tensor:
     return torch.randn(count, dim, generator=torch.Generator().manual_seed(0)) * 0.01
 
 
-def step_of(yardstick: Yardstick, batch: Batch, grad_ND: Tensor) -> Tensor:
-    """The yardstick's step on a batch."""
-    return yardstick.step(batch.index, batch.distinct, grad_ND)
+def limit_of(
+    yardstick: Yardstick, batches: list[Batch], grad_ND: Tensor, ids: Distribution = "uniform"
+) -> Callable[[int], Tensor]:
+    """The yardstick's step on each batch: y1 and y2; y3 between them unless the ids are uniform, with few duplicates."""
+    if ids == "uniform":
+        batch = turn_of(batches)
+        return lambda turn: yardstick.step(batch(turn).index, batch(turn).distinct, grad_ND)
+    grouped = turn_of([(batch, Grouped.of(batch.index)) for batch in batches])
+
+    def step(turn: int) -> Tensor:
+        batch, groups = grouped(turn)
+        return yardstick.step(batch.index, batch.distinct, grad_ND, groups)
+
+    return step
 
 
-def _competitors(table: OneTable, batches: list[Batch], grad_ND: Tensor) -> list[Competitor]:
+def _competitors(table: OneTable, setting: Setting, batches: list[Batch], grad_ND: Tensor) -> list[Competitor]:
     offsets_B = torch.arange(len(grad_ND))
     bag_ends_B = torch.arange(len(grad_ND) + 1)
     output = table.output(len(grad_ND))
     theirs = table.fbgemm
     batch = turn_of(batches)
     return present(
-        Competitor(YARDSTICK, lambda turn: step_of(table.yardstick, batch(turn), grad_ND), output=output),
+        Competitor(YARDSTICK, limit_of(table.yardstick, batches, grad_ND, setting.ids), output=output),
         Competitor(OURS, lambda turn: table.ours.step(batch(turn).ids, grad_ND), YARDSTICK, output),
         theirs
         and Competitor(fbgemm.NAME, lambda turn: theirs.step(batch(turn).index, bag_ends_B, grad_ND), OURS, output),

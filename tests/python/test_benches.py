@@ -24,11 +24,11 @@ from benches.cells.stage import Stage  # noqa: E402
 from benches.competitors import fbgemm  # noqa: E402
 from benches.measured import Case, Competitor, Figure, Plan, Timed  # noqa: E402
 from benches.rounds import measure  # noqa: E402
-from benches.yardstick import EPS, LR, Yardstick, flush  # noqa: E402
+from benches.yardstick import ADAM_BETAS, ADAM_EPS, EPS, FTRL_BETA, LR, Yardstick, flush  # noqa: E402
 
 pytestmark = pytest.mark.tier("test")
 
-DIMS = [8, 16, 64, 128, 20]
+DIMS = [8, 16, 48, 64, 128, 20]
 """Those that the yardstick's compiler knows, and one that it does not."""
 
 ROWS = 5_000
@@ -42,11 +42,18 @@ def _threads(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def filled(dim: int, optimizer: str = "adagrad") -> Yardstick:
+def filled(dim: int, optimizer: str = "adagrad", dtype: torch.dtype = torch.float32) -> Yardstick:
     """A yardstick with random rows, and state that is not zero."""
-    table = Yardstick(ROWS, dim, optimizer)
-    table.records.copy_(torch.rand(table.records.shape, generator=torch.Generator().manual_seed(dim)))
+    table, generator = Yardstick(ROWS, dim, optimizer, dtype), torch.Generator().manual_seed(dim)
+    table.weights.copy_(torch.rand(table.weights.shape, generator=generator))
+    table.state.copy_(torch.rand(table.state.shape, generator=generator))
     return table
+
+
+def some_rows(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Distinct rows, and a gradient for each."""
+    index = ids.in_order_of_arrival(ids.draw(ROWS, 4_099, "uniform", seed=1))
+    return index, torch.randn(len(index), dim, generator=torch.Generator().manual_seed(2))
 
 
 @pytest.mark.usefixtures("_threads")
@@ -69,8 +76,7 @@ def test_the_yardsticks_bags_are_sums(dim: int) -> None:
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_yardsticks_update_is_adagrad(dim: int) -> None:
-    table, index = filled(dim), ids.in_order_of_arrival(ids.draw(ROWS, 4_099, "uniform", seed=1))
-    grads = torch.randn(len(index), dim, generator=torch.Generator().manual_seed(2))
+    table, (index, grads) = filled(dim), some_rows(dim)
     expected = table.records.clone()
     sums = expected[index, dim:] + grads * grads
     expected[index, :dim] -= LR * grads / torch.sqrt(sums + EPS)
@@ -83,12 +89,84 @@ def test_the_yardsticks_update_is_adagrad(dim: int) -> None:
 @pytest.mark.usefixtures("_threads")
 @pytest.mark.parametrize("dim", DIMS)
 def test_the_yardsticks_update_without_state_is_sgd(dim: int) -> None:
-    table, index = filled(dim, "sgd"), ids.in_order_of_arrival(ids.draw(ROWS, 4_099, "uniform", seed=1))
-    grads = torch.randn(len(index), dim, generator=torch.Generator().manual_seed(2))
+    table, (index, grads) = filled(dim, "sgd"), some_rows(dim)
     expected = table.records.clone()
     expected[index] -= LR * grads
     table.update(index, grads)
     torch.testing.assert_close(table.records, expected, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_adam_is_that_of_torch(dim: int) -> None:
+    table, (index, grads) = Yardstick(ROWS, dim, "adam"), some_rows(dim)
+    weights = table.weights.clone().requires_grad_()
+    theirs = torch.optim.SparseAdam([weights], lr=LR, betas=ADAM_BETAS, eps=ADAM_EPS)
+    weights.grad = torch.sparse_coo_tensor(index[None], grads, (ROWS, dim))
+    theirs.step()
+    table.update(index, grads)
+    state = theirs.state[weights]
+    torch.testing.assert_close(table.weights, weights.detach())
+    torch.testing.assert_close(table.state, torch.cat([state["exp_avg"], state["exp_avg_sq"]], 1))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_ftrl_is_mcmahans(dim: int) -> None:
+    table, (index, grads) = filled(dim, "ftrl"), some_rows(dim)
+    w, n, z = (part.double() for part in (table.weights[index], *table.state[index].split(dim, 1)))
+    squares = n + grads.double() ** 2
+    z += grads - (squares.sqrt() - n.sqrt()) / LR * w
+    table.update(index, grads)
+    torch.testing.assert_close(table.state[index], torch.cat([squares, z], 1).float(), rtol=1e-5, atol=1e-4)
+    expected = -z / ((FTRL_BETA + squares.sqrt()) / LR)
+    torch.testing.assert_close(table.weights[index], expected.float(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", [*DIMS, 7])
+def test_the_yardsticks_rows_of_bfloat16_are_widened(dim: int) -> None:
+    table, index = filled(dim, dtype=torch.bfloat16), ids.draw(ROWS, 4_099, "uniform", seed=1)
+    assert torch.equal(table.lookup(index), table.weights[index].float())
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("dim", [*DIMS, 7])
+def test_the_yardsticks_rows_of_bfloat16_are_rounded_to_one_of_both_neighbours(dim: int) -> None:
+    table, (index, grads) = filled(dim, dtype=torch.bfloat16), some_rows(dim)
+    sums = table.state[index] + grads * grads
+    exact = table.weights[index].float() - LR * grads / torch.sqrt(sums + EPS)
+    table.update(index, grads)
+    off = table.weights[index].float() - exact
+    assert torch.equal(table.state[index], sums)
+    assert bool((off.abs() < exact.abs() * 2**-7 + 1e-30).all())
+    # Half are rounded up, and the errors cancel out.
+    assert off.gt(0).float().mean().item() == pytest.approx(0.5, abs=0.02)
+    assert abs(off.mean().item()) < 0.05 * off.abs().mean().item()
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("distribution", ["uniform", "zipf"])
+@pytest.mark.parametrize("dim", DIMS)
+def test_the_yardsticks_sums_are_those_of_the_duplicates_in_order(dim: int, distribution: ids.Distribution) -> None:
+    batch = ids.Batch.of(ids.draw(ROWS, 9_001, distribution, seed=3))
+    grads = torch.randn(9_001, dim, generator=torch.Generator().manual_seed(2))
+    expected: dict[int, torch.Tensor] = {}
+    for row, grad in zip(batch.index.tolist(), grads, strict=True):
+        expected[row] = expected[row] + grad if row in expected else grad
+    sums = Yardstick(ROWS, dim).sum(ids.Grouped.of(batch.index), grads)
+    assert torch.equal(sums, torch.stack([expected[row] for row in batch.distinct.tolist()]))
+
+
+def test_the_yardsticks_step_of_duplicates_takes_their_sums() -> None:
+    batch = ids.Batch.of(ids.draw(ROWS, 4_099, "zipf", seed=3))
+    grads = torch.randn(4_099, 16, generator=torch.Generator().manual_seed(2))
+    alone, whole = filled(16), filled(16)
+    rows = whole.step(batch.index, batch.distinct, grads, ids.Grouped.of(batch.index))
+    assert torch.equal(rows, alone.lookup(batch.index))
+    alone.update(batch.distinct, alone.sum(ids.Grouped.of(batch.index), grads))
+    assert torch.equal(whole.records, alone.records)
+    assert not torch.equal(whole.records, filled(16).records)
 
 
 def test_flushed_memory_is_still_there() -> None:
@@ -98,8 +176,10 @@ def test_flushed_memory_is_still_there() -> None:
 
 
 def test_a_yardstick_of_another_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match='has "adagrad" and "sgd", got \'adam\''):
-        Yardstick(1, 8, "adam")
+    with pytest.raises(ValueError, match='has "sgd" of float32, .* got \'lion\' of float32'):
+        Yardstick(1, 8, "lion")
+    with pytest.raises(ValueError, match='"adagrad" of bfloat16, got \'adam\' of bfloat16'):
+        Yardstick(1, 8, "adam", torch.bfloat16)
 
 
 def test_ids_stand_for_row_numbers_one_to_one() -> None:
