@@ -30,14 +30,19 @@ class Competitor:
     Attributes:
         name: who it is.
         call: does it once, on batch number `round`; what it returns is kept until after the clock was read.
-        against: whose time its own is divided by.
+        against: whose time its own is divided by: one, several or none.
         output: shape and dtype of what it writes, whose memory is put into the case's state first.
     """
 
     name: str
     call: Callable[[int], object]
-    against: str | None = None
+    against: str | tuple[str, ...] | None = None
     output: tuple[tuple[int, ...], torch.dtype] | None = None
+
+    @property
+    def bases(self) -> tuple[str, ...]:
+        """All whose time its own is divided by."""
+        return (self.against,) if isinstance(self.against, str) else self.against or ()
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,7 @@ class Timed:
     cell: str
     axes: Mapping[str, Axis]
     nanoseconds: dict[str, list[float]] = field(default_factory=dict)
-    against: dict[str, str] = field(default_factory=dict)
+    against: dict[str, tuple[str, ...]] = field(default_factory=dict)
     error: str | None = None
 
     def spread(self, name: str) -> Spread | None:

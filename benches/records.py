@@ -36,14 +36,12 @@ def _competitor(timed: Timed, name: str) -> Iterator[dict[str, Any]]:
     spread = timed.spread(name)
     if spread is None:
         return
-    against = timed.against.get(name)
-    ratio = timed.ratio(name, against) if against else None
+    ratios = {base: timed.ratio(name, base) for base in timed.against.get(name, ())}
     yield {
         "cell": timed.cell,
         "axes": dict(timed.axes),
         "competitor": name,
         "nanoseconds": vars(spread),
-        "against": against,
-        "ratio": vars(ratio) if ratio else None,
+        "ratios": {base: vars(ratio) if ratio else None for base, ratio in ratios.items()},
         "rounds": timed.nanoseconds[name],
     }

@@ -91,35 +91,33 @@ def _timed_table(timed: Sequence[Timed]) -> str:
     measured = [case for case in timed if case.nanoseconds]
     axes = differing(case.axes for case in measured)
     columns = _columns(measured)
-    heads = [*axes, *(head for name, base in columns for head in _heads(name, base))]
+    heads = [*axes, *(head for name, bases in columns for head in _heads(name, bases))]
     rows = [_timed_row(case, axes, columns) for case in timed]
     return _table(heads or ["case"], rows)
 
 
-def _columns(timed: Iterable[Timed]) -> list[tuple[str, str | None]]:
+def _columns(timed: Iterable[Timed]) -> list[tuple[str, Sequence[str]]]:
     """Each competitor, and whose time its own is divided by, in the order in which they come."""
-    columns: dict[str, str | None] = {}
+    columns: dict[str, Sequence[str]] = {}
     for case in timed:
         for name in case.nanoseconds:
-            columns[name] = columns.get(name) or case.against.get(name)
+            columns[name] = columns.get(name) or case.against.get(name, ())
     return list(columns.items())
 
 
-def _heads(name: str, base: str | None) -> Iterator[str]:
+def _heads(name: str, bases: Sequence[str]) -> Iterator[str]:
     yield name
-    if base is not None:
-        yield f"x {base}"
+    yield from (f"x {base}" for base in bases)
 
 
-def _timed_row(case: Timed, axes: Sequence[str], columns: Sequence[tuple[str, str | None]]) -> list[str]:
+def _timed_row(case: Timed, axes: Sequence[str], columns: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     if case.error:
         where = described(case.axes, case.axes)
         return [f"{where}: {_on_one_line(case.error)}"]
     cells = [axis(case.axes.get(name, ABSENT)) for name in axes]
-    for name, base in columns:
+    for name, bases in columns:
         cells.append(time_with_spread(case.spread(name)))
-        if base is not None:
-            cells.append(ratio(case.ratio(name, base)))
+        cells += [ratio(case.ratio(name, base)) for base in bases]
     return cells
 
 
@@ -148,6 +146,6 @@ def line(outcome: Outcome) -> str:
 
 def _competitor_lines(timed: Timed) -> Iterator[str]:
     for name in timed.nanoseconds:
-        base = timed.against.get(name)
-        compared = f"{ratio(timed.ratio(name, base))} x {base}" if base and timed.nanoseconds[name] else ""
+        bases = timed.against.get(name, ()) if timed.nanoseconds[name] else ()
+        compared = ", ".join(f"{ratio(timed.ratio(name, base))} x {base}" for base in bases)
         yield f"{name:<22} {time_with_spread(timed.spread(name)):<32} {compared}".rstrip()

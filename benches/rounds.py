@@ -33,8 +33,8 @@ def _names(case: Case) -> list[str]:
     return [competitor.name for competitor in case.competitors] + list(case.absent)
 
 
-def _bases(case: Case) -> dict[str, str]:
-    return {competitor.name: competitor.against for competitor in case.competitors if competitor.against}
+def _bases(case: Case) -> dict[str, tuple[str, ...]]:
+    return {competitor.name: competitor.bases for competitor in case.competitors if competitor.bases}
 
 
 def _round_numbers(plan: Plan) -> Iterator[int]:

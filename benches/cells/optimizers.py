@@ -21,11 +21,14 @@ from benches.competitors.torch_modules import SparseAdamTable
 from benches.ids import Batch, turn_of
 from benches.measured import Case, Competitor
 from benches.scale import Scale
-from benches.yardstick import LR
+from benches.yardstick import LR, Yardstick
 
 CELL = "optimizers"
 ADAGRAD, ADAM, FTRL, ROWWISE, SPARSE_ADAM = "AdaGrad", "Adam", "FTRL", "row-wise AdaGrad", "torch SparseAdam"
 FBGEMM_ROWWISE = "FBGEMM row-wise"
+
+LIMITS = {ADAM: ("yardstick, Adam", "adam"), FTRL: ("yardstick, FTRL", "ftrl")}
+"""The yardsticks of other optimizers: their names, and the rule of each."""
 
 SETTINGS = [Setting(threads=threads) for threads in (1, 2)]
 
@@ -69,12 +72,17 @@ def _cases(scale: Scale) -> Iterator[Case]:
 def _ours(
     table: OneTable, others: dict[str, RecStoreTable], batches: list[Batch], grad_ND: Tensor
 ) -> Iterator[Competitor]:
-    """The yardstick of AdaGrad, our AdaGrad, and our other optimizers against ours."""
+    """The yardstick of AdaGrad, our AdaGrad, and our other optimizers against ours and their own yardsticks."""
     output, batch = table.output(len(grad_ND)), turn_of(batches)
     yield Competitor(YARDSTICK, limit_of(table.yardstick, batches, grad_ND), output=output)
     yield Competitor(ADAGRAD, _steps(table.ours, batch, grad_ND), YARDSTICK, output)
     for name, other in others.items():
-        yield Competitor(name, _steps(other, batch, grad_ND), ADAGRAD, output)
+        limit, rule = LIMITS.get(name, (None, ""))
+        if limit is not None:
+            yardstick = Yardstick(table.rows, table.dim, rule)
+            yield Competitor(limit, limit_of(yardstick, batches, grad_ND), YARDSTICK, output)
+        bases = (ADAGRAD,) if limit is None else (limit, ADAGRAD)
+        yield Competitor(name, _steps(other, batch, grad_ND), bases, output)
 
 
 def _steps(table: RecStoreTable, batch: Callable[[int], Batch], grad_ND: Tensor) -> Callable[[int], None]:

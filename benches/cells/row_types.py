@@ -20,8 +20,10 @@ from benches.scale import Scale
 from benches.yardstick import Yardstick
 
 CELL = "row_types"
-YARDSTICK, FLOAT32 = "yardstick, float32", "float32"
-TYPES = {FLOAT32: torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"
+TYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16, FLOAT16: torch.float16}
+LIMITS = {FLOAT32: "yardstick, float32", BFLOAT16: "yardstick, bfloat16"}
+"""The yardsticks, of the types that have one."""
 
 _ROWS = (MILLION, 8 * MILLION)
 
@@ -30,7 +32,7 @@ _ROWS = (MILLION, 8 * MILLION)
 class _Tables:
     """Equally many rows in a table of each type, and the batches that they are read with."""
 
-    yardstick: Yardstick
+    yardsticks: dict[str, Yardstick]
     ours: dict[str, RecStoreTable]
     batches: list[Batch]
 
@@ -54,7 +56,8 @@ def _cases(scale: Scale, setting: Setting) -> Iterator[Case]:
     with ExitStack() as opened:
         ours = {name: opened.enter_context(RecStoreTable(rows, dim, dtype=dtype)) for name, dtype in TYPES.items()}
         batches = ids.batches(rows, scale.of(setting.batch), setting.ids)
-        tables = _Tables(Yardstick(rows, dim), ours, batches)
+        limits = {name: Yardstick(rows, dim, dtype=TYPES[name]) for name in LIMITS}
+        tables = _Tables(limits, ours, batches)
         yield Case(CELL, _axes("lookup", setting), list(_lookups(tables)), scale.lookups)
         yield _step_case(tables, setting, scale)
 
@@ -64,12 +67,12 @@ def _axes(work: str, setting: Setting) -> dict[str, Axis]:
 
 
 def _lookups(tables: _Tables) -> Iterator[Competitor]:
-    batch, limit = turn_of(tables.batches), tables.yardstick
-    shape = (tables.batch_size, limit.dim)
-    yield Competitor(YARDSTICK, lambda turn: limit.lookup(batch(turn).index), output=(shape, torch.float32))
     for name, table in tables.ours.items():
-        output = (shape, table.output_type)
-        yield Competitor(name, partial(_lookup, table, tables.batches), _base(name), output)
+        output = ((tables.batch_size, table.dim), table.output_type)
+        if name in LIMITS:
+            limit = partial(_limit_of_lookup, tables.yardsticks[name], tables.batches)
+            yield Competitor(LIMITS[name], limit, _base_of_limit(name), output)
+        yield Competitor(name, partial(_lookup, table, tables.batches), _bases(name), output)
 
 
 def _step_case(tables: _Tables, setting: Setting, scale: Scale) -> Case:
@@ -83,16 +86,28 @@ def _step_case(tables: _Tables, setting: Setting, scale: Scale) -> Case:
 def _steps(tables: _Tables, grads: dict[torch.dtype, torch.Tensor]) -> Iterator[Competitor]:
     grad_ND = grads[torch.float32]
     shape = tuple(grad_ND.shape)
-    limit = limit_of(tables.yardstick, tables.batches, grad_ND)
-    yield Competitor(YARDSTICK, limit, output=(shape, torch.float32))
     for name, table in tables.ours.items():
         output = (shape, table.output_type)
+        if name in LIMITS:
+            limit = limit_of(tables.yardsticks[name], tables.batches, grad_ND)
+            yield Competitor(LIMITS[name], limit, _base_of_limit(name), output)
         call = partial(_step, table, tables.batches, grads[table.output_type])
-        yield Competitor(name, call, _base(name), output)
+        yield Competitor(name, call, _bases(name), output)
 
 
-def _base(name: str) -> str:
-    return YARDSTICK if name == FLOAT32 else FLOAT32
+def _base_of_limit(name: str) -> str | None:
+    """What a type's yardstick is compared with: the one of float32."""
+    return None if name == FLOAT32 else LIMITS[FLOAT32]
+
+
+def _bases(name: str) -> tuple[str, ...]:
+    """What a type is compared with: its own yardstick, and float32."""
+    own = (LIMITS[name],) if name in LIMITS else ()
+    return own if name == FLOAT32 else (*own, FLOAT32)
+
+
+def _limit_of_lookup(yardstick: Yardstick, batches: list[Batch], turn: int) -> torch.Tensor:
+    return yardstick.lookup(batches[turn % len(batches)].index)
 
 
 def _lookup(table: RecStoreTable, batches: list[Batch], turn: int) -> torch.Tensor:

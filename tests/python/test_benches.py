@@ -266,7 +266,7 @@ def test_every_setting_is_measured_in_a_table_of_its_size() -> None:
 
 def lookups(yardstick: float, ours: float, **axes: Any) -> Timed:
     rounds = {"yardstick": [yardstick] * 3, "recstore": [ours] * 3}
-    return Timed("lookup", {**Setting().axes(), **axes}, rounds, {"recstore": "yardstick"})
+    return Timed("lookup", {**Setting().axes(), **axes}, rounds, {"recstore": ("yardstick",)})
 
 
 def test_targets_are_held_against_the_worst_case() -> None:
