@@ -16,9 +16,10 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-Distribution = Literal["uniform", "zipf"]
+Distribution = Literal["uniform", "zipf", "zipf 0.8", "zipf 1.2"]
 
-ZIPF_EXPONENT = 1.05
+EXPONENTS: dict[Distribution, float] = {"zipf": 1.05, "zipf 0.8": 0.8, "zipf 1.2": 1.2}
+"""By which the frequency of a row falls with its rank."""
 _IDS_IN_ALL, _FEWEST_BATCHES, _MOST_BATCHES = 1_048_576, 4, 1024
 
 
@@ -101,7 +102,7 @@ def draw(rows: int, count: int, distribution: Distribution, seed: int) -> Tensor
     generator = np.random.default_rng(seed)
     if distribution == "uniform":
         return torch.from_numpy(generator.integers(rows, size=count))
-    weights = np.arange(1, rows + 1, dtype=np.float64) ** -ZIPF_EXPONENT
+    weights = np.arange(1, rows + 1, dtype=np.float64) ** -EXPONENTS[distribution]
     ranks = np.searchsorted(np.cumsum(weights), generator.random(count) * weights.sum())
     places = generator.permutation(rows)  # Frequent rows do not lie side by side.
     return torch.from_numpy(places[np.minimum(ranks, rows - 1)])

@@ -46,11 +46,12 @@ def target_table(outcomes: Sequence[Outcome]) -> str:
 
 
 def _target_row(target: Target) -> Sequence[str]:
-    limit = f"{'>=' if target.is_least else '<='} {target.limit:g}"
+    limit = f"{'>=' if target.is_least else '<='} {target.limit:g} {target.unit}".rstrip()
     worst = target.worst
     if worst is None:
         return target.text, limit, ABSENT, "", "not measured"
-    return target.text, limit, significant(worst.value), worst.where, "yes" if target.holds else "**no**"
+    seen = f"{significant(worst.value)} {target.unit}".rstrip()
+    return target.text, limit, seen, worst.where, "yes" if target.holds else "**no**"
 
 
 def _derived_table(outcomes: Sequence[Outcome]) -> str:

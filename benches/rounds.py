@@ -19,7 +19,7 @@ _UNTIL_THREADS_PARK = 0.003
 def measure(case: Case, on_round: Callable[[], None] = lambda: None) -> Timed:
     """Times a case; what a competitor raises ends it and is kept as its error."""
     timed = Timed(case.cell, case.axes, {name: [] for name in _names(case)}, _bases(case))
-    with threads(case.threads), _without_gc():
+    with threads(case.threads), without_gc():
         try:
             for number in _round_numbers(case.plan):
                 _time_round(case, number, timed)
@@ -87,7 +87,8 @@ def threads(count: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_gc() -> Iterator[None]:
+def without_gc() -> Iterator[None]:
+    """Keeps the garbage collector from running."""
     gc.collect()
     gc.disable()
     try:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benches.cells import collection, frozen, lookup, many_rows, merge, one_id, optimizers, quantized, row_types, step
+from benches.cells import collection, frozen, lookup, one_id, optimizers, quantized, row_types, step
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.cells.setting import BATCH, MILLION
 from benches.competitors import fbgemm
-from benches.derived import LARGE_BATCHES, SCALING, derive
+from benches.derived import LARGE_BATCHES, NEIGHBOURS, SCALING, derive
 from benches.measured import Axis, Figure, Outcome, Timed
+from benches.spread import Spread
 from benches.wording import described, differing
 
 
@@ -30,12 +31,14 @@ class Target:
     Attributes:
         text: what is compared with what.
         limit: the greatest value, or with `is_least` the least one.
+        unit: of limit and values; none for ratios.
     """
 
     text: str
     limit: float
     is_least: bool
     seen: Sequence[Seen]
+    unit: str = ""
 
     @property
     def worst(self) -> Seen | None:
@@ -65,20 +68,72 @@ class _Ratio:
     is_least: bool = False
 
     def of(self, timed: Sequence[Timed]) -> Target:
-        cases = [case for case in timed if case.cell == self.cell and self.axes.items() <= case.axes.items()]
-        return Target(self.text, self.limit, self.is_least, list(self._seen(cases)))
+        seen = _seen(timed, self.cell, self.axes, lambda case: case.ratio(self.name, self.base))
+        return Target(self.text, self.limit, self.is_least, list(seen))
 
-    def _seen(self, cases: Sequence[Timed]) -> Iterator[Seen]:
-        named = differing(case.axes for case in cases)
-        for case in cases:
-            spread = case.ratio(self.name, self.base)
-            if spread is not None:
-                yield Seen(spread.median, described(case.axes, named))
+
+@dataclass(frozen=True)
+class _Time:
+    """A target for the microseconds that `name` takes, in all cases of a cell that have these axes."""
+
+    text: str
+    limit: float
+    cell: str
+    name: str
+    axes: Mapping[str, Axis]
+
+    def of(self, timed: Sequence[Timed]) -> Target:
+        seen = _seen(timed, self.cell, self.axes, lambda case: case.spread(self.name))
+        return Target(self.text, self.limit, False, [Seen(one.value / 1e3, one.where) for one in seen], "us")
+
+
+def _seen(
+    timed: Sequence[Timed], cell: str, axes: Mapping[str, Axis], figure: Callable[[Timed], Spread | None]
+) -> Iterator[Seen]:
+    cases = [case for case in timed if case.cell == cell and axes.items() <= case.axes.items()]
+    named = differing(case.axes for case in cases)
+    for case in cases:
+        spread = figure(case)
+        if spread is not None:
+            yield Seen(spread.median, described(case.axes, named))
 
 
 def _in_table(rows: int) -> dict[str, Axis]:
-    """The setting that targets are about: 65,536 uniform ids, rows of 64."""
+    """A setting that many targets are about: 65,536 uniform ids, rows of 64."""
     return {"rows": rows, "dim": 64, "ids a batch": BATCH, "ids": "uniform"}
+
+
+_COLD_ON_TWO_THREADS: dict[str, Axis] = {"output": "cold", "threads": 2}
+
+
+def _short_rows() -> Iterator[_Ratio]:
+    """Lookups on one and two threads, and steps on those threads."""
+    for dim, threads in ((8, (1,)), (16, (1, 2))):
+        axes: dict[str, Axis] = {**_in_table(MILLION), "dim": dim}
+        yield _Ratio(f"lookup over the yardstick, dim {dim}", 1.5, lookup.CELL, OURS, YARDSTICK, axes)
+        for count in threads:
+            on_threads: dict[str, Axis] = {**axes, "threads": count}
+            text = f"full step over the yardstick, dim {dim}, {count} {'thread' if count == 1 else 'threads'}"
+            yield _Ratio(text, 1.6, step.CELL, OURS, YARDSTICK, on_threads)
+
+
+def _skewed() -> Iterator[_Ratio]:
+    for rows, limit in ((MILLION, 1.3), (8 * MILLION, 1.2)):
+        axes: dict[str, Axis] = {**_in_table(rows), "ids": "zipf", **_COLD_ON_TWO_THREADS}
+        text = f"over the yardstick, Zipf, {rows:,} rows"
+        yield _Ratio(f"lookup {text}", limit, lookup.CELL, OURS, YARDSTICK, axes)
+        yield _Ratio(f"full step {text}", 1.4, step.CELL, OURS, YARDSTICK, axes)
+
+
+def _small_batches() -> Iterator[_Ratio | _Time]:
+    for batch, limit in ((4_096, 2.0), (256, 2.8)):
+        axes: dict[str, Axis] = {**_in_table(MILLION), "ids a batch": batch, **_COLD_ON_TWO_THREADS}
+        yield _Ratio(f"lookup over the yardstick, {batch:,} ids", 1.25, lookup.CELL, OURS, YARDSTICK, axes)
+        yield _Ratio(f"full step over the yardstick, {batch:,} ids", limit, step.CELL, OURS, YARDSTICK, axes)
+    axes = {**_in_table(MILLION), "ids a batch": 1}
+    yield _Time("full step of one id", 45, step.CELL, OURS, axes)
+    text = "nn.EmbeddingBag's full step of one id over ours"
+    yield _Ratio(text, 5.5, step.CELL, step.EMBEDDING_BAG, OURS, axes, is_least=True)
 
 
 def _lookups(rows: int) -> list[_Ratio]:
@@ -94,36 +149,50 @@ def _steps(rows: int) -> list[_Ratio]:
     axes, size = _in_table(rows), f"{rows:,} rows"
     return [
         _Ratio(f"full step over the yardstick, {size}", 1.5, step.CELL, OURS, YARDSTICK, axes),
-        _Ratio(f"FBGEMM's full step over ours, {size}", 6, step.CELL, fbgemm.NAME, OURS, axes, is_least=True),
-        _Ratio(f"nn.EmbeddingBag's over ours, {size}", 5, step.CELL, step.EMBEDDING_BAG, OURS, axes, is_least=True),
+        _Ratio(
+            f"FBGEMM's full step over ours, {size}, 2 threads",
+            6,
+            step.CELL,
+            fbgemm.NAME,
+            OURS,
+            {**axes, "threads": 2},
+            is_least=True,
+        ),
+        _Ratio(
+            f"nn.EmbeddingBag's full step over ours, {size}",
+            5,
+            step.CELL,
+            step.EMBEDDING_BAG,
+            OURS,
+            axes,
+            is_least=True,
+        ),
     ]
 
 
 def _collections(dim: int, bag: int) -> list[_Ratio]:
     cell, size = collection.CELL, f"{collection.TABLES} tables of dim {dim}, {bag} ids a bag"
-    axes: dict[str, Axis] = {"dim": dim, "ids a bag": bag}
+    axes: dict[str, Axis] = {"dim": dim, "ids a bag": bag, "threads": 2}
     forward, whole = {**axes, "work": collection.FORWARD}, {**axes, "work": collection.STEP}
+    over_yardstick = [
+        _Ratio(f"forward over the yardstick, {size}", 1.6, cell, OURS, YARDSTICK, forward),
+        _Ratio(f"full step over the yardstick, {size}", 1.8, cell, OURS, YARDSTICK, whole),
+    ]
     return [
+        *(over_yardstick if (dim, bag) == (16, 1) else ()),
         _Ratio(f"FBGEMM's full step over ours, {size}", 4, cell, fbgemm.NAME, OURS, whole, is_least=True),
         _Ratio(f"FBGEMM's forward over ours, {size}", 1, cell, fbgemm.NAME, OURS, forward, is_least=True),
     ]
 
 
-_MERGING: dict[str, Axis] = {"operator": merge.MERGE}
-
-_RATIOS = (
+_OF_CASES: tuple[_Ratio | _Time, ...] = (
     *_lookups(MILLION),
     *_lookups(8 * MILLION),
     *_steps(MILLION),
     *_steps(8 * MILLION),
-    _Ratio(
-        "SparseAdam's full step over our Adam's",
-        10,
-        optimizers.CELL,
-        optimizers.SPARSE_ADAM,
-        optimizers.ADAM,
-        is_least=True,
-    ),
+    *_short_rows(),
+    *_skewed(),
+    *_small_batches(),
     _Ratio("full step of FTRL over AdaGrad's", 1.2, optimizers.CELL, optimizers.FTRL, optimizers.ADAGRAD),
     _Ratio(
         "full step of row-wise AdaGrad over AdaGrad's", 1.2, optimizers.CELL, optimizers.ROWWISE, optimizers.ADAGRAD
@@ -152,11 +221,13 @@ _RATIOS = (
         for encoding in quantized.QUANTIZED
     ),
     _Ratio("`emb_read` of one id over `F.embedding`", 1.1, one_id.CELL, one_id.OURS, one_id.EMBEDDING),
-    _Ratio("torch's merging over `merge_gradients`", 5, merge.CELL, merge.TORCH, merge.OURS, _MERGING, is_least=True),
-    _Ratio("full step of SGD in 50 million rows over the yardstick", 1.5, many_rows.CELL, OURS, YARDSTICK),
     *(
-        _Ratio(f"{work} in bfloat16 over float32", 1, row_types.CELL, "bfloat16", row_types.FLOAT32, {"work": work})
-        for work in ("lookup", "step")
+        _Ratio(f"{work} in {name} over float32", limit, row_types.CELL, name, row_types.FLOAT32, {"work": work})
+        for work, name, limit in (
+            ("lookup", row_types.BFLOAT16, 1),
+            ("step", row_types.BFLOAT16, 1.05),
+            ("step", row_types.FLOAT16, 1.15),
+        )
     ),
 )
 
@@ -166,26 +237,18 @@ def targets(outcomes: Sequence[Outcome]) -> list[Target]:
     timed = [outcome for outcome in outcomes if isinstance(outcome, Timed) and not outcome.error]
     figures = [outcome for outcome in outcomes if isinstance(outcome, Figure) and outcome.limit]
     return [
-        *(ratio.of(timed) for ratio in _RATIOS),
-        _derived(timed, SCALING, 0.9, is_least=True),
+        *(target.of(timed) for target in _OF_CASES),
+        _derived(timed, SCALING, 0.92, is_least=True),
         _derived(timed, LARGE_BATCHES, 1.3, is_least=False),
+        _derived(timed, NEIGHBOURS, 1.15, is_least=False),
         *(_of_figure(figure) for figure in figures),
     ]
 
 
 def _derived(timed: Sequence[Timed], name: str, limit: float, is_least: bool) -> Target:
-    figures = [figure for figure in derive(timed) if figure.name == name and _is_in_table(figure.axes)]
-    seen = [
-        Seen(figure.value, f"{figure.cell}, {described(figure.axes, ('rows', 'output', 'threads'))}")
-        for figure in figures
-    ]
+    figures = [figure for figure in derive(timed) if figure.name == name]
+    seen = [Seen(figure.value, f"{figure.cell}, {described(figure.axes, figure.axes)}") for figure in figures]
     return Target(name, limit, is_least, seen)
-
-
-def _is_in_table(axes: Mapping[str, Axis]) -> bool:
-    """Whether the axes are those of a table that targets are about, the size of the batch aside."""
-    wanted = [_in_table(rows) for rows in (MILLION, 8 * MILLION)]
-    return any(all(axes.get(name, value) == value for name, value in setting.items()) for setting in wanted)
 
 
 _LIMIT = re.compile(r"\s*(<=|>=|at most|at least)\s*([0-9.]+)")
@@ -200,4 +263,5 @@ def _of_figure(figure: Figure) -> Target:
     found = _LIMIT.match(figure.limit)
     if found is None:
         raise ValueError(f'figure "{figure.name}" must have a limit such as "<= 1.2", got {figure.limit!r}')
-    return Target(figure.name, float(found[2]), found[1] in (">=", "at least"), [Seen(figure.value, "")])
+    unit = "" if figure.unit == "x" else figure.unit
+    return Target(figure.name, float(found[2]), found[1] in (">=", "at least"), [Seen(figure.value, "")], unit)

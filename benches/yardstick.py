@@ -156,9 +156,7 @@ class Yardstick:
         if self._sums.numel() < grad_ND.numel():
             self._sums = huge_pages(grad_ND.numel())
         places = (grouped.order.data_ptr(), grouped.starts.data_ptr(), rows)
-        self._loops.yardstick_sum(
-            grad_ND.data_ptr(), self.dim, *places, self._sums.data_ptr(), torch.get_num_threads()
-        )
+        self._loops.yardstick_sum(grad_ND.data_ptr(), self.dim, *places, self._sums.data_ptr(), torch.get_num_threads())
         return self._sums[: rows * self.dim].view(rows, self.dim)
 
     def update(self, index_U: Tensor, grad_UD: Tensor) -> None:

@@ -5,6 +5,8 @@ Shape suffixes: F features, B examples, N ids of all features, D dim, U distinct
 
 from __future__ import annotations
 
+import statistics
+import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from benches import ids
+from benches import ids, rounds
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.cells.stage import Stage
 from benches.cells.step import gradients
@@ -21,7 +23,7 @@ from benches.competitors import fbgemm
 from benches.competitors.fbgemm import FbgemmTables
 from benches.competitors.recstore import ADAGRAD, fill, new_name
 from benches.ids import turn_of
-from benches.measured import Axis, Case, Competitor
+from benches.measured import Axis, Case, Competitor, Figure
 from benches.scale import Scale
 from benches.yardstick import Yardstick
 from recstore_ops import KeyedJaggedTensor, RecStoreClient, RecStoreEmbeddingBagCollection, SparseOptimizer
@@ -32,6 +34,9 @@ FORWARD, STEP = "forward", "step"
 TABLES, _ROWS, _EXAMPLES, _BATCHES = 26, 200_000, 4_096, 8
 SHAPES = ((128, 1), (16, 1), (16, 20))
 """Dim, and ids a bag."""
+_OF_ONE_EXAMPLE = (16, 1)
+"""The shape in which a single example is measured too."""
+_ONES, _ONES_BEFORE, _ONES_TAKEN = 256, 200, 2_000
 
 
 @dataclass(frozen=True)
@@ -65,35 +70,64 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
     """One stage a shape."""
     if CELL not in chosen:
         return []
-    rounds = 2 * scale.steps.rounds
+    count = 4 * scale.steps.rounds
     return [
-        Stage(CELL, f"{TABLES} tables of dim {dim}, {bag} ids a bag", rounds, partial(_cases, scale, dim, bag))
+        Stage(CELL, f"{TABLES} tables of dim {dim}, {bag} ids a bag", count, partial(_cases, scale, dim, bag))
         for dim, bag in SHAPES
     ]
 
 
-def _cases(scale: Scale, dim: int, bag: int) -> Iterator[Case]:
+def _cases(scale: Scale, dim: int, bag: int) -> Iterator[Case | Figure]:
     rows, examples = scale.of(_ROWS), scale.of(_EXAMPLES)
     with _open(rows, dim) as tables:
         keys = tables.bags.feature_keys
         batches = [_batch(keys, rows, examples, bag, seed) for seed in range(_BATCHES)]
-        yield _case(FORWARD, dim, bag, list(_forwards(tables, batches)), scale)
         grad_BFD = gradients(examples * TABLES, dim).view(examples, TABLES, dim)
         distinct = max(len(batch.distinct) for batch in batches)
-        yield _case(STEP, dim, bag, list(_steps(tables, batches, grad_BFD, gradients(distinct, dim))), scale, grad_BFD)
+        forwards = list(_forwards(tables, batches))
+        steps = list(_steps(tables, batches, grad_BFD, gradients(distinct, dim)))
+        for threads in (1, 2):
+            yield _case(_axes(FORWARD, dim, bag, threads), forwards, scale)
+            yield _case(_axes(STEP, dim, bag, threads), steps, scale, grad_BFD)
+        if (dim, bag) == _OF_ONE_EXAMPLE:
+            ones = [_batch(keys, rows, 1, bag, seed).features for seed in range(_ONES)]
+            yield from _one_example(tables, ones, gradients(TABLES, dim).view(1, TABLES, dim), scale)
 
 
-def _case(work: str, dim: int, bag: int, competitors: list[Competitor], scale: Scale, *grads: Tensor) -> Case:
-    axes: dict[str, Axis] = {
+def _axes(work: str, dim: int, bag: int, threads: int) -> dict[str, Axis]:
+    return {
         "work": work,
         "tables": TABLES,
         "rows a table": _ROWS,
         "dim": dim,
         "examples": _EXAMPLES,
         "ids a bag": bag,
-        "threads": 2,
+        "threads": threads,
     }
-    return Case(CELL, axes, competitors, scale.steps, read_first=grads, absent=fbgemm.absent())
+
+
+def _case(axes: dict[str, Axis], competitors: list[Competitor], scale: Scale, *grads: Tensor) -> Case:
+    threads = int(axes["threads"])
+    return Case(CELL, axes, competitors, scale.steps, threads=threads, read_first=grads, absent=fbgemm.absent())
+
+
+def _one_example(
+    tables: _Collections, features: list[KeyedJaggedTensor], grad_BFD: Tensor, scale: Scale
+) -> Iterator[Figure]:
+    """Training by single examples, one right after the other: both halves of a step."""
+    forwards, rest = [], []
+    with rounds.threads(2), rounds.without_gc():
+        for turn in range(scale.of(_ONES_BEFORE) + scale.of(_ONES_TAKEN)):
+            start = time.perf_counter_ns()
+            pooled = tables.bags(features[turn % len(features)])
+            middle = time.perf_counter_ns()
+            pooled.backward(grad_BFD)
+            tables.optimizer.step()
+            forwards.append(middle - start)
+            rest.append(time.perf_counter_ns() - middle)
+    for name, taken, limit in ((FORWARD, forwards, "<= 0.08"), ("backward and step", rest, "<= 0.09")):
+        median = statistics.median(taken[scale.of(_ONES_BEFORE) :]) / 1e6
+        yield Figure(CELL, f"{name} of one example, {TABLES} tables of dim {grad_BFD.shape[-1]}", median, "ms", limit)
 
 
 @contextmanager

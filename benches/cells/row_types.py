@@ -14,7 +14,7 @@ from benches.cells.setting import MILLION, Setting
 from benches.cells.stage import Stage
 from benches.cells.step import gradients, limit_of
 from benches.competitors.recstore import RecStoreTable
-from benches.ids import Batch, turn_of
+from benches.ids import Batch
 from benches.measured import Axis, Case, Competitor
 from benches.scale import Scale
 from benches.yardstick import Yardstick

@@ -46,7 +46,8 @@ def _on_one_and_two_threads(settings: Iterable[Setting]) -> list[Setting]:
 
 STEPS = [
     *_on_one_and_two_threads([Setting(), Setting(ids="zipf")]),
-    *[Setting(batch=batch) for batch in (1, 256, 4_096, LARGE_BATCH)],
+    *[Setting(batch=batch) for batch in (1, 256)],
+    *_on_one_and_two_threads([Setting(batch=batch) for batch in (4_096, LARGE_BATCH)]),
     *_on_one_and_two_threads([Setting(rows=8 * MILLION), Setting(rows=8 * MILLION, ids="zipf")]),
     *_on_one_and_two_threads([Setting(rows=100 * THOUSAND)]),
     *_on_one_and_two_threads([Setting(dim=dim) for dim in (8, 16, 128)]),
@@ -55,9 +56,9 @@ STEPS = [
 
 LOOKUPS = [
     *STEPS,
-    *_on_one_and_two_threads([Setting(output="hot"), Setting(rows=8 * MILLION, output="hot")]),
-    Setting(ids="zipf", output="hot"),
-    Setting(rows=8 * MILLION, ids="zipf", output="hot"),
+    *_on_one_and_two_threads(
+        Setting(rows=rows, ids=skew, output="hot") for rows in (MILLION, 8 * MILLION) for skew in ("uniform", "zipf")
+    ),
 ]
 """Settings of `lookup`: those of `step`, and those with an output that was just written."""
 

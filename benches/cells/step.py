@@ -48,7 +48,7 @@ def gradients(count: int, dim: int) -> Tensor:
 def limit_of(
     yardstick: Yardstick, batches: list[Batch], grad_ND: Tensor, ids: Distribution = "uniform"
 ) -> Callable[[int], Tensor]:
-    """The yardstick's step on each batch: y1 and y2; y3 between them unless the ids are uniform, with few duplicates."""
+    """The yardstick's step on each batch: y1 and y2, with y3 between them unless the ids are uniform."""
     if ids == "uniform":
         batch = turn_of(batches)
         return lambda turn: yardstick.step(batch(turn).index, batch(turn).distinct, grad_ND)

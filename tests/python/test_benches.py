@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from benches import derived, ids, report, spread, stage_run, targets, wording  # noqa: E402
-from benches.cells import TITLES, id_map, lookup, merge, row_types  # noqa: E402
-from benches.cells.setting import LOOKUPS, Setting, tables_of  # noqa: E402
+from benches.cells import TITLES, id_map, lookup, merge, neighbours, row_types  # noqa: E402
+from benches.cells.setting import LOOKUPS, STEPS, Setting, tables_of  # noqa: E402
 from benches.cells.stage import Stage  # noqa: E402
 from benches.competitors import fbgemm  # noqa: E402
 from benches.measured import Case, Competitor, Figure, Plan, Timed  # noqa: E402
@@ -176,9 +176,9 @@ def test_flushed_memory_is_still_there() -> None:
 
 
 def test_a_yardstick_of_another_optimizer_is_refused() -> None:
-    with pytest.raises(ValueError, match='has "sgd" of float32, .* got \'lion\' of float32'):
+    with pytest.raises(ValueError, match=r"has \"sgd\" of float32, .* got 'lion' of float32"):
         Yardstick(1, 8, "lion")
-    with pytest.raises(ValueError, match='"adagrad" of bfloat16, got \'adam\' of bfloat16'):
+    with pytest.raises(ValueError, match="\"adagrad\" of bfloat16, got 'adam' of bfloat16"):
         Yardstick(1, 8, "adam", torch.bfloat16)
 
 
@@ -280,6 +280,9 @@ def test_targets_are_held_against_the_worst_case() -> None:
 def test_a_figures_own_limit_is_a_target() -> None:
     figures = [Figure("id_map", "find", 1.3, "x", "<= 1.2"), Figure("id_map", "insert", 0.6, "x", ">= 0.5")]
     assert [target.holds for target in targets.targets(figures)[-2:]] == [False, True]
+    assert [target.unit for target in targets.targets([Figure("id_map", "memory", 25, "bytes", "<= 26")])[-1:]] == [
+        "bytes"
+    ]
     with pytest.raises(ValueError, match='"find" must have a limit'):
         targets.targets([Figure("id_map", "find", 1.3, "x", "fast")])
 
@@ -287,6 +290,42 @@ def test_a_figures_own_limit_is_a_target() -> None:
 def test_the_gain_of_a_second_thread_is_relative_to_the_yardsticks() -> None:
     found = derived.derive([lookups(200, 300, threads=1), lookups(100, 200, threads=2)])
     assert [(figure.name, figure.value) for figure in found] == [(derived.SCALING, 0.75)]
+
+
+def between(ratio: float, **axes: Any) -> Timed:
+    timed = lookups(100, 100 * ratio, **axes)
+    return Timed("neighbours", {"work": "lookup", **timed.axes}, timed.nanoseconds, timed.against)
+
+
+def test_a_size_is_compared_with_the_slower_one_of_its_neighbours() -> None:
+    cases = [between(ratio, dim=dim) for dim, ratio in ((16, 1.5), (24, 1.8), (48, 9.0), (64, 1.2), (128, 7.0))]
+    cases += [between(1.0, ids="zipf"), between(3.0, ids="zipf 1.2")]
+    found = {(figure.axes["dim"], figure.axes["ids"]): figure.value for figure in derived.derive(cases)}
+    # Neither shields the other: only cells with limits of their own are neighbours.
+    assert found == {(24, "uniform"): 1.2, (48, "uniform"): 6.0, (64, "zipf 1.2"): 3.0}
+    target = next(target for target in targets.targets(cases) if target.text == derived.NEIGHBOURS)
+    assert target.worst is not None
+    assert (target.worst.value, target.holds) == (6.0, False)
+
+
+def test_every_neighbour_is_measured_by_the_cells_with_limits() -> None:
+    for setting in neighbours.SETTINGS:
+        axes = setting.axes()
+        is_neighbour = all(values[axes[name]] for name, values in neighbours.AXES.items())
+        assert (setting in STEPS and setting in LOOKUPS) == is_neighbour
+
+
+def test_the_limit_of_a_step_of_one_id_is_a_time() -> None:
+    rounds = {"recstore": [50e3] * 3, "nn.EmbeddingBag": [250e3] * 3}
+    found = targets.targets([Timed("step", Setting(batch=1).axes(), rounds)])
+    measured = [target for target in found if target.seen]
+    assert [(target.text, target.worst and target.worst.value, target.holds) for target in measured] == [
+        ("full step of one id", 50, False),
+        ("nn.EmbeddingBag's full step of one id over ours", 5, False),
+    ]
+    assert "| full step of one id | <= 45 us | 50.0 us |  | **no** |" in report.target_table(
+        [Timed("step", Setting(batch=1).axes(), rounds)]
+    )
 
 
 def test_large_batches_are_compared_by_time_an_id() -> None:
