@@ -1,16 +1,21 @@
-"""A plot of lookups and steps as multiples of the yardstick's time, where matplotlib is installed."""
+"""Plots, where matplotlib is installed: lookups and steps as multiples of the yardstick's time; steps of everyone."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benches.cells import TITLES, lookup, step
+from benches.cells import TITLES, lookup, peers, step
 from benches.cells.one_table import OURS, YARDSTICK
+from benches.competitors import fbgemm
+from benches.machine import ROOT
 from benches.measured import Outcome, Timed
 from benches.wording import described, differing
+
+STEPS = ROOT / "docs" / "steps.svg"
+_COLOURS = {OURS: "#0072B2", fbgemm.NAME: "#E69F00", peers.EMBEDDING_BAG: "#D55E00", peers.TORCHREC: "#999999"}
 
 _LIMITS = {lookup.CELL: 1.3, step.CELL: 1.5}
 _INCHES_A_BAR = 0.22
@@ -48,3 +53,55 @@ def _draw_cell(axes: Any, cell: str, ratios: dict[str, float]) -> None:
     axes.invert_yaxis()
     axes.grid(alpha=0.3, axis="x")
     axes.legend(fontsize="small")
+
+
+def draw_steps(path: Path, outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> bool:
+    """Writes an SVG with the steps a second of everyone in `peers`; False if one is missing, or matplotlib.
+
+    The same figures give the same file.
+    """
+    cases = {case.axes["dim"]: case for case in outcomes if isinstance(case, Timed) and case.cell == peers.CELL}
+    steps = {dim: _steps_a_second(cases[dim]) for dim in peers.DIMS if dim in cases}
+    if any(steps.get(dim, {}).keys() != _COLOURS.keys() for dim in peers.DIMS):
+        return False
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context({"svg.hashsalt": "steps", "svg.fonttype": "none", "font.family": "sans-serif"}):
+        figure = Figure(figsize=(8, 3.2))
+        figure.subplots_adjust(left=0.15, right=0.95, top=0.87, bottom=0.26, wspace=0.55)
+        for axes, (dim, values) in zip(figure.subplots(1, len(steps)), steps.items(), strict=True):
+            _draw_steps_of(axes, int(dim), values)
+        figure.text(0.5, 0.03, _caption(machine), ha="center", fontsize=7.5, color="#444444", linespacing=1.5)
+        figure.savefig(path, metadata={"Date": None, "Creator": None}, facecolor="white")
+    return True
+
+
+def _steps_a_second(case: Timed) -> dict[str, float]:
+    spreads = {name: case.spread(name) for name in case.nanoseconds}
+    return {name: 1e9 / spread.median for name, spread in spreads.items() if spread is not None}
+
+
+def _draw_steps_of(axes: Any, dim: int, values: Mapping[str, float]) -> None:
+    ordered = {name: values[name] for name in _COLOURS}
+    bars = axes.barh(list(ordered), list(ordered.values()), color=[_COLOURS[name] for name in ordered])
+    axes.bar_label(bars, [f"{value:,.0f}" for value in ordered.values()], padding=3)
+    axes.set_title(f"steps a second, dim {dim}", fontsize=11)
+    axes.set_xlim(0, 1.2 * max(ordered.values()))
+    axes.invert_yaxis()
+    axes.spines[["top", "right", "bottom"]].set_visible(False)
+    axes.set_xticks([])
+    axes.tick_params(axis="y", length=0)
+
+
+def _caption(machine: Mapping[str, str]) -> str:
+    work = (
+        f"{peers.TABLES} tables of {peers.ROWS:,} rows, batches of {peers.EXAMPLES:,} examples, one id a table: "
+        "lookup, backward, AdaGrad"
+    )
+    return (
+        f"{work}\nall in one process on two threads; TorchRec's collection is sharded table-wise over that process\n"
+        f"commit {machine['commit']}, {machine['processor']}, {machine['date']}"
+    )

@@ -45,6 +45,14 @@ def target_table(outcomes: Sequence[Outcome]) -> str:
     return _table(("target", "limit", "seen at worst", "in", "holds"), map(_target_row, targets(outcomes)))
 
 
+def verdict(outcomes: Sequence[Outcome]) -> str:
+    """How many targets hold, and the others by name."""
+    found = targets(outcomes)
+    held, missed, unmeasured = ([one.text for one in found if one.holds is holds] for holds in (True, False, None))
+    head = f"{len(held)} targets hold, {len(missed)} do not, {len(unmeasured)} were not measured"
+    return "\n".join([head, *(f"    missed: {text}" for text in missed)])
+
+
 def _target_row(target: Target) -> Sequence[str]:
     limit = f"{'>=' if target.is_least else '<='} {target.limit:g} {target.unit}".rstrip()
     worst = target.worst

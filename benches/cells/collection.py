@@ -86,7 +86,7 @@ def _cases(scale: Scale, dim: int, bag: int) -> Iterator[Case | Figure]:
         distinct = max(len(batch.distinct) for batch in batches)
         forwards = list(_forwards(tables, batches))
         steps = list(_steps(tables, batches, grad_BFD, gradients(distinct, dim)))
-        for threads in (1, 2):
+        for threads in (2, 1):
             yield _case(_axes(FORWARD, dim, bag, threads), forwards, scale)
             yield _case(_axes(STEP, dim, bag, threads), steps, scale, grad_BFD)
         if (dim, bag) == _OF_ONE_EXAMPLE:

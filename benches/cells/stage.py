@@ -23,3 +23,8 @@ class Stage:
     title: str
     rounds: int
     open: Callable[[], Iterator[Case | Figure]]
+
+    @property
+    def key(self) -> str:
+        """What tells it from all other stages."""
+        return f"{self.cell}: {self.title}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,6 +18,16 @@ WAYS = ("row-wise", "table-wise")
 def is_installed() -> bool:
     """Whether TorchRec is there."""
     return importlib.util.find_spec("torchrec") is not None
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """A job of this process alone, as sharded collections need one."""
+    dist.init_process_group("gloo", store=torch.distributed.distributed_c10d.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 class _Model(torch.nn.Module):

@@ -40,6 +40,24 @@ class TorchTable:
         return torch.optim.Adagrad(self._bags.parameters(), lr=LR, eps=EPS)
 
 
+class TorchCollection:
+    """Tables of equal size, an `nn.EmbeddingBag(sparse=True)` each, and one `torch.optim.Adagrad`."""
+
+    def __init__(self, tables: int, rows: int, dim: int) -> None:
+        weights = [torch.full((rows, dim), INITIAL_WEIGHT) for _ in range(tables)]
+        self._bags = nn.ModuleList(
+            nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", sparse=True) for weight in weights
+        )
+        self._optimizer = torch.optim.Adagrad(self._bags.parameters(), lr=LR, eps=EPS)
+
+    def step(self, index_FB: Tensor, grad_BFD: Tensor) -> None:
+        """Looks up one id a bag of each table, takes the gradients, and an optimizer step."""
+        self._optimizer.zero_grad()
+        pairs = zip(self._bags, index_FB, strict=True)
+        torch.stack([bag(index_B[:, None]) for bag, index_B in pairs], 1).backward(grad_BFD)
+        self._optimizer.step()
+
+
 class SparseAdamTable:
     """`nn.Embedding(sparse=True)` with `torch.optim.SparseAdam`."""
 
