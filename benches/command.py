@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         records.start(output, described, scale.is_full)
     tensor_memory.recycle()
     print(f"raw figures go to {output}; if the run breaks off, --resume {output} goes on with them", flush=True)
-    outcomes = _run_all(stages(scale, options.only), output, done)
+    outcomes = run_all(stages(scale, options.only), output, done)
     _finish(outcomes, described, output, options)
     return int(any(not isinstance(outcome, Figure) and outcome.error for outcome in outcomes))
 
@@ -96,7 +96,8 @@ def _done_before(options: argparse.Namespace, described: dict[str, str], is_full
         raise SystemExit(f"run.py: {error}") from None
 
 
-def _run_all(chosen: Sequence[Stage], output: Path, done: Mapping[str, list[Outcome]]) -> list[Outcome]:
+def run_all(chosen: Sequence[Stage], output: Path, done: Mapping[str, list[Outcome]]) -> list[Outcome]:
+    """Measures the stages that are not done; gives what came out of all."""
     outcomes: list[Outcome] = []
     started = time.monotonic()
     with Progress(sum(stage.rounds for stage in chosen)) as progress:
@@ -138,4 +139,8 @@ def _finish(outcomes: Sequence[Outcome], described: dict[str, str], output: Path
     if options.writes:
         report.write(outcomes, described)
         print(f"tables: {report.README}")
+        try:
+            report.write_summary()
+        except ValueError as error:  # A run of some cells, or without FBGEMM.
+            print(f"the summary stays as it was: {error}")
         print("docs/scale.md rests on them: `python -m benches.scale_model --write` computes it anew")

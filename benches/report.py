@@ -9,10 +9,12 @@ from benches.cells import TITLES
 from benches.derived import derive
 from benches.measured import Figure, Outcome, Timed
 from benches.recorded import README
+from benches.summary import summary
 from benches.targets import Target, targets
 from benches.wording import ABSENT, axis, described, differing, ratio, significant, time_with_spread
 
 START, END = "<!-- cells -->", "<!-- /cells -->"
+SUMMARY, SUMMARY_END = "<!-- summary -->", "<!-- /summary -->"
 
 
 def write(outcomes: Sequence[Outcome], machine: Mapping[str, str], path: Path = README) -> None:
@@ -21,12 +23,25 @@ def write(outcomes: Sequence[Outcome], machine: Mapping[str, str], path: Path = 
     Raises:
         ValueError: the file has not both marks.
     """
+    _put(tables(outcomes, machine), START, END, path)
+
+
+def write_summary(path: Path = README) -> None:
+    """Puts the ratios of the file's tables between their two marks.
+
+    Raises:
+        ValueError: the file has not both marks, or its tables lack a figure.
+    """
+    _put(summary(), SUMMARY, SUMMARY_END, path)
+
+
+def _put(content: str, mark: str, end_mark: str, path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    before, start, rest = text.partition(START)
-    _, end, after = rest.partition(END)
+    before, start, rest = text.partition(mark)
+    _, end, after = rest.partition(end_mark)
     if not start or not end:
-        raise ValueError(f"{path} must have the marks {START} and {END}")
-    path.write_text(f"{before}{START}\n\n{tables(outcomes, machine)}\n\n{END}{after}", encoding="utf-8")
+        raise ValueError(f"{path} must have the marks {mark} and {end_mark}")
+    path.write_text(f"{before}{mark}\n\n{content}\n\n{end_mark}{after}", encoding="utf-8")
 
 
 def tables(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,11 +24,12 @@ def is_installed() -> bool:
 @contextmanager
 def alone() -> Iterator[None]:
     """A job of this process alone, as sharded collections need one."""
-    dist.init_process_group("gloo", store=torch.distributed.distributed_c10d.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
 
 
 class _Model(torch.nn.Module):

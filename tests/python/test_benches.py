@@ -17,7 +17,19 @@ from warm_programs import output_of
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from benches import derived, ids, report, spread, stage_run, targets, wording  # noqa: E402
+from benches import (  # noqa: E402
+    command,
+    derived,
+    ids,
+    plots,
+    records,
+    report,
+    spread,
+    stage_run,
+    summary,
+    targets,
+    wording,
+)
 from benches.cells import TITLES, id_map, lookup, merge, neighbours, row_types  # noqa: E402
 from benches.cells.setting import LOOKUPS, STEPS, Setting, tables_of  # noqa: E402
 from benches.cells.stage import Stage  # noqa: E402
@@ -368,7 +380,87 @@ def test_a_file_without_marks_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_readme_of_the_benches_has_its_marks() -> None:
     text = report.README.read_text(encoding="utf-8")
-    assert 0 < text.index(report.START) < text.index(report.END)
+    assert 0 < text.index(report.SUMMARY) < text.index(report.SUMMARY_END) < text.index(report.START)
+    assert text.index(report.START) < text.index(report.END)
+
+
+def test_the_summary_shows_the_figures_of_the_tables() -> None:
+    text = report.README.read_text(encoding="utf-8")
+    shown = text.partition(report.SUMMARY)[2].partition(report.SUMMARY_END)[0].strip()
+    assert shown == summary.summary(), "report.write_summary() writes it anew"
+    assert len(shown.splitlines()) == 2 + 10
+
+
+def peers_case(dim: int, **milliseconds: float) -> Timed:
+    names = {"recstore": 1.0, "FBGEMM": 8.0, "nn.EmbeddingBag": 5.0, "TorchRec": 9.0} | milliseconds
+    return Timed("peers", {"dim": dim}, {name: [value * 1e6] * 3 for name, value in names.items()})
+
+
+MACHINE = {"commit": "abc1234", "processor": "a processor", "date": "2026-11-27"}
+
+
+def test_the_same_figures_give_the_same_picture(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    paths = [tmp_path / name for name in ("one.svg", "two.svg", "other.svg")]
+    for path, dim_128 in zip(paths, (2.0, 2.0, 4.0), strict=True):
+        assert plots.draw_steps(path, [peers_case(16), peers_case(128, recstore=dim_128)], MACHINE)
+    first, second, other = (path.read_text(encoding="utf-8") for path in paths)
+    assert first == second
+    assert {f">{steps}<" in first for steps in ("1,000", "500", "125")} == {True}
+    assert ">250<" in other
+    assert "commit abc1234, a processor, 2026-11-27" in first
+
+
+def test_no_picture_is_drawn_of_some_libraries(tmp_path: Path) -> None:
+    alone = Timed("peers", {"dim": 16}, {"recstore": [1e6], "FBGEMM": []})
+    assert not plots.draw_steps(tmp_path / "steps.svg", [alone, peers_case(128)], MACHINE)
+    assert not plots.draw_steps(tmp_path / "steps.svg", [peers_case(16)], MACHINE)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_goes_on_with_the_stages_that_it_lacks(tmp_path: Path) -> None:
+    path = tmp_path / "run.jsonl"
+    timed = Timed("step", {"dim": 64}, {"a": [1.0, 3.0], "b": [2.0, 2.0], "c": []}, {"b": ("a",)})
+    figure = Figure("memory", "growth", 1.2, "x", "<= 1.3")
+    records.start(path, MACHINE, is_full=True)
+    records.start_stage(path, "first")
+    records.append(path, figure)
+    records.start_stage(path, "second")
+    records.append(path, timed)
+    records.append(path, figure)
+    records.finish_stage(path, "second")
+    records.start_stage(path, "third")
+    records.append(path, figure)
+    with path.open("a", encoding="utf-8") as file:
+        file.write('{"cell": "mem')
+    assert records.finished(path, {**MACHINE, "date": "another"}, is_full=True) == {"second": [timed, figure]}
+    with pytest.raises(ValueError, match="measured with commit abc1234, this run has dirty"):
+        records.finished(path, {**MACHINE, "commit": "dirty"}, is_full=True)
+    with pytest.raises(ValueError, match="measured with full True, this run has False"):
+        records.finished(path, MACHINE, is_full=False)
+    path.write_text("{}", encoding="utf-8")
+    with pytest.raises(ValueError, match="has no figures of a run"):
+        records.finished(path, MACHINE, is_full=True)
+
+
+def test_a_stage_that_failed_is_measured_again(tmp_path: Path) -> None:
+    path, stages = tmp_path / "run.jsonl", [Stage("step", name, 1, lambda: iter(())) for name in ("one", "two")]
+    case = Case("step", {}, [Competitor("a", lambda turn: 1 // 0)], Plan(1, 1, 1))
+    failing = Stage("step", "three", 1, lambda: iter([case]))
+    records.start(path, MACHINE, is_full=True)
+    (failed,) = command.run_all([*stages, failing], path, {})
+    assert isinstance(failed, Timed)
+    assert str(failed.error).startswith("ZeroDivisionError")
+    done = records.finished(path, MACHINE, is_full=True)
+    assert set(done) == {"step: one", "step: two"}
+    assert len(command.run_all([*stages, failing], path, done)) == 1
+
+
+def test_the_verdict_counts_targets_and_names_the_missed_ones() -> None:
+    figures = [Figure("id_map", "find", 1.3, "x", "<= 1.2"), Figure("id_map", "memory", 25, "bytes", "<= 26")]
+    first, *missed = report.verdict(figures).splitlines()
+    assert first.startswith("1 targets hold, 1 do not, ")
+    assert missed == ["    missed: find"]
 
 
 def program_printing(text: str, status: int = 0) -> list[str]:

@@ -60,6 +60,15 @@ def test_a_figure_is_read_from_its_table() -> None:
 
 
 @pytest.mark.usefixtures("tables")
+def test_a_column_is_read_behind_another_one() -> None:
+    assert recorded("Lookup", "recstore", "1,000", "64", of="yardstick") == 1_050e3
+    with pytest.raises(ValueError, match="shows 'none' as recstore"):
+        recorded("Lookup", "recstore", "1,000", "64", of="x yardstick")
+    with pytest.raises(ValueError, match="shows no yardstick of 1,000, 64 below Lookup"):
+        recorded("Lookup", "yardstick", "1,000", "64", of="recstore")
+
+
+@pytest.mark.usefixtures("tables")
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
