@@ -547,8 +547,12 @@ def test_a_quick_run_measures_every_cell(tmp_path: Path) -> None:
     output = tmp_path / "quick.jsonl"
     done = run_benches("--quick", "--output", str(output))
     assert done.returncode == 0, done.stdout[-5_000:] + done.stderr[-5_000:]
-    machine, *lines = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    machine, *written = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert machine["machine"]["torch"] == torch.__version__
+    assert [line["stage"] for line in written if "stage" in line] == [
+        line["finished"] for line in written if "finished" in line
+    ]
+    lines = [line for line in written if "value" in line or "competitor" in line]
     assert {line["cell"] for line in lines} == set(TITLES) - {id_map.CELL}
     # What a save adds to a step's time may be less than nothing.
     signed = [line for line in lines if line.get("unit") == "ms"]
