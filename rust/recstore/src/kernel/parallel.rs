@@ -134,32 +134,38 @@ pub(crate) fn parts_for(executor: &dyn Executor, floats: usize) -> usize {
     if floats < FLOATS_A_THREAD { 1 } else { executor.num_threads().max(1) }
 }
 
-/// Returns how many of `count` items of `floats` floats each go into one piece of a loop: two pieces a thread, or all
-/// together where waking a thread is not worth it.
+/// Returns how many of `count` items of `floats` floats each go into one piece of a loop: some pieces a thread, of which
+/// those that wake first take more, or all together where waking a thread is not worth it.
 pub(crate) fn piece_size(executor: &dyn Executor, count: usize, floats: usize) -> usize {
-    const PIECES_A_THREAD: usize = 2;
+    const PIECES_A_THREAD: usize = 4;
+    const FLOATS_A_PIECE: usize = FLOATS_A_THREAD / 2;
     let threads = executor.num_threads();
-    let is_small = threads < 2 || count * floats < FLOATS_A_THREAD;
-    if is_small { count.max(1) } else { count.div_ceil(threads * PIECES_A_THREAD).max(1) }
+    if threads < 2 || count * floats < FLOATS_A_THREAD {
+        return count.max(1);
+    }
+    let pieces = (threads * PIECES_A_THREAD).min(count * floats / FLOATS_A_PIECE);
+    count.div_ceil(pieces).max(1)
 }
 
-/// Calls `body` once with each item, which it may change.
+/// Calls `body` once with each item, which it may change. Every thread takes the next item as soon as it has done one, so
+/// that one that wakes late, or is held up, does less and keeps nobody waiting.
 pub(crate) fn for_each_mut<T: Send>(
     executor: &dyn Executor,
     items: impl Iterator<Item = T>,
     body: impl Fn(T) + Sync,
 ) {
     let items: Vec<Mutex<Option<T>>> = items.map(|item| Mutex::new(Some(item))).collect();
-    let run = |index: usize| {
-        let item = items[index].lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(item) = item {
-            body(item);
+    let next = AtomicUsize::new(0);
+    let take_items = |_: usize| {
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(item) = item.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                body(item);
+            }
         }
     };
-    match items.len() {
-        0 => {}
-        1 => run(0),
-        count => executor.for_each(count, &run),
+    match items.len().min(executor.num_threads()) {
+        0 | 1 => take_items(0),
+        threads => executor.for_each(threads, &take_items),
     }
 }
 
@@ -172,6 +178,43 @@ mod tests {
         let mut values = vec![0; 100];
         for_each_mut(&Serial, values.iter_mut(), |value| *value += 1);
         assert!(values.iter().all(|&value| value == 1));
+    }
+
+    #[test]
+    fn whoever_comes_first_takes_what_others_are_too_late_for() {
+        /// Runs the bodies one after another, as threads would of which one wakes when all is done.
+        struct Late;
+        impl Executor for Late {
+            fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+                assert_eq!(count, 4, "a body a thread");
+                (0..count).rev().for_each(body);
+            }
+            fn num_threads(&self) -> usize {
+                4
+            }
+        }
+        let mut order = Vec::new();
+        let taken = Mutex::new(&mut order);
+        for_each_mut(&Late, 0..9, |item| taken.lock().unwrap().push(item));
+        assert_eq!(order, (0..9).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn pieces_are_some_a_thread_and_not_too_small() {
+        struct Two;
+        impl Executor for Two {
+            fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+                (0..count).for_each(body);
+            }
+            fn num_threads(&self) -> usize {
+                2
+            }
+        }
+        assert_eq!(piece_size(&Serial, 1 << 20, 64), 1 << 20);
+        assert_eq!(piece_size(&Two, 511, 64), 511);
+        assert_eq!(piece_size(&Two, 512, 64), 256);
+        assert_eq!(piece_size(&Two, 65_536, 64), 8_192);
+        assert_eq!(piece_size(&Two, 3, 1 << 20), 1);
     }
 
     #[test]
