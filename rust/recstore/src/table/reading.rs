@@ -1,10 +1,11 @@
 //! Reads of a table, which share its lock.
 
 use std::sync::OnceLock;
+use std::sync::atomic::AtomicU64;
 
 use super::engine::Engine;
 use super::growth::Growth;
-use super::ids::places::{Seal, TAG_WORDS};
+use super::ids::places::{self, AddTagSum, TAG_WORDS};
 use super::lookup::{ColdRows, ReadRows, RowSource};
 use super::rows::Rows;
 use super::table::Table;
@@ -59,14 +60,15 @@ impl Table {
         let chunk = piece_size(engine.executor, ids.len(), dim);
         let mut of_chunks = places.chunks_mut(chunk);
         let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
-        let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default()));
-        let source = rows.source(self, &failure);
-        for_each_mut(engine.executor, chunks, |(ids, out, places)| {
+        let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default())).enumerate();
+        let (source, sum) = (rows.source(self, &failure), AtomicU64::new(0));
+        for_each_mut(engine.executor, chunks, |(number, (ids, out, places))| {
             with_row_type!(self.config.dtype, row_type => {
-                engine.simd.run(ReadRows { source, ids, out, places, row_type });
+                engine.simd.run(ReadRows { source, ids, out, places: &mut *places, row_type });
             });
+            engine.simd.run(AddTagSum { first: number * chunk, ids, places, sum: &sum });
         });
-        engine.simd.run(Seal { places, epoch: rows.epoch, ids });
+        places::seal(places, ids.len(), places::tag(rows.epoch, sum.into_inner(), ids.len()));
         failure.into_inner().map_or(Ok(()), Err)
     }
 

@@ -4,44 +4,40 @@
 //! where it does not fit, the rows are searched for as if there were no places. Even a forged place harms no memory:
 //! it is used only below the number of rows, and gradients are grouped by it, so that no row is changed by two threads.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use crate::kernel::hash::mix;
 use crate::kernel::simd::{Kernel, Lanes};
 
 /// The words that a tag takes behind the places.
 pub const TAG_WORDS: usize = 2;
 
-/// The tag of ids and places that come one block after another.
-#[derive(Debug)]
-pub(crate) struct Tag {
-    epoch: u64,
-    sum: u64,
-    ids: u64,
+/// Returns the sum that a tag is made from, over some ids and their places; `first` is the number of the first one. The
+/// sums of parts add up to that of the whole.
+#[inline(always)]
+pub(crate) fn tag_sum(first: usize, ids: &[i64], places: &[u32]) -> u64 {
+    // Odd factors: exchanging two ids or places, or changing one, changes the sum.
+    const BETWEEN_FACTORS: u64 = 0x9E37_79B9_7F4A_7C16;
+    let first = (first as u64).wrapping_mul(BETWEEN_FACTORS).wrapping_add(1);
+    let mut sum = 0u64;
+    for (number, (&id, &place)) in (0u64..).zip(ids.iter().zip(places)) {
+        let both = id as u64 ^ u64::from(place).rotate_left(32);
+        let factor = first.wrapping_add(number.wrapping_mul(BETWEEN_FACTORS));
+        sum = sum.wrapping_add(both.wrapping_mul(factor));
+    }
+    sum
 }
 
-impl Tag {
-    /// Begins a tag; `epoch` tells a table and its deletions apart from all others.
-    pub(crate) fn new(epoch: u64) -> Self {
-        Self { epoch, sum: 0, ids: 0 }
-    }
+/// Returns the tag of `count` ids and places; `epoch` tells a table and its deletions apart from all others.
+pub(crate) fn tag(epoch: u64, sum: u64, count: usize) -> [u32; TAG_WORDS] {
+    let tag = mix((sum ^ mix(epoch as i64)) as i64) ^ count as u64;
+    [tag as u32, (tag >> 32) as u32]
+}
 
-    /// Takes the next ids and their places.
-    #[inline(always)]
-    pub(crate) fn add(&mut self, ids: &[i64], places: &[u32]) {
-        // Odd factors: exchanging two ids or places, or changing one, changes the sum.
-        const BETWEEN_FACTORS: u64 = 0x9E37_79B9_7F4A_7C16;
-        let first = self.ids.wrapping_mul(BETWEEN_FACTORS).wrapping_add(1);
-        for (number, (&id, &place)) in (0u64..).zip(ids.iter().zip(places)) {
-            let both = id as u64 ^ u64::from(place).rotate_left(32);
-            let factor = first.wrapping_add(number.wrapping_mul(BETWEEN_FACTORS));
-            self.sum = self.sum.wrapping_add(both.wrapping_mul(factor));
-        }
-        self.ids += ids.len() as u64;
-    }
-
-    /// Returns the words that stand behind the places.
-    pub(crate) fn words(self) -> [u32; TAG_WORDS] {
-        let tag = mix((self.sum ^ mix(self.epoch as i64)) as i64) ^ self.ids;
-        [tag as u32, (tag >> 32) as u32]
+/// Writes a tag behind the places of `count` ids, if there is room for it.
+pub(crate) fn seal(places: &mut [u32], count: usize, tag: [u32; TAG_WORDS]) {
+    if let Some((_, words)) = places.split_at_mut_checked(count) {
+        words.iter_mut().zip(tag).for_each(|(word, value)| *word = value);
     }
 }
 
@@ -55,11 +51,23 @@ pub(crate) struct Seal<'a> {
 impl Kernel for Seal<'_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        if let Some((places, words)) = self.places.split_at_mut_checked(self.ids.len()) {
-            let mut tag = Tag::new(self.epoch);
-            tag.add(self.ids, places);
-            words.iter_mut().zip(tag.words()).for_each(|(word, value)| *word = value);
-        }
+        let sum = tag_sum(0, self.ids, self.places);
+        seal(self.places, self.ids.len(), tag(self.epoch, sum, self.ids.len()));
+    }
+}
+
+/// Adds the sum over some ids and places to those of the other parts; `first` is the number of the first one.
+pub(crate) struct AddTagSum<'a> {
+    pub(crate) first: usize,
+    pub(crate) ids: &'a [i64],
+    pub(crate) places: &'a [u32],
+    pub(crate) sum: &'a AtomicU64,
+}
+
+impl Kernel for AddTagSum<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        self.sum.fetch_add(tag_sum(self.first, self.ids, self.places), Ordering::Relaxed);
     }
 }
 
@@ -76,10 +84,12 @@ mod tests {
 
     fn are_good(places: &[u32], epoch: u64, ids: &[i64]) -> bool {
         unseal(places, ids.len()).is_some_and(|(places, words)| {
-            let (mut tag, half) = (Tag::new(epoch), ids.len() / 2);
-            tag.add(&ids[..half], &places[..half]);
-            tag.add(&ids[half..], &places[half..]);
-            tag.words() == words
+            let (sum, half) = (AtomicU64::new(0), ids.len() / 2);
+            for (first, part) in [(half, half..ids.len()), (0, 0..half)] {
+                let (ids, places) = (&ids[part.clone()], &places[part]);
+                Simd::detect().run(AddTagSum { first, ids, places, sum: &sum });
+            }
+            tag(epoch, sum.into_inner(), ids.len()) == words
         })
     }
 
