@@ -58,6 +58,8 @@ pub(super) struct ColdRows<'a> {
 /// The records of a run that lie on disk.
 #[derive(Default)]
 struct Fetched {
+    /// For each place in the run where the record lies in memory, [`NO_INDEX`] for one that does not.
+    places: Vec<u32>,
     /// Index and place in the run, in the order of the file.
     cold: Vec<(u32, usize)>,
     /// The records, each index once.
@@ -69,10 +71,18 @@ struct Fetched {
 impl Fetched {
     /// Reads the records of those of `indices` that lie on disk, neighbours in one call.
     fn fetch(&mut self, cold: ColdRows<'_>, storage: &SlotGroup, indices: &[u32]) {
-        let is_cold = |index: u32| index != NO_INDEX && cold.tier.place(RowIndex(index)).is_none();
-        let found = indices.iter().enumerate().filter(|(_, index)| is_cold(**index));
+        self.places.clear();
+        self.places.extend(indices.iter().map(|&index| match index {
+            NO_INDEX => NO_INDEX,
+            index => cold.tier.place(RowIndex(index)).map_or(NO_INDEX, |place| place.0),
+        }));
+        let found = indices.iter().zip(&self.places).enumerate();
+        let found = found.filter(|(_, (index, place))| **place == NO_INDEX && **index != NO_INDEX);
         self.cold.clear();
-        self.cold.extend(found.map(|(place, index)| (*index, place)));
+        self.cold.extend(found.map(|(place, (index, _))| (*index, place)));
+        if self.cold.is_empty() {
+            return;
+        }
         self.cold.sort_unstable();
         self.record_of.resize(indices.len(), 0);
         for (number, same) in self.cold.chunk_by(|(one, _), (next, _)| one == next).enumerate() {
@@ -154,9 +164,9 @@ impl<'a> RowSource<'a> {
     {
         match self.cold {
             None => self.storage.weights(index),
-            Some(cold) => match cold.tier.place(index) {
-                Some(index) => self.storage.weights(index),
-                None => fetched.weights(self.storage, place),
+            Some(_) => match fetched.places[place] {
+                NO_INDEX => fetched.weights(self.storage, place),
+                index => self.storage.weights(RowIndex(index)),
             },
         }
     }

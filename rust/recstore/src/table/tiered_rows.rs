@@ -18,16 +18,15 @@ impl Rows {
         tier.check()?;
         self.shrink_frames(executor, new)?;
         let cold = self.pin(indices);
-        if cold.is_empty() && new.rows == 0 {
-            return Ok(());
+        if !cold.is_empty() || new.rows > 0 {
+            self.grow_frames(cold.len() + new.rows, new);
         }
-        self.grow_frames(cold.len() + new.rows, new);
         let high_water = self.allocator.high_water_after(new.rows);
         let Some(tier) = &mut self.tier else { return Ok(()) };
-        tier.exchange(executor, &mut self.storage, &cold, new.rows)?;
-        if tier.residence.num_free() < new.rows
-            || cold.iter().any(|&index| tier.residence.frame(index).is_none())
-        {
+        if !cold.is_empty() || new.rows > 0 {
+            tier.exchange(executor, &mut self.storage, &cold, new.rows)?;
+        }
+        if !tier.note_step(&cold, new.rows) {
             // What goes through the disk during the step must find room there: a step cannot be taken back.
             tier.file.reserve(high_water).map_err(|error| tier.refused(&error))?;
         }

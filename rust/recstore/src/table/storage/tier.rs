@@ -25,6 +25,8 @@ pub(crate) struct Tier {
     directory: String,
     pub(crate) residence: Residence,
     pub(crate) file: SlotFile,
+    /// Whether all rows of the step under way are in memory, and there are frames for the new ones.
+    has_step: bool,
     /// Why some rows of a step may have changed and others not: no call uses the rows from then on.
     failure: OnceLock<Error>,
     fetched: AtomicU64,
@@ -45,6 +47,7 @@ impl Tier {
             directory: directory.to_owned(),
             residence: Residence::default(),
             file,
+            has_step: false,
             failure: OnceLock::new(),
             fetched: AtomicU64::new(0),
             spilled: AtomicU64::new(0),
@@ -78,6 +81,18 @@ impl Tier {
     /// Returns what cut the step short that was just taken.
     pub(crate) fn cut_short(&self) -> Result<()> {
         self.failure.get().map_or(Ok(()), |error| Err(error.clone()))
+    }
+
+    /// Whether all rows of the step under way are in memory, and there are frames for the new ones.
+    pub(crate) fn has_step(&self) -> bool {
+        self.has_step
+    }
+
+    /// Notes whether the rows at `cold`, and `new` ones, have frames.
+    pub(crate) fn note_step(&mut self, cold: &[u32], new: usize) -> bool {
+        let has_frame = |&index: &u32| self.residence.frame(index).is_some();
+        self.has_step = self.residence.num_free() >= new && cold.iter().all(has_frame);
+        self.has_step
     }
 
     /// Makes room for the indices below `len`.

@@ -22,7 +22,7 @@ use crate::rows::row_type::{Noise, RowType, with_row_type};
 use crate::table::changes::{Changes, RowKey};
 use crate::table::engine::Engine;
 use crate::table::ids::row_ids::RowIds;
-use crate::table::ids::row_index::RowIndex;
+use crate::table::ids::row_index::{NO_INDEX, RowIndex};
 use crate::table::rows::Rows;
 use crate::table::storage::records::{RecordStart, SharedRecords};
 use crate::table::storage::tier::Tier;
@@ -123,13 +123,13 @@ impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
         let Self { rows, sorted, simd } = self;
         with_row_type!(rows.table.config.dtype, row_type => match rows.tier {
-            None => {
+            Some(tier) if !tier.has_step() => rows.walk_tiered(tier, sorted, rule, row_type),
+            _ => {
                 let step = |group: Group<'_>, widened: &mut [f32]| {
                     simd.run(StepGroup { rows, rule, row_type, group, widened });
                 };
                 simd.run(Walk { rows, sorted, row_type, simd, step: &step });
             }
-            Some(tier) => rows.walk_tiered(tier, sorted, rule, row_type),
         });
     }
 }
@@ -270,8 +270,8 @@ impl<R: RowRule, T: RowType> Kernel for StepGroup<'_, R, T> {
                     row.sum.map_or(row.gradient, |start| &sums[start as usize..][..row.gradient.len()]);
                 // SAFETY:
                 // 1. `SteppedRows::locate` located it.
-                // 2. An index is a key of one part, once, and every part is walked by one thread, which lets go of the
-                //    record before it takes the next.
+                // 2. An index is a key of one part, once, no two have one place, and every part is walked by one thread,
+                //    which lets go of the record before it takes the next.
                 let record = unsafe { rows.records.record_mut(row.record) };
                 rows.step((rule, row_type), row.first as usize, record, gradient, widened);
             }
@@ -314,14 +314,14 @@ impl<T: RowType> Kernel for StartRows<'_, T> {
         rows.table.initializer.fill(ids, values);
         for (index, weights) in indices.iter().zip(values.chunks_exact_mut(dim)) {
             // SAFETY: 1. located here; 2. as for steps: the rows are those of one part.
-            let record = unsafe { rows.records.record_mut(rows.records.locate(*index)) };
+            let record = unsafe { rows.records.record_mut(rows.records.locate(rows.place(*index))) };
             rows.start_record(row_type, weights, record);
         }
     }
 }
 
 impl SteppedRows<'_> {
-    /// Takes the steps of rows that may lie on disk; the first error of the disk ends them. Compiled for the baseline
+    /// Takes the steps of rows of which some lie on disk; the first error of the disk ends them. Compiled for the baseline
     /// and for any rule: it waits for the disk.
     fn walk_tiered(&self, tier: &Tier, sorted: &SortedPart<u32>, rule: &dyn RowRule, row_type: impl RowType) {
         let dim = self.gradients.dim;
@@ -350,6 +350,13 @@ impl SteppedRows<'_> {
             self.use_row(index);
             step(record);
         }
+    }
+
+    /// Returns where among the records that of a row lies, which is in memory and about to change.
+    #[inline(always)]
+    fn place(&self, index: RowIndex) -> RowIndex {
+        // No records have the last place: a row that were not in memory would be a panic.
+        self.tier.map_or(index, |tier| tier.place_to_change(index).unwrap_or(RowIndex(NO_INDEX)))
     }
 
     fn key(&self, index: RowIndex) -> RowKey {
@@ -421,7 +428,7 @@ impl SteppedRows<'_> {
         located.extend(numbers.clone().map(|number| {
             let index = RowIndex(sorted.rank(number));
             let gradient = self.gradients.row(sorted.first(number));
-            let (first, record) = (sorted.first(number) as u32, self.records.locate(index));
+            let (first, record) = (sorted.first(number) as u32, self.records.locate(self.place(index)));
             LocatedRow { index, first, sum: None, record, gradient }
         }));
         let (is_plain, before) = (self.gradients.is_plain(), to_sum.len());
