@@ -1,7 +1,8 @@
 """Training of a table of four times its memory limit, beside plain reads and writes of as many records.
 
 Nine of ten ids are of a tenth of the rows. What the store spends on rows that are not in memory is what it counts
-itself: choosing who goes, writing those back, reading the others.
+itself: choosing who goes, writing those back, reading the others. A second comparison trains a model, a bag of each
+example under a perceptron, with its rows read ahead and without, and in memory.
 """
 
 from __future__ import annotations
@@ -11,25 +12,35 @@ import tempfile
 import time
 from collections.abc import Collection, Iterator
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from benches import ids, yardstick
 from benches.cells.checkpoint import bench_directory
 from benches.cells.stage import Stage
 from benches.cells.step import gradients
-from benches.competitors.recstore import ADAGRAD, RecStoreTable
+from benches.competitors.recstore import ADAGRAD, RecStoreTable, fill, new_name
 from benches.measured import Figure
 from benches.scale import Scale
+from recstore_ops import (
+    KeyedJaggedTensor,
+    PrefetchingDataLoader,
+    RecStoreClient,
+    RecStoreEmbeddingBagCollection,
+    SparseOptimizer,
+)
 
 CELL = "disk_tier"
 
 _ROWS, _DIM, _BATCH = 2_000_000, 64, 16_384
 _WARM_BATCHES, _BATCHES = 60, 40
 _HOT_SHARE, _HOT_ROWS = 0.9, 0.1
+_HIDDEN, _ROUNDS = 256, 5
+"""Of the perceptron; and rounds of its loops, each of a part of the batches."""
 _RECORD_BYTES = 2 * _DIM * 4
 
 
@@ -60,7 +71,58 @@ def _figures(scale: Scale) -> Iterator[Figure]:
     with RecStoreTable(rows, _DIM, ADAGRAD) as table:
         _train(table, batches[:_WARM_BATCHES])
         in_memory = _train(table, batches[_WARM_BATCHES:])
-    yield Figure(CELL, "training, speed over that of a table in memory", in_memory / seconds, "x")
+    yield Figure(CELL, "training, speed over that of a table in memory", in_memory / seconds, "x", ">= 0.55")
+    with bench_directory("disk-tier-") as directory:
+        yield from _under_a_perceptron(rows, batches, directory)
+
+
+def _under_a_perceptron(rows: int, batches: list[Tensor], directory: Path) -> Iterator[Figure]:
+    """Speeds over that of a model whose rows are in memory and not read ahead; loops take turns."""
+    where = {"memory_limit": _limit(rows), "disk": directory}
+    models = [_Model(rows, **where), _Model(rows, **where), _Model(rows), _Model(rows)]
+    ahead = [True, False, True, False]
+    for model, is_ahead in zip(models, ahead, strict=True):
+        model.train(batches[:_WARM_BATCHES], is_ahead)
+    rounds = []
+    for number in range(_ROUNDS):
+        part = batches[_WARM_BATCHES:][number :: _ROUNDS]
+        rounds.append([model.train(part, is_ahead) for model, is_ahead in zip(models, ahead, strict=True)])
+    disk_ahead, disk, memory_ahead, memory = (_median(list(seconds)) for seconds in zip(*rounds, strict=True))
+    for model in models:
+        model.drop()
+    yield Figure(CELL, "under a perceptron, rows read ahead, speed over a table in memory", memory / disk_ahead, "x")
+    yield Figure(CELL, "under a perceptron, speed over a table in memory", memory / disk, "x")
+    yield Figure(CELL, "under a perceptron, in memory and read ahead, speed", memory / memory_ahead, "x")
+
+
+class _Model:
+    """A bag of one id for each example under a perceptron of one hidden layer, with the optimizer of its rows.
+
+    Args:
+        rows: of its table.
+        where: where they lie.
+    """
+
+    def __init__(self, rows: int, **where: object) -> None:
+        self._name = new_name()
+        table = {"name": self._name, "num_embeddings": None, "embedding_dim": _DIM, "feature_names": ["seen"], **where}
+        self._bags = RecStoreEmbeddingBagCollection([table], optimizer=ADAGRAD)
+        self._head = nn.Sequential(nn.Linear(_DIM, _HIDDEN), nn.ReLU(), nn.Linear(_HIDDEN, 1))
+        self._optimizer = SparseOptimizer(modules=[self._bags])
+        fill(self._bags.embedding_bags[self._name].table.handle, _DIM, ids.all_ids(rows, 262_144))
+
+    def train(self, batches: list[Tensor], is_ahead: bool) -> float:
+        """Takes a step of each batch and returns the seconds."""
+        features = [KeyedJaggedTensor(["seen"], batch, lengths=torch.ones_like(batch)) for batch in batches]
+        start = time.perf_counter()
+        for batch in PrefetchingDataLoader(features, self._bags, 1) if is_ahead else features:
+            self._head(self._bags(batch).view(-1, _DIM)).square().mean().backward()
+            self._optimizer.step()
+        return time.perf_counter() - start
+
+    def drop(self) -> None:
+        """Drops the table."""
+        RecStoreClient().drop(self._name)
 
 
 def _limit(rows: int) -> int:

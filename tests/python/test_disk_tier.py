@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ from recstore_ops import (
     EmbeddingTableConfig,
     HashTable,
     KeyedJaggedTensor,
+    PrefetchingDataLoader,
     RecStoreClient,
     RecStoreEmbeddingBagCollection,
     RecStoreEmbeddingCollection,
@@ -201,6 +205,64 @@ def test_a_forked_child_reads_rows_on_disk_too(table_name: TableName, tmp_path: 
         # Comparing tensors would wait for threads that a child does not have.
         os._exit(0 if module.weight[ids].numpy().tobytes() == rows else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from recstore_ops import DistEmbedding, SparseOptimizer, checkpoint
+name, where = sys.argv[1], Path(sys.argv[2])
+module = DistEmbedding(None, 16, name, optimizer="adagrad", memory_limit=300_000, disk=where / "disk")
+optimizer = SparseOptimizer(modules=[module])
+generator = torch.Generator().manual_seed(1)
+for step in range(10_000):
+    ids = (torch.rand(700, generator=generator) ** 2 * 4_000).long()
+    module(ids).square().sum().backward()
+    optimizer.step()
+    if step == 20:
+        checkpoint.save(where / "checkpoint", progress=False)
+        torch.save(module.weight[torch.arange(4_000)], where / "rows.pt")
+        print("saved", flush=True)
+"""
+
+
+def test_after_a_kill_the_checkpoint_loads_and_the_disk_is_empty(table_name: TableName, tmp_path: Path) -> None:
+    name = table_name()
+    (tmp_path / "disk").mkdir()
+    command = [sys.executable, "-c", KILLED, name, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "saved\n"
+        process.kill()
+    assert process.returncode == -signal.SIGKILL
+    assert list((tmp_path / "disk").iterdir()) == []
+    module = DistEmbedding(None, DIM, name, optimizer="adagrad", memory_limit=LIMIT, disk=tmp_path / "disk")
+    checkpoint.load(tmp_path / "checkpoint", progress=False)
+    assert torch.equal(module.weight[torch.arange(ROWS)], torch.load(tmp_path / "rows.pt"))
+    assert table_statistics(name)["bytes"] <= LIMIT
+
+
+def test_rows_read_ahead_train_to_the_same_bits(table_name: TableName, tmp_path: Path) -> None:
+    where: dict[str, Any] = {"memory_limit": LIMIT, "disk": tmp_path}
+    name, trained = table_name(), []
+    for options, count in (({}, 0), (where, 0), (where, 1), (where, 3)):
+        described = [{"name": name, "num_embeddings": None, "embedding_dim": DIM, "feature_names": ["seen"], **options}]
+        bags = RecStoreEmbeddingBagCollection(described, optimizer="adagrad")
+        optimizer = SparseOptimizer(modules=[bags])
+        features = [KeyedJaggedTensor(["seen"], ids, lengths=torch.ones_like(ids)) for ids, _ in batches(20)]
+        outputs = []
+        for batch in PrefetchingDataLoader(features, bags, count) if count else features:
+            rows = bags(batch)
+            outputs.append(rows.detach().sum(0))
+            rows.square().sum().backward()
+            optimizer.step()
+        assert bags.report_prefetch_stats()["used"] == (20 if count else 0)
+        assert options == {} or table_statistics(name)["rows_fetched"] > 0
+        trained.append((torch.stack(outputs), bags.embedding_bags[name].weight[torch.arange(ROWS)]))
+        RecStoreClient().drop(name)
+    for outputs, weights in trained[1:]:
+        assert torch.equal(outputs, trained[0][0])
+        assert torch.equal(weights, trained[0][1])
 
 
 def test_a_limit_is_part_of_a_module_that_is_copied(table_name: TableName, tmp_path: Path) -> None:

@@ -132,6 +132,14 @@ def test_little_memory_and_strict_overcommit_are_warned_of(
     assert doctor.check_memory().state == state
 
 
+@pytest.mark.parametrize(("way", "state"), [("io_uring", "ok"), ("pread: RECSTORE_IO_URING is off", "warning")])
+def test_the_way_of_reading_the_disk_is_named(way: str, state: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_native, "disk_reading_way", lambda: way)
+    finding = doctor.check_disk()
+    assert finding.state == state
+    assert way in finding.found
+
+
 @pytest.mark.parametrize(("method", "advice"), [("fork", "updates are refused"), ("spawn", "a worker has no tables")])
 def test_advice_on_workers_depends_on_how_they_start(method: str, advice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: method)

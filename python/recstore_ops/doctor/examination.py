@@ -137,6 +137,15 @@ def _memory_bytes(key: str) -> int:
     return 0
 
 
+def check_disk() -> Finding:
+    """How rows of tables larger than memory come from the disk; the results are the same."""
+    way = _native.disk_reading_way()
+    if way == "io_uring":
+        return Finding("disk", f"rows of tables larger than memory are read by {way}")
+    advice = "reads of rows that are not in the page cache wait for each other: let this process call io_uring_setup"
+    return Finding("disk", f"rows of tables larger than memory are read by {way}", "warning", advice)
+
+
 def check_cuda() -> Finding:
     if not torch.cuda.is_available():
         return Finding("cuda", "none; tables need none")
@@ -172,6 +181,7 @@ CHECKS: tuple[Callable[[], Finding], ...] = (
     check_threads,
     check_huge_pages,
     check_memory,
+    check_disk,
     check_cuda,
     check_fork,
     check_active_config,

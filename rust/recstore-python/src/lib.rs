@@ -50,8 +50,8 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        copy_table, describe_table, evict_rows, find_table, learning_rates_of, set_memory_limit,
-        set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
+        copy_table, describe_table, disk_reading_way, evict_rows, find_table, learning_rates_of,
+        set_memory_limit, set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
         table_statistics,
     };
 
@@ -210,6 +210,12 @@ fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(String, usize
         return Ok(None);
     };
     py.detach(|| table.describe()).map(|found| Some(found.slots)).map_err(raise)
+}
+
+/// How rows of tables larger than memory are read from the disk: `io_uring`, or `pread` and why.
+#[pyfunction]
+fn disk_reading_way() -> String {
+    recstore::reading_way()
 }
 
 /// The SIMD levels that this machine can run, lowest first.

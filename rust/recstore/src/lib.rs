@@ -52,6 +52,7 @@ pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
     NanPolicy, OptimizerConfig, TableConfig,
 };
+pub use disk::reading_way;
 pub use error::{Error, Result};
 pub use frozen::{
     Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_parts,

@@ -16,9 +16,10 @@ use std::thread;
 use checkpoints::{insert, load, open, read, save, state, store, update};
 use numbered::Numbered;
 use proptest::prelude::*;
+use rayon::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, Error, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
-    PrefetchRequest, Prefetches, Rayon, SaveKind, Step, TableConfig, TableId, TableUpdate,
+    BagInput, EmbeddingStore, Error, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
+    PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
 };
 use tempfile::TempDir;
 
@@ -75,6 +76,8 @@ enum Call {
     Delete(Vec<i64>),
     Bag(Vec<i64>),
     Ahead(Vec<i64>),
+    /// Rows read ahead for a batch, the step of another one meanwhile, and then the batch's own.
+    Prefetch(Vec<i64>, Vec<i64>),
     Save(SaveKind),
     Load,
     Clear,
@@ -97,6 +100,7 @@ fn call() -> impl Strategy<Value = Call> {
         2 => ids().prop_map(Call::Delete),
         2 => ids().prop_map(Call::Bag),
         2 => ids().prop_map(Call::Ahead),
+        2 => (ids(), ids()).prop_map(|(batch, other)| Call::Prefetch(batch, other)),
         1 => prop_oneof![Just(SaveKind::Full), Just(SaveKind::Auto)].prop_map(Call::Save),
         1 => Just(Call::Load),
         1 => Just(Call::Clear),
@@ -137,10 +141,42 @@ fn bag(store: &LocalStore, table: TableId, ids: &[i64]) -> Vec<f32> {
     pooled
 }
 
+/// Reads the rows of a batch ahead, takes a step of others, and then that of the batch.
+fn prefetch(store: &LocalStore, table: TableId, batch: &[i64], other: &[i64], salt: usize) -> Vec<f32> {
+    let prefetches = Prefetches::new(1, 4);
+    let opened = store.table("emb_prefetch", table).unwrap();
+    let request = PrefetchRequest { key: table, table: opened, ids: batch.to_vec() };
+    let issued = prefetches.issue(vec![request]).unwrap();
+    update(store, table, other, &values(other, salt));
+    prefetches.note(&table, Some(&mut other.iter().copied()));
+    let rows = prefetches.wait(issued).unwrap().remove(0);
+    update(store, table, batch, &values(batch, salt + 1));
+    rows
+}
+
+/// As many threads as a test wants.
+struct Pool(rayon::ThreadPool);
+
+impl Pool {
+    fn new(threads: usize) -> Box<Self> {
+        Box::new(Self(rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()))
+    }
+}
+
+impl Executor for Pool {
+    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
+        self.0.install(|| (0..count).into_par_iter().for_each(body));
+    }
+
+    fn num_threads(&self) -> usize {
+        self.0.current_num_threads()
+    }
+}
+
 impl Twins {
     fn new(config: &str, threads: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let new = || if threads == 1 { store() } else { LocalStore::new(Box::new(Rayon)) };
+        let new = || if threads == 1 { store() } else { LocalStore::new(Pool::new(threads)) };
         let stores = [new(), new()];
         let table = open(&stores[0], "t", DIM, &tiered(config, limit_of(config), directory.path()));
         assert_eq!(open(&stores[1], "t", DIM, &format!("{{{config}}}")), table);
@@ -165,6 +201,7 @@ impl Twins {
                     store.table("emb_read", table).unwrap().read_ahead(ids, &mut rows).unwrap();
                     return rows;
                 }
+                Call::Prefetch(batch, other) => return prefetch(store, table, batch, other, number),
                 Call::Save(kind) => {
                     return vec![save(store, &checkpoints(which), *kind).unwrap().rows as f32];
                 }
@@ -201,7 +238,7 @@ proptest! {
     #[test]
     fn rows_on_disk_change_as_rows_in_memory_do(
         config in 0..CONFIGS.len(),
-        threads in 1..=2usize,
+        threads in prop_oneof![Just(1), Just(2), Just(8)],
         calls in prop::collection::vec(call(), 1..25),
     ) {
         let twins = Twins::new(CONFIGS[config], threads);
@@ -328,6 +365,88 @@ fn a_lookup_that_keeps_places_and_a_prefetch_bring_rows_into_memory() {
 }
 
 #[test]
+fn large_steps_are_the_same_over_threads() {
+    const ROWS: i64 = 12_000;
+    let trained = [0, 1, 2, 8].map(|threads| {
+        let directory = tempfile::tempdir().unwrap();
+        let store = LocalStore::new(Pool::new(threads.max(1)));
+        let limit = ROWS as u64 * (24 * 4 / 4 + 44);
+        let text = match threads {
+            0 => format!("{{{}}}", CONFIGS[2]),
+            _ => tiered(CONFIGS[2], limit, directory.path()),
+        };
+        let table = open(&store, "t", DIM, &text);
+        let mut seen = Vec::new();
+        for step in 0..12 {
+            let ids: Vec<i64> = (0..3_000).map(|place| (place * 7_919 + step * 4_111) % ROWS).collect();
+            seen.extend(train(&store, table, &ids, &values(&ids, step as usize)));
+        }
+        let memory = disk_of(&store, table);
+        assert!(threads == 0 || memory.rows_fetched > 5_000 && memory.rows_spilled > 5_000, "{memory:?}");
+        seen.extend(read(&store, table, &(0..ROWS).collect::<Vec<_>>()));
+        seen.into_iter().map(f32::to_bits).collect::<Vec<_>>()
+    });
+    assert!(trained[1..].iter().all(|one| *one == trained[0]));
+}
+
+#[test]
+fn rows_read_ahead_stay_until_their_step_and_unchanged_ones_are_not_written_again() {
+    let (local, directory) = (store(), tempfile::tempdir().unwrap());
+    let table = filled(&local, directory.path(), 8_000);
+    let expected: Vec<i64> = (3_000..3_500).collect();
+    let mut rows = vec![0.0; expected.len() * DIM];
+    local.table("emb_read", table).unwrap().read_ahead(&expected, &mut rows).unwrap();
+    let look = |ids: &[i64]| {
+        let (mut rows, mut places) = (vec![0.0; ids.len() * DIM], vec![0; ids.len() + PLACES_TAG]);
+        local.read_with_places(table, ids, &mut rows, &mut places).unwrap();
+    };
+    // The hand goes round several times.
+    for _ in 0..4 {
+        for start in (4_000..8_000).step_by(250) {
+            look(&(start..start + 250).collect::<Vec<_>>());
+        }
+    }
+    let before = disk_of(&local, table);
+    update(&local, table, &expected, &values(&expected, 2));
+    assert_eq!(disk_of(&local, table).rows_fetched, before.rows_fetched);
+    // All rows in memory but those are as in the file by now.
+    let spilled = |from: i64| {
+        let before = disk_of(&local, table).rows_spilled;
+        look(&(from..from + 250).collect::<Vec<_>>());
+        disk_of(&local, table).rows_spilled - before
+    };
+    assert!((4_000..8_000).step_by(250).map(spilled).sum::<u64>() <= expected.len() as u64);
+    assert_eq!((4_000..8_000).step_by(250).map(spilled).sum::<u64>(), 0);
+}
+
+/// Runs tests of this file with a setting of the environment and returns their output.
+fn run_with(setting: &str, tests: &[&str]) -> String {
+    let own = std::env::current_exe().unwrap();
+    let output = Command::new(own).env("RECSTORE_IO_URING", setting).args(tests).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[test]
+fn plain_reads_give_the_same() {
+    let output = run_with("off", &["rows_on_disk_change", "large_steps", "rows_that_cannot_be_read"]);
+    assert!(output.contains("3 passed"), "{output}");
+}
+
+#[test]
+fn a_setting_of_the_environment_that_makes_no_sense_is_refused() {
+    if std::env::var("RECSTORE_IO_URING").as_deref() != Ok("maybe") {
+        let output = run_with("maybe", &["a_setting_of_the_environment"]);
+        return assert!(output.contains("1 passed"), "{output}");
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let config = TableConfig::from_json(DIM, &tiered(CONFIGS[0], TINY, directory.path())).unwrap();
+    let refused = store().open_numbered("user", &config).unwrap_err().to_string();
+    assert!(refused.contains("RECSTORE_IO_URING must be \"on\" or \"off\", got \"maybe\""), "{refused}");
+    assert!(recstore::reading_way().contains("must be"), "{}", recstore::reading_way());
+}
+
+#[test]
 fn readers_beside_a_trainer_see_whole_rows() {
     let (store, directory) = (store(), tempfile::tempdir().unwrap());
     let limit = 26 << 10;
@@ -417,18 +536,20 @@ fn a_checkpoint_says_nothing_of_the_disk_and_loads_into_any_table() {
     assert_eq!((small.memory().in_use, state(&small)["t"].rows.len()), (0, 0));
 }
 
-/// Cuts the slot file in a directory, which has no name there, to a part of its length.
+/// Cuts the slot files in a directory, which have no names there, to a part of their length.
 #[cfg(target_os = "linux")]
-fn cut_slot_file(directory: &Path, numerator: u64, denominator: u64) {
+fn cut_slot_files(directory: &Path, numerator: u64, denominator: u64) {
     let opened = std::fs::read_dir("/proc/self/fd").unwrap().map(|entry| entry.unwrap().path());
+    let opened: Vec<_> = opened.collect();
     let is_own = |path: &std::path::PathBuf| {
         std::fs::read_link(path).is_ok_and(|target| {
             target.starts_with(directory) && target.to_string_lossy().ends_with("(deleted)")
         })
     };
-    let path = opened.into_iter().find(is_own).unwrap();
-    let file = std::fs::File::options().write(true).open(path).unwrap();
-    file.set_len(file.metadata().unwrap().len() * numerator / denominator).unwrap();
+    for path in opened.into_iter().filter(is_own) {
+        let file = std::fs::File::options().write(true).open(path).unwrap();
+        file.set_len(file.metadata().unwrap().len() * numerator / denominator).unwrap();
+    }
 }
 
 #[cfg(target_os = "linux")]
@@ -439,7 +560,7 @@ fn rows_that_cannot_be_read_are_an_error_and_a_step_cut_short_is_never_forgotten
     let ids: Vec<i64> = (0..400).collect();
     let gradients = values(&ids, 1);
     update(&store, table, &ids, &gradients);
-    cut_slot_file(directory.path(), 3, 4);
+    cut_slot_files(directory.path(), 3, 4);
     let is_disk_error = |result: recstore::Result<()>, what: &str| {
         let message = result.unwrap_err().to_string();
         assert!(message.contains("table \"user\"") && message.contains(what), "{message}");

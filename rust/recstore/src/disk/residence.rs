@@ -30,6 +30,8 @@ pub(crate) struct Residence {
     used: Bits,
     /// Frames that the hand must not stop at.
     pinned: Bits,
+    /// Frames of rows that were read ahead for a step to come: the hand stops there only if there are no others.
+    expected: Bits,
     hand: usize,
 }
 
@@ -43,7 +45,7 @@ fn grow(array: &mut Pages<u32>, len: usize) {
 impl Residence {
     /// Returns the bytes of arrays for so many indices and frames.
     pub(crate) fn bytes_for(num_indices: usize, num_frames: usize) -> usize {
-        // Two words of a pair and the free list; three bits a frame.
+        // Two words of a pair and the free list; four bits a frame.
         num_indices * size_of::<u32>() + num_frames * (2 * size_of::<u32>() + 1)
     }
 
@@ -71,6 +73,7 @@ impl Residence {
         self.dirty.grow(len);
         self.used.grow(len);
         self.pinned.grow(len);
+        self.expected.grow(len);
         self.free.splice(0..0, (self.num_frames as u32..len as u32).rev());
         self.num_frames = self.num_frames.max(len);
     }
@@ -124,6 +127,21 @@ impl Residence {
         self.pinned.clear();
     }
 
+    /// Notes that a step is to come that needs the rows that are pinned now.
+    pub(crate) fn expect_pinned(&mut self) {
+        self.expected.join(&self.pinned);
+        // Steps that never came leave theirs: others must not be kept from their turn by those for ever.
+        if self.expected.count() > self.num_frames / 2 {
+            self.expected.clear();
+            self.expected.join(&self.pinned);
+        }
+    }
+
+    /// Notes that the step is under way that needs the rows that are pinned now.
+    pub(crate) fn meet_pinned(&mut self) {
+        self.expected.remove(&self.pinned);
+    }
+
     /// Takes a free frame.
     pub(crate) fn take_free(&mut self) -> Option<u32> {
         self.free.pop()
@@ -151,29 +169,41 @@ impl Residence {
             self.indices[frame as usize] = 0;
             self.dirty.take(frame as usize);
             self.used.take(frame as usize);
+            self.expected.take(frame as usize);
             self.free.push(frame);
         }
     }
 
-    /// Chooses up to `count` rows that have to go, none of them pinned. They stay until they are released.
+    /// Chooses up to `count` rows that have to go, none of them pinned, and those that are expected last. They stay until
+    /// they are released.
     pub(crate) fn victims(&mut self, count: usize) -> Vec<Resident> {
         let mut victims = Vec::with_capacity(count.min(self.num_frames));
+        self.choose(count, &mut victims);
+        if victims.len() < count && self.expected.count() > 0 {
+            self.expected.clear();
+            self.choose(count, &mut victims);
+        }
+        victims
+    }
+
+    /// Adds rows that have to go, and that are not expected, up to `count`.
+    fn choose(&mut self, count: usize, victims: &mut Vec<Resident>) {
         // In the first round marks of use are taken, so two rounds find all there are; a third is never needed.
         for _ in 0..2 * self.num_frames {
             if victims.len() == count {
                 break;
             }
-            let frame = self.hand as u32;
+            let frame = self.hand;
             self.hand = (self.hand + 1) % self.num_frames;
-            let Some(resident) = self.resident(frame) else { continue };
-            if self.pinned.is_set(frame as usize) || self.used.take(frame as usize) {
+            let Some(resident) = self.resident(frame as u32) else { continue };
+            let stays = self.pinned.is_set(frame) || self.expected.is_set(frame);
+            if stays || self.used.take(frame) {
                 continue;
             }
             // Chosen once: the hand passes over it in the next round.
-            self.pinned.set(frame as usize);
+            self.pinned.set(frame);
             victims.push(resident);
         }
-        victims
     }
 }
 
@@ -223,6 +253,37 @@ mod tests {
         residence.pin(2);
         let mut frames: Vec<u32> = residence.victims(9).iter().map(|victim| victim.frame).collect();
         frames.sort_unstable();
+        assert_eq!(frames, [0, 1, 3]);
+    }
+
+    #[test]
+    fn expected_rows_go_last_and_not_once_their_step_came() {
+        let indices = |victims: Vec<Resident>| victims.iter().map(|one| one.index).collect::<Vec<_>>();
+        let mut residence = filled(6);
+        residence.pin(0);
+        residence.pin(1);
+        residence.expect_pinned();
+        residence.unpin_all();
+        assert_eq!(indices(residence.victims(3)), [12, 13, 14]);
+        residence.unpin_all();
+        residence.pin(0);
+        residence.meet_pinned();
+        residence.unpin_all();
+        assert_eq!(indices(residence.victims(5)), [15, 12, 13, 14, 10]);
+        // There is nothing else: it goes all the same.
+        assert_eq!(indices(residence.victims(9)), [11]);
+    }
+
+    #[test]
+    fn rows_whose_step_never_comes_are_no_longer_expected_when_they_are_many() {
+        let mut residence = filled(4);
+        for frame in 0..3 {
+            residence.unpin_all();
+            residence.pin(frame);
+            residence.expect_pinned();
+        }
+        residence.unpin_all();
+        let frames: Vec<u32> = residence.victims(3).iter().map(|one| one.frame).collect();
         assert_eq!(frames, [0, 1, 3]);
     }
 

@@ -60,6 +60,13 @@ impl Bits {
         }
     }
 
+    /// Clears all bits that are set in `others`.
+    pub(crate) fn remove(&mut self, others: &Self) {
+        for (word, other) in self.words.iter_mut().zip(&others.words) {
+            *word.get_mut() &= !other.load(Ordering::Relaxed);
+        }
+    }
+
     /// Clears all bits that are not set in `others`.
     pub(crate) fn keep_only(&mut self, others: &Self) {
         for (place, word) in self.words.iter_mut().enumerate() {

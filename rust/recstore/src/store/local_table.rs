@@ -69,7 +69,7 @@ impl EmbeddingTable for LocalTable {
     fn read_ahead(&self, ids: &[i64], rows: &mut [f32]) -> Result<()> {
         let _gate = fork::enter();
         let table = self.table("emb_read")?;
-        table.bring_in(self.engine(), ids);
+        table.bring_in(self.engine(), ids, true);
         table.read(self.engine(), ids, rows, &mut [])
     }
 

@@ -31,7 +31,7 @@ pub(crate) fn pool(
     check_outputs(tables, &input, bags * stride, [pooled.len(), max_positions.len(), places.len()])?;
     if !places.is_empty() {
         for (number, table) in tables.iter().enumerate() {
-            table.bring_in(engine, input.ids_of(number * bags..(number + 1) * bags));
+            table.bring_in(engine, input.ids_of(number * bags..(number + 1) * bags), false);
         }
     }
     let locks = Locks::shared(tables);

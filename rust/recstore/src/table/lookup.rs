@@ -18,6 +18,7 @@ use super::initial_values::initializer::Initializer;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use crate::Error;
+use crate::disk::{Reads, Slot};
 use crate::kernel::cache::{
     Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines,
 };
@@ -60,16 +61,16 @@ pub(super) struct ColdRows<'a> {
 struct Fetched {
     /// For each place in the run where the record lies in memory, [`NO_INDEX`] for one that does not.
     places: Vec<u32>,
-    /// Index and place in the run, in the order of the file.
-    cold: Vec<(u32, usize)>,
-    /// The records, each index once.
+    /// Where in the file, and place in the run, in the order of the file.
+    cold: Vec<(Slot, usize)>,
+    /// The records, each once.
     records: Vec<f32>,
     /// For each place in the run which of the records is its own.
     record_of: Vec<usize>,
 }
 
 impl Fetched {
-    /// Reads the records of those of `indices` that lie on disk, neighbours in one call.
+    /// Reads the records of those of `indices` that lie on disk, together.
     fn fetch(&mut self, cold: ColdRows<'_>, storage: &SlotGroup, indices: &[u32]) {
         self.places.clear();
         self.places.extend(indices.iter().map(|&index| match index {
@@ -79,7 +80,7 @@ impl Fetched {
         let found = indices.iter().zip(&self.places).enumerate();
         let found = found.filter(|(_, (index, place))| **place == NO_INDEX && **index != NO_INDEX);
         self.cold.clear();
-        self.cold.extend(found.map(|(place, (index, _))| (*index, place)));
+        self.cold.extend(found.map(|(place, (index, _))| (Slot::of(*index), place)));
         if self.cold.is_empty() {
             return;
         }
@@ -88,17 +89,15 @@ impl Fetched {
         for (number, same) in self.cold.chunk_by(|(one, _), (next, _)| one == next).enumerate() {
             same.iter().for_each(|(_, place)| self.record_of[*place] = number);
         }
-        self.cold.dedup_by_key(|(index, _)| *index);
+        self.cold.dedup_by_key(|(slot, _)| *slot);
         self.records.clear();
         self.records.resize(self.cold.len() * storage.stride(), 0.0);
-        let mut rest = &mut self.records[..];
-        for run in self.cold.chunk_by(|(one, _), (next, _)| one + 1 == *next) {
-            let (own, behind) = std::mem::take(&mut rest).split_at_mut(run.len() * storage.stride());
-            rest = behind;
-            if let Err(error) = cold.tier.read(RowIndex(run[0].0), own) {
-                _ = cold.failure.set(error);
-                return;
-            }
+        let mut reads = Reads::default();
+        for ((slot, _), record) in self.cold.iter().zip(self.records.chunks_exact_mut(storage.stride())) {
+            reads.push(*slot, record);
+        }
+        if let Err(error) = cold.tier.read_all(reads) {
+            _ = cold.failure.set(error);
         }
     }
 

@@ -29,20 +29,24 @@ impl Table {
         let expected = if places.is_empty() { 0 } else { ids.len() + TAG_WORDS };
         self.check_length("emb_read", "places", expected, places.len())?;
         if !places.is_empty() {
-            self.bring_in(engine, ids);
+            self.bring_in(engine, ids, false);
         }
         self.read_locked(&self.shared(), engine, ids, out, places)
     }
 
-    /// Brings the rows of `ids` into memory, as many as fit, for a step that follows. Whatever stays on disk, for want of
-    /// room or because it cannot be read now, is read from there.
-    pub(crate) fn bring_in(&self, engine: Engine<'_>, ids: &[i64]) {
+    /// Brings the rows of `ids` into memory, as many as fit, for a step that follows: after others, if they are read
+    /// `ahead`, and then they stay until it comes. Whatever stays on disk, for want of room or because it cannot be read
+    /// now, is read from there.
+    pub(crate) fn bring_in(&self, engine: Engine<'_>, ids: &[i64], ahead: bool) {
         if self.config.disk.is_none() || self.check_writable("emb_read", 0).is_err() {
             return;
         }
         let rows = &mut *self.exclusive();
         let indices = rows.find(engine, ids);
         _ = rows.make_ready(engine.executor, &indices, Growth::NONE);
+        if let (true, Some(tier)) = (ahead, &mut rows.tier) {
+            tier.residence.expect_pinned();
+        }
         rows.settle();
     }
 

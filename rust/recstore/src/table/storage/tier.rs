@@ -13,7 +13,7 @@ use std::time::Instant;
 use super::slot_group::SlotGroup;
 use super::transfer::{read_in, write_back};
 use crate::calls::MemoryUse;
-use crate::disk::{Residence, Resident, SlotFile};
+use crate::disk::{Reads, Residence, Resident, Slot, SlotFile};
 use crate::kernel::parallel::Executor;
 use crate::table::ids::row_index::RowIndex;
 use crate::{Error, Result};
@@ -146,13 +146,22 @@ impl Tier {
         self.residence.release(index.0);
     }
 
-    /// Reads the records of rows on disk, the first of index `index` and the others behind it.
+    /// Reads the record of a row on disk.
     ///
     /// # Errors
     /// [`Error::Disk`].
-    pub(crate) fn read(&self, index: RowIndex, records: &mut [f32]) -> Result<()> {
-        self.fetched.fetch_add((records.len() / self.file.record_floats()) as u64, Ordering::Relaxed);
-        self.file.read(index.0, records).map_err(|error| self.refused(&error))
+    pub(crate) fn read(&self, index: RowIndex, record: &mut [f32]) -> Result<()> {
+        self.fetched.fetch_add(1, Ordering::Relaxed);
+        self.file.read(Slot::of(index.0), record).map_err(|error| self.refused(&error))
+    }
+
+    /// Reads the records of rows on disk.
+    ///
+    /// # Errors
+    /// [`Error::Disk`]; some may have been read or not.
+    pub(crate) fn read_all(&self, reads: Reads<'_>) -> Result<()> {
+        self.fetched.fetch_add(reads.len() as u64, Ordering::Relaxed);
+        self.file.read_all(reads).map_err(|error| self.refused(&error))
     }
 
     /// Writes the record of a row that is not in memory.
@@ -161,7 +170,7 @@ impl Tier {
     /// [`Error::Disk`].
     pub(crate) fn write(&self, index: RowIndex, record: &[f32]) -> Result<()> {
         self.spilled.fetch_add(1, Ordering::Relaxed);
-        self.file.write(index.0, record).map_err(|error| self.refused(&error))
+        self.file.write(Slot::of(index.0), record).map_err(|error| self.refused(&error))
     }
 
     /// Brings rows into memory, as many as there are frames; frames for `new` more are free afterwards, or as many as
@@ -189,16 +198,15 @@ impl Tier {
         storage: &SlotGroup,
         victims: Vec<Resident>,
     ) -> Result<()> {
-        let mut dirty: Vec<Resident> =
-            victims.iter().filter(|victim| self.residence.is_dirty(victim.frame)).copied().collect();
-        dirty.sort_unstable();
+        let is_dirty = |victim: &&Resident| self.residence.is_dirty(victim.frame);
+        let dirty: Vec<Resident> = victims.iter().filter(is_dirty).copied().collect();
         write_back(executor, &self.file, storage, &dirty).map_err(|error| self.refused(&error))?;
         self.spilled.fetch_add(dirty.len() as u64, Ordering::Relaxed);
         victims.iter().for_each(|victim| self.residence.release(victim.index));
         Ok(())
     }
 
-    /// Reads rows, sorted, into free frames, as many as there are.
+    /// Reads rows into free frames, as many as there are.
     fn fetch(&mut self, executor: &dyn Executor, storage: &mut SlotGroup, cold: &[u32]) -> Result<()> {
         let take = |&index: &u32| self.residence.take_free().map(|frame| Resident { index, frame });
         let moves: Vec<Resident> = cold.iter().map_while(take).collect();

@@ -92,7 +92,11 @@ impl<'a> Locked<'a> {
         let needed = |_: &Rows| indices.clone();
         let new = NewRows { at_most, count: &count, needed: Some(&needed) };
         let new = self.table.admit(OPERATION, self.rows, &new)?;
-        self.rows.make_ready(engine.executor, &self.indices, new)
+        self.rows.make_ready(engine.executor, &self.indices, new)?;
+        if let Some(tier) = &mut self.rows.tier {
+            tier.residence.meet_pinned();
+        }
+        Ok(())
     }
 
     pub(super) fn misses(&self) -> bool {
