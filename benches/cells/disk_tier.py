@@ -85,7 +85,7 @@ def _under_a_perceptron(rows: int, batches: list[Tensor], directory: Path) -> It
         model.train(batches[:_WARM_BATCHES], is_ahead)
     rounds = []
     for number in range(_ROUNDS):
-        part = batches[_WARM_BATCHES:][number :: _ROUNDS]
+        part = batches[_WARM_BATCHES:][number::_ROUNDS]
         rounds.append([model.train(part, is_ahead) for model, is_ahead in zip(models, ahead, strict=True)])
     disk_ahead, disk, memory_ahead, memory = (_median(list(seconds)) for seconds in zip(*rounds, strict=True))
     for model in models:

@@ -51,8 +51,8 @@ mod _native {
     #[pymodule_export]
     use super::{
         copy_table, describe_table, disk_reading_way, evict_rows, find_table, learning_rates_of,
-        set_memory_limit, set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names, table_slots,
-        table_statistics,
+        set_memory_limit, set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names,
+        table_slots, table_statistics,
     };
 
     #[pymodule_init]

@@ -18,8 +18,8 @@ use numbered::Numbered;
 use proptest::prelude::*;
 use rayon::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, Error, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
-    PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
+    BagInput, EmbeddingStore, Error, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG,
+    PoolingMode, PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
 };
 use tempfile::TempDir;
 

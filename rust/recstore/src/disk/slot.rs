@@ -49,7 +49,9 @@ mod tests {
             assert_eq!(slots.len(), count);
             for stripe in 0..STRIPES {
                 let positions = slots.iter().filter(|slot| slot.stripe as usize == stripe);
-                assert!(positions.clone().map(|slot| slot.position as usize).eq(0..records_of(stripe, count)));
+                assert!(
+                    positions.clone().map(|slot| slot.position as usize).eq(0..records_of(stripe, count))
+                );
             }
         }
     }
