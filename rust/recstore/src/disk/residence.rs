@@ -170,6 +170,7 @@ impl Residence {
             self.dirty.take(frame as usize);
             self.used.take(frame as usize);
             self.expected.take(frame as usize);
+            self.pinned.take(frame as usize);
             self.free.push(frame);
         }
     }

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use super::records::SharedRecords;
 use super::slot_group::SlotGroup;
 use crate::disk::{Reads, Resident, Slot, SlotFile};
-use crate::kernel::parallel::{Executor, for_each_mut};
+use crate::kernel::parallel::{Executor, Serial, for_each_mut};
 use crate::table::ids::row_index::RowIndex;
 
 /// The bytes written in one call at most.
@@ -58,6 +58,7 @@ pub(crate) fn write_back(
     let record = |of: &Move| storage.record(RowIndex(of.1.frame));
     let a_call = (CALL_BYTES / (file.record_floats() * size_of::<f32>())).max(1);
     let stripes = moves.chunk_by(|(one, _), (next, _)| one.stripe == next.stripe);
+    let executor = if moves.len() < RECORDS_A_PIECE { &Serial } else { executor };
     each_piece(executor, stripes, |stripe| {
         let mut buffer = Vec::new();
         let runs = stripe.chunk_by(|(one, _), (next, _)| one.is_before(*next));
