@@ -58,7 +58,7 @@ pub(crate) fn write_back(
     let record = |of: &Move| storage.record(RowIndex(of.1.frame));
     let a_call = (CALL_BYTES / (file.record_floats() * size_of::<f32>())).max(1);
     let stripes = moves.chunk_by(|(one, _), (next, _)| one.stripe == next.stripe);
-    let executor = if moves.len() < RECORDS_A_PIECE { &Serial } else { executor };
+    let executor: &dyn Executor = if moves.len() < RECORDS_A_PIECE { &Serial } else { executor };
     each_piece(executor, stripes, |stripe| {
         let mut buffer = Vec::new();
         let runs = stripe.chunk_by(|(one, _), (next, _)| one.is_before(*next));
