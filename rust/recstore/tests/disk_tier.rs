@@ -147,8 +147,12 @@ fn prefetch(store: &LocalStore, table: TableId, batch: &[i64], other: &[i64], sa
     let opened = store.table("emb_prefetch", table).unwrap();
     let request = PrefetchRequest { key: table, table: opened, ids: batch.to_vec() };
     let issued = prefetches.issue(vec![request]).unwrap();
-    update(store, table, other, &values(other, salt));
-    prefetches.note(&table, Some(&mut other.iter().copied()));
+    let gradients = values(other, salt);
+    let chunks = vec![GradientChunk::new(other, &gradients, DIM)];
+    let left = store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap();
+    // Rows that left by eviction are none of the step's.
+    let mut changed = other.iter().copied();
+    prefetches.note(&table, if left > 0 { None } else { Some(&mut changed) });
     let rows = prefetches.wait(issued).unwrap().remove(0);
     update(store, table, batch, &values(batch, salt + 1));
     rows
