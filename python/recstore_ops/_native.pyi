@@ -42,6 +42,9 @@ def hash_texts(
     bits: int,
     missing: int,
 ) -> bytearray: ...
+def parse_delimited(
+    text: bytes, kinds: list[str], separator: bytes, threshold: float
+) -> tuple[int, bytearray, bytearray, bytearray]: ...
 def use_servers(
     servers: list[str], hash_method: str, token: str | None, timeout: float, tls: Tls | None, worker: int | None
 ) -> int: ...

@@ -11,6 +11,7 @@ mod optimizer_state;
 mod publishing;
 mod servers;
 mod text_hash;
+mod text_rows;
 
 use std::sync::Arc;
 
@@ -47,6 +48,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::text_hash::hash_texts;
+    #[pymodule_export]
+    use super::text_rows::parse_delimited;
     use super::*;
     #[pymodule_export]
     use super::{

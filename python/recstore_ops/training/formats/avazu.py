@@ -33,4 +33,4 @@ AVAZU_HEADERS = [[column.name.encode() for column in columns] for columns in (_C
 def avazu_format(*, labelled: bool = True) -> DelimitedFormat:
     """Returns the format, of rows with labels or without."""
     columns = _COLUMNS if labelled else _UNLABELLED
-    return DelimitedFormat("avazu", columns, separator=b",", characters=b"0123456789abcdefABCDEF-", has_header=True)
+    return DelimitedFormat("avazu", columns, separator=b",", has_header=True)

@@ -18,4 +18,4 @@ _COLUMNS = (
 def criteo_format(*, labelled: bool = True) -> DelimitedFormat:
     """Returns the format, of rows with labels or without."""
     columns = _COLUMNS if labelled else _COLUMNS[1:]
-    return DelimitedFormat("criteo", columns, separator=b"\t", characters=b"0123456789abcdefABCDEF-")
+    return DelimitedFormat("criteo", columns, separator=b"\t")

@@ -1,36 +1,19 @@
 """Text of columns between separators, the form of most public click logs.
 
-Arrow splits and converts a block of lines; what it lets pass beyond the grammar of the columns, such as `0x1f`, spaces
-or quotes, has characters that no column has, so that one look at a block's characters refuses it.
+The native module parses a block of lines into the arrays of a batch, and refuses it as a whole where a line is bad.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
-import numpy as np
-import pyarrow as pa
 import torch
-from numpy.typing import NDArray
+from torch import Tensor
 
-from recstore_ops.training.formats.cell_reader import CellReader
-from recstore_ops.training.formats.columns import (
-    FIELD_KINDS,
-    LABEL_KINDS,
-    Column,
-    ColumnKind,
-    check_timestamps,
-    dense_of,
-    hex_values_of,
-    labels_of,
-    values_of,
-)
-from recstore_ops.training.formats.field_ids import field_ids
+from recstore_ops import _native
+from recstore_ops.training.formats.columns import FIELD_KINDS, LABEL_KINDS, Column, ColumnKind
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.row_format import quote
-
-_SPACES_ONLY = re.compile(rb"^ +$", re.MULTILINE)
 
 
 class DelimitedFormat:
@@ -41,7 +24,6 @@ class DelimitedFormat:
         columns: in order; one is a label, unless rows have none. The id of a field's cell carries the field
             (`field_ids`).
         separator: one character, or two colons.
-        characters: all that cells may have.
         has_header: whether files may begin with a line of the columns' names.
         threshold: the least rating that counts as 1.
     """
@@ -52,7 +34,6 @@ class DelimitedFormat:
         columns: Sequence[Column],
         *,
         separator: bytes,
-        characters: bytes,
         has_header: bool = False,
         threshold: float = 0.0,
     ) -> None:
@@ -62,9 +43,8 @@ class DelimitedFormat:
         self.dense_names = tuple(column.name for column in columns if column.kind is ColumnKind.COUNT)
         self.has_labels = any(column.kind in LABEL_KINDS for column in columns)
         self._columns = tuple(columns)
-        self._cells = CellReader(columns, separator)
+        self._kinds = [column.kind.name.lower() for column in columns]
         self._separator = separator
-        self._characters = characters + separator + b"\n"
         self._has_header = has_header
         self._threshold = threshold
 
@@ -80,17 +60,13 @@ class DelimitedFormat:
         return True
 
     def parse(self, block: bytes) -> Batch:
-        if b" " in block:
-            block = _SPACES_ONLY.sub(b"", block)
-        if block.translate(None, self._characters):
-            raise ValueError("a character is in no cell")
-        columns = self._cells.read(block)
-        counts = self._of_kind(columns, ColumnKind.COUNT)
+        num_rows, ids, labels, dense = _native.parse_delimited(block, self._kinds, self._separator, self._threshold)
+        num_fields, num_dense = len(self.field_names), len(self.dense_names)
         return Batch(
-            ids=torch.from_numpy(self._ids(columns)),
-            labels=torch.from_numpy(self._labels(columns)),
-            num_fields=len(self.field_names),
-            dense=torch.from_numpy(dense_of(counts)) if counts else None,
+            ids=_tensor(ids, torch.int64, num_rows * num_fields),
+            labels=_tensor(labels, torch.float32, num_rows),
+            num_fields=num_fields,
+            dense=_tensor(dense, torch.float32, num_rows * num_dense).view(num_rows, num_dense) if num_dense else None,
         )
 
     def explain(self, line: bytes) -> str:
@@ -114,25 +90,8 @@ class DelimitedFormat:
             return True
         return False
 
-    def _of_kind(self, columns: dict[str, pa.Array], *kinds: ColumnKind) -> list[pa.Array]:
-        return [columns[column.name] for column in self._columns if column.kind in kinds]
 
-    def _labels(self, columns: dict[str, pa.Array]) -> NDArray[np.float32]:
-        for cells in self._of_kind(columns, ColumnKind.TIMESTAMP):
-            check_timestamps(cells)
-        label = next((column for column in self._columns if column.kind in LABEL_KINDS), None)
-        if label is None:
-            return np.full(len(next(iter(columns.values()))), np.nan, dtype=np.float32)
-        return labels_of(columns[label.name], label.kind, self._threshold)
-
-    def _ids(self, columns: dict[str, pa.Array]) -> NDArray[np.int64]:
-        """The ids, field by field within a row, [B * F]."""
-        fields = [column for column in self._columns if column.kind in FIELD_KINDS]
-        values_BF = np.empty((len(columns[fields[0].name]), len(fields)), dtype=np.int64)
-        hex_fields = [field for field, column in enumerate(fields) if column.kind is ColumnKind.HEX]
-        if hex_fields:
-            values_BF[:, hex_fields] = hex_values_of(self._of_kind(columns, ColumnKind.HEX)).T
-        for field, column in enumerate(fields):
-            if column.kind is not ColumnKind.HEX:
-                values_BF[:, field] = values_of(columns[column.name], column.kind)
-        return field_ids(values_BF).reshape(-1)
+def _tensor(numbers: bytearray, dtype: torch.dtype, count: int) -> Tensor:
+    """The first `count` numbers, without a copy."""
+    # An empty buffer has no address that a tensor could have.
+    return torch.frombuffer(numbers, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype, device="cpu")

@@ -32,7 +32,6 @@ def movielens_format(kind: MovieLensKind, threshold: float = DEFAULT_THRESHOLD) 
         "movielens",
         _COLUMNS,
         separator=_SEPARATORS[kind],
-        characters=b"0123456789.-",
         has_header=kind == "ratings.csv",
         threshold=threshold,
     )
