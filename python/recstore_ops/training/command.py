@@ -106,6 +106,10 @@ _ReplaceTables = Annotated[
         rich_help_panel="Output",
     ),
 ]
+_Profile = Annotated[
+    bool,
+    typer.Option("--profile", help="Show in the end where the time went, by phase.", rich_help_panel="Output"),
+]
 
 
 @takes_options_of(TrainingConfig)
@@ -124,6 +128,7 @@ def train_command(
     keep: _Keep = None,
     resume: _Resume = False,
     replace_tables: _ReplaceTables = False,
+    profile: _Profile = False,
     **given: Any,
 ) -> None:
     """Train a model of clicks, or for retrieval, on CSV, Parquet, Criteo, Avazu, MovieLens, libsvm or libffm files.
@@ -142,10 +147,11 @@ def train_command(
     following = _following(config, follow_every, follow_until_idle, follow_until)
     if baseline is not None:
         _refuse_saving(save_every, keep, resume, replace_tables)
+        _refuse("a comparison with a baseline takes", {"profile": profile or None})
         run_comparison(config, runs_dir, run_name)
     else:
         saving = SaveOptions(save_every, 1 if keep is None else keep, resume, replace_tables)
-        _run(config, runs_dir, run_name, saving, following)
+        _run(config, runs_dir, run_name, saving, following, profile)
 
 
 def _configuration(
@@ -167,10 +173,15 @@ def _following(
 
 
 def _run(
-    config: TrainingConfig, runs_dir: Path, run_name: str | None, saving: SaveOptions, following: FollowOptions
+    config: TrainingConfig,
+    runs_dir: Path,
+    run_name: str | None,
+    saving: SaveOptions,
+    following: FollowOptions,
+    profile: bool,
 ) -> None:
     try:
-        run_training(config, runs_dir, run_name, saving, following)
+        run_training(config, runs_dir, run_name, saving, following, profile=profile)
     except RunStopped as stopped:
         typer.echo(f"recstore: {stopped}", err=True)
         raise typer.Exit(stopped.exit_code) from None

@@ -15,6 +15,7 @@ from recstore_ops.training.followed_files import FollowedFiles
 from recstore_ops.training.job import Job
 from recstore_ops.training.loop import Observer, Run
 from recstore_ops.training.other_run import DenseStart
+from recstore_ops.training.phases import Phases
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.report.records import EvaluationRecord
 from recstore_ops.training.run_checkpoints import RunCheckpoints, State
@@ -29,11 +30,12 @@ def follow(
     observer: Observer,
     checkpoints: RunCheckpoints,
     start: DenseStart | None = None,
+    phases: Phases | None = None,
 ) -> list[EvaluationRecord]:
     """Trains a model on files as they arrive and returns the record of each file.
 
     Args:
-        config, model, observer, start: as in `train`.
+        config, model, observer, start, phases: as in `train`.
         rows: without rows, of the form that those of the files have.
         files: begun.
         checkpoints: where the run is saved after each file, and what it goes on from if it was saved before. In the end
@@ -44,7 +46,7 @@ def follow(
         OSError: a file cannot be read, the run cannot be saved, or what was saved is damaged.
         RunStopped: the run was asked to end, and was saved.
     """
-    return _FollowingRun(config, model, rows, files, observer, checkpoints).to_its_end(start)
+    return _FollowingRun(config, model, rows, files, observer, checkpoints, phases).to_its_end(start)
 
 
 class _FollowingRun(Run):
@@ -58,8 +60,9 @@ class _FollowingRun(Run):
         files: FollowedFiles,
         observer: Observer,
         checkpoints: RunCheckpoints,
+        phases: Phases | None,
     ) -> None:
-        super().__init__(config, model, rows, observer, checkpoints, Job())
+        super().__init__(config, model, rows, observer, checkpoints, Job(), phases)
         self._files = files
         self._saves = checkpoints
         # Of the file under way, by the model before it.

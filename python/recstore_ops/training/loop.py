@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from recstore_ops import SparseOptimizer
+from recstore_ops import DistEmbedding, SparseOptimizer
 from recstore_ops.training.build import table_bytes, table_rows, tables_of
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_parameters import dense_parameters, load_dense_parameters
@@ -27,6 +27,7 @@ from recstore_ops.training.early_stopping import EarlyStopping
 from recstore_ops.training.job import Job, WholeBatches
 from recstore_ops.training.optimizers import make_optimizers
 from recstore_ops.training.other_run import DenseStart
+from recstore_ops.training.phases import Phases
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
 from recstore_ops.training.quality.retrieval import RankedPart, Retriever, evaluate_retrieval
@@ -62,6 +63,10 @@ class Observer(Protocol):
         ...
 
 
+BatchAndEstimate = tuple[Batch, int | None]
+"""A batch, and the rows that an epoch is estimated to have."""
+
+
 @runtime_checkable
 class HasLosses(Protocol):
     """A model with a loss of its own in place of the logloss of its logits."""
@@ -79,6 +84,7 @@ def train(
     checkpoints: RunCheckpoints | None = None,
     job: Job | None = None,
     start: DenseStart | None = None,
+    phases: Phases | None = None,
 ) -> list[EvaluationRecord]:
     """Trains a model and returns the record of each evaluation.
 
@@ -94,6 +100,7 @@ def train(
         job: the processes that train together, over which the model's tables are sharded; this one alone by default.
             All call it with the same rows, and all or none with an observer and checkpoints.
         start: what optimizers outside the tables begin with, unless the run goes on from a save; anew by default.
+        phases: takes the time of each phase.
 
     Raises:
         ValueError: bad input, no training or validation rows, or a loss that is not finite.
@@ -102,7 +109,7 @@ def train(
     """
     if rows.test is not None:
         _read_through(rows.test)
-    return Run(config, model, rows, observer, checkpoints, job or Job()).to_its_end(start)
+    return Run(config, model, rows, observer, checkpoints, job or Job(), phases).to_its_end(start)
 
 
 class Run:
@@ -116,6 +123,7 @@ class Run:
         observer: Observer | None,
         checkpoints: RunCheckpoints | None,
         job: Job,
+        phases: Phases | None = None,
     ) -> None:
         self.records: list[EvaluationRecord] = []
         self.finished = False
@@ -131,6 +139,11 @@ class Run:
         self._ranked: dict[str, RankedPart] = {}
         self._observer = observer
         self._optimizers = make_optimizers(config, model)
+        self._phases = phases or Phases()
+        if phases is not None:
+            phases.watch_lookups(
+                module for module in model.modules() if isinstance(module, (DistEmbedding, nn.Embedding))
+            )
         self._schedule = Schedule(
             self._optimizers,
             config.schedule,
@@ -178,7 +191,7 @@ class Run:
         """Passes over the training rows once, but for those of the epoch that were used before a save."""
         batches = _training_batches(self._config, self._input.train, self._epoch, self._epoch_steps)
         with closing(batches):
-            for batch, estimated_rows in batches:
+            for batch, estimated_rows in self._awaited(batches):
                 if not self._expected_rows:
                     # Of one process for all: the learning rate may depend on it.
                     self._expected_rows = self._job.told_by_first(estimated_rows)
@@ -189,6 +202,15 @@ class Run:
         if self._epoch_rows == 0:
             raise ValueError("no training rows are left beside the validation rows")
         self._end_epoch()
+
+    def _awaited(self, batches: Iterator[BatchAndEstimate]) -> Iterator[BatchAndEstimate]:
+        """Gives the batches, and takes the time in which the steps wait for them."""
+        while True:
+            with self._phases("input"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def take_best(self) -> None:
         """Gives the model, where the run is saved, the tables and parameters of the best evaluation."""
@@ -207,7 +229,7 @@ class Run:
     def _train_on(self, batch: Batch) -> None:
         self._schedule.before_step(self._step + 1, self._epochs_done())
         model, optimizers, reduction = self._trained_model, self._optimizers, self._config.reduction
-        loss_sum = _take_step(model, optimizers, batch, reduction, self._job, self._checkpoints)
+        loss_sum = _take_step(model, optimizers, batch, reduction, self._job, self._checkpoints, self._phases)
         self._step += 1
         self._epoch_steps += 1
         self._rows += len(batch)
@@ -276,7 +298,8 @@ class Run:
         """Evaluates, records it, and sees whether the run is finished."""
         self._record_steps()
         seconds = self._since_evaluation.seconds
-        evaluations, scores = self._evaluations()
+        with self._phases("evaluation"):
+            evaluations, scores = self._evaluations()
         record = EvaluationRecord(
             number=len(self.records) + 1,
             epoch=epochs_done,
@@ -312,7 +335,8 @@ class Run:
         if self._checkpoints is None:
             return
         started = time.perf_counter()
-        self._checkpoints.save(self._state_dict(), is_best=self._is_best())
+        with self._phases("checkpoint"):
+            self._checkpoints.save(self._state_dict(), is_best=self._is_best())
         if not self.finished:
             self._checkpoints.raise_if_stopped(self._step)
         for stretch in (self._since_log, self._since_evaluation):
@@ -403,24 +427,28 @@ def _take_step(
     reduction: Literal["mean", "sum"],
     job: Job,
     checkpoints: RunCheckpoints | None,
+    phase: Phases,
 ) -> float:
     """Returns the loss of a batch summed over its rows, before the step, in nats; all processes stop if one is to.
 
     Of a model with losses of its own it is the mean by their weights, for each row.
     """
-    loss_sum, weight = _loss_sum_and_weight(model, batch, job)
+    with phase("forward"):
+        loss_sum, weight = _loss_sum_and_weight(model, batch, job)
     is_stopped = checkpoints is not None and checkpoints.is_stopped
     loss_of_all, stopped = job.summed(loss_sum.item(), is_stopped)
     if stopped and checkpoints is not None:
         checkpoints.stop()
     if not math.isfinite(loss_of_all):
         raise ValueError(f"the training loss became {loss_of_all}; lower the learning rate")
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    # Gradients are averaged over the processes.
-    (loss_sum * (job.world / (weight if reduction == "mean" else 1))).backward()
-    for optimizer in optimizers:
-        optimizer.step()
+    with phase("backward"):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        # Gradients are averaged over the processes.
+        (loss_sum * (job.world / (weight if reduction == "mean" else 1))).backward()
+    for number, optimizer in enumerate(optimizers):
+        with phase("dense" if number else "step"):
+            optimizer.step()
     return loss_of_all * (len(batch) / weight) if isinstance(model, HasLosses) else loss_of_all
 
 
@@ -457,7 +485,7 @@ def _read_through(rows: RowSource) -> None:
 
 def _training_batches(
     config: TrainingConfig, rows: RowSource, epoch: int, used: int
-) -> Generator[tuple[Batch, int | None], None, None]:
+) -> Generator[BatchAndEstimate, None, None]:
     """The batches of an epoch but for the first `used`, each with the rows that an epoch is then estimated to have.
 
     They are read ahead of the steps on a thread of their own.
@@ -469,6 +497,6 @@ def _training_batches(
     return read_ahead(_estimated(islice(regroup(blocks, config.batch_size), used, None), rows))
 
 
-def _estimated(batches: Iterable[Batch], rows: RowSource) -> Iterator[tuple[Batch, int | None]]:
+def _estimated(batches: Iterable[Batch], rows: RowSource) -> Iterator[BatchAndEstimate]:
     for batch in batches:
         yield batch, rows.estimated_rows

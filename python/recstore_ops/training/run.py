@@ -22,6 +22,7 @@ from recstore_ops.training.following import follow
 from recstore_ops.training.following_config import FollowOptions
 from recstore_ops.training.job import Job, joined_job, may_restart, restarts
 from recstore_ops.training.loop import train
+from recstore_ops.training.phases import Phases
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation, Scores
 from recstore_ops.training.quality.retrieval import Retriever
 from recstore_ops.training.quality.segments import SegmentFigures
@@ -43,11 +44,15 @@ def run_training(
     name: str | None,
     saving: SaveOptions,
     following: FollowOptions = FollowOptions(),  # noqa: B008, for it cannot change.
+    *,
+    profile: bool = False,
 ) -> Path:
     """Trains as configured and saves the run, writes to the terminal, and returns the run's directory.
 
     In a job of `torchrun` all processes train together, tables sharded over them, and the first one writes. Started
     anew by `torchrun` after a failure, the run goes on from its last save.
+
+    With `profile` it writes in the end where the time of this process went.
 
     The first SIGINT or SIGTERM ends the run after the step that is under way.
 
@@ -63,7 +68,7 @@ def run_training(
     with joined_job() as job, StopRequest() as stop:
         _check_job(config, job)
         if job.is_first:
-            return _run_first(config, runs_dir, name, saving, following, job, stop)
+            return _run_first(config, runs_dir, name, saving, following, job, stop, Phases() if profile else None)
         return _run_further(config, saving, job, stop)
 
 
@@ -75,6 +80,7 @@ def _run_first(
     following: FollowOptions,
     job: Job,
     stop: StopRequest,
+    phases: Phases | None,
 ) -> Path:
     """Runs the process that writes the run's directory and shows what happens."""
     console = Console()
@@ -86,8 +92,10 @@ def _run_first(
         checkpoints = _checkpoints(run.path, run, saving, stop, job)
         is_new = not (saving.resume and _go_on(config, run, checkpoints, display))
         replaces = saving.replace_tables
-        records = _train(config, run, display, checkpoints, job, files, is_new=is_new, replaces=replaces)
+        records = _train(config, run, display, checkpoints, job, files, phases, is_new=is_new, replaces=replaces)
         _record_best(run, best_record(records))
+        if phases is not None:
+            display.show(phases.table())
     console.print(_summary(records), highlight=False, soft_wrap=True)
     console.print(f"model: {checkpoints.best_path}", markup=False, highlight=False, soft_wrap=True)
     console.print(f"results: {run.path}", markup=False, highlight=False, soft_wrap=True)
@@ -188,6 +196,7 @@ def _train(
     checkpoints: RunCheckpoints | None,
     job: Job,
     files: FollowedFiles | None = None,
+    phases: Phases | None = None,
     *,
     is_new: bool = True,
     replaces: bool = False,
@@ -206,9 +215,9 @@ def _train(
         rows = _with_candidates(rows, model, display)
     observer = _RunObserver(run, display, rows, vocabulary)
     if files is None or checkpoints is None:
-        records = train(config, model, rows, observer, checkpoints, job, begun.start)
+        records = train(config, model, rows, observer, checkpoints, job, begun.start, phases)
     else:
-        records = follow(config, model, rows, files, observer, checkpoints, begun.start)
+        records = follow(config, model, rows, files, observer, checkpoints, begun.start, phases)
     for changes in begun.changes(model):
         run.record_event("table_changes", **asdict(changes))
         display.note(changes.as_text())

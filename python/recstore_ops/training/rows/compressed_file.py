@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -33,7 +34,7 @@ class _Readable(Protocol):
 class InputFile:
     """An open file as its uncompressed bytes."""
 
-    def __init__(self, path: Path, raw: BinaryIO, kind: str | None, stream: _Readable) -> None:
+    def __init__(self, path: Path, raw: BufferedReader, kind: str | None, stream: _Readable) -> None:
         self.path = path
         self._raw = raw
         self._kind = kind
@@ -58,6 +59,14 @@ class InputFile:
             if self._kind is None or getattr(error, "errno", None) is not None:
                 raise
             raise DamagedStreamError(f"the {self._kind} stream is damaged ({error})") from error
+
+    def read_into(self, buffer: bytearray) -> int:
+        """Fills the beginning of `buffer`, and returns with how many bytes, none only at the end; errors as `read`."""
+        if self._stream is self._raw:
+            return self._raw.readinto(buffer)
+        content = self.read(len(buffer))
+        memoryview(buffer)[: len(content)] = content
+        return len(content)
 
 
 @contextmanager

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from recstore_ops.training.rows.compressed_file import DamagedStreamError, InputFile, open_input_file
 from recstore_ops.training.rows.row_format import quote
 
@@ -13,6 +15,7 @@ BLOCK_BYTES = 2**19  # larger ones do not stay in the second-level cache from on
 MAX_LINE_BYTES = 2**24  # not less than BLOCK_BYTES
 _KEPT_OF_OVERLONG_LINE = 64
 _FIRST_BYTES = 2**22
+_LINE_FEED = ord("\n")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -42,7 +45,7 @@ def line_blocks(file: InputFile) -> Iterator[LineBlock]:
     next_line = 1
     try:
         for text, overlong in _whole_lines(_chunks(file)):
-            num_lines = text.count(b"\n")
+            num_lines = _lines_of(text)
             yield LineBlock(next_line, _normalized(text, next_line), num_lines, overlong)
             next_line += num_lines
     except DamagedStreamError as error:
@@ -102,21 +105,28 @@ class _LineStart:
         return self._size > 0
 
 
-def _whole_lines(chunks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
+def _lines_of(text: bytes) -> int:
+    # Several times as fast as bytes.count, which begins anew behind each line.
+    return int(np.count_nonzero(np.frombuffer(text, dtype=np.uint8) == _LINE_FEED))
+
+
+def _whole_lines(chunks: Iterator[bytearray]) -> Iterator[tuple[bytes, bool]]:
     start = _LineStart()
     for chunk in chunks:
         cut = chunk.rfind(b"\n") + 1
         if cut > 0:
             yield from start.finish(memoryview(chunk)[:cut], chunk.index(b"\n"))
         if cut < len(chunk):
-            start.append(chunk[cut:])
+            start.append(bytes(chunk[cut:]))
     if start:
         yield from start.finish(memoryview(b"\n"), 0)
 
 
-def _chunks(file: InputFile) -> Iterator[bytes]:
-    while chunk := file.read(BLOCK_BYTES):
-        yield chunk
+def _chunks(file: InputFile) -> Iterator[bytearray]:
+    """Gives the file piece by piece, all in the same memory: each is gone when the next one is asked for."""
+    chunk = bytearray(BLOCK_BYTES)
+    while (size := file.read_into(chunk)) > 0:
+        yield chunk if size == len(chunk) else chunk[:size]
 
 
 def _normalized(text: bytes, first_line: int) -> bytes:

@@ -1,0 +1,79 @@
+"""Where the time of a run goes, by phase."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.table import Table
+from torch import nn
+
+OTHER = "other"
+"""Of the time that is in no phase."""
+
+
+class Phases:
+    """Seconds of a run by phase. A phase within another one has its time for itself.
+
+    Args:
+        now: a clock in seconds.
+    """
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self._now = now
+        self._seconds: dict[str, float] = {}
+        self._entered: list[str] = [OTHER]
+        self._since = now()
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Counts the time within the block for the phase."""
+        self.enter(name)
+        try:
+            yield
+        finally:
+            self.leave()
+
+    def enter(self, name: str) -> None:
+        """Begins a phase within the one that is under way."""
+        self._take_time()
+        self._entered.append(name)
+
+    def leave(self) -> None:
+        """Ends the phase that was entered last."""
+        self._take_time()
+        self._entered.pop()
+
+    def watch_lookups(self, tables: Iterator[nn.Module]) -> None:
+        """Counts the calls of these modules within the phase `forward` as the phase `lookup`."""
+        for table in tables:
+            table.register_forward_pre_hook(lambda *_: self._enter_lookup())
+            table.register_forward_hook(lambda *_: self.leave(), always_call=True)
+
+    def seconds(self) -> dict[str, float]:
+        """Returns the seconds of each phase so far, in the order in which they first ended."""
+        self._take_time()
+        return dict(self._seconds)
+
+    def table(self) -> Table:
+        """Returns a line a phase: its seconds and its part of all."""
+        seconds = self.seconds()
+        total = max(sum(seconds.values()), 1e-9)
+        table = Table(title="time by phase", title_justify="left", box=None, pad_edge=False)
+        table.add_column("phase")
+        for name in ("seconds", "share"):
+            table.add_column(name, justify="right")
+        for name, own in sorted(seconds.items(), key=lambda phase: -phase[1]):
+            table.add_row(name, f"{own:.3f}", f"{own / total:.1%}")
+        return table
+
+    def _enter_lookup(self) -> None:
+        current = self._entered[-1]
+        self.enter("lookup" if current == "forward" else current)
+
+    def _take_time(self) -> None:
+        now = self._now()
+        current = self._entered[-1]
+        self._seconds[current] = self._seconds.get(current, 0.0) + now - self._since
+        self._since = now
