@@ -39,6 +39,14 @@ def test_a_phase_within_another_has_its_time_for_itself() -> None:
     assert phases.seconds() == {"other": 3.0, "forward": 3.0, "lookup": 2.0, "step": 1.0}
 
 
+def test_time_counts_from_the_beginning_of_the_training_on() -> None:
+    clock = Clock()
+    phases = Phases(clock)
+    clock.seconds += 100
+    phases.begin()
+    assert phases.seconds() == {"other": 1.0}
+
+
 @pytest.mark.parametrize(
     ("phase", "expected"),
     [
@@ -75,7 +83,18 @@ def test_a_run_shows_where_its_time_went(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     lines = done.stdout[done.stdout.index("time by phase") :].splitlines()[2:]
     shown = {line.split()[0] for line in lines if line.endswith("%")}
-    assert shown == {"input", "lookup", "forward", "backward", "step", "dense", "evaluation", "checkpoint", "other"}
+    assert shown == {
+        "input",
+        "lookup",
+        "forward",
+        "backward",
+        "step",
+        "dense",
+        "evaluation",
+        "report",
+        "checkpoint",
+        "other",
+    }
 
 
 def test_a_comparison_takes_no_profile(tmp_path: Path) -> None:

@@ -170,6 +170,7 @@ class Run:
 
     def to_its_end(self, start: DenseStart | None) -> list[EvaluationRecord]:
         """Trains until the run is finished, and returns its records; arguments and errors as those of `train`."""
+        self._phases.begin()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self._config.seed)  # For dropout.
             self.restore(start)
@@ -315,7 +316,8 @@ class Run:
         )
         self.records.append(record)
         if self._observer is not None:
-            self._observer.on_evaluation(record, scores)
+            with self._phases("report"):
+                self._observer.on_evaluation(record, scores)
         self._since_log.restart()
         self._since_evaluation.restart()
         if record.validation is not None:

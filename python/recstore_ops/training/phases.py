@@ -26,6 +26,10 @@ class Phases:
         self._entered: list[str] = [OTHER]
         self._since = now()
 
+    def begin(self) -> None:
+        """Counts the time from now on."""
+        self._since = self._now()
+
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Counts the time within the block for the phase."""
