@@ -21,7 +21,8 @@ pub(crate) fn parse_delimited<'py>(
     separator: &[u8],
     threshold: f64,
 ) -> PyResult<Rows<'py>> {
-    let kinds = kinds.iter().map(|kind| kind.parse()).collect::<Result<Vec<ColumnKind>, _>>().map_err(raise)?;
+    let kinds =
+        kinds.iter().map(|kind| kind.parse()).collect::<Result<Vec<ColumnKind>, _>>().map_err(raise)?;
     let format = Delimited::new(kinds, separator, threshold).map_err(raise)?;
     let most_rows = Delimited::most_rows(text);
     let (num_ids, num_dense) = (most_rows * format.num_fields(), most_rows * format.num_dense());
@@ -40,7 +41,8 @@ pub(crate) fn parse_delimited<'py>(
         others = dense.map(|dense| (labels, dense));
         Ok(())
     })?;
-    let (labels, dense) = others.ok_or_else(|| PyValueError::new_err("parse_delimited: nothing was filled"))?;
+    let (labels, dense) =
+        others.ok_or_else(|| PyValueError::new_err("parse_delimited: nothing was filled"))?;
     Ok((rows, ids, labels, dense))
 }
 
