@@ -124,7 +124,9 @@ impl Delimited {
                     label: &mut labels[rows],
                     dense: &mut dense[rows * self.num_dense..][..self.num_dense],
                 };
-                at = self.parse_line(text, at, &mut row).map_err(|bad| ParseError::Line { line, place: bad - at + 1 })?;
+                at = self
+                    .parse_line(text, at, &mut row)
+                    .map_err(|bad| ParseError::Line { line, place: bad - at + 1 })?;
                 rows += 1;
             }
             line += 1;
