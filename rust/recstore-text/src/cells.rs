@@ -55,12 +55,8 @@ fn long_integer(cell: &[u8]) -> Option<i64> {
 /// Reads at most eight hexadecimal digits; `None` within is an empty cell.
 #[inline]
 pub(crate) fn hexadecimal(text: &[u8]) -> Cell<Option<u32>> {
-    if let Some(digits) = text.first_chunk::<HEX_DIGITS>() {
-        let digits = digits.map(|byte| HEX_VALUES[usize::from(byte)]);
-        if digits.iter().fold(0, |all, digit| all | digit) != NO_DIGIT {
-            let value = digits.iter().fold(0, |value, digit| value << 4 | u32::from(*digit));
-            return Some((Some(value), HEX_DIGITS));
-        }
+    if let Some(value) = text.first_chunk::<HEX_DIGITS>().and_then(|digits| eight_digits(*digits)) {
+        return Some((Some(value), HEX_DIGITS));
     }
     let digits = text.iter().map(|byte| HEX_VALUES[usize::from(*byte)]);
     let mut value = 0;
@@ -70,6 +66,26 @@ pub(crate) fn hexadecimal(text: &[u8]) -> Cell<Option<u32>> {
         length += 1;
     }
     Some(((length > 0).then_some(value), length))
+}
+
+/// The value of eight hexadecimal digits, all worked on at once in the bytes of a word.
+#[inline]
+fn eight_digits(digits: [u8; HEX_DIGITS]) -> Option<u32> {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    let word = u64::from_be_bytes(digits);
+    // 1 in the bytes that can only be letters.
+    let letters = word >> 6 & ONES;
+    let values = (word & (0x0f * ONES)) + 9 * letters;
+    // Digits are 0x30 to 0x39 with values up to 9, letters 0x41 to 0x46 or 0x61 to 0x66 with values from 10 to 15.
+    let of_columns =
+        (word & (0x80 * ONES)) | (word >> 4 & ONES ^ letters ^ ONES) | (!(word >> 5) & ONES & !letters);
+    let of_values = (values & (0xf0 * ONES)) | ((values + 6 * ONES) >> 4 & ONES ^ letters);
+    if of_columns | of_values != 0 {
+        return None;
+    }
+    let pairs = (values | values >> 4) & 0x00ff_00ff_00ff_00ff;
+    let quads = (pairs | pairs >> 8) & 0x0000_ffff_0000_ffff;
+    Some((quads | quads >> 16) as u32)
 }
 
 /// Reads a finite decimal number without an exponent.
@@ -102,6 +118,63 @@ pub(crate) fn dense_value(count: i64) -> f32 {
         None => {
             let count = count as f64;
             (1.0 + count.abs()).ln().copysign(count) as f32
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn any_byte_in_any_place_is_a_digit_or_none() {
+        for place in 0..HEX_DIGITS {
+            for byte in 0..=u8::MAX {
+                let mut digits = *b"0fA9a1F8";
+                digits[place] = byte;
+                let expected = std::str::from_utf8(&digits).ok().filter(|text| !text.contains('+'));
+                let expected = expected.and_then(|text| u32::from_str_radix(text, 16).ok());
+                assert_eq!(eight_digits(digits), expected, "{digits:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn integers_end_at_64_bits() {
+        for (text, expected) in [
+            ("", Some((None, 0))),
+            ("x", Some((None, 0))),
+            ("-", None),
+            ("--1", None),
+            ("-0", Some((Some(0), 2))),
+            ("12\t3", Some((Some(12), 2))),
+            ("9223372036854775807", Some((Some(i64::MAX), 19))),
+            ("-9223372036854775808", Some((Some(i64::MIN), 20))),
+            ("9223372036854775808", None),
+            ("0000000000000000000000001", Some((Some(1), 25))),
+        ] {
+            assert_eq!(integer(text.as_bytes()), expected, "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn hexadecimal_cells_are_read_as_the_standard_library_reads_them(cell in "[0-9a-fA-F]{1,8}", rest in "\t?") {
+            let expected = u32::from_str_radix(&cell, 16).ok();
+            prop_assert_eq!(hexadecimal(format!("{cell}{rest}").as_bytes()), Some((expected, cell.len())));
+        }
+
+        #[test]
+        fn integers_are_read_as_the_standard_library_reads_them(number: i64) {
+            let cell = number.to_string();
+            prop_assert_eq!(integer(format!("{cell}\t").as_bytes()), Some((Some(number), cell.len())));
+        }
+
+        #[test]
+        fn dense_values_are_odd(count in 0..i64::MAX) {
+            prop_assert_eq!(dense_value(-count).abs(), dense_value(count));
         }
     }
 }

@@ -15,7 +15,8 @@ const MISSING: i64 = 1 << 32;
 #[derive(Debug, Clone)]
 pub struct Delimited {
     kinds: Vec<ColumnKind>,
-    separator: Vec<u8>,
+    separator: u8,
+    is_doubled: bool,
     threshold: f64,
     num_fields: usize,
     num_dense: usize,
@@ -60,17 +61,11 @@ pub enum ParseError {
         /// The byte of the line where the cell begins that is bad, from 1.
         place: usize,
     },
-    /// The arrays are too short, or do not fit each other.
-    #[error("expected arrays of {lines} rows, got {ids} ids, {labels} labels and {dense} dense values")]
+    /// The arrays are too short.
+    #[error("expected arrays for more than {rows} rows")]
     Room {
-        /// Lines of the text.
-        lines: usize,
-        /// The length of the array of ids.
-        ids: usize,
-        /// The length of the array of labels.
-        labels: usize,
-        /// The length of the array of dense values.
-        dense: usize,
+        /// The rows that they have room for.
+        rows: usize,
     },
 }
 
@@ -85,11 +80,13 @@ impl Delimited {
         if num_labels > 1 {
             return Err(BadLayout::Labels(num_labels));
         }
-        if !matches!(separator, [b'\t' | b',' | b';' | b'|' | b':'] | [b':', b':']) {
-            return Err(BadLayout::Separator(separator.to_vec()));
-        }
+        let (separator, is_doubled) = match *separator {
+            [one @ (b'\t' | b',' | b';' | b'|' | b':')] => (one, false),
+            [b':', b':'] => (b':', true),
+            _ => return Err(BadLayout::Separator(separator.to_vec())),
+        };
         let num_dense = count(|kind| kind == ColumnKind::Count);
-        Ok(Self { kinds, separator: separator.to_vec(), threshold, num_fields, num_dense })
+        Ok(Self { kinds, separator, is_doubled, threshold, num_fields, num_dense })
     }
 
     /// Ids of a row.
@@ -112,18 +109,16 @@ impl Delimited {
 
     /// Parses whole lines and returns how many rows they are; lines that are empty or all spaces are none.
     pub fn parse(&self, text: &[u8], arrays: Arrays<'_>) -> Result<usize, ParseError> {
-        self.check_room(text, &arrays)?;
         let Arrays { ids, labels, dense } = arrays;
         let (mut rows, mut at, mut line) = (0, 0, 1);
+        let mut room = ids.chunks_exact_mut(self.num_fields).zip(labels.iter_mut());
         while at < text.len() {
             if let Some(next) = blank_line(text, at) {
                 at = next;
             } else {
-                let mut row = Row {
-                    ids: &mut ids[rows * self.num_fields..][..self.num_fields],
-                    label: &mut labels[rows],
-                    dense: &mut dense[rows * self.num_dense..][..self.num_dense],
-                };
+                let dense = dense.get_mut(rows * self.num_dense..(rows + 1) * self.num_dense);
+                let ((ids, label), dense) = room.next().zip(dense).ok_or(ParseError::Room { rows })?;
+                let mut row = Row { ids, label, dense, num_fields: 0, num_dense: 0 };
                 at = self
                     .parse_line(text, at, &mut row)
                     .map_err(|bad| ParseError::Line { line, place: bad - at + 1 })?;
@@ -134,53 +129,36 @@ impl Delimited {
         Ok(rows)
     }
 
-    fn check_room(&self, text: &[u8], arrays: &Arrays<'_>) -> Result<(), ParseError> {
-        let lines = Self::most_rows(text);
-        let (ids, labels, dense) = (arrays.ids.len(), arrays.labels.len(), arrays.dense.len());
-        if labels < lines || ids / self.num_fields < lines || dense < lines * self.num_dense {
-            return Err(ParseError::Room { lines, ids, labels, dense });
-        }
-        Ok(())
-    }
-
     /// Returns where the next line begins, or where the bad cell of this one does.
     fn parse_line(&self, text: &[u8], start: usize, row: &mut Row<'_>) -> Result<usize, usize> {
-        let (mut at, mut field, mut dense) = (start, 0, 0);
         *row.label = f32::NAN;
-        let (last, others) = self.kinds.split_last().ok_or(start)?;
-        for kind in others {
-            let end = at + self.parse_cell(*kind, &text[at..], row, &mut field, &mut dense).ok_or(at)?;
-            at = end + self.separator_at(text, end).ok_or(at)?;
+        let (mut cell, mut end) = (start, start);
+        for (column, kind) in self.kinds.iter().enumerate() {
+            if column > 0 {
+                cell = end + self.separator_at(text, end).ok_or(cell)?;
+            }
+            end = cell + self.parse_cell(*kind, &text[cell..], row).ok_or(cell)?;
         }
-        let end = at + self.parse_cell(*last, &text[at..], row, &mut field, &mut dense).ok_or(at)?;
         match text.get(end) {
             None => Ok(end),
             Some(b'\n') => Ok(end + 1),
-            Some(_) => Err(at),
+            Some(_) => Err(cell),
         }
     }
 
     #[inline]
     fn separator_at(&self, text: &[u8], at: usize) -> Option<usize> {
-        match *self.separator {
-            [separator] => (text.get(at) == Some(&separator)).then_some(1),
-            _ => text[at..].starts_with(&self.separator).then_some(self.separator.len()),
-        }
+        let is_one = text.get(at) == Some(&self.separator);
+        let is_whole = !self.is_doubled || text.get(at + 1) == Some(&self.separator);
+        (is_one && is_whole).then_some(1 + usize::from(self.is_doubled))
     }
 
     /// Reads a cell into its place in the row, and returns its length.
     #[inline]
-    fn parse_cell(
-        &self,
-        kind: ColumnKind,
-        text: &[u8],
-        row: &mut Row<'_>,
-        field: &mut usize,
-        dense: &mut usize,
-    ) -> Option<usize> {
+    fn parse_cell(&self, kind: ColumnKind, text: &[u8], row: &mut Row<'_>) -> Option<usize> {
         if kind == ColumnKind::Hex {
             let (value, length) = hexadecimal(text)?;
-            row.put_id(field, value.map_or(MISSING, i64::from));
+            row.put_id(value.map_or(MISSING, i64::from));
             return Some(length);
         }
         if kind == ColumnKind::Unread {
@@ -193,31 +171,37 @@ impl Delimited {
         }
         let (number, length) = integer(text)?;
         match kind {
-            ColumnKind::Count => {
-                row.dense[*dense] = number.map_or(0.0, dense_value);
-                *dense += 1;
-            }
+            ColumnKind::Count => row.put_dense(number.map_or(0.0, dense_value)),
             ColumnKind::Click => *row.label = click(number?)?,
-            ColumnKind::Hour => row.put_id(field, hour_of(number?)?),
-            ColumnKind::Key => row.put_id(field, short(number?)?),
-            ColumnKind::Category => row.put_id(field, number.map_or(Some(MISSING), short)?),
+            ColumnKind::Hour => row.put_id(hour_of(number?)?),
+            ColumnKind::Key => row.put_id(short(number?)?),
+            ColumnKind::Category => row.put_id(number.map_or(Some(MISSING), short)?),
             _ => _ = number?,
         }
         Some(length)
     }
 }
 
+/// Where the cells of a row go, and how many fields and dense values there are so far.
 struct Row<'a> {
     ids: &'a mut [i64],
     label: &'a mut f32,
     dense: &'a mut [f32],
+    num_fields: usize,
+    num_dense: usize,
 }
 
 impl Row<'_> {
     #[inline]
-    fn put_id(&mut self, field: &mut usize, value: i64) {
-        self.ids[*field] = (*field as i64) << VALUE_BITS | value & VALUE_MASK;
-        *field += 1;
+    fn put_id(&mut self, value: i64) {
+        self.ids[self.num_fields] = (self.num_fields as i64) << VALUE_BITS | value & VALUE_MASK;
+        self.num_fields += 1;
+    }
+
+    #[inline]
+    fn put_dense(&mut self, value: f32) {
+        self.dense[self.num_dense] = value;
+        self.num_dense += 1;
     }
 }
 
@@ -243,4 +227,33 @@ fn click(number: i64) -> Option<f32> {
 fn short(number: i64) -> Option<i64> {
     let half = 1 << (VALUE_BITS - 1);
     (-half..half).contains(&number).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn format() -> Delimited {
+        Delimited::new(vec![ColumnKind::Click, ColumnKind::Count, ColumnKind::Hex], b"\t", 0.0)
+            .expect("a good layout")
+    }
+
+    #[test]
+    fn rows_fill_the_arrays() {
+        let (mut ids, mut labels, mut dense) = ([0; 3], [9.0; 3], [9.0; 3]);
+        let arrays = Arrays { ids: &mut ids, labels: &mut labels, dense: &mut dense };
+        assert_eq!(format().parse(b"1\t\tff\n  \n0\t0\t", arrays), Ok(2));
+        assert_eq!((ids, labels, dense), ([255, MISSING, 0], [1.0, 0.0, 9.0], [0.0, 0.0, 9.0]));
+    }
+
+    #[test]
+    fn arrays_that_are_too_short_are_an_error() {
+        for (ids, labels, dense) in [(1, 2, 2), (2, 1, 2), (2, 2, 1)] {
+            let (mut ids, mut labels, mut dense) = (vec![0; ids], vec![0.0; labels], vec![0.0; dense]);
+            let arrays = Arrays { ids: &mut ids, labels: &mut labels, dense: &mut dense };
+            let error = format().parse(b"1\t1\tff\n0\t0\t1\n", arrays).expect_err("no room for two rows");
+            assert_eq!(error, ParseError::Room { rows: 1 });
+            assert_eq!(error.to_string(), "expected arrays for more than 1 rows");
+        }
+    }
 }
