@@ -66,7 +66,7 @@ pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
 pub use kernel::text_hash::hash_text;
 pub use optimizer::UpdateRule;
-pub use rows::distinct::{are_distinct, unique};
+pub use rows::distinct::{are_distinct, arrivals, unique};
 pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
 };
@@ -79,4 +79,4 @@ pub use store::handle::TableHandle;
 pub use store::local_store::LocalStore;
 pub use store::overdue::Overdue;
 pub use store::prefetch::{PrefetchId, PrefetchRequest, Prefetches};
-pub use table::{RowlessTable, TAG_WORDS as PLACES_TAG};
+pub use table::{PlacedRows, RowlessTable, TAG_WORDS as PLACES_TAG};

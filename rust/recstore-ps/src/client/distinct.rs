@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use recstore::{Serial, are_distinct, unique};
+use recstore::{PlacedRows, Serial, unique};
 
 /// Distinct ids, and where they stand among the ids of a lookup.
 pub(super) struct Distinct<'a> {
@@ -12,21 +12,19 @@ pub(super) struct Distinct<'a> {
 }
 
 impl<'a> Distinct<'a> {
-    /// Sorts on the calling thread alone: threads of a pool that wait for their next loop take cores from a server on
-    /// the same machine, and a network is slower than one core.
+    /// On the calling thread alone: threads of a pool that wait for their next loop take cores from a server on the same
+    /// machine, and a network is slower than one core.
     pub(super) fn of(ids: &'a [i64]) -> Self {
-        if are_distinct(ids) {
+        let (distinct, inverse) = recstore::arrivals(ids).unwrap_or_else(|| sorted(ids));
+        if distinct.len() == ids.len() {
             return Self { ids: Cow::Borrowed(ids), inverse: Vec::new() };
         }
-        let (mut distinct, mut inverse) = (vec![0; ids.len()], vec![0; ids.len()]);
-        let count = unique(&Serial, ids, &mut distinct, &mut inverse);
-        distinct.truncate(count);
         Self { ids: Cow::Owned(distinct), inverse }
     }
 
-    /// Returns the place of the id at `position` of the lookup among the distinct ones.
-    pub(super) fn place(&self, position: usize) -> usize {
-        self.inverse.get(position).map_or(position, |&place| place as usize)
+    /// Returns the rows of the lookup's ids, of which `rows` are those of the distinct ones.
+    pub(super) fn placed<'r>(&'r self, rows: &'r [f32]) -> PlacedRows<'r> {
+        PlacedRows { rows, places: &self.inverse }
     }
 
     /// Returns for each distinct id where it comes first in the lookup; none if no id comes twice.
@@ -52,6 +50,14 @@ impl<'a> Distinct<'a> {
     }
 }
 
+/// Returns the distinct ids, and the place of each among them.
+fn sorted(ids: &[i64]) -> (Vec<i64>, Vec<i64>) {
+    let (mut distinct, mut inverse) = (vec![0; ids.len()], vec![0; ids.len()]);
+    let count = unique(&Serial, ids, &mut distinct, &mut inverse);
+    distinct.truncate(count);
+    (distinct, inverse)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,7 +77,15 @@ mod tests {
             distinct.repeat_rows(&firsts, 2, &mut rows);
             let expected: Vec<f32> = ids.iter().flat_map(|&id| [id as f32, -id as f32]).collect();
             prop_assert_eq!(rows, expected);
-            prop_assert!((0..ids.len()).all(|position| distinct.ids[distinct.place(position)] == ids[position]));
+            let placed = distinct.placed(&[]).places;
+            let id = |position: usize| distinct.ids[placed.get(position).map_or(position, |&place| place as usize)];
+            prop_assert!((0..ids.len()).all(|position| id(position) == ids[position]));
+            let (mut once, places) = sorted(&ids);
+            prop_assert!(places.iter().zip(&ids).all(|(&place, &id)| once[place as usize] == id));
+            let mut own = distinct.ids.to_vec();
+            own.sort_unstable();
+            once.dedup();
+            prop_assert_eq!(own, once);
         }
     }
 }

@@ -1,13 +1,14 @@
 //! The store's trait, over servers.
 
 use std::borrow::Cow;
+use std::mem;
 use std::path::Path;
 use std::sync::Arc;
 
 use recstore::{
     BagInput, ChangedRows, DistinctGradients, EmbeddingStore, EmbeddingTable, Error, LoadOptions, LoadReport,
-    OptimizerState, Result, RowlessTable, SaveOptions, SaveReport, Serial, Shard, Step, StoreMemory,
-    TableConfig, TableId, TableUpdate,
+    OptimizerState, PlacedRows, Result, RowlessTable, SaveOptions, SaveReport, Serial, Shard, Step,
+    StoreMemory, TableConfig, TableId, TableUpdate,
 };
 
 use super::RemoteStore;
@@ -63,11 +64,9 @@ impl EmbeddingStore for RemoteStore {
             let ids = |table: usize| &input.ids[start(table)..start(table + 1)];
             let distinct: Vec<Distinct<'_>> =
                 (0..tables.len()).map(|number| Distinct::of(ids(number))).collect();
-            let matrix = |(distinct, checks): (&Distinct<'_>, &&RowlessTable)| {
-                Floats::new(distinct.ids.len() * checks.dim())
-            };
-            let mut matrices: Vec<Floats> = distinct.iter().zip(&checks).map(matrix).collect();
-            let parts = found.iter().zip(&distinct).zip(&mut matrices);
+            let lens = distinct.iter().zip(&checks).map(|(distinct, table)| distinct.ids.len() * table.dim());
+            let mut rows = Matrices::new(lens);
+            let parts = found.iter().zip(&distinct).zip(rows.each_mut());
             let wanted = parts.map(|((table, distinct), rows)| Wanted {
                 table,
                 ids: &distinct.ids,
@@ -75,11 +74,9 @@ impl EmbeddingStore for RemoteStore {
                 rows,
             });
             self.fetch(session, OPERATION, &mut wanted.collect::<Vec<_>>())?;
-            let row = |table: usize, position| {
-                let (place, dim) = (distinct[table].place(position - start(table)), checks[table].dim());
-                &matrices[table][place * dim..][..dim]
-            };
-            RowlessTable::pool(&*self.executor, &checks, input, row, pooled, max_positions);
+            let placed = distinct.iter().zip(rows.each_mut()).map(|(distinct, rows)| distinct.placed(rows));
+            let placed: Vec<PlacedRows<'_>> = placed.collect();
+            RowlessTable::pool(&*self.executor, &checks, input, &placed, pooled, max_positions);
             places.fill(NO_PLACE);
             Ok(())
         })
@@ -158,6 +155,29 @@ impl EmbeddingStore for RemoteStore {
 
     fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
         self.with_session(|session| self.load_all(session, directory, options))
+    }
+}
+
+/// The rows of several tables, in one piece of memory.
+struct Matrices {
+    floats: Floats,
+    lens: Vec<usize>,
+}
+
+impl Matrices {
+    fn new(lens: impl Iterator<Item = usize>) -> Self {
+        let lens: Vec<usize> = lens.collect();
+        Self { floats: Floats::new(lens.iter().sum()), lens }
+    }
+
+    fn each_mut(&mut self) -> impl Iterator<Item = &mut [f32]> {
+        let Self { floats, lens } = self;
+        let mut rest = &mut floats[..];
+        lens.iter().map(move |&len| {
+            let (own, behind) = mem::take(&mut rest).split_at_mut(len);
+            rest = behind;
+            own
+        })
     }
 }
 

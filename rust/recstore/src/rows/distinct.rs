@@ -35,6 +35,30 @@ pub fn are_distinct(ids: &[i64]) -> bool {
     ids.iter().all(is_new)
 }
 
+/// Returns the distinct ids in the order in which they first come, and for every input its place among them. `None` where
+/// ids were chosen to collide, and once in a long time for others: [`unique`] takes any.
+pub fn arrivals(ids: &[i64]) -> Option<(Vec<i64>, Vec<i64>)> {
+    let size = (2 * ids.len()).next_power_of_two();
+    u32::try_from(size).ok()?;
+    // For each distinct id one more than its place; 0 where there is none.
+    let mut slots = vec![0u32; size];
+    let (mut distinct, mut places) = (Vec::with_capacity(ids.len()), Vec::with_capacity(ids.len()));
+    for &id in ids {
+        let hash = mix(id) as usize;
+        let place = (0..MOST_STEPS).find_map(|step| {
+            let slot = &mut slots[hash.wrapping_add(step) & (size - 1)];
+            if *slot == 0 {
+                distinct.push(id);
+                *slot = distinct.len() as u32;
+            }
+            let place = *slot - 1;
+            (distinct[place as usize] == id).then_some(place)
+        })?;
+        places.push(i64::from(place));
+    }
+    Some((distinct, places))
+}
+
 /// Writes the distinct ids in ascending order to `distinct`, and for every input its place among them to `inverse`;
 /// returns how many distinct ids there are.
 ///
@@ -69,6 +93,25 @@ mod tests {
             let distinct: HashSet<_> = ids.iter().collect();
             prop_assert_eq!(are_distinct(&ids), distinct.len() == ids.len());
         }
+
+        #[test]
+        fn distinct_ids_come_as_they_arrive(ids in prop::collection::vec(-20..20i64, 0..40)) {
+            let (distinct, places) = arrivals(&ids).unwrap();
+            let mut expected = Vec::new();
+            ids.iter().for_each(|id| if !expected.contains(id) { expected.push(*id) });
+            prop_assert_eq!(&distinct, &expected);
+            let found: Vec<i64> = places.iter().map(|&place| distinct[place as usize]).collect();
+            prop_assert_eq!(found, ids);
+        }
+    }
+
+    #[test]
+    fn ids_that_collide_are_left_to_the_sort() {
+        let size = 4 * MOST_STEPS;
+        let colliding: Vec<i64> =
+            (0..).filter(|&id| (mix(id) as usize).is_multiple_of(size)).take(size / 2).collect();
+        assert_eq!(arrivals(&colliding), None);
+        assert!(arrivals(&colliding[..MOST_STEPS]).is_some());
     }
 
     #[test]

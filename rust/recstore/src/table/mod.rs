@@ -50,7 +50,7 @@ pub(crate) use initial_values::initializer::Initializer;
 #[cfg(feature = "internals")]
 pub(crate) use lookup::FindRows;
 pub(crate) use replacing::replace_rows;
-pub use rowless::RowlessTable;
+pub use rowless::{PlacedRows, RowlessTable};
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};
 pub(crate) use state::put_states;
 pub(crate) use table::Table;

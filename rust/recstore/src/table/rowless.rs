@@ -1,6 +1,7 @@
 //! Tables whose rows are elsewhere: what a store needs to know of them to refuse what they would refuse.
 
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -11,7 +12,7 @@ use super::update::{StepRequest, check};
 use crate::calls::{TableDescription, TableUpdate};
 use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::Executor;
-use crate::kernel::simd::Simd;
+use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::optimizer::UpdateRules;
 use crate::rows::gradient::DistinctGradients;
 use crate::rows::pooling::{BagInput, Piece, Pooling, for_each_piece};
@@ -159,21 +160,29 @@ impl RowlessTable {
         bags::check_outputs(&tables, input, elements, lengths)
     }
 
-    /// Pools bags that [`RowlessTable::check_bags`] found good. `row` gives the row of the id at a position of a table,
-    /// both counted from 0, the position among all ids.
-    pub fn pool<'r>(
+    /// Pools bags that [`RowlessTable::check_bags`] found good, of the rows of each table's ids.
+    pub fn pool(
         executor: &dyn Executor,
         tables: &[&Self],
         input: BagInput<'_>,
-        row: impl Fn(usize, usize) -> &'r [f32] + Sync,
+        rows: &[PlacedRows<'_>],
         pooled: &mut [f32],
         max_positions: &mut [i64],
     ) {
-        let dims: Vec<usize> = tables.iter().map(|table| table.dim()).collect();
+        let (simd, dims) = (Simd::detect(), tables.iter().map(|table| table.dim()).collect::<Vec<_>>());
         for_each_piece(executor, &dims, &input, pooled, max_positions, |piece| {
-            pool_piece(&dims, input, &row, piece);
+            pool_piece(simd, &dims, input, rows, piece);
         });
     }
+}
+
+/// The rows of a table's ids in a lookup, which may hold those of equal ids once.
+#[derive(Debug, Clone, Copy)]
+pub struct PlacedRows<'a> {
+    /// The rows, one behind the other.
+    pub rows: &'a [f32],
+    /// For each id the place of its row; none if the rows are as the ids are.
+    pub places: &'a [i64],
 }
 
 fn requests<'a>(updates: &[(&RowlessTable, &TableUpdate<'a>)]) -> Result<Vec<StepRequest<'a>>> {
@@ -183,20 +192,53 @@ fn requests<'a>(updates: &[(&RowlessTable, &TableUpdate<'a>)]) -> Result<Vec<Ste
     updates.iter().map(request).collect()
 }
 
-fn pool_piece<'r>(
+fn pool_piece(
+    simd: Simd,
     dims: &[usize],
     input: BagInput<'_>,
-    row: &impl Fn(usize, usize) -> &'r [f32],
+    rows: &[PlacedRows<'_>],
     mut piece: Piece<'_>,
 ) {
-    let mut first = 0;
-    for (table, &dim) in dims.iter().enumerate() {
+    let (bags, mut first) = (input.bags_a_table(dims.len()), 0);
+    for (table, (&dim, rows)) in dims.iter().zip(rows).enumerate() {
         let (range, columns) = piece.of_table(table, first, dim);
-        let positions = input.offsets[range.start] as usize..input.offsets[range.end] as usize;
-        let mut pooling = Pooling::new(input, range, columns);
-        positions.for_each(|position| pooling.take(position, row(table, position)));
-        pooling.finish();
+        simd.run(PoolPlaced {
+            rows: *rows,
+            dim,
+            before: input.offsets[table * bags] as usize,
+            positions: input.offsets[range.start] as usize..input.offsets[range.end] as usize,
+            pooling: Pooling::new(input, range, columns),
+        });
         first += dim;
+    }
+}
+
+/// Pools the bags of one table in one piece.
+struct PoolPlaced<'a> {
+    rows: PlacedRows<'a>,
+    dim: usize,
+    /// How many ids of other tables come before those of this one.
+    before: usize,
+    /// Those of the ids, among all.
+    positions: Range<usize>,
+    pooling: Pooling<'a>,
+}
+
+impl Kernel for PoolPlaced<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        const GROUP: usize = 64;
+        let Self { rows: PlacedRows { rows, places }, dim, before, positions, mut pooling } = self;
+        let mut group = [&[][..]; GROUP];
+        for start in positions.clone().step_by(GROUP) {
+            let own = &mut group[..GROUP.min(positions.end - start)];
+            for (position, row) in (start - before..).zip(&mut *own) {
+                let place = places.get(position).map_or(position, |&place| place as usize);
+                *row = &rows[place * dim..][..dim];
+            }
+            pooling.take_each(start, own, own);
+        }
+        pooling.finish();
     }
 }
 

@@ -1,0 +1,206 @@
+"""A whole training step of a model like DLRM: tables in the process, on one server, and on two, of the same machine.
+
+All processes share its cores. A turn is several steps in a row, so that what a step leaves for the next one, as rows that
+are read ahead, counts in the turn that has it.
+
+Shape suffixes: F features, B examples, D dim, P pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from itertools import cycle
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from benches import ids
+from benches.cells.servers import seconds_of
+from benches.cells.stage import Stage
+from benches.competitors.recstore import ADAGRAD, emb_read, fill, new_name
+from benches.measured import Figure
+from benches.scale import Scale
+from benches.spread import percentile
+from recstore_ops import (
+    KeyedJaggedTensor,
+    PrefetchingDataLoader,
+    RecStoreEmbeddingBagCollection,
+    SparseOptimizer,
+    set_ps_backend,
+    set_ps_servers,
+)
+from recstore_ops.servers.metrics_text import fetch
+from recstore_ops.training.models.perceptron import perceptron
+
+CELL = "served_step"
+
+_TABLES, _ROWS, _DIM, _EXAMPLES, _DENSE = 26, 100_000, 16, 4_096, 13
+_BATCHES, _TURN, _ROUNDS, _ONE_ROW_PULLS = 16, 16, 9, 5_000
+_STARTED = re.compile(r"shard \d+ of \d+ at ([^\s,]+), metrics at http://([^/\s]+)/metrics")
+
+
+class _Batch(NamedTuple):
+    """Ids, zipf-like, one a bag; dense features `[B, 13]`; labels `[B]`."""
+
+    sparse_features: KeyedJaggedTensor
+    dense: Tensor
+    labels: Tensor
+
+
+class _Server(NamedTuple):
+    address: str
+    metrics: str
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """One stage."""
+    if CELL not in chosen:
+        return []
+    return [Stage(CELL, f"{_TABLES} tables of dim {_DIM} in the process and on servers", 1, lambda: _figures(scale))]
+
+
+def _figures(scale: Scale) -> Iterator[Figure]:
+    turn, rounds = (_TURN, _ROUNDS) if scale.is_full else (3, 1)
+    with ExitStack() as running:
+        one, two = ([running.enter_context(_served(n, of)) for n in range(of)] for of in (1, 2))
+        embedded, on_one, on_two = (_Trained(scale, servers) for servers in ([], one, two))
+        batches = list(embedded.batches(scale))
+        turns = [
+            partial(_steps, trained, ahead(batches, trained), turn)
+            for ahead in (_as_they_come, _read_ahead)
+            for trained in (embedded, on_one, on_two)
+        ]
+        seconds = seconds_of(rounds, turns)
+        trips = _requests(one, lambda: _steps(on_one, cycle(batches), turn)) / turn
+        pulls = _pulls(on_one, scale)
+    plain, prefetched = seconds[:3], seconds[3:]
+    yield Figure(CELL, "step on one server, speed over that in the process", plain[0] / plain[1], "x", ">= 0.6")
+    yield Figure(CELL, "step on two servers, speed over that in the process", plain[0] / plain[2], "x")
+    for count, step in zip(("one server", "two servers"), prefetched[1:], strict=True):
+        yield Figure(CELL, f"step on {count}, read ahead, speed over that in the process", plain[0] / step, "x")
+    yield Figure(CELL, "step in the process, read ahead, speed over that without", plain[0] / prefetched[0], "x")
+    yield Figure(CELL, "requests to one server a step", trips, "", "<= 2")
+    yield Figure(CELL, "step in the process", 1e3 * plain[0] / turn, "ms")
+    yield Figure(CELL, "step on one server", 1e3 * plain[1] / turn, "ms")
+    yield Figure(CELL, "step on two servers", 1e3 * plain[2] / turn, "ms")
+    yield Figure(CELL, "pull of one row, median", 1e6 * percentile(pulls, 50), "us")
+    yield Figure(CELL, "pull of one row, 99th percentile", 1e6 * percentile(pulls, 99), "us")
+
+
+class _Trained(nn.Module):
+    """Tables that are there, in the process or on servers; perceptrons over the dot products of their rows, as DLRM has
+    them; and what steps both."""
+
+    def __init__(self, scale: Scale, servers: list[_Server]) -> None:
+        super().__init__()
+        set_ps_servers([server.address for server in servers]) if servers else set_ps_backend("embedded")
+        names = [new_name() for _ in range(_TABLES)]
+        self.bags = RecStoreEmbeddingBagCollection(
+            [
+                {"name": name, "num_embeddings": None, "embedding_dim": _DIM, "feature_names": [f"f{number}"]}
+                for number, name in enumerate(names)
+            ],
+            optimizer=ADAGRAD,
+        )
+        set_ps_backend("embedded")
+        rows = scale.of(_ROWS)
+        for module in self.bags.embedding_bags.values():
+            fill(module.table.handle, _DIM, ids.all_ids(rows, rows))
+        self.bottom = nn.Sequential(perceptron([_DENSE, 64, _DIM]), nn.ReLU())
+        pairs = torch.triu_indices(_TABLES + 1, _TABLES + 1, offset=1)
+        self.pairs = pairs[0] * (_TABLES + 1) + pairs[1]
+        self.top = perceptron([self.pairs.numel() + _DIM, 64, 32, 1])
+        dense = [*self.bottom.parameters(), *self.top.parameters()]
+        self.optimizers = [SparseOptimizer(modules=[self.bags]), torch.optim.Adagrad(dense, lr=0.01)]
+
+    def batches(self, scale: Scale) -> Iterator[_Batch]:
+        """Batches, made before anything is timed."""
+        rows, examples = scale.of(_ROWS), scale.of(_EXAMPLES)
+        generator = torch.Generator().manual_seed(0)
+        for seed in range(_BATCHES):
+            ids_N = ids.ids_of(ids.draw(rows, _TABLES * examples, "zipf", seed))
+            lengths = torch.ones(_TABLES * examples, dtype=torch.int64)
+            features = KeyedJaggedTensor(self.bags.feature_keys, ids_N, lengths=lengths)
+            dense, labels = (torch.rand(examples, width, generator=generator) for width in (_DENSE, 1))
+            yield _Batch(features, dense, labels.squeeze(1).round())
+
+    def forward(self, batch: _Batch) -> Tensor:
+        """Returns logits `[B]`."""
+        dense_BD = self.bottom(batch.dense)
+        vectors_BFD = torch.cat([dense_BD[:, None], self.bags(batch.sparse_features)], dim=1)
+        dots_BP = torch.bmm(vectors_BFD, vectors_BFD.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([dense_BD, dots_BP], dim=1)).squeeze(1)
+
+    def step(self, batch: _Batch) -> None:
+        """Forward, backward, and a step of tables and perceptrons."""
+        binary_cross_entropy_with_logits(self(batch), batch.labels).backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def _as_they_come(batches: list[_Batch], _: _Trained) -> Iterator[_Batch]:
+    return cycle(batches)
+
+
+def _read_ahead(batches: list[_Batch], trained: _Trained) -> Iterator[_Batch]:
+    return iter(PrefetchingDataLoader(cycle(batches), trained.bags, prefetch_count=1))
+
+
+def _steps(trained: _Trained, batches: Iterator[_Batch], count: int) -> None:
+    for _ in range(count):
+        trained.step(next(batches))
+
+
+def _requests(servers: list[_Server], work: Callable[[], object]) -> float:
+    """How many requests servers carry out for `work`."""
+
+    def carried_out() -> float:
+        return sum(fetch(server.metrics).total("recstore_requests_total") for server in servers)
+
+    before = carried_out()
+    work()
+    return carried_out() - before
+
+
+def _pulls(trained: _Trained, scale: Scale) -> list[float]:
+    """The seconds of each pull of one row."""
+    table = next(iter(trained.bags.embedding_bags.values())).table
+    id_N, seconds = ids.ids_of(torch.zeros(1, dtype=torch.int64)), []
+    for _ in range(scale.of(_ONE_ROW_PULLS)):
+        start = time.perf_counter()
+        emb_read(table.handle, id_N, _DIM)
+        seconds.append(time.perf_counter() - start)
+    return seconds
+
+
+@contextmanager
+def _served(shard: int, of: int) -> Iterator[_Server]:
+    """A server of one of several shards in a process of its own."""
+    listed = {"servers": [{"port": 1 + number, "shard": number} for number in range(of)]}
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as config, tempfile.TemporaryFile("w+") as errors:
+        config.write(json.dumps({"cache_ps": listed, "distributed_client": listed}))
+        config.flush()
+        ports = ("--port", "0", "--metrics-port", "0")
+        command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", config.name, "--shard", str(shard)]
+        server = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=errors, text=True)
+        try:
+            assert server.stdout is not None
+            started = _STARTED.match(server.stdout.readline())
+            if started is None:
+                errors.seek(0)
+                raise RuntimeError(f"the server did not start: {errors.read()}")
+            yield _Server(started[1], started[2])
+        finally:
+            server.kill()
+            server.communicate()
