@@ -1,7 +1,7 @@
 """A whole training step of a model like DLRM: tables in the process, on one server, and on two, of the same machine.
 
-All processes share its cores. A turn is several steps in a row, so that what a step leaves for the next one, as rows that
-are read ahead, counts in the turn that has it.
+All processes share its cores. A turn is several steps in a row: what a step leaves for the next one, such as rows that
+are read ahead, then counts too.
 
 Shape suffixes: F features, B examples, D dim, P pairs.
 """
@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +45,7 @@ from recstore_ops.training.models.perceptron import perceptron
 CELL = "served_step"
 
 _TABLES, _ROWS, _DIM, _EXAMPLES, _DENSE = 26, 100_000, 16, 4_096, 13
-_BATCHES, _TURN, _ROUNDS, _ONE_ROW_PULLS = 16, 16, 9, 5_000
+_BATCHES, _TURN, _ROUNDS, _ONE_ROW_PULLS = 16, 16, 7, 5_000
 _STARTED = re.compile(r"shard \d+ of \d+ at ([^\s,]+), metrics at http://([^/\s]+)/metrics")
 
 
@@ -74,18 +74,19 @@ def _figures(scale: Scale) -> Iterator[Figure]:
     with ExitStack() as running:
         one, two = ([running.enter_context(_served(n, of)) for n in range(of)] for of in (1, 2))
         embedded, on_one, on_two = (_Trained(scale, servers) for servers in ([], one, two))
+        narrow = _Trained(scale, one, "bfloat16")
         batches = list(embedded.batches(scale))
-        turns = [
-            partial(_steps, trained, ahead(batches, trained), turn)
-            for ahead in (_as_they_come, _read_ahead)
-            for trained in (embedded, on_one, on_two)
-        ]
-        seconds = seconds_of(rounds, turns)
         trips = _requests(one, lambda: _steps(on_one, cycle(batches), turn)) / turn
         pulls = _pulls(on_one, scale)
-    plain, prefetched = seconds[:3], seconds[3:]
+        turns = [
+            *(partial(_steps, trained, cycle(batches), turn) for trained in (embedded, on_one, on_two, narrow)),
+            *(partial(_steps, trained, _read_ahead(batches, trained), turn) for trained in (embedded, on_one, on_two)),
+        ]
+        seconds = seconds_of(rounds, turns)
+    plain, prefetched = seconds[:4], seconds[4:]
     yield Figure(CELL, "step on one server, speed over that in the process", plain[0] / plain[1], "x", ">= 0.6")
     yield Figure(CELL, "step on two servers, speed over that in the process", plain[0] / plain[2], "x")
+    yield Figure(CELL, "step on one server, bfloat16, speed over that in the process", plain[0] / plain[3], "x")
     for count, step in zip(("one server", "two servers"), prefetched[1:], strict=True):
         yield Figure(CELL, f"step on {count}, read ahead, speed over that in the process", plain[0] / step, "x")
     yield Figure(CELL, "step in the process, read ahead, speed over that without", plain[0] / prefetched[0], "x")
@@ -101,9 +102,12 @@ class _Trained(nn.Module):
     """Tables that are there, in the process or on servers; perceptrons over the dot products of their rows, as DLRM has
     them; and what steps both."""
 
-    def __init__(self, scale: Scale, servers: list[_Server]) -> None:
+    def __init__(
+        self, scale: Scale, servers: list[_Server], wire_dtype: Literal["float32", "bfloat16"] = "float32"
+    ) -> None:
         super().__init__()
-        set_ps_servers([server.address for server in servers]) if servers else set_ps_backend("embedded")
+        if servers:
+            set_ps_servers([server.address for server in servers], wire_dtype=wire_dtype)
         names = [new_name() for _ in range(_TABLES)]
         self.bags = RecStoreEmbeddingBagCollection(
             [
@@ -127,9 +131,11 @@ class _Trained(nn.Module):
         """Batches, made before anything is timed."""
         rows, examples = scale.of(_ROWS), scale.of(_EXAMPLES)
         generator = torch.Generator().manual_seed(0)
-        for seed in range(_BATCHES):
-            ids_N = ids.ids_of(ids.draw(rows, _TABLES * examples, "zipf", seed))
-            lengths = torch.ones(_TABLES * examples, dtype=torch.int64)
+        count = _TABLES * examples
+        # Drawn together: the frequent rows of all batches are the same ones.
+        for index in ids.draw(rows, count * _BATCHES, "zipf", 0).split(count):
+            ids_N = ids.ids_of(index)
+            lengths = torch.ones(count, dtype=torch.int64)
             features = KeyedJaggedTensor(self.bags.feature_keys, ids_N, lengths=lengths)
             dense, labels = (torch.rand(examples, width, generator=generator) for width in (_DENSE, 1))
             yield _Batch(features, dense, labels.squeeze(1).round())
@@ -147,10 +153,6 @@ class _Trained(nn.Module):
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-
-
-def _as_they_come(batches: list[_Batch], _: _Trained) -> Iterator[_Batch]:
-    return cycle(batches)
 
 
 def _read_ahead(batches: list[_Batch], trained: _Trained) -> Iterator[_Batch]:

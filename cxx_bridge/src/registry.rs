@@ -528,13 +528,18 @@ impl Registry {
 
     /// Returns a read of the table behind a handle.
     pub(crate) fn request(&self, handle: i64, ids: &[i64]) -> Result<PrefetchRequest<Place>, Failure> {
-        Ok(request(self.table("emb_prefetch", handle)?, ids))
+        Ok(self.request_of(self.table("emb_prefetch", handle)?, ids))
+    }
+
+    fn request_of(&self, placed: Placed, ids: &[i64]) -> PrefetchRequest<Place> {
+        let store = self.store_numbered(placed.place.store);
+        PrefetchRequest { key: placed.place, table: placed.table, store, ids: ids.to_vec() }
     }
 
     /// Issues a read of the table `default/<dim>`; where it is missing the ids are kept until they are asked for.
     pub(crate) fn prefetch_default(&self, dim: usize, ids: &[i64]) -> Result<PrefetchId, Failure> {
         if let Some(placed) = self.default_table(dim)? {
-            return Ok(self.prefetches.issue(vec![request(placed, ids)])?);
+            return Ok(self.prefetches.issue(vec![self.request_of(placed, ids)])?);
         }
         let id = self.prefetches.issue(vec![])?;
         // As many are kept as of those that read: the older have been dropped.
@@ -553,10 +558,6 @@ impl Registry {
     pub(crate) fn take_deferred(&self, id: PrefetchId) -> Option<(Vec<i64>, usize)> {
         self.change_state(|state| state.handles.take_deferred(id))
     }
-}
-
-fn request(placed: Placed, ids: &[i64]) -> PrefetchRequest<Place> {
-    PrefetchRequest { key: placed.place, table: placed.table, ids: ids.to_vec() }
 }
 
 /// Sorts what is about tables by their stores, those chosen last first.

@@ -46,7 +46,13 @@ def parse_delimited(
     text: bytes, kinds: list[str], separator: bytes, threshold: float
 ) -> tuple[int, bytearray, bytearray, bytearray]: ...
 def use_servers(
-    servers: list[str], hash_method: str, token: str | None, timeout: float, tls: Tls | None, worker: int | None
+    servers: list[str],
+    hash_method: str,
+    token: str | None,
+    timeout: float,
+    tls: Tls | None,
+    worker: int | None,
+    wire_dtype: str,
 ) -> int: ...
 def move_servers(number: int, servers: list[str]) -> None: ...
 def use_embedded() -> None: ...

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -405,3 +405,28 @@ def test_a_server_that_is_started_again_elsewhere_is_called_there(tmp_path: Path
             servers.move_servers(number, processes.addresses * 2)
         with pytest.raises(ValueError, match="no servers were chosen under the number 99999"):
             servers.move_servers(99999, processes.addresses)
+
+
+def test_rows_and_gradients_go_as_bfloat16_where_that_is_chosen(
+    processes: ServerProcesses, table_name: TableName
+) -> None:
+    names, ids_N = [table_name() for _ in range(3)], torch.arange(300) * 7 - 900
+    grad_ND = torch.sin(torch.arange(900.0)).view(300, 3)
+    options: dict[str, Any] = {"optimizer": {"kind": "sgd", "lr": 0.3}, "initializer": {"kind": "zeros"}}
+
+    def stepped(name: str, gradient_ND: Tensor) -> DistEmbedding:
+        module = DistEmbedding(None, 3, name, **options)
+        module(ids_N).backward(gradient_ND)
+        SparseOptimizer(modules=[module]).step()
+        return module
+
+    expected = stepped(names[0], grad_ND.bfloat16().float())(ids_N)
+    servers.set_ps_servers(processes.addresses, wire_dtype="bfloat16")
+    rounded = stepped(names[1], grad_ND)
+    assert torch.equal(rounded(ids_N), expected.bfloat16().float())
+    assert not torch.equal(rounded(ids_N), expected)
+    servers.set_ps_servers(processes.addresses)
+    assert torch.equal(DistEmbedding(None, 3, names[1], **options)(ids_N), expected)
+    assert torch.equal(stepped(names[2], grad_ND.bfloat16().float())(ids_N), expected)
+    with pytest.raises(ValueError, match='wire_dtype must be float32 or bfloat16, got "float16"'):
+        servers.set_ps_servers(processes.addresses, wire_dtype="float16")  # type: ignore[arg-type]

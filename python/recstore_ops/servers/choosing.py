@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from recstore_ops import _native
 from recstore_ops.config.config_file import active_config
@@ -22,6 +22,9 @@ from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, c
 EMBEDDED = "embedded"
 SERVERS = "servers"
 DEFAULT_PORT = 15000
+
+WireDtype = Literal["float32", "bfloat16"]
+"""How rows of lookups and gradients travel."""
 
 _lock = threading.RLock()
 # A child forked while another thread holds it would wait for ever.
@@ -55,6 +58,7 @@ class ServerChoice:
     tls: Tls | None = None
     timeout: float = 30.0
     worker: int | None = None
+    wire_dtype: WireDtype = "float32"
 
 
 def set_ps_config(host: str, port: int) -> None:
@@ -78,6 +82,7 @@ def set_ps_servers(
     tls: Tls | None = None,
     timeout: float = 30.0,
     worker: int | None = None,
+    wire_dtype: WireDtype = "float32",
 ) -> None:
     """Opens tables on servers from now on, each row on one of them.
 
@@ -90,14 +95,18 @@ def set_ps_servers(
         timeout: seconds that a call may take with all its attempts; then it raises and names the shard.
         worker: the number, from 0, of the worker that this process is; see `recstore_ops.workers`. None takes part in
             nothing that needs workers.
+        wire_dtype: how the rows of lookups and gradients travel. `bfloat16` halves their bytes and rounds each value to
+            the nearest, which is off by 2^-9 of it at most. Rows on the servers, and all else that travels, stay as
+            they are.
 
     Raises:
         TypeError: servers that are no list of texts.
-        ValueError: no server, one that is not `host:port`, an unknown `hash_method`, a file of `tls` that is of no use,
-            or a worker that the servers do not expect.
+        ValueError: no server, one that is not `host:port`, an unknown `hash_method` or `wire_dtype`, a file of `tls`
+            that is of no use, or a worker that the servers do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
-    use_servers(ServerChoice(tuple(check_addresses(servers)), hash_method, token, tls, timeout, worker))
+    addresses = tuple(check_addresses(servers))
+    use_servers(ServerChoice(addresses, hash_method, token, tls, timeout, worker, wire_dtype))
 
 
 def use_servers(choice: ServerChoice) -> int:
@@ -105,7 +114,9 @@ def use_servers(choice: ServerChoice) -> int:
     addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
     wait(list(_under_way))
     with _lock:
-        number = _native.use_servers(addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker)
+        number = _native.use_servers(
+            addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker, choice.wire_dtype
+        )
         _choice.backend, _choice.was_made = SERVERS, True
     return number
 

@@ -38,7 +38,7 @@ mod server;
 mod wire;
 mod workers;
 pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
-pub use client::{RemoteConfig, RemoteStore};
+pub use client::{RemoteConfig, RemoteStore, WireDtype};
 pub use config::{ServerConfig, ServerError};
 pub use durable::state_directory::{Durability, FollowedServer, KeptState, shard_counts};
 pub use following::{Promoted, promote};

@@ -107,6 +107,8 @@ fn written_requests() -> Bytes {
 const INDICES: &[i64] = &[3, -1, i64::MAX];
 const FLOATS: &[f32] = &[0.0, -0.0, 1.5, f32::MIN_POSITIVE, f32::NEG_INFINITY, 0.1];
 
+const BFLOAT16: &[u16] = &[0, 0x8000, 0x3FC0, 0x7F80, 0x7F7F, 0x3DCD];
+
 /// Answers of each form: name, kind and sections.
 fn answers() -> Vec<(&'static str, Kind, Vec<Section<'static>>)> {
     vec![
@@ -121,6 +123,7 @@ fn answers() -> Vec<(&'static str, Kind, Vec<Section<'static>>)> {
             Kind::Reply,
             vec![Section::I64(&[7]), Section::I64(INDICES), Section::F32(FLOATS), Section::I64(&[-5])],
         ),
+        ("rows_as_bfloat16", Kind::Reply, vec![Section::Bf16(BFLOAT16), Section::Bf16(&[])]),
         ("part", Kind::Part, vec![Section::F32(FLOATS), Section::F32(&FLOATS[..1])]),
     ]
 }
@@ -335,9 +338,10 @@ fn every_kind_of_frame_and_section_has_a_specimen() {
             Section::F32(_) => "f32",
             Section::U32(_) => "u32",
             Section::Json(_) => "json",
+            Section::Bf16(_) => "bf16",
         }));
     }
-    assert_eq!(sections.into_iter().collect::<Vec<_>>(), ["f32", "i64", "json", "u32"]);
+    assert_eq!(sections.into_iter().collect::<Vec<_>>(), ["bf16", "f32", "i64", "json", "u32"]);
 }
 
 /// The variants that a type has in JSON, as the refusal of one that it has not lists them.

@@ -10,12 +10,16 @@ mod numbered;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use cluster::{Cluster, config, connect};
 use numbered::Numbered;
-use recstore::{EmbeddingStore, GradientChunk, Serial, Step, TableConfig, TableUpdate};
+use recstore::{
+    BagInput, EmbeddingStore, EmbeddingTable, GradientChunk, PoolingMode, PrefetchRequest, Prefetches,
+    Serial, Step, TableConfig, TableId, TableUpdate,
+};
 use recstore_ps::codec::{Management, Request};
 use recstore_ps::grpc::proto;
 use recstore_ps::grpc::proto::rec_store_client::RecStoreClient;
@@ -65,6 +69,59 @@ fn until(cluster: &Cluster, name: &str, labels: &[&str], expected: f64) {
         assert!(began.elapsed() < SOON, "{name} {labels:?} is not {expected}: {}", scrape(cluster));
         thread::sleep(Duration::from_millis(10));
     }
+}
+
+#[test]
+fn all_tables_of_a_lookup_a_prefetch_and_a_step_are_one_request_each() {
+    let cluster = cluster(|_| {});
+    let store = Arc::new(cluster.connect());
+    let ids: Vec<i64> = (0..40).collect();
+    let tables = ["a", "b", "c"].map(|name| store.open_numbered(name, &TableConfig::new(2)).unwrap());
+    let opened = tables.map(|table| store.table("t", table).unwrap());
+    let requests = |verb: &str| {
+        value(&scrape(&cluster), "recstore_requests_total", &[&format!("\"{verb}\""), "\"ok\""]).unwrap()
+    };
+    let sums = [1.0; 80];
+    let chunk = || vec![GradientChunk::new(&ids, &sums, 2)];
+    let step = || {
+        let updates = tables.map(|table| TableUpdate { table, chunks: chunk(), step: Step::Next });
+        store.update(&updates).unwrap();
+    };
+    step();
+    let prefetches = Prefetches::new(1, 4);
+    let request = |(key, table): (TableId, &Arc<dyn EmbeddingTable>)| PrefetchRequest {
+        key,
+        table: Arc::clone(table),
+        store: store.clone(),
+        ids: ids.clone(),
+    };
+    let issued = prefetches.issue(tables.into_iter().zip(&opened).map(request).collect()).unwrap();
+    until(&cluster, "recstore_requests_total", &["\"read\"", "\"ok\""], 1.0);
+    step();
+    for table in &tables[..2] {
+        prefetches.note(table, Some(&mut ids.iter().copied().filter(|id| id % 3 == 0)));
+    }
+    let found = prefetches.wait(issued).unwrap();
+    assert_eq!((requests("read"), requests("update")), (2.0, 2.0));
+    for (number, (table, rows)) in opened.iter().zip(found).enumerate() {
+        let mut now = vec![0.0; 80];
+        table.read(&ids, &mut now).unwrap();
+        for (&id, (row, now)) in ids.iter().zip(rows.chunks(2).zip(now.chunks(2))) {
+            assert_eq!(row == now, number < 2 && id % 3 == 0, "table {number}, id {id}");
+        }
+    }
+    let offsets: Vec<i64> = (0..=120).collect();
+    let bagged = [&ids[..], &ids, &ids].concat();
+    let input = BagInput {
+        ids: &bagged,
+        offsets: &offsets,
+        mode: PoolingMode::Sum,
+        per_sample_weights: None,
+        padding_idx: None,
+    };
+    let before = requests("read");
+    store.bag(&tables, input, &mut vec![0.0; 40 * 6], &mut [], &mut []).unwrap();
+    assert_eq!(requests("read") - before, 1.0);
 }
 
 #[test]

@@ -54,6 +54,7 @@ fn refuse(error: TlsError) -> PyErr {
 /// Connects to the servers at `servers`, `host:port` each in the order of the shards; tables are opened there from then
 /// on. `timeout` is the seconds a call may take with all its attempts. Returns a number of these servers.
 #[pyfunction]
+#[expect(clippy::too_many_arguments, reason = "they are those of the call in Python")]
 pub(crate) fn use_servers(
     py: Python<'_>,
     servers: Vec<String>,
@@ -62,8 +63,10 @@ pub(crate) fn use_servers(
     timeout: f64,
     tls: Option<TlsFiles>,
     worker: Option<u32>,
+    wire_dtype: &str,
 ) -> PyResult<usize> {
     let mut config = RemoteConfig::new(servers);
+    config.wire_dtype = wire_dtype.parse().map_err(raise)?;
     config.worker = worker;
     config.hash_method = hash_method.parse().map_err(raise)?;
     config.token = token;

@@ -19,6 +19,17 @@ pub enum Step {
     At(u64),
 }
 
+/// Rows wanted of one table.
+#[derive(Debug)]
+pub struct TableRead<'a> {
+    /// The table.
+    pub table: TableId,
+    /// The ids, duplicates allowed.
+    pub ids: &'a [i64],
+    /// Gets a row for each.
+    pub rows: &'a mut [f32],
+}
+
 /// One optimizer step of one table.
 #[derive(Debug, Clone)]
 pub struct TableUpdate<'a> {

@@ -39,8 +39,8 @@ mod store;
 mod table;
 
 pub use calls::{
-    ChangedRows, MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableStatistics,
-    TableUpdate,
+    ChangedRows, MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableRead,
+    TableStatistics, TableUpdate,
 };
 pub use checkpoint::{
     CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Progress, SERVER_STATE,

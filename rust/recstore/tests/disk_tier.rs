@@ -360,7 +360,7 @@ fn a_lookup_that_keeps_places_and_a_prefetch_bring_rows_into_memory() {
     let ids: Vec<i64> = (3_000..3_500).collect();
     let prefetches = Prefetches::new(1, 4);
     let opened = local.table("emb_prefetch", table).unwrap();
-    let request = PrefetchRequest { key: table, table: opened, ids: ids.clone() };
+    let request = PrefetchRequest { key: table, table: opened, store: local.clone(), ids: ids.clone() };
     let rows = prefetches.wait(prefetches.issue(vec![request]).unwrap()).unwrap();
     assert!(rows[0] == read(&local, table, &ids));
     let before = disk_of(&local, table).rows_fetched;

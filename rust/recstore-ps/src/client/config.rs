@@ -1,6 +1,9 @@
 //! Which servers a client calls, and for how long.
 
+use std::str::FromStr;
 use std::time::Duration;
+
+use recstore::Error;
 
 use crate::router::HashMethod;
 use crate::wire::tls::ClientTls;
@@ -18,6 +21,8 @@ pub struct RemoteConfig {
     pub token: Option<String>,
     /// Encrypts, and says whom to trust; servers without encryption are not called then.
     pub tls: Option<ClientTls>,
+    /// How rows that are read and gradients travel.
+    pub wire_dtype: WireDtype,
     /// The number of the worker that this client is, from 0, where servers know workers.
     pub worker: Option<u32>,
     /// How often a worker says that it lives.
@@ -30,6 +35,30 @@ pub struct RemoteConfig {
     pub save_timeout: Duration,
 }
 
+/// How rows that are read, in lookups and prefetches, and gradients travel. All else travels as it is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum WireDtype {
+    /// As they are.
+    #[default]
+    Float32,
+    /// Rounded to the nearest bfloat16, which is off by 2^-9 of a value at most: half the bytes.
+    Bfloat16,
+}
+
+impl FromStr for WireDtype {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self, Error> {
+        match name {
+            "float32" => Ok(Self::Float32),
+            "bfloat16" => Ok(Self::Bfloat16),
+            _ => Err(Error::InvalidConfig {
+                message: format!("wire_dtype must be float32 or bfloat16, got \"{name}\""),
+            }),
+        }
+    }
+}
+
 impl RemoteConfig {
     /// Returns the default configuration for servers at `servers`, `host:port` each.
     pub fn new(servers: Vec<String>) -> Self {
@@ -38,6 +67,7 @@ impl RemoteConfig {
             hash_method: HashMethod::default(),
             token: None,
             tls: None,
+            wire_dtype: WireDtype::default(),
             worker: None,
             heartbeat: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(5),

@@ -6,14 +6,14 @@ use std::time::Instant;
 
 use recstore::{Error, Shard};
 
-use super::config::RemoteConfig;
+use super::config::{RemoteConfig, WireDtype};
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
     ClientId, FrameError, Kind, Managed, Management, Reply, Request, read_frame, take_part,
 };
 use crate::wire::facts::Facts;
 use crate::wire::gathered::Gathered;
-use crate::wire::handshake::{Hello, VERSIONS, Welcome};
+use crate::wire::handshake::{Hello, VERSIONS, WITH_BFLOAT16, Welcome};
 use crate::wire::standing::Standing;
 use crate::wire::transport::Timed;
 
@@ -102,6 +102,8 @@ pub(crate) struct Connection {
     stream: Channel,
     welcome: Welcome,
     last: u64,
+    /// Whether rows and gradients go as bfloat16.
+    is_narrow: bool,
 }
 
 impl Connection {
@@ -121,7 +123,7 @@ impl Connection {
         let welcome = Welcome::read(&mut stream).map_err(|error| unwelcome(error, config.tls.is_some()))?;
         match &welcome.version {
             Err(refusal) => Err(Failure::Final(format!("the server refused: {refusal}"))),
-            Ok(_) => Ok(Self { address: address.to_owned(), stream, welcome, last: 0 }),
+            Ok(_) => Ok(Self { address: address.to_owned(), stream, welcome, last: 0, is_narrow: false }),
         }
     }
 
@@ -133,7 +135,7 @@ impl Connection {
         config: &RemoteConfig,
         deadline: Instant,
     ) -> Result<Self, Failure> {
-        let opened = Self::open_any(address, client, config, deadline)?;
+        let mut opened = Self::open_any(address, client, config, deadline)?;
         let Shard { number, of } = opened.welcome.shard;
         if opened.welcome.shard != shard {
             let message = format!(
@@ -142,7 +144,28 @@ impl Connection {
             );
             return Err(Failure::Final(message));
         }
+        if config.wire_dtype == WireDtype::Bfloat16 {
+            opened.narrow(deadline)?;
+        }
         Ok(opened)
+    }
+
+    /// Has rows and gradients go as bfloat16 from here on.
+    fn narrow(&mut self, deadline: Instant) -> Result<(), Failure> {
+        let version = self.welcome.version.as_ref().copied().unwrap_or(0);
+        if version < WITH_BFLOAT16 {
+            return Err(Failure::Final(format!(
+                "the server speaks version {version} of the protocol, and bfloat16 goes over the wire since version {WITH_BFLOAT16}: choose wire_dtype float32"
+            )));
+        }
+        // One that does not lead its shard may end the connection: its standing is looked at behind this.
+        if self.welcome.standing.leads() {
+            let number = self.send(&Request::Manage(Management::Narrow {}), 0, deadline)?;
+            let reply = self.receive(number, deadline, |_, _| Ok(()))?;
+            reply.map_err(|error| Failure::Final(error.to_string()))?;
+        }
+        self.is_narrow = true;
+        Ok(())
     }
 
     /// Returns where it was opened to.
@@ -205,7 +228,11 @@ impl Connection {
     ) -> Result<u64, Failure> {
         self.last += 1;
         let mut stream = Gathered::new(self.stream.until(deadline));
-        request.with_frame(self.last, sequence, |frame| frame.write(&mut stream))??;
+        let is_narrow = self.is_narrow && matches!(request, Request::Update(_));
+        request.with_frame(self.last, sequence, |frame| match is_narrow {
+            true => frame.narrowed(|frame| frame.write(&mut stream)),
+            false => frame.write(&mut stream),
+        })??;
         stream.flush()?;
         Ok(self.last)
     }
@@ -222,7 +249,7 @@ impl Connection {
         let mut place = 0;
         take(place, &[])?;
         loop {
-            let frame = read_frame(self.stream.until(deadline), limit)?;
+            let frame = read_frame(self.stream.until(deadline), limit)?.widened()?;
             if frame.header.kind != Kind::Part {
                 return Ok(Reply::of(frame, request)?);
             }

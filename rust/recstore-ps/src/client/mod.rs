@@ -26,7 +26,7 @@ use recstore::{Executor, Result, fork};
 
 use crate::router::Router;
 use crate::wire::codec::{Management, Request};
-pub use config::RemoteConfig;
+pub use config::{RemoteConfig, WireDtype};
 use publications::Publications;
 pub(crate) use session::new_client;
 use session::{Call, Session};

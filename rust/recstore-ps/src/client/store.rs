@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use recstore::{
     BagInput, ChangedRows, DistinctGradients, EmbeddingStore, EmbeddingTable, Error, LoadOptions, LoadReport,
-    OptimizerState, PlacedRows, Result, RowlessTable, SaveOptions, SaveReport, Serial, Shard, Step,
-    StoreMemory, TableConfig, TableId, TableUpdate,
+    OptimizerState, PlacedRows, Result, RowlessTable, SaveOptions, SaveReport, Shard, Step, StoreMemory,
+    TableConfig, TableId, TableRead, TableUpdate,
 };
 
 use super::RemoteStore;
@@ -43,6 +43,15 @@ impl EmbeddingStore for RemoteStore {
 
     fn table_names(&self) -> Result<Vec<String>> {
         self.with_session(|session| self.names(session))
+    }
+
+    fn read_tables(&self, reads: &mut [TableRead<'_>], _is_ahead: bool) -> Result<()> {
+        self.with_session(|session| {
+            let tables = reads.iter().map(|read| session.lock_tables().get("emb_read", read.table));
+            let tables = tables.collect::<Result<Vec<_>>>()?;
+            let wanted = tables.iter().zip(reads).map(|(table, read)| (&**table, read.ids, &mut *read.rows));
+            self.read_each(session, wanted.collect())
+        })
     }
 
     fn bag(
@@ -89,7 +98,7 @@ impl EmbeddingStore for RemoteStore {
             let tables = tables.collect::<Result<Vec<_>>>()?;
             let checked: Vec<_> = tables.iter().map(|table| &table.checks).zip(updates).collect();
             let unmerged = if self.one_server_checks() { RowlessTable::unmerged(&checked)? } else { None };
-            let merged = unmerged.map_or_else(|| RowlessTable::merge(&Serial, &checked), Ok)?;
+            let merged = unmerged.map_or_else(|| RowlessTable::merge(&*self.executor, &checked), Ok)?;
             let parts: Vec<Part<'_>> =
                 tables.iter().zip(merged).map(|(table, merged)| self.part(table, merged)).collect();
             let of_shard = |shard| {
@@ -219,6 +228,32 @@ impl RemoteStore {
                 None => error,
             }
         })
+    }
+
+    /// Reads rows of several tables: one request a server for all of them.
+    pub(super) fn read_each(
+        &self,
+        session: &Session,
+        mut reads: Vec<(&RemoteTable, &[i64], &mut [f32])>,
+    ) -> Result<()> {
+        const OPERATION: &str = "emb_read";
+        reads
+            .iter()
+            .try_for_each(|(table, ids, rows)| table.checks.check_rows(OPERATION, ids, rows.len()))?;
+        let distinct: Vec<Distinct<'_>> = reads.iter().map(|(_, ids, _)| Distinct::of(ids)).collect();
+        let firsts: Vec<Vec<usize>> = distinct.iter().map(Distinct::first_positions).collect();
+        let parts = reads.iter_mut().zip(&distinct).zip(&firsts);
+        let wanted = parts.map(|(((table, _, rows), distinct), firsts)| Wanted {
+            table,
+            ids: &distinct.ids,
+            places: firsts,
+            rows,
+        });
+        self.fetch(session, OPERATION, &mut wanted.collect::<Vec<_>>())?;
+        for (((table, _, rows), distinct), firsts) in reads.iter_mut().zip(&distinct).zip(&firsts) {
+            distinct.repeat_rows(firsts, table.checks.dim(), rows);
+        }
+        Ok(())
     }
 
     /// Whether nobody else is troubled by what the one server refuses: gradients need not be read once more to find out.

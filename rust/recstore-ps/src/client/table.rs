@@ -5,9 +5,7 @@ use std::sync::Arc;
 use recstore::{EmbeddingTable, PLACES_TAG, Result, TableDescription, TableId, TableStatistics};
 
 use super::changes::change;
-use super::distinct::Distinct;
 use super::errors::{misfit, translated};
-use super::fetch::Wanted;
 use super::session::Session;
 use super::store::NO_PLACE;
 use super::tables::RemoteTable;
@@ -75,11 +73,7 @@ impl EmbeddingTable for OpenTable {
             table.checks.check_rows(OPERATION, ids, rows.len())?;
             let expected = if places.is_empty() { 0 } else { ids.len() + PLACES_TAG };
             table.checks.check_length(OPERATION, "places", expected, places.len())?;
-            let distinct = Distinct::of(ids);
-            let firsts = distinct.first_positions();
-            let wanted = Wanted { table, ids: &distinct.ids, places: &firsts, rows: &mut *rows };
-            self.store.fetch(session, OPERATION, &mut [wanted])?;
-            distinct.repeat_rows(&firsts, table.checks.dim(), rows);
+            self.store.read_each(session, vec![(table, ids, rows)])?;
             places.fill(NO_PLACE);
             Ok(())
         })

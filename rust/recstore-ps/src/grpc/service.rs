@@ -14,7 +14,7 @@ use crate::config::ServerConfig;
 use crate::handler::Handler;
 use crate::metrics::Refusal;
 use crate::wire::codec::{
-    Answer, ClientId, Kind, Managed, Management, Request, VERSION, decode, with_reply_frame,
+    Answer, ClientId, Kind, Managed, Management, Received, Request, VERSION, decode, with_reply_frame,
 };
 
 /// Refuses calls without the server's token.
@@ -100,7 +100,7 @@ impl Service {
         let (request, limit) = (call.into_inner(), self.max_frame_bytes);
         let invalid = |error: crate::wire::codec::FrameError| Status::invalid_argument(error.to_string());
         let carry_out = move |handler: &Handler| {
-            let frame = decode(&request.frame, limit).map_err(invalid)?;
+            let frame = decode(&request.frame, limit).and_then(Received::widened).map_err(invalid)?;
             if frame.header.kind != kind {
                 let message = format!("a frame of kind {:?}, expected {kind:?}", frame.header.kind);
                 return Err(Status::invalid_argument(message));

@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime};
 
 use recstore::{
     EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport,
-    Shard, TableId, TableUpdate, check_checkpoint_directory, commit_snapshot,
+    Shard, TableId, TableRead, TableUpdate, check_checkpoint_directory, commit_snapshot,
 };
 
 use crate::durable::journal::Journal;
@@ -361,12 +361,17 @@ impl Handler {
             reads.iter().zip(&tables).map(|(read, table)| read.ids.len().saturating_mul(table.dim()));
         let total = floats.fold(0, |sum: usize, count| sum.saturating_add(count));
         self.check_answer("emb_read", total, size_of::<f32>())?;
-        let read = |(read, table): (&TableIds<'_>, Arc<dyn EmbeddingTable>)| {
+        let room = reads.iter().zip(&tables).map(|(read, table)| {
             let dim = table.dim();
-            let mut values = Floats::new(read.ids.len() * dim);
-            table.read(read.ids, &mut values).map(|()| Rows { dim, values })
-        };
-        reads.iter().zip(tables).map(read).collect()
+            Rows { dim, values: Floats::new(read.ids.len() * dim) }
+        });
+        let mut found: Vec<Rows> = room.collect();
+        let wanted = reads.iter().zip(&mut found).map(|(read, Rows { values, .. })| TableRead {
+            table: read.table,
+            ids: read.ids,
+            rows: values,
+        });
+        self.store.read_tables(&mut wanted.collect::<Vec<_>>(), false).map(|()| found)
     }
 
     /// Makes steps, each of which has the parts of so many workers, and says how many rows left with them.
@@ -439,6 +444,8 @@ impl Handler {
             Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
             Management::Confirm { number } => done(self.confirm(client, *number))?,
             Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
+            // The bulk port has said to its connection how rows go.
+            Management::Narrow {} => Managed::Done {},
             Management::Promote {} => return Err(not_following(&self.standing())),
             Management::Follow(_) => return Err(standing::not_streamed()),
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },

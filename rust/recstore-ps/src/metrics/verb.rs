@@ -35,6 +35,7 @@ pub(super) enum Verb {
     Confirm,
     Promote,
     StandDown,
+    Narrow,
     Checkpoint,
     BeginPublication,
     TakeChanges,
@@ -42,7 +43,7 @@ pub(super) enum Verb {
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 34] = [
+pub(super) const VERBS: [(Verb, &str); 35] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -73,6 +74,7 @@ pub(super) const VERBS: [(Verb, &str); 34] = [
     (Verb::Confirm, "confirm"),
     (Verb::Promote, "promote"),
     (Verb::StandDown, "stand_down"),
+    (Verb::Narrow, "narrow"),
     (Verb::Checkpoint, "checkpoint"),
     (Verb::BeginPublication, "begin_publication"),
     (Verb::TakeChanges, "take_changes"),
@@ -118,6 +120,7 @@ impl Verb {
             Management::Confirm { .. } => Self::Confirm,
             Management::Promote {} => Self::Promote,
             Management::StandDown { .. } => Self::StandDown,
+            Management::Narrow {} => Self::Narrow,
             Management::Checkpoint {} => Self::Checkpoint,
             Management::BeginPublication { .. } => Self::BeginPublication,
             Management::TakeChanges(_) => Self::TakeChanges,

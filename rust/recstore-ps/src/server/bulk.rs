@@ -204,12 +204,13 @@ impl Shared {
         if is_refused {
             return Ok(());
         }
+        let mut is_narrow = false;
         loop {
             let idle = (self.config.idle_timeout, self.config.transfer_timeout);
             let (from, limit) = (stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
-            self.answer(&mut stream, hello.client, frame, staged)?;
+            self.answer(&mut stream, hello.client, frame.widened()?, staged, &mut is_narrow)?;
         }
     }
 
@@ -238,6 +239,7 @@ impl Shared {
         client: ClientId,
         frame: Received,
         staged: Option<Staged>,
+        is_narrow: &mut bool,
     ) -> Result<(), FrameError> {
         let metrics = self.handler.metrics();
         metrics.bytes_received.inc_by(frame.bytes() as u64);
@@ -256,10 +258,11 @@ impl Shared {
             // Who finds the connection ended looks for the server that leads.
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
         }
+        *is_narrow |= matches!(&request, Request::Manage(Management::Narrow {})) && outcome.is_ok();
         // The answer is made: the request's memory can go before the peer takes it.
         drop(frame);
         let mut stream = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
-        let sent = write_reply(number, &outcome, &mut stream)?;
+        let sent = write_reply(number, &outcome, *is_narrow, &mut stream)?;
         stream.flush()?;
         metrics.bytes_sent.inc_by(sent);
         Ok(())

@@ -51,7 +51,7 @@ impl Shared {
         outcome: &Result<Answer, Error>,
     ) -> Result<(), FrameError> {
         let mut stream = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
-        write_reply(request, outcome, &mut stream)?;
+        write_reply(request, outcome, false, &mut stream)?;
         Ok(stream.flush()?)
     }
 

@@ -28,6 +28,9 @@ const WITH_FACTS: u16 = 2;
 /// The first version in which a server says whether it leads its shard.
 pub(crate) const WITH_STANDING: u16 = 3;
 
+/// The first version in which rows and gradients may go as bfloat16.
+pub(crate) const WITH_BFLOAT16: u16 = 3;
+
 /// The longest token or refusal.
 const MOST_TEXT_BYTES: usize = 4096;
 

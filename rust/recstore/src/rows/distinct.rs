@@ -1,5 +1,8 @@
 //! The distinct ids among some; and whether ids are distinct, for a fraction of what it takes to sort them.
 
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
+
 use crate::kernel::hash::mix;
 use crate::kernel::parallel::{Executor, parts_for};
 use crate::kernel::sorting::{CountedKeys, SortedIds};
@@ -59,6 +62,37 @@ pub fn arrivals(ids: &[i64]) -> Option<(Vec<i64>, Vec<i64>)> {
     Some((distinct, places))
 }
 
+/// Some ids, to be asked whether others are among them.
+pub(crate) struct IdSet(HashSet<i64, BuildHasherDefault<Mixed>>);
+
+impl IdSet {
+    pub(crate) fn of(ids: &[i64]) -> Self {
+        Self(ids.iter().copied().collect())
+    }
+
+    pub(crate) fn has(&self, id: i64) -> bool {
+        self.0.contains(&id)
+    }
+}
+
+/// Hashes an id as the id map does.
+#[derive(Default)]
+struct Mixed(u64);
+
+impl Hasher for Mixed {
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.0 = mix((self.0 << 8 | u64::from(byte)) as i64));
+    }
+
+    fn write_i64(&mut self, id: i64) {
+        self.0 = mix(id);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}
+
 /// Writes the distinct ids in ascending order to `distinct`, and for every input its place among them to `inverse`;
 /// returns how many distinct ids there are.
 ///
@@ -85,7 +119,6 @@ pub fn unique(executor: &dyn Executor, ids: &[i64], distinct: &mut [i64], invers
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashSet;
 
     proptest! {
         #[test]
@@ -103,6 +136,15 @@ mod tests {
             let found: Vec<i64> = places.iter().map(|&place| distinct[place as usize]).collect();
             prop_assert_eq!(found, ids);
         }
+    }
+
+    #[test]
+    fn a_set_has_what_it_is_of() {
+        let set = IdSet::of(&[3, -7, i64::MIN, 3]);
+        assert!(
+            [3, -7, i64::MIN].iter().all(|&id| set.has(id))
+                && ![0, 7, i64::MAX].iter().any(|&id| set.has(id))
+        );
     }
 
     #[test]

@@ -1,11 +1,12 @@
 //! The seam between whoever trains and whatever keeps the tables: what is asked of a store.
 
+use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
 
 use super::embedding_table::EmbeddingTable;
 use crate::Result;
-use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableUpdate};
+use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::rows::pooling::BagInput;
@@ -54,6 +55,18 @@ pub trait EmbeddingStore: Send + Sync {
     /// # Errors
     /// [`crate::Error::Unavailable`], of a store on servers.
     fn table_names(&self) -> Result<Vec<String>>;
+
+    /// Reads rows of several tables, each as [`EmbeddingTable::read`] does, or as [`EmbeddingTable::read_ahead`] if it
+    /// `is_ahead` of a step.
+    ///
+    /// # Errors
+    /// As [`EmbeddingTable::read`], of the first table that has one; then rows hold anything.
+    fn read_tables(&self, reads: &mut [TableRead<'_>], is_ahead: bool) -> Result<()> {
+        reads.iter_mut().try_for_each(|TableRead { table, ids, rows }| {
+            let table = self.table("emb_read", *table)?;
+            if is_ahead { table.read_ahead(ids, rows) } else { table.read(ids, rows) }
+        })
+    }
 
     /// Pools the rows of bags of `tables`: the first bags of all tables into the first row of `pooled`, side by side.
     ///
@@ -147,4 +160,10 @@ pub trait EmbeddingStore: Send + Sync {
         shard: Shard,
         options: &SaveOptions<'_>,
     ) -> Result<SaveReport>;
+}
+
+impl fmt::Debug for dyn EmbeddingStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EmbeddingStore").finish_non_exhaustive()
+    }
 }

@@ -11,7 +11,7 @@ use super::embedding_store::EmbeddingStore;
 use super::embedding_table::EmbeddingTable;
 use super::local_table::LocalTable;
 use super::tables::Tables;
-use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableUpdate};
+use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
 use crate::checkpoint::{self, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard};
 use crate::config::TableConfig;
 use crate::kernel::parallel::{Executor, Sparing};
@@ -187,6 +187,15 @@ impl EmbeddingStore for LocalStore {
         let _gate = fork::enter();
         let tables = self.tables_of("emb_bag", tables.iter().copied())?;
         table::pool(self.engine(), &tables, input, pooled, max_positions, places)
+    }
+
+    fn read_tables(&self, reads: &mut [TableRead<'_>], is_ahead: bool) -> Result<()> {
+        let _gate = fork::enter();
+        let tables = self.tables_of("emb_read", reads.iter().map(|read| read.table))?;
+        if is_ahead {
+            tables.iter().zip(&*reads).for_each(|(table, read)| table.bring_in(self.engine(), read.ids));
+        }
+        table::read_each(self.engine(), tables.iter().zip(reads))
     }
 
     fn update<'a>(&self, updates: &[TableUpdate<'a>]) -> Result<u64> {

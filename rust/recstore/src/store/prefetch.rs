@@ -4,15 +4,18 @@
 //! back changed: whoever changes rows says so, while prefetches are pending the ids of every change are kept, and those
 //! rows are read again when the prefetch is consumed. Prefetches that nobody consumes are dropped beyond a bound, oldest first.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use crossbeam_channel::{Sender, unbounded};
 
+use super::embedding_store::EmbeddingStore;
 use super::embedding_table::EmbeddingTable;
+use crate::calls::TableRead;
 use crate::kernel::drawn::drawn_number;
+use crate::rows::distinct::IdSet;
 use crate::{Error, Result, fork};
 
 /// The number of a prefetch. It is never given to another one.
@@ -26,6 +29,8 @@ pub struct PrefetchRequest<K> {
     pub key: K,
     /// The table.
     pub table: Arc<dyn EmbeddingTable>,
+    /// Its store, which reads all that a prefetch wants of it at a time.
+    pub store: Arc<dyn EmbeddingStore>,
     /// The ids, duplicates allowed.
     pub ids: Vec<i64>,
 }
@@ -176,9 +181,7 @@ impl<K: Clone + PartialEq + Send + Sync + 'static> Prefetches<K> {
         let rows = pending.rows.take();
         let changes = self.finish_waiting(id);
         let mut rows = rows?;
-        for (request, rows) in pending.requests.iter().zip(&mut rows) {
-            read_changed(request, &changes, rows)?;
-        }
+        read_changed(&pending.requests, &changes, &mut rows)?;
         Ok(rows)
     }
 
@@ -273,27 +276,39 @@ impl<K> State<K> {
     }
 }
 
-/// Reads those rows of a request again that changed since it was issued.
+/// Reads those rows again that changed since they were asked for.
 fn read_changed<K: PartialEq>(
-    request: &PrefetchRequest<K>,
+    requests: &[PrefetchRequest<K>],
     changes: &[Change<K>],
-    rows: &mut [f32],
+    rows: &mut [Vec<f32>],
 ) -> Result<()> {
-    let of_table = || changes.iter().filter(|change| change.table == request.key).map(|change| &change.ids);
-    if of_table().any(Option::is_none) {
-        return request.table.read(&request.ids, rows);
+    let positions: Vec<Vec<usize>> = requests.iter().map(|request| changed(request, changes)).collect();
+    if positions.iter().all(Vec::is_empty) {
+        return Ok(());
     }
-    let changed: HashSet<i64> = of_table().flatten().flat_map(|ids| ids.iter().copied()).collect();
-    let positions: Vec<usize> =
-        (0..request.ids.len()).filter(|&position| changed.contains(&request.ids[position])).collect();
-    let ids: Vec<i64> = positions.iter().map(|&position| request.ids[position]).collect();
-    let dim = request.table.dim();
-    let mut fresh = vec![0.0; ids.len() * dim];
-    request.table.read(&ids, &mut fresh)?;
-    for (position, row) in positions.into_iter().zip(fresh.chunks_exact(dim)) {
-        rows[position * dim..][..dim].copy_from_slice(row);
+    let of = |(request, positions): (&PrefetchRequest<K>, &Vec<usize>)| {
+        positions.iter().map(|&position| request.ids[position]).collect()
+    };
+    let ids: Vec<Vec<i64>> = requests.iter().zip(&positions).map(of).collect();
+    let fresh = read(requests, ids.iter().map(|ids| &ids[..]), false)?;
+    for (((request, positions), fresh), rows) in requests.iter().zip(positions).zip(fresh).zip(rows) {
+        let dim = request.table.dim();
+        for (position, row) in positions.into_iter().zip(fresh.chunks_exact(dim)) {
+            rows[position * dim..][..dim].copy_from_slice(row);
+        }
     }
     Ok(())
+}
+
+/// Returns the positions of those ids of a request whose rows changed.
+fn changed<K: PartialEq>(request: &PrefetchRequest<K>, changes: &[Change<K>]) -> Vec<usize> {
+    let of_table = || changes.iter().filter(|change| change.table == request.key).map(|change| &change.ids);
+    if of_table().any(Option::is_none) {
+        return (0..request.ids.len()).collect();
+    }
+    let ids: Vec<i64> = of_table().flatten().flat_map(|ids| ids.iter().copied()).collect();
+    let changed = IdSet::of(&ids);
+    (0..request.ids.len()).filter(|&position| changed.has(request.ids[position])).collect()
 }
 
 impl Delivery {
@@ -311,11 +326,26 @@ impl Delivery {
 }
 
 fn read_all<K>(requests: &[PrefetchRequest<K>]) -> Result<Vec<Vec<f32>>> {
-    let read = |request: &PrefetchRequest<K>| {
-        let mut rows = vec![0.0; request.ids.len() * request.table.dim()];
-        request.table.read_ahead(&request.ids, &mut rows).map(|()| rows)
-    };
-    requests.iter().map(read).collect()
+    read(requests, requests.iter().map(|request| &request.ids[..]), true)
+}
+
+/// Reads rows of the tables of requests: those of one store that stand together at a time.
+fn read<'a, K>(
+    requests: &[PrefetchRequest<K>],
+    mut ids: impl Iterator<Item = &'a [i64]>,
+    is_ahead: bool,
+) -> Result<Vec<Vec<f32>>> {
+    let mut matrices = Vec::with_capacity(requests.len());
+    for of_store in requests.chunk_by(|one, next| Arc::ptr_eq(&one.store, &next.store)) {
+        let ids: Vec<&[i64]> = ids.by_ref().take(of_store.len()).collect();
+        let room = of_store.iter().zip(&ids).map(|(request, ids)| vec![0.0; ids.len() * request.table.dim()]);
+        let mut rows: Vec<Vec<f32>> = room.collect();
+        let reads = of_store.iter().zip(ids).zip(&mut rows);
+        let reads = reads.map(|((request, ids), rows)| TableRead { table: request.table.id(), ids, rows });
+        of_store[0].store.read_tables(&mut reads.collect::<Vec<_>>(), is_ahead)?;
+        matrices.append(&mut rows);
+    }
+    Ok(matrices)
 }
 
 #[cfg(test)]
@@ -329,21 +359,21 @@ mod tests {
 
     /// A table whose changes are noted.
     struct Noted {
-        store: LocalStore,
+        store: Arc<LocalStore>,
         table: Arc<dyn EmbeddingTable>,
         prefetches: Prefetches<TableId>,
     }
 
     impl Noted {
         fn new(most_pending: usize) -> Self {
-            let store = LocalStore::new(Box::new(Serial));
+            let store = Arc::new(LocalStore::new(Box::new(Serial)));
             let table = store.open_table("t", &TableConfig::new(2)).unwrap();
             Self { store, table, prefetches: Prefetches::new(2, most_pending) }
         }
 
         fn request(&self, ids: &[i64]) -> PrefetchRequest<TableId> {
             let table = Arc::clone(&self.table);
-            PrefetchRequest { key: table.id(), table, ids: ids.to_vec() }
+            PrefetchRequest { key: table.id(), table, store: self.store.clone(), ids: ids.to_vec() }
         }
 
         fn issue(&self, ids: &[i64]) -> PrefetchId {

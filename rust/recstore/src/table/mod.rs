@@ -49,6 +49,7 @@ pub(crate) use ids::row_index::{NO_INDEX, RowIndex};
 pub(crate) use initial_values::initializer::Initializer;
 #[cfg(feature = "internals")]
 pub(crate) use lookup::FindRows;
+pub(crate) use reading::read_each;
 pub(crate) use replacing::replace_rows;
 pub use rowless::{PlacedRows, RowlessTable};
 pub(crate) use saving::{CutTables, TableCut, TableProgress, cut};

@@ -1,7 +1,7 @@
 //! Reads of a table, which share its lock.
 
-use std::sync::OnceLock;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 
 use super::engine::Engine;
 use super::growth::Growth;
@@ -9,7 +9,8 @@ use super::ids::places::{self, AddTagSum, TAG_WORDS};
 use super::lookup::{ColdRows, ReadRows, RowSource};
 use super::rows::Rows;
 use super::table::Table;
-use crate::kernel::parallel::{for_each_mut, piece_size};
+use crate::calls::TableRead;
+use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
 use crate::optimizer::Slot;
 use crate::rows::row_type::with_row_type;
 use crate::{Error, Result};
@@ -94,6 +95,34 @@ impl Table {
         }
         Ok(Some(values))
     }
+}
+
+/// Reads rows of several tables. Small reads share the threads; a large one has them for itself.
+///
+/// # Errors
+/// That of the first table that has one.
+pub(crate) fn read_each<'a, 'r: 'a>(
+    engine: Engine<'_>,
+    reads: impl Iterator<Item = (&'a Arc<Table>, &'a mut TableRead<'r>)>,
+) -> Result<()> {
+    struct One<'a, 'r> {
+        table: &'a Table,
+        read: &'a mut TableRead<'r>,
+        result: Result<()>,
+    }
+    let mut all: Vec<One<'_, '_>> = reads.map(|(table, read)| One { table, read, result: Ok(()) }).collect();
+    let (large, small): (Vec<_>, Vec<_>) =
+        all.iter_mut().partition(|one| parts_for(engine.executor, one.read.rows.len()) > 1);
+    let read = |engine: Engine<'_>, one: &mut One<'_, '_>| {
+        one.result = one.table.read(engine, one.read.ids, one.read.rows, &mut []);
+    };
+    large.into_iter().for_each(|one| read(engine, one));
+    let alone = Engine { executor: &Serial, ..engine };
+    match parts_for(engine.executor, small.iter().map(|one| one.read.rows.len()).sum()) {
+        1 => small.into_iter().for_each(|one| read(alone, one)),
+        _ => for_each_mut(engine.executor, small.into_iter(), |one| read(alone, one)),
+    }
+    all.into_iter().try_for_each(|one| one.result)
 }
 
 impl Rows {

@@ -11,7 +11,7 @@ use super::table::Table;
 use super::update::{StepRequest, check};
 use crate::calls::{TableDescription, TableUpdate};
 use crate::config::{NanPolicy, TableConfig};
-use crate::kernel::parallel::Executor;
+use crate::kernel::parallel::{Executor, Serial, for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::optimizer::UpdateRules;
 use crate::rows::gradient::DistinctGradients;
@@ -136,7 +136,16 @@ impl RowlessTable {
         let engine = Engine { executor, simd: Simd::detect() };
         let requests = requests(updates)?;
         check(engine, &requests)?;
-        Ok(requests.iter().map(|request| request.gradients.distinct(executor, engine.simd)).collect())
+        // Threads share the tables where there are enough for all; else they share each.
+        let floats = requests.iter().map(|request| request.gradients.len() * request.gradients.dim).sum();
+        if requests.len() < parts_for(executor, floats).max(2) {
+            return Ok(requests.iter().map(|one| one.gradients.distinct(executor, engine.simd)).collect());
+        }
+        let mut merged: Vec<Option<DistinctGradients<'_>>> = requests.iter().map(|_| None).collect();
+        for_each_mut(executor, requests.iter().zip(&mut merged), |(one, merged)| {
+            *merged = Some(one.gradients.distinct(&Serial, engine.simd));
+        });
+        Ok(merged.into_iter().flatten().collect())
     }
 
     /// Returns the gradients of updates where they lie, if each has those of distinct ids, a row each. They are checked as by

@@ -116,7 +116,7 @@ pub(super) fn read_frame_of(from: &mut impl Read, frame_bytes: u64) -> Result<Re
     {
         return Err(invalid("a frame that is longer than its record"));
     }
-    frame
+    frame?.widened()
 }
 
 pub(super) fn invalid(message: &str) -> FrameError {

@@ -217,7 +217,7 @@ fn read_entry(file: &mut (impl Read + Seek), rooms: &mut File) -> Result<Option<
             }
             Record::ChangeInRoom { number, client, start } => {
                 rooms.seek(SeekFrom::Start(start))?;
-                let frame = read_frame(&mut BufReader::new(rooms), u64::MAX)?;
+                let frame = read_frame(&mut BufReader::new(rooms), u64::MAX)?.widened()?;
                 Entry::Change(Logged { number, client, frame })
             }
             Record::Tail { .. } => return Err(record::invalid("a record that no file has")),

@@ -27,6 +27,8 @@ pub const HEADER_BYTES: usize = 40;
 /// The bytes behind a body.
 const TRAILER_BYTES: usize = 8;
 
+const WORD: usize = size_of::<u64>();
+
 /// How much is sent or received before its checksum is taken.
 const BLOCK_BYTES: usize = 128 << 10;
 
@@ -202,6 +204,8 @@ pub struct Received {
     pub header: Header,
     count: u16,
     words: Vec<u64>,
+    /// The bytes of the frame that came.
+    len: usize,
 }
 
 impl Drop for Received {
@@ -213,7 +217,15 @@ impl Drop for Received {
 impl Received {
     /// Returns the bytes that the frame had.
     pub fn bytes(&self) -> usize {
-        HEADER_BYTES + size_of_val(&self.words[..]) + TRAILER_BYTES
+        self.len
+    }
+
+    /// Returns the frame with other sections, as many as it has, in whole words.
+    pub(super) fn with_body(self, body: &[u8]) -> Self {
+        let mut words = buffers::take(body.len() / WORD);
+        words.resize(body.len() / WORD, 0);
+        bytemuck::cast_slice_mut(&mut words).copy_from_slice(body);
+        Self { header: self.header, count: self.count, words, len: self.len }
     }
 
     /// Returns the sections.
@@ -260,7 +272,8 @@ pub(crate) fn read_frame_beside<W: Write>(
     let mut copied =
         Copied { from: summed, to: beside(&header, (HEADER_BYTES + len + TRAILER_BYTES) as u64) };
     copied.copy(&bytes);
-    let received = Received { header, count, words: read_words(&mut copied, len / 8)? };
+    let words = read_words(&mut copied, len / WORD)?;
+    let received = Received { header, count, words, len: HEADER_BYTES + len + TRAILER_BYTES };
     let Copied { from: summed, to } = copied;
     let expected = summed.trailer();
     let mut rest = Copied { from, to };

@@ -139,6 +139,8 @@ pub enum Management {
     },
     /// Makes a follower lead its shard; [`Managed::Promoted`]. Since version 3.
     Promote {},
+    /// Has rows that are read on this connection come as bfloat16; [`Managed::Done`]. Since version 3.
+    Narrow {},
     /// Says that another server leads the shard; [`Managed::StoodDown`]. Since version 3.
     StandDown {
         /// The epoch since when, which is beyond the server's own.

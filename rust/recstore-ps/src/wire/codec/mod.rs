@@ -9,6 +9,7 @@ mod error;
 mod frame;
 mod frame_error;
 mod management;
+mod narrow;
 mod reply;
 mod request;
 mod section;

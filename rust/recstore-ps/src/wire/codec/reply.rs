@@ -133,19 +133,25 @@ pub(crate) fn with_reply_frame<R>(
 }
 
 /// Writes what a request gave, and returns how many bytes that took. Many rows go in parts before the reply, which has
-/// the last of them, so that their reader can begin.
+/// the last of them, so that their reader can begin. Rows go as bfloat16 if the connection `is_narrow`.
 ///
 /// # Errors
 /// As [`with_reply_frame`] and as `to`.
 pub(crate) fn write_reply(
     request: u64,
     outcome: &Result<Answer, Error>,
+    is_narrow: bool,
     to: &mut impl Write,
 ) -> Result<u64, FrameError> {
     let mut bytes = 0;
+    let is_narrow = is_narrow && matches!(outcome, Ok(Answer::Rows(_)));
     let mut write = |frame: &Frame<'_>| -> Result<(), FrameError> {
-        bytes += frame.bytes() as u64;
-        Ok(frame.write(to)?)
+        let mut write = |frame: &Frame<'_>| {
+            bytes += frame.bytes() as u64;
+            frame.write(to)
+        };
+        let written = if is_narrow { frame.narrowed(write) } else { write(frame) };
+        Ok(written?)
     };
     let mut parts = match outcome {
         Ok(Answer::Rows(rows)) => parts(rows),

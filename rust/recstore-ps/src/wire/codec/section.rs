@@ -2,7 +2,7 @@
 //!
 //! | bytes | what |
 //! |---|---|
-//! | 0 | kind: 1 i64, 2 f32, 3 u32, 4 JSON in UTF-8 |
+//! | 0 | kind: 1 i64, 2 f32, 3 u32, 4 JSON in UTF-8; since version 3 of the protocol 5 bfloat16 |
 //! | 1 to 7 | zeros |
 //! | 8 to 15 | number of elements (of JSON: of bytes), u64 |
 //! | 16 on | elements, and zeros up to a multiple of 8 bytes |
@@ -25,6 +25,8 @@ pub enum Section<'a> {
     U32(&'a [u32]),
     /// A JSON text.
     Json(&'a str),
+    /// Rows and gradients, row-major, the upper halves of floats.
+    Bf16(&'a [u16]),
 }
 
 impl<'a> Section<'a> {
@@ -34,6 +36,7 @@ impl<'a> Section<'a> {
             Self::F32(_) => 2,
             Self::U32(_) => 3,
             Self::Json(_) => 4,
+            Self::Bf16(_) => 5,
         }
     }
 
@@ -43,6 +46,7 @@ impl<'a> Section<'a> {
             Self::F32(values) => values.len(),
             Self::U32(values) => values.len(),
             Self::Json(text) => text.len(),
+            Self::Bf16(values) => values.len(),
         }
     }
 
@@ -52,6 +56,7 @@ impl<'a> Section<'a> {
             Self::F32(values) => bytemuck::cast_slice(values),
             Self::U32(values) => bytemuck::cast_slice(values),
             Self::Json(text) => text.as_bytes(),
+            Self::Bf16(values) => bytemuck::cast_slice(values),
         }
     }
 
@@ -62,6 +67,7 @@ impl<'a> Section<'a> {
             Self::F32(_) => "f32",
             Self::U32(_) => "u32",
             Self::Json(_) => "JSON",
+            Self::Bf16(_) => "bf16",
         }
     }
 
@@ -90,6 +96,7 @@ impl<'a> Section<'a> {
             1 => 8,
             2 | 3 => 4,
             4 => 1,
+            5 => 2,
             kind => return Err(malformed(format!("a section of the unknown kind {kind:#x}"))),
         };
         let claimed = usize::try_from(header[1]).ok().and_then(|count| count.checked_mul(size));
@@ -106,6 +113,7 @@ impl<'a> Section<'a> {
             1 => Self::I64(bytemuck::cast_slice(bytes)),
             2 => Self::F32(bytemuck::cast_slice(bytes)),
             3 => Self::U32(bytemuck::cast_slice(bytes)),
+            5 => Self::Bf16(bytemuck::cast_slice(bytes)),
             _ => Self::Json(std::str::from_utf8(bytes).map_err(malformed)?),
         })
     }
