@@ -444,8 +444,6 @@ impl Handler {
             Management::Agree { facts, replaces } => Managed::Agreed { facts: self.agree(facts, *replaces)? },
             Management::Confirm { number } => done(self.confirm(client, *number))?,
             Management::StandDown { epoch } => Managed::StoodDown { last: self.stand_down(*epoch)? },
-            // The bulk port has said to its connection how rows go.
-            Management::Narrow {} => Managed::Done {},
             Management::Promote {} => return Err(not_following(&self.standing())),
             Management::Follow(_) => return Err(standing::not_streamed()),
             Management::Load(load) => Managed::Loaded { report: self.load(load)? },
@@ -458,8 +456,10 @@ impl Handler {
                 workers.leave(client);
                 Managed::Done {}
             }
-            // A barrier was reached before the request came here, and what publishers ask was carried out.
+            // A barrier was reached before the request came here, what publishers ask was carried out, and a connection
+            // knows itself how its rows go.
             Management::Barrier { .. }
+            | Management::Narrow {}
             | Management::BeginPublication { .. }
             | Management::TakeChanges(_)
             | Management::EndPublication { .. } => Managed::Done {},
