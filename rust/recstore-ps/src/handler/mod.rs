@@ -456,8 +456,7 @@ impl Handler {
                 workers.leave(client);
                 Managed::Done {}
             }
-            // A barrier was reached before the request came here, what publishers ask was carried out, and a connection
-            // knows itself how its rows go.
+            // Done before the request came here: barriers, what publishers ask, and how a connection's rows go.
             Management::Barrier { .. }
             | Management::Narrow {}
             | Management::BeginPublication { .. }
