@@ -193,7 +193,10 @@ impl EmbeddingStore for LocalStore {
         let _gate = fork::enter();
         let tables = self.tables_of("emb_read", reads.iter().map(|read| read.table))?;
         if is_ahead {
-            tables.iter().zip(&*reads).for_each(|(table, read)| table.bring_in(self.engine(), read.ids));
+            tables
+                .iter()
+                .zip(&*reads)
+                .for_each(|(table, read)| table.bring_in(self.engine(), read.ids, true));
         }
         table::read_each(self.engine(), tables.iter().zip(reads))
     }
