@@ -170,8 +170,8 @@ class TestArrays:
         (b"", ["click"], b"\t", "expected a column that is a field, got none of 1"),
         (b"", ["hex", "click", "rating"], b"\t", "expected at most one column that is a label, got 2"),
         (b"", ["hex", "word"], b"\t", 'unknown kind of column "word"'),
-        (b"", ["hex"], b"", "expected one separator or two equal ones that no cell has, got []"),
-        (b"", ["hex"], b"1", "expected one separator or two equal ones that no cell has, got [49]"),
+        (b"", ["hex"], b"", 'expected one separator or two equal ones that no cell has, got ""'),
+        (b"", ["hex"], b"1", 'expected one separator or two equal ones that no cell has, got "1"'),
     ],
 )
 def test_what_cannot_be_parsed_is_refused(text: bytes, kinds: list[str], separator: bytes, message: str) -> None:

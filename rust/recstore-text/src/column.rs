@@ -49,7 +49,7 @@ impl ColumnKind {
 
 /// No kind of column has this name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown kind of column {0:?}")]
+#[error("unknown kind of column \"{0}\"")]
 pub struct UnknownKind(String);
 
 impl FromStr for ColumnKind {

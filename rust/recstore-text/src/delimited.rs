@@ -46,7 +46,7 @@ pub enum BadLayout {
     #[error("expected at most one column that is a label, got {0}")]
     Labels(usize),
     /// A separator that cells may have, or none.
-    #[error("expected one separator or two equal ones that no cell has, got {0:?}")]
+    #[error("expected one separator or two equal ones that no cell has, got \"{}\"", .0.escape_ascii())]
     Separator(Vec<u8>),
 }
 

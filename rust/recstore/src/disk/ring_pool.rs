@@ -26,7 +26,7 @@ pub(super) fn are_wanted() -> io::Result<bool> {
         Ok("off") => Ok(false),
         other => {
             let found = other.unwrap_or("no text");
-            let message = format!("{VARIABLE} must be \"on\" or \"off\", got {found:?}");
+            let message = format!("{VARIABLE} must be \"on\" or \"off\", got \"{found}\"");
             Err(io::Error::new(io::ErrorKind::InvalidInput, message))
         }
     }
