@@ -20,6 +20,8 @@ pub(crate) struct TensorPart {
     pub(crate) tensors: SharedPtr<KeptTensors>,
     /// Where the ids begin and end.
     pub(crate) ids: std::ops::Range<usize>,
+    /// Which of the tensor's gradients are theirs.
+    pub(crate) floats: std::ops::Range<usize>,
     /// Where their places and the places' tag begin.
     pub(crate) first_place: usize,
     /// The elements of a row of the gradients.
@@ -36,7 +38,7 @@ impl KeptGradients for TensorPart {
         let places = self.first_place..self.first_place + self.ids.len() + recstore::PLACES_TAG;
         GradientPart {
             ids: &self.tensors.ids()[self.ids.clone()],
-            gradients: self.tensors.gradients(),
+            gradients: &self.tensors.gradients()[self.floats.clone()],
             stride: self.stride,
             first_column: self.first_column,
             row_of: &self.row_of,
@@ -74,6 +76,7 @@ pub(crate) fn bag_parts(
         let first_place = ids.start + table * recstore::PLACES_TAG;
         let tensors = tensors.clone();
         let part = TensorPart {
+            floats: 0..tensors.gradients().len(),
             tensors,
             ids,
             first_place,

@@ -18,7 +18,7 @@ use crate::handle_words::{HANDLE_WORDS, HandleWords};
 use crate::kept::{TensorPart, bag_parts};
 use crate::registry::registry;
 
-type Outcome<T = ()> = Result<T, Failure>;
+pub(crate) type Outcome<T = ()> = Result<T, Failure>;
 
 /// The words of a handle.
 pub(crate) fn handle_words() -> usize {
@@ -152,7 +152,7 @@ pub(crate) fn emb_bag(
 }
 
 /// Checks what cuts ids into parts, and calls it `what`.
-fn check_offsets(operation: &str, what: &str, offsets: &[i64], num_ids: usize) -> Outcome {
+pub(crate) fn check_offsets(operation: &str, what: &str, offsets: &[i64], num_ids: usize) -> Outcome {
     recstore::check_offsets(offsets, num_ids).map_err(|error| match error {
         Error::InvalidBag { message } => {
             Failure::Runtime(format!("{operation}: {}", message.replacen("offsets", what, 1)))
@@ -313,6 +313,7 @@ pub(crate) fn accept_grad(
     guard(|| {
         let part = TensorPart {
             ids: 0..tensors.ids().len(),
+            floats: 0..tensors.gradients().len(),
             first_place: 0,
             stride: dim,
             first_column: 0,
@@ -351,10 +352,10 @@ pub(crate) fn accept_bag_grads(
 }
 
 /// What one backward pass gave, by collector and table.
-type Passes = ((i64, i64), Vec<Box<dyn KeptGradients>>);
+pub(crate) type Passes = ((i64, i64), Vec<Box<dyn KeptGradients>>);
 
 /// Hands what one backward pass gave to collectors; merges what they have where that is worth it.
-fn accept(passes: impl IntoIterator<Item = Passes>) -> Outcome<String> {
+pub(crate) fn accept(passes: impl IntoIterator<Item = Passes>) -> Outcome<String> {
     const OPERATION: &str = "accept_grad";
     let (registry, mut accepted) = (registry()?, Vec::new());
     for ((collector, handle), parts) in passes {
@@ -432,7 +433,7 @@ pub(crate) fn panic_with(message: &str) -> Outcome {
 }
 
 /// Ids whose number only Rust knows.
-pub(crate) struct Ids(Vec<i64>);
+pub(crate) struct Ids(pub(crate) Vec<i64>);
 
 impl Ids {
     pub(crate) fn ids(&self) -> &[i64] {
@@ -476,6 +477,6 @@ impl SlotValues {
     }
 }
 
-fn checked_dim(dim: i64) -> Outcome<usize> {
+pub(crate) fn checked_dim(dim: i64) -> Outcome<usize> {
     usize::try_from(dim).map_err(|_| Failure::Runtime(format!("dim must be at least 1, got {dim}")))
 }

@@ -7,6 +7,7 @@ mod handles;
 mod kept;
 mod kernels;
 mod large_result;
+mod rank_kernels;
 mod registry;
 mod steps;
 mod stores;
@@ -22,6 +23,9 @@ use kernels::{
     panic_with, set_learning_rate, table_text, unique,
 };
 use large_result::{LargeResult, large_result, large_result_bytes};
+use rank_kernels::{
+    accept_rank_grads, pool_rank_rows, rank_flags, rank_requests, read_for_ranks, spread_rank_grads,
+};
 use recstore::fork::{
     before as before_fork, in_child as after_fork_in_child, in_parent as after_fork_in_parent,
 };
@@ -130,6 +134,51 @@ mod ffi {
             merged_ids: &mut [i64],
             sums: &mut [f32],
         ) -> Result<usize>;
+
+        fn rank_flags() -> usize;
+        fn rank_requests(
+            ids: &[i64],
+            splits: &[i64],
+            ranks: i64,
+            distinct: &mut [i64],
+            places: &mut [i64],
+        ) -> Result<Box<Ids>>;
+        fn read_for_ranks(
+            tables: &[i64],
+            ids: &[i64],
+            counts: &[i64],
+            dims: &[i64],
+            rows: &mut [f32],
+            places: &mut [u32],
+        ) -> Result<()>;
+        fn pool_rank_rows(
+            counts: &[i64],
+            dims: &[i64],
+            tables: &[i64],
+            places: &[i64],
+            offsets: &[i64],
+            rows: &[f32],
+            pooled: &mut [f32],
+        ) -> Result<()>;
+        fn spread_rank_grads(
+            counts: &[i64],
+            dims: &[i64],
+            tables: &[i64],
+            places: &[i64],
+            offsets: &[i64],
+            gradients: &[f32],
+            rows: &mut [f32],
+        ) -> Result<()>;
+        fn accept_rank_grads(
+            collectors: &[i64],
+            tables: &[i64],
+            counts: &[i64],
+            dims: &[i64],
+            padded: &[i64],
+            padding_ids: &[i64],
+            tensors: SharedPtr<KeptTensors>,
+        ) -> Result<String>;
+
         fn panic_with(message: &str) -> Result<()>;
 
         type Ids;

@@ -72,6 +72,10 @@ pub use rows::gradient::{
 };
 pub use rows::merged_before::{MergedFrom, NotFinite};
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
+pub use rows::rank_pieces::{
+    RANK_FLAGS, RankBags, RankPiece, RankPieces, pool_rank_rows, spread_rank_gradients,
+};
+pub use rows::rank_requests::rank_requests;
 pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients};
 pub use store::embedding_store::EmbeddingStore;
 pub use store::embedding_table::EmbeddingTable;

@@ -4,4 +4,6 @@ pub(crate) mod distinct;
 pub(crate) mod gradient;
 pub(crate) mod merged_before;
 pub(crate) mod pooling;
+pub(crate) mod rank_pieces;
+pub(crate) mod rank_requests;
 pub(crate) mod row_type;
