@@ -30,7 +30,8 @@ from recstore_ops.training.job import joined_job
 _TABLES, _DIM = 4, 64
 # A gigabit a second.
 _LATENCY_SECONDS, _BYTES_A_SECOND = 1e-4, 125e6
-_WARM_UP, _ROWS_A_WRITE = 10, 65_536
+# So many batches a pipeline takes to find out whether it pays.
+_WARM_UP, _ROWS_A_WRITE = 20, 65_536
 KEYS = [f"f{number}" for number in range(_TABLES)]
 
 
@@ -76,18 +77,14 @@ def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
     _fill(collection, rows)
     top, stepper = _top(), SparseOptimizer(modules=[collection])
     own = batches(places(rows, batch, steps + _WARM_UP))
-    _train(own[:_WARM_UP], collection, top, stepper)
     figures = {}
-    ways: dict[str, Iterable[KeyedJaggedTensor]] = {"plain": own[_WARM_UP:]}
+    ways: dict[str, Iterable[KeyedJaggedTensor]] = {"plain": own}
     if group is not None:
-        ways["ahead"] = ShardedPipeline(own[_WARM_UP:], [collection])
-        ways |= {f"{name} over a network": loader for name, loader in ways.items()}
+        ways["ahead"] = ShardedPipeline(own, [collection])
+        ways |= {"plain over a network": own, "ahead over a network": ShardedPipeline(own, [collection])}
     for name, loader in ways.items():
-        exchange_statistics(reset=True)
         with _network() if "network" in name else nullcontext():
-            started = time.perf_counter()
-            _train(loader, collection, top, stepper)
-            figures[name] = (time.perf_counter() - started) / steps
+            figures[name] = _train(loader, collection, top, stepper) / steps
         found = exchange_statistics()
         figures[f"{name} exposed"] = found["exposed_seconds"] / steps
         if name == "plain" and world > 1:
@@ -120,10 +117,16 @@ def _fill(collection: RecStoreEmbeddingBagCollection, rows: int) -> None:
             emb_write(table.handle, part, torch.randn(part.numel(), _DIM))
 
 
-def _train(loader: Iterable[Any], collection: Any, top: torch.nn.Module, stepper: SparseOptimizer) -> None:
-    for batch in loader:
+def _train(loader: Iterable[Any], collection: Any, top: torch.nn.Module, stepper: SparseOptimizer) -> float:
+    """Seconds of the batches behind the first ones."""
+    started = 0.0
+    for number, batch in enumerate(loader):
+        if number == _WARM_UP:
+            exchange_statistics(reset=True)
+            started = time.perf_counter()
         top(collection(batch).flatten(1)).square().mean().backward()
         stepper.step()
+    return time.perf_counter() - started
 
 
 def _fewest_bytes(parts: list[KeyedJaggedTensor], rank: int, world: int) -> float:

@@ -6,8 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from statistics import median
 
 from benches.cells.stage import Stage
 from benches.competitors import sharded_torchrec
@@ -16,7 +17,7 @@ from benches.scale import Scale
 
 CELL = "sharding"
 
-_ROWS, _BATCH, _STEPS = 1_000_000, 8_192, 50
+_ROWS, _BATCH, _STEPS, _ROUNDS = 1_000_000, 8_192, 50, 3
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -30,7 +31,12 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
 
 def _figures(scale: Scale) -> Iterator[Figure]:
     sizes = [scale.of(_ROWS), scale.of(_BATCH), min(_STEPS, max(4, scale.of(_STEPS)))]
-    alone, ranks = _measured(1, sizes), _measured(2, sizes)
+    ways = sharded_torchrec.WAYS if sharded_torchrec.is_installed() else ()
+    # What a process gets of the system's memory at each step differs from process to process.
+    rounds = [
+        (_measured(1, sizes), _measured(2, sizes), *(_measured(2, sizes, way) for way in ways)) for _ in range(_ROUNDS)
+    ]
+    alone, ranks, *torchrec = (_medians(of_rounds) for of_rounds in zip(*rounds, strict=True))
     yield Figure(CELL, "a step in one process of two threads", 1e3 * alone["plain"], "ms")
     yield Figure(CELL, "a step on two ranks of one thread", 1e3 * ranks["plain"], "ms")
     yield Figure(CELL, "a step on two ranks, exchanged ahead", 1e3 * ranks["ahead"], "ms")
@@ -40,11 +46,13 @@ def _figures(scale: Scale) -> Iterator[Figure]:
         seconds, exposed = ranks[f"{name} over a network"], ranks[f"{name} over a network exposed"]
         yield Figure(CELL, f"a step as over a network of 1 Gbit/s{what}", 1e3 * seconds, "ms")
         yield Figure(CELL, f"communication exposed in a step as over a network of 1 Gbit/s{what}", 1e3 * exposed, "ms")
-    if sharded_torchrec.is_installed():
-        for way in sharded_torchrec.WAYS:
-            torchrec = _measured(2, sizes, way)
-            yield Figure(CELL, f"a step of TorchRec on two ranks, {way}", 1e3 * torchrec["plain"], "ms")
+    for way, found in zip(ways, torchrec, strict=True):
+        yield Figure(CELL, f"a step of TorchRec on two ranks, {way}", 1e3 * found["plain"], "ms")
     yield Figure(CELL, "bytes sent over the fewest possible", ranks["bytes over minimum"], "x", "<= 1.05")
+
+
+def _medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: median(found[name] for found in rounds) for name in rounds[0]}
 
 
 def _measured(world: int, sizes: list[int], *way: str) -> dict[str, float]:

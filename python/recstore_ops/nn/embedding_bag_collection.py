@@ -24,7 +24,7 @@ from recstore_ops.nn.table_collection import Output, TableCollection
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import pool_rows
-from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
+from recstore_ops.sharding.rows import Request, failing_together, sharded_bags, sharded_rows
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._bags import bag_of_each
 from recstore_ops.sparse._torchrec import type_beside
@@ -313,6 +313,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             requests, offsets = self._requests(batch), batch.offsets().to(torch.int64)
         if not self.enable_fusion:
             return self._pooled_one_by_one(batch)
+        pooled_BD = None if weights_N is not None else sharded_bags(requests, offsets)
+        if pooled_BD is not None:
+            return self._in_own_order(outputs, _with_means(pooled_BD, batch, bags))
         sums = []
         weights = [None] * len(outputs) if weights_N is None else weights_N.split(batch.length_per_key())
         for place, rows in enumerate(sharded_rows(requests)):

@@ -165,6 +165,7 @@ class HashTable(TableModule):
         super().__init__(num_embeddings, math.prod(shape), name, lr=lr, **options)
         # Only now: a table that could not be opened leaves its name free, even while its error is looked at.
         self._claim = HashTableRegister().register(name, description)
+        self.table.is_given_gradients = True
         self.embedding_shape = shape
         self.insert_on_lookup = insert_on_lookup
         self.grad_reduce_by = grad_reduce_by

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
+from recstore_ops.sharding.layout import FLAGS, Layout
+from recstore_ops.sharding.messages import exchange_messages
 from recstore_ops.sharding.statistics import count
+from recstore_ops.table.finite import is_finite
 from recstore_ops.table.shard import Shard
-from recstore_ops.table.shard_of import shard_of
 
 _INT64_BYTES = 8
 
@@ -25,84 +27,92 @@ class Status(IntEnum):
     FAILED = 1
     UNWANTED = 2
     """It has no use for a lookup that was begun ahead."""
+    NOT_FINITE = 3
+    """Among the gradients that it sends some are not finite."""
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a rank asks of one table.
+    """What a rank asks of several tables.
 
     Attributes:
-        ids: int64, `[U]`, distinct, those of the first rank first, rising for each.
-        counts: of each rank, `[W]`.
-        places: the place of each id of the batch in `ids`, int64, `[N]`.
+        ids: int64, distinct for each table; those of the first rank first, of it one table after the other, rising.
+        counts_WT: how many of each table, by rank.
+        places: the place of each id of the batch among those of its table, int64, `[N]`, one table after the other.
     """
 
     ids: Tensor
-    counts: list[int]
+    counts_WT: list[list[int]]
     places: Tensor
 
     @classmethod
-    def of(cls, ids_N: Tensor, world: int) -> "Asked":
-        """What a batch's ids, int64 `[N]` on the CPU, ask of `world` ranks."""
-        unique_U, inverse_N = operators.unique(ids_N)
-        owner_U = shard_of(unique_U, world)
-        order_U = owner_U.argsort(stable=True)
-        place_U = torch.empty_like(order_U).scatter_(
-            0, order_U, torch.arange(order_U.numel(), dtype=torch.int64, device="cpu")
-        )
-        return cls(unique_U[order_U], torch.bincount(owner_U, minlength=world).tolist(), place_U[inverse_N])
+    def of(cls, ids: Sequence[Tensor], world: int) -> "Asked":
+        """What the ids of each table in a batch, int64 `[N]` on the CPU, ask of `world` ranks."""
+        splits = [0]
+        for ids_N in ids:
+            splits.append(splits[-1] + ids_N.numel())
+        together = ids[0] if len(ids) == 1 else torch.cat(list(ids))
+        distinct, counts, places = operators.rank_requests(together, splits, world)
+        return cls(distinct, counts.view(world, len(ids)).tolist(), places)
 
 
 class Exchange:
     """What all ranks ask of each other in one batch; rows and gradients then take the same way.
 
-    All ranks make it together, each with the same number of tables.
+    All ranks make it together, each with the same tables.
 
     Args:
         shard: of the tables.
-        ask: gives what this rank asks of each table. It may raise: then the others raise too.
-        num_tables: how many tables there are.
+        ask: gives what this rank asks. It may raise: then the others raise too.
+        tables: the numbers of the tables.
+        dims: of the tables.
+        note: a number that every rank tells the others.
 
     Attributes:
-        asked: what this rank asks of each table.
-        ids: what is asked of this rank, int64 `[U]` for each table, those of the first rank first.
+        asked: what this rank asks.
+        ids: what is asked of this rank, int64, in the same order.
+        asked_layout: of the rows asked for.
+        served_layout: of the rows asked of this rank.
+        notes: what each rank told.
 
     Raises:
         RuntimeError: another rank failed.
     """
 
-    def __init__(self, shard: Shard, ask: Callable[[], list[Asked]], num_tables: int) -> None:
+    def __init__(
+        self, shard: Shard, ask: Callable[[], Asked], tables: Sequence[int], dims: list[int], note: int = 0
+    ) -> None:
         self._shard = shard
         try:
             self.asked = ask()
         except Exception:
-            exchange_counts(shard, [[0] * num_tables] * shard.world, Status.FAILED)
+            tell_failure(shard, tables)
             raise
-        self._sent_WT = [[asked.counts[rank] for asked in self.asked] for rank in range(shard.world)]
-        self._received_WT, statuses = exchange_counts(shard, self._sent_WT, Status.FINE)
-        raise_if_failed(statuses, "a lookup")
-        sent_ids = [asked.ids.unsqueeze(1) for asked in self.asked]
-        parts = move(shard, sent_ids, self._sent_WT, self._received_WT, "id_bytes")
-        self.ids = [part.squeeze(1) for part in parts]
+        counts_WT = self.asked.counts_WT
+        bodies = self.asked.ids.view(torch.uint8).split([_INT64_BYTES * sum(counts) for counts in counts_WT])
+        words = [[Status.FINE, note, *counts] for counts in counts_WT]
+        came = exchange_messages(shard, _kind(tables), words, bodies, "id_bytes")
+        raise_if_failed([words[0] for words in came.words], "a lookup")
+        self.notes = [words[1] for words in came.words]
+        self.ids = torch.cat(came.bodies).view(torch.int64)
+        self.asked_layout = Layout(counts_WT, dims)
+        self.served_layout = Layout([words[2:] for words in came.words], dims)
         count(exchanges=1)
 
     def go_on_over(self, shard: Shard) -> None:
         """Lets gradients go over the group of another shard of the same ranks."""
         self._shard = shard
 
-    def asked_by_each(self, table: int) -> list[int]:
-        """How many ids each rank asks of a table of this one, `[W]`."""
-        return [counts[table] for counts in self._received_WT]
+    def ids_of(self, table: int) -> Tensor:
+        """What is asked of this rank of one table, those of the first rank first."""
+        pieces = self.ids.split(self.served_layout.counts)
+        return torch.cat(pieces[table :: len(self.served_layout.dims)])
 
-    def rows(self, read: Callable[[], list[Tensor]], dims: Sequence[int]) -> list[Tensor]:
-        """Sends the rows asked of this rank and returns those it asked for, in the order of `asked`.
+    def rows(self, read: Callable[[], Tensor]) -> Tensor:
+        """Sends the rows asked of this rank and returns those it asked for, in `asked_layout`.
 
         Args:
-            read: gives the rows of `ids`, float32 `[U, dim]` for each table. It may raise: then the others raise too.
-            dims: of the tables.
-
-        Returns:
-            float32, `[U, dim]` for each table.
+            read: gives the rows of `ids`, float32 in `served_layout`. It may raise: then the others raise too.
 
         Raises:
             RuntimeError: another rank failed.
@@ -110,88 +120,58 @@ class Exchange:
         try:
             rows = read()
         except Exception:
-            empty = [
-                ids.new_zeros((ids.numel(), dim), dtype=torch.float32) for ids, dim in zip(self.ids, dims, strict=True)
-            ]
-            self._move_values(empty, self._received_WT, self._sent_WT, "row_bytes", failed=True)
+            self._move(self.served_layout.empty(), self.served_layout, self.asked_layout, "row_bytes", Status.FAILED)
             raise
-        return self._move_values(rows, self._received_WT, self._sent_WT, "row_bytes")
+        moved, flags = self._move(rows, self.served_layout, self.asked_layout, "row_bytes", Status.FINE)
+        raise_if_failed(flags, "reading rows")
+        return moved
 
-    def gradients(self, gradients: list[Tensor], tables: Sequence[int]) -> list[Tensor]:
-        """Sends gradients of `asked`, float32 `[U, dim]` for each of some tables, and returns those of `ids`."""
-        sent_WT, received_WT = (
-            [[counts[table] for table in tables] for counts in each] for each in (self._sent_WT, self._received_WT)
-        )
-        return self._move_values(gradients, sent_WT, received_WT, "gradient_bytes")
+    def gradients(self, gradients: Tensor, tables: Sequence[int], checks: bool) -> tuple[Tensor, bool]:
+        """Sends the gradients of some tables, float32 in `asked_layout` of these, to the owners of their rows.
 
-    def _move_values(
-        self,
-        values: list[Tensor],
-        sent_WT: list[list[int]],
-        received_WT: list[list[int]],
-        counted_as: str,
-        failed: bool = False,
-    ) -> list[Tensor]:
-        """Moves values in the type of the wire, with a flag behind those for each rank that tells of a failure."""
+        Args:
+            gradients: float32.
+            tables: their numbers among those of the exchange.
+            checks: whether it matters if they are finite; the same on all ranks.
+
+        Returns:
+            Those that came, in `served_layout` of the tables, and whether what all ranks sent to any is finite, as far
+            as it matters: the same on all ranks.
+        """
+        is_fine = not checks or is_finite(gradients.to(self._shard.wire_dtype))
+        sent, received = self.asked_layout.of_tables(tables), self.served_layout.of_tables(tables)
+        status = Status.FINE if is_fine else Status.NOT_FINITE
+        moved, flags = self._move(gradients, sent, received, "gradient_bytes", status)
+        return moved, Status.NOT_FINITE not in flags
+
+    def _move(
+        self, values: Tensor, sent: Layout, received: Layout, counted_as: str, status: Status
+    ) -> tuple[Tensor, list[int]]:
+        """Moves values in the type of the wire; returns those that came, and how each rank fares."""
         shard = self._shard
-        flags = torch.full((shard.world, 1), float(failed), dtype=torch.float32, device="cpu")
-        sent = [value.to(shard.wire_dtype) for value in (*values, flags)]
-        sent_with_flag, received_with_flag = ([[*counts, 1] for counts in each] for each in (sent_WT, received_WT))
-        *moved, flags = move(shard, sent, sent_with_flag, received_with_flag, counted_as)
-        if not failed:
-            raise_if_failed(flags.flatten().int().tolist(), "reading rows")
-        return [value.to(torch.float32) for value in moved]
+        if status is not Status.FINE:
+            sent.set_flags(values, status)
+        wire = values.to(shard.wire_dtype)
+        sent_W, received_W = ([size * wire.element_size() for size in layout.sizes_W] for layout in (sent, received))
+        moved = shard.all_to_all(wire.view(torch.uint8), sent_W, received_W).view(wire.dtype).to(torch.float32)
+        flag_bytes = FLAGS * wire.element_size() * (shard.world - 1)
+        count(count_bytes=flag_bytes, **{counted_as: sum(sent_W) - sent_W[shard.rank] - flag_bytes})
+        return moved, received.flags_W(moved)
 
 
-def exchange_counts(shard: Shard, counts_WT: list[list[int]], status: Status) -> tuple[list[list[int]], list[int]]:
-    """Tells every rank how many rows of each table come to it, and how this rank fares.
+def _kind(tables: Sequence[int]) -> frozenset[int]:
+    """The kind of messages about the ids of some tables."""
+    return frozenset(tables)
 
-    Returns:
-        How many rows of each table come from each rank, and how each rank fares.
-    """
-    sent = torch.tensor([[*counts, status] for counts in counts_WT], dtype=torch.int64, device="cpu")
-    size = sent.shape[1] * _INT64_BYTES
-    received = shard.all_to_all(sent.flatten().view(torch.uint8), [size] * shard.world, [size] * shard.world)
-    count(count_bytes=size * (shard.world - 1))
-    received_WT = received.view(torch.int64).view(shard.world, -1).tolist()
-    return [counts[:-1] for counts in received_WT], [counts[-1] for counts in received_WT]
+
+def tell_failure(shard: Shard, tables: Sequence[int]) -> None:
+    """Tells the other ranks, which look up in some tables, that this one cannot."""
+    none = torch.empty(0, dtype=torch.uint8, device="cpu")
+    words = [[Status.FAILED, 0, *([0] * len(tables))]] * shard.world
+    exchange_messages(shard, _kind(tables), words, [none] * shard.world, "id_bytes")
 
 
 def raise_if_failed(statuses: list[int], what: str) -> None:
     """Raises RuntimeError if a rank failed; names it."""
     if Status.FAILED in statuses:
         raise RuntimeError(f"{what} failed on rank {statuses.index(Status.FAILED)}; its own error tells why")
-
-
-def move(
-    shard: Shard,
-    parts: list[Tensor],
-    sent_WT: list[list[int]],
-    received_WT: list[list[int]],
-    counted_as: str,
-) -> list[Tensor]:
-    """Sends rows of several tensors to their ranks in one all-to-all.
-
-    Args:
-        shard: whose ranks.
-        parts: T tensors of one type, each `[rows, width]`, those for the first rank first.
-        sent_WT: the rows of each for each rank.
-        received_WT: the rows of each from each rank.
-        counted_as: what the bytes are counted as.
-
-    Returns:
-        T tensors of the rows received, `[rows, width]`, those of the first rank first.
-    """
-    dtype, widths = parts[0].dtype, [part.shape[1] for part in parts]
-    by_table = [part.split([counts[table] for counts in sent_WT]) for table, part in enumerate(parts)]
-    sent = torch.cat([by_table[table][rank].reshape(-1) for rank in range(shard.world) for table in range(len(parts))])
-    sent_sizes, received_sizes = (_sizes(counts, widths, dtype.itemsize) for counts in (sent_WT, received_WT))
-    received = shard.all_to_all(sent.view(torch.uint8), sent_sizes, received_sizes).view(dtype)
-    count(**{counted_as: sum(sent_sizes) - sent_sizes[shard.rank]})
-    pieces = received.split([n * width for counts in received_WT for n, width in zip(counts, widths, strict=True)])
-    return [torch.cat(pieces[table :: len(parts)]).view(-1, width) for table, width in enumerate(widths)]
-
-
-def _sizes(counts_WT: list[list[int]], widths: list[int], itemsize: int) -> list[int]:
-    """The bytes for each rank."""
-    return [itemsize * sum(n * width for n, width in zip(counts, widths, strict=True)) for counts in counts_WT]

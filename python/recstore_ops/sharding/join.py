@@ -138,11 +138,11 @@ class Joining(Announcements):
         with suppress(RuntimeError):  # This rank's own error goes before.
             self._announce(Op.FAILED_LOOKUP, self._lookups, {})
 
-    def accept(self, lookup: Lookup, gradients: Sequence[Tensor]) -> None:
-        """Announces the gradients of a lookup, and exchanges them."""
+    def accept(self, lookup: Lookup, accept: Callable[[], None]) -> None:
+        """Announces the gradients of a lookup, which `accept` exchanges."""
         self._announce(Op.GRADIENTS, lookup.number, {})
         with self.announced():
-            lookup.accept(gradients)
+            accept()
 
     def step(self, tables: Sequence[Table]) -> None:
         """Announces a step, with the learning rates."""
@@ -296,7 +296,7 @@ class _Shadow:
             self._shard,
         )
         lookup.trained = [bool(part.is_trained) for _, part in chosen]
-        lookup.served = []
+        lookup.served = None
         self._lookups[said.number] = lookup
         while len(self._lookups) > _KEPT_LOOKUPS:
             del self._lookups[next(iter(self._lookups))]

@@ -11,6 +11,7 @@ import torch.distributed as dist
 
 from recstore_ops.sharding.join import joining_of, second_shard
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
+from recstore_ops.sharding.pace import Pace
 from recstore_ops.sharding.pending import PendingLookup, add_pending, drop_pending
 from recstore_ops.sharding.rows import Request, key_of, make_lookup
 from recstore_ops.sharding.statistics import timed
@@ -29,6 +30,9 @@ class Sharded(Protocol):
 
 class ShardedPipeline:
     """Goes through a DataLoader and exchanges ids and rows of the next batch while the batch before is worked on.
+
+    It does so where that is faster: on the first batches, and from time to time again, it measures both ways, and all
+    ranks go on in the one that is faster for them together. What it found out stays for the next epoch.
 
     Results are those of a loop without it: when a batch has come, the owners of its rows send those again that changed
     since. The exchange ahead runs on a thread and a process group of its own. All ranks go through one together, and
@@ -59,6 +63,8 @@ class ShardedPipeline:
         self._features = features or find_features
         self._modules_shard = _common_shard(self.modules)
         self._shard = second_shard(self._modules_shard, second_group)
+        self._pace = Pace()
+        self._told: PendingLookup | None = None
 
     def __len__(self) -> int:
         """The number of batches, where the DataLoader knows it."""
@@ -73,31 +79,46 @@ class ShardedPipeline:
                 "a ShardedPipeline exchanges ahead, which sharding.join does not announce to other ranks"
             )
         begun: list[PendingLookup] = []
+        self._pace.start_epoch()
         with ThreadPoolExecutor(1, "recstore-exchange") as thread:
             try:
                 for batch, own in look_ahead(self.loader, lambda batch: self._begin(thread, batch, begun), 1):
                     yield batch
+                    self._pace.finish()
                     drop_pending(own)
                     del begun[: len(own)]
             finally:
                 drop_pending(begun)
 
     def _begin(self, thread: ThreadPoolExecutor, batch: Any, begun: list[PendingLookup]) -> list[PendingLookup]:
-        """Begins the lookups of a batch, each of which is then among `begun`, and returns them."""
+        """Begins the lookups of a batch, each of which is then among `begun`, and returns them; none if it is not."""
+        self._decide()
+        if not self._pace.begin():
+            return []
         features = self._features(batch)
         before = len(begun)
         for module in self.modules:
             # Copies: the batch may be filled anew before its forward compares its ids.
             requests = [replace(request, ids=request.ids.clone()) for request in module.requests(features)]
-            future: Future[Lookup] = thread.submit(_look_up, requests, self._shard)
+            future: Future[Lookup] = thread.submit(_look_up, requests, self._shard, self._pace.note)
             begun.append(PendingLookup(key_of(requests), future))
             add_pending(begun[-1])
+        if self._pace.note:
+            self._told = begun[-1]
         return begun[before:]
 
+    def _decide(self) -> None:
+        """Chooses the way to go on in, once the measurements of all ranks have come with a lookup."""
+        if not self._pace.is_decided_now or self._told is None:
+            return
+        told, self._told = self._told, None
+        if told.lookup.exception() is None:  # An error came to all ranks.
+            self._pace.decide(told.lookup.result().exchange.notes)
 
-def _look_up(requests: list[Request], shard: Shard) -> Lookup:
+
+def _look_up(requests: list[Request], shard: Shard, note: int) -> Lookup:
     with timed("hidden_seconds"):
-        return make_lookup(requests, shard)
+        return make_lookup(requests, shard, note)
 
 
 def _common_shard(modules: Sequence[Any]) -> Shard:

@@ -3,7 +3,7 @@
 An owner keeps what it sent, reads the same rows again when the batch has come, and compares. So whatever changed a row
 meanwhile is seen: a step, a write, an eviction or a load.
 
-Shape suffixes: U distinct ids, C rows that changed, W ranks.
+Shape suffixes: C rows that changed, D dim, W ranks, R runs of rows of one dim.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from recstore_ops.sharding.exchange import Status, exchange_counts, move, raise_if_failed
+from recstore_ops.sharding.exchange import Status, raise_if_failed
+from recstore_ops.sharding.layout import Layout
 from recstore_ops.sharding.lookup import Lookup
+from recstore_ops.sharding.messages import exchange_messages
 from recstore_ops.table.shard import Shard
 
 _PLACE = torch.int32
@@ -31,51 +33,71 @@ def refresh(lookup: Lookup, shard: Shard, *, is_wanted: bool) -> bool:
     Raises:
         RuntimeError: another rank failed.
     """
-    exchange = lookup.exchange
-    before, tables = lookup.served, len(lookup.served)
+    exchange, before = lookup.exchange, lookup.served
+    assert before is not None, "a lookup that waits keeps what was sent"
+    kind = ("refresh", lookup.kind)
     try:
         now = lookup.read() if is_wanted else before
     except Exception:
-        exchange_counts(shard, [[0] * tables] * shard.world, Status.FAILED)
+        _tell(shard, kind, Status.FAILED, exchange.served_layout)
         raise
-    asked = [exchange.asked_by_each(table) for table in range(tables)]
-    changed = [_changed(old, new, counts) for old, new, counts in zip(before, now, asked, strict=True)]
-    sent_WT = [[int(places[rank].numel()) for places in changed] for rank in range(shard.world)]
-    received_WT, statuses = exchange_counts(shard, sent_WT, Status.FINE if is_wanted else Status.UNWANTED)
+    if not is_wanted:
+        statuses = _tell(shard, kind, Status.UNWANTED, exchange.served_layout)
+        raise_if_failed(statuses, "reading rows")
+        return False
+    changed, parts = _changed(before, now, exchange.served_layout, shard.wire_dtype)
+    words = [[Status.FINE, *(places.numel() for places in runs)] for runs in changed]
+    came = exchange_messages(shard, kind, words, parts, "row_bytes")
+    statuses = [words[0] for words in came.words]
     raise_if_failed(statuses, "reading rows")
     if Status.UNWANTED in statuses:
         return False
-    parts = [_packed(rows, places, counts, shard) for rows, places, counts in zip(now, changed, asked, strict=True)]
-    received = move(shard, parts, sent_WT, received_WT, "row_bytes")
-    for table, packed in enumerate(received):
-        counts = [each[table] for each in received_WT]
-        _overwrite(lookup.rows[table], packed, counts, exchange.asked[table].counts, shard)
+    for runs, words, body in zip(exchange.asked_layout.runs(lookup.received), came.words, came.bodies, strict=True):
+        _overwrite(runs, words[1:], body, shard.wire_dtype)
     exchange.go_on_over(shard)
     return True
 
 
-def _changed(before_UD: Tensor, now_UD: Tensor, counts_W: list[int]) -> tuple[Tensor, ...]:
-    """The places of rows that differ among those for each rank, int64 `[C]` each."""
-    is_changed_U = (before_UD.view(torch.int32) != now_UD.view(torch.int32)).any(dim=1)
-    return tuple(part.nonzero().flatten() for part in is_changed_U.split(counts_W))
+def _tell(shard: Shard, kind: object, status: Status, layout: Layout) -> list[int]:
+    """Tells the others how this rank fares, and returns how they do."""
+    none = torch.empty(0, dtype=torch.uint8, device="cpu")
+    words = [[status, *([0] * len(runs))] for runs in layout.runs_WR]
+    came = exchange_messages(shard, kind, words, [none] * shard.world, "row_bytes")
+    return [words[0] for words in came.words]
 
 
-def _packed(now_UD: Tensor, places: tuple[Tensor, ...], counts_W: list[int], shard: Shard) -> Tensor:
-    """The rows at some places with these places before them, as bytes, `[C, width]`."""
-    rows = [part[each] for part, each in zip(now_UD.split(counts_W), places, strict=True)]
-    rows_CD = torch.cat(rows).to(shard.wire_dtype)
-    places_C = torch.cat(places).to(_PLACE)
-    return torch.cat([_bytes(places_C.unsqueeze(1)), _bytes(rows_CD)], dim=1)
+def _changed(
+    before: Tensor, now: Tensor, layout: Layout, wire_dtype: torch.dtype
+) -> tuple[list[list[Tensor]], list[Tensor]]:
+    """The places of rows that differ in each run, int64 `[C]`, by rank; and what is sent of them to each rank."""
+    places_WR, parts_W = [], []
+    for old_R, new_R in zip(layout.runs(before), layout.runs(now), strict=True):
+        places_R = [
+            (old.view(torch.int32) != new.view(torch.int32)).any(dim=1).nonzero().flatten()
+            for old, new in zip(old_R, new_R, strict=True)
+        ]
+        rows_R = [new.index_select(0, places).to(wire_dtype) for new, places in zip(new_R, places_R, strict=True)]
+        parts_W.append(_padded([part for pair in zip(places_R, rows_R, strict=True) for part in pair]))
+        places_WR.append(places_R)
+    return places_WR, parts_W
+
+
+def _padded(parts: list[Tensor]) -> Tensor:
+    """The bytes of parts, int64 as int32, one after the other, and as many more as make whole words of eight."""
+    as_bytes = [_bytes(part.to(_PLACE) if part.dtype == torch.int64 else part) for part in parts]
+    more = -sum(part.numel() for part in as_bytes) % 8
+    return torch.cat([*as_bytes, torch.zeros(more, dtype=torch.uint8, device="cpu")])
 
 
 def _bytes(values: Tensor) -> Tensor:
-    return values.contiguous().view(torch.uint8)
+    return values.contiguous().view(-1).view(torch.uint8)
 
 
-def _overwrite(rows_UD: Tensor, packed: Tensor, received_W: list[int], asked_W: list[int], shard: Shard) -> None:
-    """Puts the rows received from each rank in their places among those asked of it."""
-    places, rows_CD = packed.split([_PLACE.itemsize, packed.shape[1] - _PLACE.itemsize], dim=1)
-    starts_W = torch.tensor([0, *asked_W[:-1]], dtype=torch.int64, device="cpu").cumsum(0)
-    starts_C = starts_W.repeat_interleave(torch.tensor(received_W, dtype=torch.int64, device="cpu"))
-    places_C = places.contiguous().view(_PLACE).flatten() + starts_C
-    rows_UD[places_C] = rows_CD.contiguous().view(shard.wire_dtype).to(torch.float32)
+def _overwrite(runs: list[Tensor], counts_R: list[int], body: Tensor, wire_dtype: torch.dtype) -> None:
+    """Puts rows that came from one rank in their places."""
+    at = 0
+    for rows, count in zip(runs, counts_R, strict=True):
+        sizes = count * _PLACE.itemsize, count * rows.shape[1] * wire_dtype.itemsize
+        places_C, rows_CD = (part.clone() for part in body[at : at + sum(sizes)].split(sizes))
+        rows[places_C.view(_PLACE).long()] = rows_CD.view(wire_dtype).view(count, rows.shape[1]).to(torch.float32)
+        at += sum(sizes)

@@ -5,7 +5,7 @@ Shape suffixes: N ids, U distinct ids, D dim.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
-from recstore_ops.sharding.exchange import Status, exchange_counts
+from recstore_ops.sharding.exchange import tell_failure
 from recstore_ops.sharding.join import Joining, joining_of
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.pending import LookupKey, take_pending
@@ -76,16 +77,56 @@ def sharded_rows(requests: Sequence[Request]) -> list[Rows]:
         raise _per_sample([request.table.name for request in requests])
     if is_transformed():
         requests = [replace(request, ids=plain(request.ids)) for request in requests]
+    lookup = _looked_up(requests, shard)
+    rows: Any = _ShardedRows.apply(lookup.anchor, lookup)
+    return _Batch(requests).answers(rows, lookup)
+
+
+@eager_only
+def sharded_bags(requests: Sequence[Request], offsets: Tensor) -> Tensor | None:
+    """Sums the rows of bags in sharded tables of one group, all in one exchange. All ranks call it together.
+
+    Args:
+        requests: one a feature; of no padding.
+        offsets: where the bags of the first feature begin, then those of the second, and so on; at the end where the
+            last one ends.
+
+    Returns:
+        `[bags, dims of all features]`; `None`, before anything was exchanged, for what `sharded_rows` is needed for:
+        ids on other devices, transforms of `torch.func`, and tables of which some are frozen.
+    """
+    tables = [request.table for request in requests]
+    is_elsewhere = any(not request.ids.is_cpu or is_batched(request.ids) for request in requests)
+    if is_elsewhere or is_transformed() or len({table.requires_grad for table in tables}) > 1:
+        return None
+    lookup = _looked_up(requests, shard_of_tables(tables))
+    return _ShardedBags.apply(lookup.anchor, lookup, _Batch(requests).bags(offsets, lookup))  # type: ignore[return-value]
+
+
+def _looked_up(requests: Sequence[Request], shard: Shard) -> Lookup:
     with timed("exposed_seconds"), without_transforms():
         joining = joining_of(shard)
         if joining is None:
             lookup = take_pending(key_of(requests), shard) or make_lookup(requests, shard)
         else:
             lookup = _look_up_within_join(requests, shard, joining)
-    lookup.served = []  # Not to be kept until backward.
+    lookup.served = None  # Not to be kept until backward.
     lookup.note_frozen()
-    rows: Any = _ShardedRows.apply(lookup.anchor, lookup)
-    return _Batch(requests).answers(rows, lookup)
+    return lookup
+
+
+class _Bags(NamedTuple):
+    """Bags of features, as the operators take them.
+
+    Attributes:
+        tables: the number of each feature's table.
+        places: of each id.
+        offsets: of the bags.
+    """
+
+    tables: list[int]
+    places: Tensor
+    offsets: Tensor
 
 
 class _Batch:
@@ -102,17 +143,29 @@ class _Batch:
 
     def ids_of(self, table: Table) -> Tensor:
         """The ids of one table, int64 `[N]` on the CPU."""
-        return torch.cat([_on_cpu(request.ids) for request in self.of(table)])
+        parts = [_on_cpu(request.ids) for request in self.of(table)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def bags(self, offsets: Tensor, lookup: Lookup) -> _Bags:
+        """The bags of the requests, one a feature."""
+        places = lookup.exchange.asked.places
+        if len(self.tables) < len(self.requests):
+            places = torch.cat(self._places(places))
+        return _Bags([self._numbers[request.table.table_id] for request in self.requests], places, offsets)
+
+    def _places(self, places: Tensor) -> list[Tensor]:
+        """The places of each request, of those of all tables."""
+        in_order = [(number, request) for number, request in enumerate(self.requests)]
+        in_order.sort(key=lambda pair: self._numbers[pair[1].table.table_id])
+        parts = places.split([request.ids.numel() for _, request in in_order])
+        by_number = {number: part for (number, _), part in zip(in_order, parts, strict=True)}
+        return [by_number[number] for number in range(len(self.requests))]
 
     def answers(self, rows: Sequence[Tensor], lookup: Lookup) -> list[Rows]:
         """Gives each request its rows and places."""
-        taken = [0] * len(self.tables)
         answers = []
-        for request in self.requests:
-            number, size = self._numbers[request.table.table_id], request.ids.numel()
-            places = lookup.exchange.asked[number].places[taken[number] : taken[number] + size]
-            taken[number] += size
-            device = request.ids.device
+        for request, places in zip(self.requests, self._places(lookup.exchange.asked.places), strict=True):
+            number, device = self._numbers[request.table.table_id], request.ids.device
             padding_place = _padding_place(_on_cpu(request.ids), places, request.padding_idx)
             answers.append(Rows(rows[number].to(device), places.view(request.ids.shape).to(device), padding_place))
         return answers
@@ -137,8 +190,8 @@ def _look_up_within_join(requests: Sequence[Request], shard: Shard, joining: Joi
     return lookup
 
 
-def make_lookup(requests: Sequence[Request], shard: Shard) -> Lookup:
-    """Looks up requests over the group of `shard`."""
+def make_lookup(requests: Sequence[Request], shard: Shard, note: int = 0) -> Lookup:
+    """Looks up requests over the group of `shard`; every rank tells the others a number besides."""
     batch = _Batch(requests)
     first = [batch.of(table)[0] for table in batch.tables]
     return Lookup(
@@ -147,6 +200,7 @@ def make_lookup(requests: Sequence[Request], shard: Shard) -> Lookup:
         [request.padding_idx for request in first],
         [request.inserts for request in first],
         shard,
+        note,
     )
 
 
@@ -180,12 +234,12 @@ def failing_together(tables: Sequence[Table]) -> Iterator[None]:
     try:
         yield
     except Exception:
-        shard, distinct = shard_of_tables(tables), {table.table_id for table in tables}
+        shard, distinct = shard_of_tables(tables), list({table.table_id for table in tables})
         joining = joining_of(shard)
         if joining is not None:
             joining.fail_lookup()
             raise
-        exchange_counts(shard, [[0] * len(distinct)] * shard.world, Status.FAILED)
+        tell_failure(shard, distinct)
         raise
 
 
@@ -211,7 +265,7 @@ class _ShardedRows(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None]:
         with timed("exposed_seconds"):
-            _Accepted.apply(ctx.lookup, *grad_outputs)
+            _Accepted.apply(ctx.lookup, ctx.lookup.accept, *grad_outputs)
         return None, None
 
     @staticmethod
@@ -223,16 +277,40 @@ class _ShardedRows(Function):
         raise _per_sample(lookup.names)
 
 
+class _ShardedBags(Function):
+    """Puts the sums of the bags of a lookup on autograd's tape: `[B, dims]`."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, lookup: Lookup, bags: _Bags) -> Tensor:  # type: ignore[override]
+        ctx.lookup, ctx.bags = lookup, bags
+        layout, received = lookup.exchange.asked_layout, lookup.received
+        lookup.received = received[:0]  # Not to be kept until backward.
+        return operators.pool_rank_rows(received, layout.counts, layout.dims, *bags)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, None, None]:
+        with timed("exposed_seconds"):
+            _Accepted.apply(ctx.lookup, lambda grads: _accept_bags(ctx.lookup, ctx.bags, *grads), *grad_outputs)
+        return None, None, None
+
+
+def _accept_bags(lookup: Lookup, bags: _Bags, gradients: Tensor) -> None:
+    layout = lookup.exchange.asked_layout
+    lookup.accept_flat(
+        operators.spread_rank_grads(gradients.to("cpu", torch.float32), layout.counts, layout.dims, *bags)
+    )
+
+
 class _Accepted(Function):
     """Sends the gradients of a lookup, on plain tensors whatever the transform of `torch.func`; gives a zero."""
 
     @staticmethod
-    def forward(lookup: Lookup, *grads: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(lookup: Lookup, accept: Callable[[Sequence[Tensor]], None], *grads: Tensor) -> Tensor:  # type: ignore[override]
         joining = joining_of(lookup.shard)
         if joining is None:
-            lookup.accept(grads)
+            accept(grads)
         else:
-            joining.accept(lookup, grads)
+            joining.accept(lookup, lambda: accept(grads))
         return torch.zeros((), dtype=torch.float32, device="cpu")
 
     @staticmethod
@@ -244,7 +322,7 @@ class _Accepted(Function):
         return (None,) * len(ctx.needs_input_grad)
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], lookup: Lookup, *grads: Tensor) -> None:  # type: ignore[override]
+    def vmap(info: Any, in_dims: tuple[Any, ...], lookup: Lookup, accept: Any, *grads: Tensor) -> None:  # type: ignore[override]
         raise _per_sample(lookup.names)
 
 

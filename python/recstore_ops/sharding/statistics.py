@@ -13,7 +13,7 @@ class ExchangeStatistics:
 
     Attributes:
         exchanges: batches that were exchanged.
-        count_bytes: of the numbers of ids that go before the ids, and of the flags of failure.
+        count_bytes: of the numbers that go with ids, of room for ids that was left over, and of flags.
         id_bytes: of ids.
         row_bytes: of rows.
         gradient_bytes: of gradients.

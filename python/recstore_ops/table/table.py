@@ -50,6 +50,7 @@ class Table:
         is_new: whether opening created the table.
         times_cleared: how often what was collected was dropped.
         owner: what it was opened for, for messages.
+        is_given_gradients: whether callers hand it gradients of their own, besides those that ranks exchange.
 
     Raises:
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
@@ -73,6 +74,8 @@ class Table:
         self._lent: tuple[Tensor, Tensor] | None = None
         self._received_is_finite = True
         self._others_are_finite = True
+        self._is_comparable = False
+        self.is_given_gradients = False
         self.times_cleared = 0
         with disagreeing_on_error(shard):
             with opening, torch.inference_mode(False):
@@ -157,6 +160,7 @@ class Table:
         """Forgets the gradients collected and not yet applied."""
         self._lent = None
         self._received_is_finite = True
+        self._is_comparable = False
         self.times_cleared += 1
         operators.clear_grads(self.collector)
 
@@ -173,6 +177,7 @@ class Table:
                 self._compare_with_others(grads)
                 operators.clear_grads(self.collector)
                 self._lent, self._received_is_finite = (ids, grads), True
+                self._is_comparable = True
         if self._lent is None:
             return None
         return (
@@ -190,6 +195,20 @@ class Table:
         """Looks whether gradients that a sharded table collects are finite, for `has_finite_gradients`."""
         if self.is_sharded and self.config.nan_policy == "error":
             self._received_is_finite = self._received_is_finite and is_finite(grads)
+
+    def note_exchanged(self, grads: Tensor) -> None:
+        """Looks at gradients that this rank got, where some that any rank got are not finite; all ranks do."""
+        self._is_comparable = True
+        self.note_received(grads)
+
+    @property
+    def needs_comparing(self) -> bool:
+        """Whether some rank may refuse a step for gradients that are not finite; the same on all ranks."""
+        return self.config.nan_policy == "error" and (self._is_comparable or self.is_given_gradients)
+
+    def note_compared(self) -> None:
+        """Notes that no rank refuses a step for the gradients that were collected so far."""
+        self._is_comparable = False
 
     def has_finite_gradients(self) -> bool:
         """Whether a step would not refuse what was collected of a sharded table for NaN or infinity."""
@@ -295,6 +314,7 @@ class Table:
                 copied = type(self)(first.name, first.dim, first.config, first.shard)
             own(copied, copied.name, copied.table_id)
         copied.owner, copied.is_second, copied.requires_grad = self.owner, first is not None, self.requires_grad
+        copied.is_given_gradients = self.is_given_gradients
         return copied
 
 
