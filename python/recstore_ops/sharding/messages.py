@@ -56,7 +56,8 @@ def exchange_messages(
     rooms = _rooms.setdefault(shard.group, {})
     room = rooms.get(kind, 0)
     sizes = [body.numel() for body in bodies]
-    heads = torch.tensor([[size, max(sizes), *own] for size, own in zip(sizes, words, strict=True)], dtype=torch.int64)
+    of_each = [[size, max(sizes), *own] for size, own in zip(sizes, words, strict=True)]
+    heads = torch.tensor(of_each, dtype=torch.int64, device="cpu")
     sent = torch.zeros((shard.world, heads.shape[1] * _WORD_BYTES + room), dtype=torch.uint8, device="cpu")
     start = heads.shape[1] * _WORD_BYTES
     sent[:, :start] = heads.view(torch.uint8)

@@ -51,6 +51,7 @@ def refresh(lookup: Lookup, shard: Shard, *, is_wanted: bool) -> bool:
     statuses = [words[0] for words in came.words]
     raise_if_failed(statuses, "reading rows")
     if Status.UNWANTED in statuses:
+        lookup.served = before  # The others still have those rows.
         return False
     for runs, words, body in zip(exchange.asked_layout.runs(lookup.received), came.words, came.bodies, strict=True):
         _overwrite(runs, words[1:], body, shard.wire_dtype)
