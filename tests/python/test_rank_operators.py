@@ -48,16 +48,14 @@ def test_rows_are_pooled_and_gradients_spread_as_torch_does() -> None:
     tables, offsets = [1, 0, 1], torch.tensor([0, 2, 2, 3, 3, 7, 8])
     places = torch.tensor([5, 0, 1, 3, 3, 5, 0, 2])
     rows = [each.requires_grad_() for each in layout.by_table(flat)]
-    expected = torch.cat(
-        [
-            functional.embedding_bag(
-                places, rows[table], offsets[2 * f : 2 * f + 3], mode="sum", include_last_offset=True
-            )
-            for f, table in enumerate(tables)
-            for places, offsets in [(places[offsets[2 * f] : offsets[2 * f + 2]], offsets - offsets[2 * f])]
-        ],
-        dim=1,
-    )
+    sums = []
+    for feature, table in enumerate(tables):
+        own = offsets[2 * feature : 2 * feature + 3]
+        of_feature = places[int(own[0]) : int(own[-1])]
+        sums.append(
+            functional.embedding_bag(of_feature, rows[table], own - own[0], mode="sum", include_last_offset=True)
+        )
+    expected = torch.cat(sums, dim=1)
     pooled = operators.pool_rank_rows(flat, layout.counts, layout.dims, tables, places, offsets)
     assert torch.equal(pooled, expected)
     grads = torch.randn_like(pooled)
