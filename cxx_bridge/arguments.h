@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iostream>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -121,6 +122,37 @@ inline Tensor copied_ids(const rust::Slice<const int64_t>& ids) {
   return copied(ids, new_ids({static_cast<int64_t>(ids.size())}));
 }
 
-// Management.
+inline void check_flat(const char* op, const char* what, const Tensor& tensor) {
+  if (tensor.dim() != 1) {
+    refuse(op, ": ", what, " must be 1-d, got shape ", shape_text(tensor));
+  }
+}
+
+// The words that the tag of places takes.
+constexpr int64_t kPlacesTag = 2;
+
+// Places as a lookup gave them out; what does not fit is of no effect.
+inline std::optional<Tensor> host_places(const char* op, const std::optional<Tensor>& places) {
+  if (!places) {
+    return std::nullopt;
+  }
+  if (dtype_of(*places) != aoti_torch_dtype_int32()) {
+    refuse(op, ": places must be int32, as a lookup gave them, got ",
+           torch::headeronly::toString(places->scalar_type()));
+  }
+  return on_host(*places);
+}
+
+// Tells of gradients that nobody applies.
+inline void warn(const rust::String& overdue) {
+  if (!overdue.empty()) {
+    std::cerr << "recstore_ops: warning: " << std::string(overdue) << '\n';
+  }
+}
+
+inline Tensor first_rows(const Tensor& rows, std::size_t count) {
+  Tensor whole = rows;
+  return torch::stable::narrow(whole, 0, 0, static_cast<int64_t>(count));
+}
 
 }  // namespace recstore

@@ -46,6 +46,7 @@ fn main() {
         "new_tensor.h",
         "ops.cpp",
         "ops.h",
+        "rank_ops.h",
         "src/lib.rs",
         "tensor_check.h",
     ] {
