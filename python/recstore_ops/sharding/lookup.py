@@ -102,8 +102,9 @@ class Lookup:
             if inserts:
                 ids_U = operators.unique(self.exchange.ids_of(number))[0]
                 operators.hashtable_lookup(table.handle, ids_U, table.dim, True)
-        self.served, self._places = operators.emb_read_ranks(handles, self.exchange.ids, layout.counts, layout.dims)
-        return self.served
+        served, self._places = operators.emb_read_ranks(handles, self.exchange.ids, layout.counts, layout.dims)
+        self.served = served
+        return served
 
     def accept(self, gradients: Sequence[Tensor]) -> None:
         """Sends the gradients of trained rows to their owners, and collects those that come, none at all too."""

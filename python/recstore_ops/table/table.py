@@ -346,7 +346,7 @@ def learning_rates(tables: Sequence[Table]) -> list[tuple[float, bool]]:
         RuntimeError: a table was dropped.
     """
     found = _native.learning_rates_of([table.table_id for table in tables], False)
-    return [table._if_there(rate) for table, rate in zip(tables, found, strict=True)] if None in found else found
+    return [table._if_there(rate) for table, rate in zip(tables, found, strict=True)]
 
 
 def _release(handle: Tensor, collector: Tensor) -> None:

@@ -62,7 +62,7 @@ fn tiered(config: &str, limit: u64, directory: &Path) -> String {
 /// A table in two stores: one that keeps few rows in memory, and one that keeps all.
 struct Twins {
     directory: TempDir,
-    stores: [LocalStore; 2],
+    stores: [Arc<LocalStore>; 2],
     table: TableId,
 }
 
@@ -142,10 +142,10 @@ fn bag(store: &LocalStore, table: TableId, ids: &[i64]) -> Vec<f32> {
 }
 
 /// Reads the rows of a batch ahead, takes a step of others, and then that of the batch.
-fn prefetch(store: &LocalStore, table: TableId, batch: &[i64], other: &[i64], salt: usize) -> Vec<f32> {
+fn prefetch(store: &Arc<LocalStore>, table: TableId, batch: &[i64], other: &[i64], salt: usize) -> Vec<f32> {
     let prefetches = Prefetches::new(1, 4);
     let opened = store.table("emb_prefetch", table).unwrap();
-    let request = PrefetchRequest { key: table, table: opened, ids: batch.to_vec() };
+    let request = PrefetchRequest { key: table, table: opened, store: store.clone(), ids: batch.to_vec() };
     let issued = prefetches.issue(vec![request]).unwrap();
     let gradients = values(other, salt);
     let chunks = vec![GradientChunk::new(other, &gradients, DIM)];
@@ -181,7 +181,7 @@ impl Twins {
     fn new(config: &str, threads: usize) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let new = || if threads == 1 { store() } else { LocalStore::new(Pool::new(threads)) };
-        let stores = [new(), new()];
+        let stores = [new(), new()].map(Arc::new);
         let table = open(&stores[0], "t", DIM, &tiered(config, limit_of(config), directory.path()));
         assert_eq!(open(&stores[1], "t", DIM, &format!("{{{config}}}")), table);
         Self { directory, stores, table }
