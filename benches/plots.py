@@ -71,7 +71,7 @@ def draw_steps(path: Path, outcomes: Sequence[Outcome], machine: Mapping[str, st
 
     with matplotlib.rc_context({"svg.hashsalt": "steps", "svg.fonttype": "none", "font.family": "sans-serif"}):
         figure = Figure(figsize=(8, 3.2))
-        figure.subplots_adjust(left=0.15, right=0.95, top=0.87, bottom=0.26, wspace=0.55)
+        figure.subplots_adjust(left=0.19, right=0.95, top=0.87, bottom=0.26, wspace=0.7)
         for axes, (dim, values) in zip(figure.subplots(1, len(steps)), steps.items(), strict=True):
             _draw_steps_of(axes, int(dim), values)
         figure.text(0.5, 0.03, _caption(machine), ha="center", fontsize=7.5, color="#444444", linespacing=1.5)
