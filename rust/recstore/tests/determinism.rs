@@ -6,9 +6,10 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod numbered;
+mod pool;
 
 use numbered::Numbered;
-use rayon::prelude::*;
+use pool::Pool;
 use recstore::{
     BagInput, EmbeddingStore, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
     Serial, SimdLevel, Step, TableConfig, TableId, TableUpdate,
@@ -30,24 +31,6 @@ const OPTIMIZERS: [&str; 10] = [
     r#"{"kind": "adamw", "bias_correction": "row"}"#,
     r#"{"kind": "ftrl", "l1": 0.01, "l2": 0.1}"#,
 ];
-
-struct Pool(rayon::ThreadPool);
-
-impl Pool {
-    fn new(threads: usize) -> Box<Self> {
-        Box::new(Self(rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()))
-    }
-}
-
-impl Executor for Pool {
-    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
-        self.0.install(|| (0..count).into_par_iter().for_each(body));
-    }
-
-    fn num_threads(&self) -> usize {
-        self.0.current_num_threads()
-    }
-}
 
 /// Runs the bodies one by one, the last first.
 struct Backwards;

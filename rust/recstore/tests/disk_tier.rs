@@ -6,6 +6,7 @@
 
 mod checkpoints;
 mod numbered;
+mod pool;
 
 use std::path::Path;
 use std::process::Command;
@@ -15,11 +16,11 @@ use std::thread;
 
 use checkpoints::{insert, load, open, read, save, state, store, update};
 use numbered::Numbered;
+use pool::Pool;
 use proptest::prelude::*;
-use rayon::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, Error, Executor, GradientChunk, GradientPart, LocalStore, PLACES_TAG,
-    PoolingMode, PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
+    BagInput, EmbeddingStore, Error, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
+    PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
 };
 use tempfile::TempDir;
 
@@ -156,25 +157,6 @@ fn prefetch(store: &Arc<LocalStore>, table: TableId, batch: &[i64], other: &[i64
     let rows = prefetches.wait(issued).unwrap().remove(0);
     update(store, table, batch, &values(batch, salt + 1));
     rows
-}
-
-/// As many threads as a test wants.
-struct Pool(rayon::ThreadPool);
-
-impl Pool {
-    fn new(threads: usize) -> Box<Self> {
-        Box::new(Self(rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()))
-    }
-}
-
-impl Executor for Pool {
-    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
-        self.0.install(|| (0..count).into_par_iter().for_each(body));
-    }
-
-    fn num_threads(&self) -> usize {
-        self.0.current_num_threads()
-    }
 }
 
 impl Twins {

@@ -6,10 +6,11 @@
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
 mod numbered;
+mod pool;
 
 use half::{bf16, f16};
 use numbered::Numbered;
-use rayon::prelude::*;
+use pool::Pool;
 use recstore::{
     BagInput, EmbeddingStore, Executor, GradientChunk, LocalStore, PoolingMode, Result, Serial, SimdLevel,
     Step, TableConfig, TableId, TableUpdate,
@@ -235,24 +236,6 @@ fn rounding_depends_on_seed_id_column_and_step_only() {
         let rows: Vec<_> = bits(0, 1).chunks_exact(DIM).map(<[u32]>::to_vec).collect();
         assert!(rows.iter().any(|row| row != &rows[0]), "{name}: all ids alike");
         assert!(rows[0].iter().any(|value| value != &rows[0][0]), "{name}: all columns alike");
-    }
-}
-
-struct Pool(rayon::ThreadPool);
-
-impl Pool {
-    fn new(threads: usize) -> Box<Self> {
-        Box::new(Self(rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap()))
-    }
-}
-
-impl Executor for Pool {
-    fn for_each(&self, count: usize, body: &(dyn Fn(usize) + Sync)) {
-        self.0.install(|| (0..count).into_par_iter().for_each(body));
-    }
-
-    fn num_threads(&self) -> usize {
-        self.0.current_num_threads()
     }
 }
 
