@@ -9,9 +9,6 @@ Shape suffixes: F features, B examples, D dim, P pairs.
 from __future__ import annotations
 
 import json
-import re
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -19,13 +16,14 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import cycle
 from typing import Literal, NamedTuple
+from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from benches import ids
-from benches.cells.servers import seconds_of
+from benches.cells.servers import ServerProcess, seconds_of, served
 from benches.cells.stage import Stage
 from benches.competitors.recstore import ADAGRAD, emb_read, fill, new_name
 from benches.measured import Figure
@@ -46,7 +44,6 @@ CELL = "served_step"
 
 _TABLES, _ROWS, _DIM, _EXAMPLES, _DENSE = 26, 100_000, 16, 4_096, 13
 _BATCHES, _TURN, _ROUNDS, _ONE_ROW_PULLS = 16, 16, 7, 5_000
-_STARTED = re.compile(r"shard \d+ of \d+ at ([^\s,]+), metrics at http://([^/\s]+)/metrics")
 
 
 class _Batch(NamedTuple):
@@ -55,11 +52,6 @@ class _Batch(NamedTuple):
     sparse_features: KeyedJaggedTensor
     dense: Tensor
     labels: Tensor
-
-
-class _Server(NamedTuple):
-    address: str
-    metrics: str
 
 
 def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
@@ -103,7 +95,7 @@ class _Trained(nn.Module):
     them; and what steps both."""
 
     def __init__(
-        self, scale: Scale, servers: list[_Server], wire_dtype: Literal["float32", "bfloat16"] = "float32"
+        self, scale: Scale, servers: list[ServerProcess], wire_dtype: Literal["float32", "bfloat16"] = "float32"
     ) -> None:
         super().__init__()
         if servers:
@@ -164,11 +156,13 @@ def _steps(trained: _Trained, batches: Iterator[_Batch], count: int) -> None:
         trained.step(next(batches))
 
 
-def _requests(servers: list[_Server], work: Callable[[], object]) -> float:
+def _requests(servers: list[ServerProcess], work: Callable[[], object]) -> float:
     """How many requests servers carry out for `work`."""
 
     def carried_out() -> float:
-        return sum(fetch(server.metrics).total("recstore_requests_total") for server in servers)
+        # `served` gives the page's URL where it was asked for one.
+        addresses = [urlsplit(server.metrics or "").netloc for server in servers]
+        return sum(fetch(address).total("recstore_requests_total") for address in addresses)
 
     before = carried_out()
     work()
@@ -187,22 +181,11 @@ def _pulls(trained: _Trained, scale: Scale) -> list[float]:
 
 
 @contextmanager
-def _served(shard: int, of: int) -> Iterator[_Server]:
+def _served(shard: int, of: int) -> Iterator[ServerProcess]:
     """A server of one of several shards in a process of its own."""
     listed = {"servers": [{"port": 1 + number, "shard": number} for number in range(of)]}
-    with tempfile.NamedTemporaryFile("w", suffix=".json") as config, tempfile.TemporaryFile("w+") as errors:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as config:
         config.write(json.dumps({"cache_ps": listed, "distributed_client": listed}))
         config.flush()
-        ports = ("--port", "0", "--metrics-port", "0")
-        command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--config", config.name, "--shard", str(shard)]
-        server = subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            assert server.stdout is not None
-            started = _STARTED.match(server.stdout.readline())
-            if started is None:
-                errors.seek(0)
-                raise RuntimeError(f"the server did not start: {errors.read()}")
-            yield _Server(started[1], started[2])
-        finally:
-            server.kill()
-            server.communicate()
+        with served("--config", config.name, "--shard", str(shard), "--metrics-port", "0") as server:
+            yield server

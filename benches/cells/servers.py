@@ -36,7 +36,7 @@ CELL = "servers"
 
 _ROWS, _DIM = 100_000, 64
 _ROUNDS, _ONE_ROW_CALLS = 30, 500
-_STARTED = re.compile(r"shard 0 of 1 at ([^\s,]+)(?:, metrics at (http\S+/metrics))?")
+_STARTED = re.compile(r"shard \d+ of \d+ at ([^\s,]+)(?:, metrics at (http\S+/metrics))?")
 
 
 def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
@@ -153,7 +153,7 @@ class ServedTable:
 
 @contextmanager
 def served(*options: str) -> Iterator[ServerProcess]:
-    """A server of one shard in a process of its own."""
+    """A server in a process of its own, of one shard unless the options say otherwise."""
     command = [sys.executable, "-m", "recstore_ops.cli", "serve", "--port", "0", *options]
     with tempfile.TemporaryFile("w+") as errors:
         server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
