@@ -37,7 +37,7 @@ SUM, MEAN, MAX = 0, 1, 2
 OF_DEFAULT_TABLES = ("emb_read", "emb_write", "emb_update")
 """The traced operators that take no handle."""
 
-_PLACES_TAG = 2
+PLACES_TAG = 2
 """The words behind the places of a lookup that tell whose they are."""
 
 
@@ -117,7 +117,7 @@ def _rows_and_places(table: Tensor, ids: Tensor, dim: int) -> tuple[Tensor, Tens
 
 
 def _places(ids: Tensor, tables: int) -> Tensor:
-    return torch.empty(ids.numel() + _PLACES_TAG * tables, dtype=torch.int32, device="cpu")
+    return torch.empty(ids.numel() + PLACES_TAG * tables, dtype=torch.int32, device="cpu")
 
 
 def _indices_and_rows(table: Tensor, ids: Tensor, dim: int, insert: bool) -> tuple[Tensor, Tensor]:

@@ -17,9 +17,6 @@ from recstore_ops.sharding.layout import Layout
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table
 
-_PLACES_TAG = 2
-"""The words behind the places of each rank and table, as `emb_read.ranks` gives them."""
-
 
 class Lookup:
     """One exchange of ids and rows. All ranks make it together.
@@ -149,7 +146,7 @@ class Lookup:
         if places is not None and len(numbers) < len(self._tables):
             counts = self.exchange.served_layout.counts
             chosen = [at for at in range(len(counts)) if at % len(self._tables) in numbers]
-            of_places = places.split([each + _PLACES_TAG for each in counts])
+            of_places = places.split([each + operators.PLACES_TAG for each in counts])
             ids, places = (
                 torch.cat([pieces[at] for at in chosen]) if chosen else pieces[0][:0]
                 for pieces in (ids.split(counts), of_places)
