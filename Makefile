@@ -264,17 +264,19 @@ compat: wheel ## runs the op tests of one wheel on several torch versions, in do
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check
 PEERS_READY := $(PEERS)/ready
+# The first brings what the wheel needs, the second this wheel in place of another of its version.
+INSTALL_WITH_PEERS = $(PEERS_PIP) install --quiet dist/*.whl && $(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
 
 .PHONY: test-peers
 test-peers: wheel $(PEERS_READY) ## compares with TorchRec and FBGEMM, in an environment of their own
-	$(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
+	$(INSTALL_WITH_PEERS)
 	$(PEERS)/bin/python -m pytest --quiet tests/peers
 	$(PEERS)/bin/python examples/from_torchrec.py
 
 $(PEERS_READY):
 	@echo "== TorchRec and FBGEMM in $(PEERS) (several GB the first time)"
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
-	$(PEERS_PIP) install --quiet torch==2.13.0 numpy pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath typer rich matplotlib pyarrow tensorboardX
+	$(PEERS_PIP) install --quiet torch==2.13.0 pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath
 	$(PEERS_PIP) install --quiet --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
 	touch $@
 
@@ -288,7 +290,7 @@ endif
 
 .PHONY: bench-peers
 bench-peers: wheel $(PEERS_READY) ## makes the environment with FBGEMM and measures there
-	$(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
+	$(INSTALL_WITH_PEERS)
 	$(PEERS)/bin/python benches/run.py $(ARGS)
 
 .PHONY: bench-rust
