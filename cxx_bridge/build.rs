@@ -42,6 +42,8 @@ fn main() {
     for path in [
         "arguments.h",
         "build.rs",
+        "id_columns.h",
+        "id_ops.h",
         "kept_tensors.h",
         "new_tensor.h",
         "ops.cpp",

@@ -17,6 +17,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include "recstore-bridge/arguments.h"
+#include "recstore-bridge/id_ops.h"
 #include "recstore-bridge/kept_tensors.h"
 #include "recstore-bridge/new_tensor.h"
 #include "recstore-bridge/rank_ops.h"
@@ -527,6 +528,11 @@ const Operator OPERATORS[] = {
      TORCH_BOX(&spread_rank_grads_op)},
     {"accept_rank_grads(Tensor[] collectors, Tensor[] tables, Tensor ids, int[] counts, Tensor grads, int[] dims, int[] padded, int[] padding_ids, Tensor? places=None) -> ()",
      TORCH_BOX(&accept_rank_grads_op)},
+    {"hash_strings(Tensor characters, Tensor offsets, int seed=0) -> Tensor", TORCH_BOX(&hash_strings_op)},
+    {"cross_ids(Tensor[] ids, int seed=0) -> Tensor", TORCH_BOX(&cross_ids_op)},
+    {"ngram_ids(Tensor tokens, int n, int tables, int vocab, int seed=0) -> Tensor", TORCH_BOX(&ngram_ids_op)},
+    {"prefix_ids(Tensor codes, int[] sizes) -> Tensor", TORCH_BOX(&prefix_ids_op)},
+    {"bucket_ids(Tensor ids, int buckets, int seed=0) -> Tensor", TORCH_BOX(&bucket_ids_op)},
     {"_panic(str message) -> ()", TORCH_BOX(&panic_op)},
 };
 

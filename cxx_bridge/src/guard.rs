@@ -22,6 +22,12 @@ impl From<recstore::Error> for Failure {
     }
 }
 
+impl From<recstore::IdInputError> for Failure {
+    fn from(error: recstore::IdInputError) -> Self {
+        Self::Runtime(error.to_string())
+    }
+}
+
 impl fmt::Display for Failure {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -4,6 +4,7 @@ mod executor;
 mod guard;
 mod handle_words;
 mod handles;
+mod id_kernels;
 mod kept;
 mod kernels;
 mod large_result;
@@ -13,6 +14,10 @@ mod steps;
 mod stores;
 
 use executor::{Task, run_piece};
+use id_kernels::{
+    bucket_ids, check_ngrams, check_prefix_sizes, cross_ids, hash_strings_32, hash_strings_64, ngram_ids,
+    prefix_ids,
+};
 use kernels::{
     Fetched, Ids, Merged, SlotValues, accept_bag_grads, accept_grad, apply_grads, check_dim, clear_grads,
     collected_grads, collected_tables, collector_release, drop_table, emb_bag, emb_prefetch,
@@ -135,6 +140,23 @@ mod ffi {
             sums: &mut [f32],
         ) -> Result<usize>;
 
+        fn hash_strings_32(characters: &[u8], offsets: &[i32], seed: i64, ids: &mut [i64]) -> Result<()>;
+        fn hash_strings_64(characters: &[u8], offsets: &[i64], seed: i64, ids: &mut [i64]) -> Result<()>;
+        fn cross_ids(columns: &IdColumns, seed: i64, crossed: &mut [i64]) -> Result<()>;
+        fn check_ngrams(n: i64, tables: i64, vocab: i64) -> Result<()>;
+        fn ngram_ids(
+            tokens: &[i64],
+            length: usize,
+            n: i64,
+            tables: i64,
+            vocab: i64,
+            seed: i64,
+            ids: &mut [i64],
+        ) -> Result<()>;
+        fn check_prefix_sizes(sizes: &[i64]) -> Result<()>;
+        fn prefix_ids(codes: &[i64], sizes: &[i64], ids: &mut [i64]) -> Result<()>;
+        fn bucket_ids(ids: &[i64], buckets: i64, seed: i64, bucketed: &mut [i64]) -> Result<()>;
+
         fn rank_flags() -> usize;
         fn rank_requests(
             ids: &[i64],
@@ -202,9 +224,10 @@ mod ffi {
     // SAFETY:
     // 1. `parallel_for` calls `run_piece` only before it returns, so that `task` outlives every use.
     // 2. `register_ops` touches only libtorch's registry and may be called from any thread.
-    // 3. A `KeptTensors` gives slices of tensors that live as long as it does.
+    // 3. A `KeptTensors` and an `IdColumns` give slices of tensors that live as long as they do.
     unsafe extern "C++" {
         include!("recstore-bridge/ops.h");
+        include!("recstore-bridge/id_columns.h");
         include!("recstore-bridge/kept_tensors.h");
 
         /// Ids and gradients of a backward pass, and what belongs to them.
@@ -214,6 +237,11 @@ mod ffi {
         fn weights(self: &KeptTensors) -> &[f32];
         fn places(self: &KeptTensors) -> &[u32];
         fn were_changed(self: &KeptTensors) -> bool;
+
+        /// Columns of ids, as many in each.
+        type IdColumns;
+        fn count(self: &IdColumns) -> usize;
+        fn column(self: &IdColumns, number: usize) -> &[i64];
 
         /// How many threads libtorch's loops run on.
         fn num_threads() -> usize;

@@ -33,6 +33,7 @@ from recstore_ops.nn.functional import embedding, embedding_bag
 from recstore_ops.nn.hashtable import HashTable, HashTableRegister
 from recstore_ops.nn.optimizer import SparseOptimizer
 from recstore_ops.nn.prefetch import PrefetchingDataLoader
+from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
 from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.servers.store import table_names
 from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
@@ -82,7 +83,9 @@ __all__ = [
     "TableOptions",
     "__version__",
     "active_config",
+    "bucket_ids",
     "checkpoint",
+    "cross_ids",
     "current_ps_backend",
     "default_table",
     "embedding",
@@ -91,6 +94,7 @@ __all__ = [
     "forget",
     "freeze",
     "get_kv_client",
+    "hash_strings",
     "inspect_checkpoint",
     "inspect_table",
     "leave_ps_workers",
@@ -98,7 +102,9 @@ __all__ = [
     "load_config_file",
     "memory_in_use",
     "merge_gradients",
+    "ngram_ids",
     "opening_empty_tables",
+    "prefix_ids",
     "ps_barrier",
     "ps_workers",
     "publish",

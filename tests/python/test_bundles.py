@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from warm_programs import output_of
 
-from recstore_ops import DistEmbedding, DistEmbeddingBag, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
+from recstore_ops import (
+    DistEmbedding,
+    DistEmbeddingBag,
+    KeyedJaggedTensor,
+    RecStoreEmbeddingBagCollection,
+    bucket_ids,
+    cross_ids,
+    ngram_ids,
+    prefix_ids,
+)
 from recstore_ops.ops import operators
 from recstore_ops.serving import Bundle, export, load_bundle
 from recstore_ops.serving.manifest import Manifest
@@ -37,6 +46,26 @@ class Clicks(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Returns logits [B] of ids [B, 2]."""
         return self.dense(torch.cat([self.user(ids[:, 0]), self.item(ids[:, 1])], dim=1)).squeeze(1)
+
+
+class Made(nn.Module):
+    """Rows of ids that are made of tokens and strings."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.table = DistEmbedding(None, 4, name)
+        operators.emb_write(self.table.table.handle, torch.arange(50), torch.randn(50, 4))
+
+    def forward(self, tokens: Tensor, characters: Tensor, offsets: Tensor) -> Tensor:
+        """Returns rows of tokens [B, T] and of N strings, of 4 columns."""
+        crossed = bucket_ids(cross_ids([tokens, tokens.flip(1)], 5), 50, 6)
+        grams = ngram_ids(tokens, 2, 2, 50)
+        prefixes = prefix_ids(tokens[:, :2] % 6, [6, 6])
+        strings = bucket_ids(operators.hash_strings(characters, offsets), 50)
+        return self.table(torch.cat([crossed.flatten(), grams.flatten(), prefixes.flatten(), strings]))
+
+
+MADE_OF = (torch.tensor([[1, 2, 3], [5, 5, 5]]), torch.arange(30, dtype=torch.uint8), torch.tensor([0, 9, 9, 30]))
 
 
 @pytest.fixture
@@ -89,6 +118,15 @@ def test_a_fresh_process_gives_the_same_whatever_is_open(clicks: Clicks, tmp_pat
     path = export(clicks, (IDS,), tmp_path / "model")
     names = ["other", clicks.item.table.name, "further", clicks.user.table.name]
     assert json.loads(output_of(FRESH, path, ",".join(names))) == expected(clicks, IDS).tolist()
+
+
+def test_ids_are_made_in_a_bundle(table_name: TableName, tmp_path: Path) -> None:
+    model = Made(table_name())
+    bundle = load_bundle(export(model, MADE_OF, tmp_path / "model"))
+    assert list(bundle.manifest.files) != ["program.pt2"], "it has a graph"
+    assert bundle(*MADE_OF).equal(expected(model, *MADE_OF))
+    more = (torch.arange(12).view(4, 3), MADE_OF[1][:7], torch.tensor([0, 7]))
+    assert bundle(*more).equal(expected(model, *more))
 
 
 def test_two_bundles_of_one_model_stand_side_by_side(clicks: Clicks, tmp_path: Path) -> None:

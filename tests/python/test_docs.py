@@ -20,7 +20,7 @@ pytestmark = pytest.mark.tier("quick")
 ROOT = Path(__file__).parents[2]
 GUIDES = (
     "README.md",
-    *(f"docs/{page}.md" for page in ("checkpoints", "modules", "planted", "servers", "serving", "tables")),
+    *(f"docs/{page}.md" for page in ("checkpoints", "ids", "modules", "planted", "servers", "serving", "tables")),
 )
 RUN_ELSEWHERE = {"docs/state_dict.md"}
 PAGES = sorted(

@@ -144,6 +144,7 @@ CALLS: dict[str, str] = {
 WITHOUT_STORE = {
     *("EmbeddingBagConfig", "EmbeddingConfig", "JaggedTensor", "KVResponse", "KeyedJaggedTensor", "KeyedTensor"),
     *("TableConfig", "TableOptions", "__version__", "active_config", "load_config_file", "merge_gradients"),
+    *("bucket_ids", "cross_ids", "hash_strings", "ngram_ids", "prefix_ids"),
     *("set_merge", "set_ps_backend", "set_ps_config", "set_ps_servers", "client.set_ps_config"),
     *("checkpoint.Compression", "checkpoint.LoadReport", "checkpoint.SaveKind", "checkpoint.SaveReport"),
     *("checkpoint.FileFinding", "checkpoint.PendingSave", "checkpoint.PruneReport", "checkpoint.VerifyReport"),

@@ -19,12 +19,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import Row, as_rows
 
-from recstore_ops import _native
 from recstore_ops.training.formats import csv_rows, open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.formats.field_ids import MISSING
-from recstore_ops.training.formats.text_hash import text_values
+from recstore_ops.training.formats.text_hash import text_values, values_of_hashes
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -427,30 +426,9 @@ def test_damage_gives_rows_or_an_error_that_names_the_file(
     assert problem is None or str(path) in problem
 
 
-@pytest.mark.parametrize("width", [4, 8])
-@pytest.mark.parametrize("offsets", [[0, 5], [3, 1], [-1, 2], []])
-def test_offsets_that_are_no_texts_are_refused(offsets: list[int], width: int) -> None:
-    places = np.array(offsets, dtype=f"i{width}").tobytes()
-    with pytest.raises(ValueError, match="an offset is not within the characters, or not in order"):
-        _native.hash_texts(places, width, b"abcd", None, 0, 40, 1 << 32)
-
-
-@pytest.mark.parametrize(("width", "bits"), [(2, 40), (8, 0), (8, 65)])
-def test_other_widths_and_bits_are_refused(width: int, bits: int) -> None:
-    with pytest.raises(ValueError, match="expected offsets of 4 or 8 bytes, and from 1 to 64 bits"):
-        _native.hash_texts(bytes(16), width, b"", None, 0, bits, 0)
-
-
-def test_texts_without_a_bit_of_validity_are_refused() -> None:
-    places = np.arange(11, dtype=np.int64).tobytes()
-    with pytest.raises(ValueError, match="a text has no bit of validity"):
-        _native.hash_texts(places, 8, bytes(10), b"\xff", 0, 40, 1 << 32)
-
-
 def test_missing_texts_have_a_value_that_no_other_has() -> None:
     cells = pa.array(["a", None, "b", None, "c"] * 3)[3:12]
     values = text_values(cells)
     assert (values == MISSING).tolist() == cells.is_null().to_pylist()
-    hashed = text_values(pa.array(["a"])).item()
-    places = np.array([0, 1], dtype=np.int64).tobytes()
-    assert int.from_bytes(_native.hash_texts(places, 8, b"a", None, 0, 40, hashed), "little") == hashed ^ 1
+    hashes = np.array([MISSING, MISSING | 5 << 40, -1, MISSING - 2**63])
+    assert values_of_hashes(hashes).tolist() == [MISSING ^ 1, MISSING ^ 1, 2**40 - 1, MISSING ^ 1]

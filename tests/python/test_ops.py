@@ -44,6 +44,8 @@ IDS = torch.tensor([4, -2, 4, 2**62])
 ROWS = torch.arange(12.0).reshape(4, DIM)
 OFFSETS = torch.tensor([0, 1, 1, 4])
 WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 3.0])
+CHARACTERS = torch.tensor([66, 101, 114, 110], dtype=torch.uint8)
+MAKERS_OF_IDS = {"hash_strings", "cross_ids", "ngram_ids", "prefix_ids", "bucket_ids"}
 
 
 @pytest.fixture
@@ -98,6 +100,11 @@ def arguments(table: Tensor, other: Tensor, collector: Tensor) -> dict[str, list
         "clear_grads": [(collector,)],
         "unique": [(IDS,), (IDS.reshape(2, 2),)],
         "merge_gradients": [(IDS, ROWS)],
+        "hash_strings": [(CHARACTERS, OFFSETS), (CHARACTERS, OFFSETS.int(), 7), (CHARACTERS[:0], OFFSETS[:1])],
+        "cross_ids": [([IDS],), ([IDS, IDS.flip(0), IDS], 3), ([IDS.reshape(2, 2), IDS.reshape(2, 2).T],)],
+        "ngram_ids": [(IDS, 2, 3, 10), (IDS.reshape(2, 2), 3, 1, 5, 9), (IDS[:0], 1, 2, 4)],
+        "prefix_ids": [(torch.tensor([[1, 0], [2, 3]]), [3, 4]), (torch.zeros(0, 2, dtype=torch.int32), [3, 4])],
+        "bucket_ids": [(IDS, 10), (IDS.reshape(2, 2), 5, 3), (IDS[0], 1)],
     }
 
 
@@ -126,7 +133,7 @@ def test_opcheck_passes(name: str, table: Tensor, collector: Tensor, table_name:
 
 
 def test_every_stateful_operator_has_an_ordered_effect() -> None:
-    pure = {"unique", "merge_gradients"}
+    pure = {"unique", "merge_gradients", *MAKERS_OF_IDS}
     stateful = {f"recstore::{name}" for name in all_overloads() - EAGER_ONLY - pure}
     assert set(operators.EFFECTFUL) == stateful
 
@@ -237,5 +244,10 @@ def test_results_are_on_the_device_of_the_ids(table: Tensor, collector: Tensor) 
         *ops.hashtable_lookup(table, ids, DIM, False),
         *ops.merge_gradients(ids, rows),
         *ops.unique(ids),
+        ops.hash_strings(CHARACTERS.cuda(), OFFSETS.cuda()),
+        ops.cross_ids([ids, ids]),
+        ops.ngram_ids(ids, 2, 2, 10),
+        ops.prefix_ids(ids.clamp(0, 1), [2, 2, 2, 2]),
+        ops.bucket_ids(ids, 10),
     ]:
         assert result.is_cuda

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from runtime_programs import ONLY_TORCH, Runtime
-from test_bundles import IDS, OFFSETS, Clicks, expected
+from test_bundles import IDS, MADE_OF, OFFSETS, Clicks, Made, expected
 from torch import Tensor
 from warm_programs import output_of
 
@@ -79,6 +79,12 @@ def test_features_give_the_bits_of_python(runtime: Runtime, table_name: TableNam
     path = export(bags, (features,), tmp_path / "bundle")
     wanted = expected(bags, features)
     assert_gives(runtime, path, [features.values(), lengths.T], wanted, tmp_path)
+
+
+def test_made_ids_give_the_bits_of_python(runtime: Runtime, table_name: TableName, tmp_path: Path) -> None:
+    model = Made(table_name())
+    path = export(model, MADE_OF, tmp_path / "bundle")
+    assert_gives(runtime, path, list(MADE_OF), expected(model, *MADE_OF), tmp_path)
 
 
 def test_the_program_says_what_a_bundle_takes_and_gives(runtime: Runtime, bundle: Path) -> None:

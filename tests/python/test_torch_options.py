@@ -239,6 +239,10 @@ RAW: dict[str, Callable[[Table, Tensor], Any]] = {
     )[1],
     "unique": lambda t, ids: ops.unique(ids),
     "merge_gradients": lambda t, ids: ops.merge_gradients(ids, torch.ones(3, DIM)),
+    "cross_ids": lambda t, ids: ops.cross_ids([ids, ids]),
+    "ngram_ids": lambda t, ids: ops.ngram_ids(ids, 2, 2, 10),
+    "prefix_ids": lambda t, ids: ops.prefix_ids(ids, [8, 8, 8]),
+    "bucket_ids": lambda t, ids: ops.bucket_ids(ids, 10),
 }
 OFFSETS_OF_3 = torch.tensor([0, 2, 3])
 

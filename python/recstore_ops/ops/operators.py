@@ -176,6 +176,22 @@ def _merged(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return ids_U, grads.new_empty((distinct, grads.shape[-1]), dtype=torch.float32)
 
 
+def _ids_of_strings(characters: Tensor, offsets: Tensor, seed: int = 0) -> Tensor:
+    return characters.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
+
+
+def _crossed(ids: list[Tensor], seed: int = 0) -> Tensor:
+    return _ids_like(ids[0])
+
+
+def _ngrams(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) -> Tensor:
+    return tokens.new_empty((*tokens.shape, tables), dtype=torch.int64)
+
+
+def _ids_like(ids: Tensor, *_: object, **__: object) -> Tensor:
+    return ids.new_empty(ids.shape, dtype=torch.int64)
+
+
 def _distinct(ids: Tensor) -> torch.SymInt:
     """A size that only the data tells."""
     return torch.library.get_ctx().new_dynamic_size()
@@ -222,3 +238,8 @@ spread_rank_grads = _eager("spread_rank_grads")
 accept_rank_grads = _eager("accept_rank_grads")
 unique = _traced("unique", _unique, is_pure=True)
 merge_gradients = _traced("merge_gradients", _merged, is_pure=True)
+hash_strings = _traced("hash_strings", _ids_of_strings, is_pure=True)
+cross_ids = _traced("cross_ids", _crossed, is_pure=True)
+ngram_ids = _traced("ngram_ids", _ngrams, is_pure=True)
+prefix_ids = _traced("prefix_ids", _ids_like, is_pure=True)
+bucket_ids = _traced("bucket_ids", _ids_like, is_pure=True)

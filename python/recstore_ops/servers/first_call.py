@@ -25,6 +25,11 @@ _OF_ANY_STORE = (
     "clear_grads",
     "unique",
     "merge_gradients",
+    "hash_strings",
+    "cross_ids",
+    "ngram_ids",
+    "prefix_ids",
+    "bucket_ids",
 )
 """The operators that find no table."""
 

@@ -10,7 +10,6 @@ mod object_folder;
 mod optimizer_state;
 mod publishing;
 mod servers;
-mod text_hash;
 mod text_rows;
 
 use std::sync::Arc;
@@ -46,8 +45,6 @@ mod _native {
         Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,
         use_servers, workers,
     };
-    #[pymodule_export]
-    use super::text_hash::hash_texts;
     #[pymodule_export]
     use super::text_rows::parse_delimited;
     use super::*;

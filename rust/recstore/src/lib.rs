@@ -64,11 +64,14 @@ pub use kernel::parallel::Rayon;
 pub use kernel::parallel::{Executor, Serial};
 pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
-pub use kernel::text_hash::hash_text;
 pub use optimizer::UpdateRule;
 pub use rows::distinct::{are_distinct, arrivals, unique};
 pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
+};
+pub use rows::made_ids::{
+    IdInputError, NgramTables, PADDING_TOKEN, bucket_ids, check_prefix_sizes, cross_ids, hash_strings, hash_text,
+    prefix_ids,
 };
 pub use rows::merged_before::{MergedFrom, NotFinite};
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};

@@ -1,7 +1,4 @@
-"""The hash of strings that are ids.
-
-    h = splitmix64(number of bytes)
-    h = splitmix64(h xor word)      for each word: 8 bytes of the UTF-8 text, little-endian, the last filled with zeros
+"""The hash of strings that are ids: the lower 40 bits of `recstore_ops.hash_strings`.
 
 The same text has the same hash in every file, format and process.
 """
@@ -13,9 +10,11 @@ import pyarrow as pa
 import pyarrow.types as types
 from numpy.typing import NDArray
 
-from recstore_ops import _native
+from recstore_ops.ops.made_ids import hash_strings
 from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS
 from recstore_ops.training.schema.arrow_functions import pc
+
+_VALUE_MASK = (1 << VALUE_BITS) - 1
 
 
 def text_values(cells: pa.Array) -> NDArray[np.int64]:
@@ -25,18 +24,17 @@ def text_values(cells: pa.Array) -> NDArray[np.int64]:
     """
     if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
         cells = pc.cast(cells, pa.large_string())
-    validity, _, characters = cells.buffers()
-    places = text_places(cells)
-    values = _native.hash_texts(
-        places.tobytes(),
-        places.itemsize,
-        b"" if characters is None else characters.to_pybytes(),
-        None if validity is None else validity.to_pybytes(),
-        cells.offset,
-        VALUE_BITS,
-        MISSING,
-    )
-    return np.frombuffer(values, dtype=np.int64)
+    values = values_of_hashes(hash_strings(cells, missing=0).numpy())
+    if cells.null_count > 0:
+        values[cells.is_null().to_numpy(zero_copy_only=False)] = MISSING
+    return values
+
+
+def values_of_hashes(hashes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Returns the lower 40 bits of hashes, of none of which `MISSING` is the value."""
+    values = hashes & _VALUE_MASK
+    values[values == MISSING] ^= 1
+    return values
 
 
 def text_places(cells: pa.Array) -> NDArray[np.signedinteger]:

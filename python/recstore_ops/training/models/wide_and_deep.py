@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from recstore_ops.table.splitmix64 import splitmix64_of
+from recstore_ops.ops import operators
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.logistic_regression import LogisticRegression
 from recstore_ops.training.models.perceptron import perceptron
@@ -76,4 +76,4 @@ class WideAndDeep(nn.Module):
             raise ValueError("crosses need exactly one id a field")
         ids_BF = batch.ids.view(-1, batch.num_fields)
         first_BC, second_BC = (ids_BF[:, list(fields)] for fields in zip(*self.crossed_fields, strict=True))
-        return splitmix64_of(splitmix64_of(first_BC) + second_BC)
+        return operators.cross_ids([first_BC, second_BC])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.ops import operators
 from recstore_ops.training.rows.row_source import MappedRows, RowSource
 
 
@@ -28,5 +26,4 @@ class HashedRows(MappedRows):
 
 def hash_ids(ids: Tensor, buckets: int) -> Tensor:
     """Returns splitmix64(id) modulo `buckets` for each id, int64 [N], as unsigned numbers: int64 [N]."""
-    hashes = splitmix64(ids.contiguous().numpy())
-    return torch.from_numpy((hashes % np.uint64(buckets)).astype(np.int64))
+    return operators.bucket_ids(ids, buckets)

@@ -10,4 +10,3 @@ pub(crate) mod parallel;
 pub(crate) mod result_memory;
 pub(crate) mod simd;
 pub(crate) mod sorting;
-pub(crate) mod text_hash;

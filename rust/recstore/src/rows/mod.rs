@@ -2,6 +2,7 @@
 
 pub(crate) mod distinct;
 pub(crate) mod gradient;
+pub(crate) mod made_ids;
 pub(crate) mod merged_before;
 pub(crate) mod pooling;
 pub(crate) mod rank_pieces;
