@@ -10,6 +10,7 @@ from benches.cells import (
     disk_tier,
     frozen,
     id_map,
+    ids,
     lookup,
     many_rows,
     memory,
@@ -45,6 +46,7 @@ TITLES = {
     row_types.CELL: "Types of rows",
     one_id.CELL: "A single id",
     merge.CELL: "Gradients of duplicate ids",
+    ids.CELL: "Ids of strings and n-grams",
     memory.CELL: "Memory",
     checkpoint.CELL: "Checkpoints",
     disk_tier.CELL: "A table of four times its memory",
@@ -62,6 +64,7 @@ SLOW_TO_PREPARE = (id_map.CELL,)
 _STAGES: tuple[Callable[[Scale, Collection[str]], list[Stage]], ...] = (
     one_id.stages,
     merge.stages,
+    ids.stages,
     tables.stages,
     neighbours.stages,
     new_ids.stages,

@@ -74,7 +74,9 @@ def hash_strings(
     for column in _columns(texts):
         if column.is_missing is not None and missing is None:
             position = first + int(column.is_missing.argmax())
-            raise ValueError(f"hash_strings: the string at position {position} is missing; `missing` takes an id for it")
+            raise ValueError(
+                f"hash_strings: the string at position {position} is missing; `missing` takes an id for it"
+            )
         ids_N = operators.hash_strings(column.characters, column.offsets, seed)
         if column.is_missing is not None:
             ids_N[torch.from_numpy(column.is_missing)] = missing

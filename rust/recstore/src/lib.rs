@@ -70,8 +70,8 @@ pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
 };
 pub use rows::made_ids::{
-    IdInputError, NgramTables, PADDING_TOKEN, bucket_ids, check_prefix_sizes, cross_ids, hash_strings, hash_text,
-    prefix_ids,
+    IdInputError, NgramTables, PADDING_TOKEN, bucket_ids, check_prefix_sizes, cross_ids, hash_strings,
+    hash_text, prefix_ids,
 };
 pub use rows::merged_before::{MergedFrom, NotFinite};
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};

@@ -71,20 +71,14 @@ fn published_values() {
     assert_eq!(crossed(&[&[-1], &[i64::MAX], &[i64::MIN]], 0), [3_804_700_431_527_943_614]);
     assert_eq!(crossed(&[&[1], &[2]], 7), [-3_286_498_717_064_582_509]);
     let tables = |n, tables, vocab, seed| NgramTables::new(n, tables, vocab, seed).unwrap();
-    assert_eq!(
-        ngrams(&[5, 6, 5, 6], 4, &tables(2, 2, 1000, 0), 2),
-        [208, 946, 311, 695, 341, 723, 311, 695]
-    );
+    assert_eq!(ngrams(&[5, 6, 5, 6], 4, &tables(2, 2, 1000, 0), 2), [208, 946, 311, 695, 341, 723, 311, 695]);
     assert_eq!(
         ngrams(&[5, 6], 1, &tables(3, 1, i64::MAX, -1), 1),
         [7_540_340_354_663_303_502, 6_613_939_878_657_518_547]
     );
     assert_eq!(ngrams(&[-7, i64::MAX], 2, &tables(1, 3, 97, 40), 3), [72, 16, 15, 10, 10, 61]);
     assert_eq!(prefixes(&[0, 0, 0, 2, 3, 1], &[3, 4, 2]).unwrap(), [0, 3, 15, 2, 14, 38]);
-    assert_eq!(
-        prefixes(&[(1 << 62) - 1, 0], &[1 << 62, 1]).unwrap(),
-        [4_611_686_018_427_387_903, i64::MAX]
-    );
+    assert_eq!(prefixes(&[(1 << 62) - 1, 0], &[1 << 62, 1]).unwrap(), [4_611_686_018_427_387_903, i64::MAX]);
     assert_eq!(buckets(&[0, 1, 2, -1], 1000, 0).unwrap(), [535, 465, 110, 936]);
     assert_eq!(
         buckets(&[1_234_567, i64::MIN], i64::MAX, 0).unwrap(),

@@ -69,7 +69,9 @@ pub enum IdInputError {
     },
 
     /// A code is not one of its level.
-    #[error("prefix_ids: code {code} at position {position} is not from 0 to below {size}, the size of level {level}")]
+    #[error(
+        "prefix_ids: code {code} at position {position} is not from 0 to below {size}, the size of level {level}"
+    )]
     Code {
         /// The code.
         code: i64,
@@ -83,12 +85,7 @@ pub enum IdInputError {
 }
 
 /// Turns a count that is from 1 to `most` into one of memory.
-fn count(
-    operation: &'static str,
-    what: &'static str,
-    actual: i64,
-    most: i64,
-) -> Result<usize, IdInputError> {
+fn count(operation: &'static str, what: &'static str, actual: i64, most: i64) -> Result<usize, IdInputError> {
     match usize::try_from(actual) {
         Ok(count) if (1..=most).contains(&actual) => Ok(count),
         _ => Err(IdInputError::Count { operation, what, least: 1, most, actual }),
