@@ -72,13 +72,13 @@ def hash_strings(
     """
     first, parts = 0, []
     for column in _columns(texts):
-        if column.is_missing is not None and missing is None:
-            position = first + int(column.is_missing.argmax())
-            raise ValueError(
-                f"hash_strings: the string at position {position} is missing; `missing` takes an id for it"
-            )
         ids_N = operators.hash_strings(column.characters, column.offsets, seed)
         if column.is_missing is not None:
+            if missing is None:
+                position = first + int(column.is_missing.argmax())
+                raise ValueError(
+                    f"hash_strings: the string at position {position} is missing; `missing` takes an id for it"
+                )
             ids_N[torch.from_numpy(column.is_missing)] = missing
         parts.append(ids_N)
         first += len(ids_N)

@@ -1,6 +1,6 @@
 //! Ids made of strings, pairs, tokens and codes: the published values, and the same bits on any executor.
 
-// tier: quick
+// tier: test
 
 #![expect(clippy::unwrap_used, reason = "a refused call fails the test")]
 
