@@ -451,7 +451,7 @@ def test_threads_change_nothing() -> None:
 
 def test_strides_and_shapes_change_nothing() -> None:
     numbers, characters, offsets = inputs(24)
-    spread = torch.stack([numbers, numbers + 1]).t()[:, 0]
+    spread = torch.stack([numbers, numbers + 1], dim=1)[:, 0]
     doubled = characters.repeat_interleave(2)[::2], offsets.repeat_interleave(2)[::2]
     assert not spread.is_contiguous()
     assert all(map(torch.equal, every_function(spread, *doubled), every_function(numbers, characters, offsets)))
