@@ -6,6 +6,7 @@ Strings are hashed beside xxHash, which has a function for one string alone: its
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -23,6 +24,7 @@ from recstore_ops import hash_strings, ngram_ids
 CELL = "ids"
 OURS, XXHASH, TORCH = "recstore", "xxh64, a call a string", "torch"
 
+_PEER = "xxhash"
 _COUNT, _BATCHES, _ROW, _VOCAB = 1_000_000, 4, 1_000, 1_000_003
 
 
@@ -50,11 +52,10 @@ def _hashing(scale: Scale) -> Case:
     output = ((count,), torch.int64)
     competitors = [Competitor(OURS, lambda turn: hash_strings(batches[turn % _BATCHES]), output=output)]
     absent: tuple[str, ...] = (XXHASH,)
-    if importlib.util.find_spec("xxhash") is not None:
-        from xxhash import xxh64_intdigest
-
+    if importlib.util.find_spec(_PEER) is not None:
+        digest = importlib.import_module(_PEER).xxh64_intdigest
         lists = [batch.to_pylist() for batch in batches]
-        competitors.append(Competitor(XXHASH, _one_by_one(xxh64_intdigest, lists), OURS, output))
+        competitors.append(Competitor(XXHASH, _one_by_one(digest, lists), OURS, output))
         absent = ()
     return _case(scale, "strings of 8 to 16 bytes", count, competitors, absent)
 

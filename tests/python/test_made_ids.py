@@ -94,7 +94,7 @@ PUBLISHED = re.findall(r"^\| `(\w+\(.*\))` \| `(\[.*\])` \|$", PAGE, flags=re.MU
 EQUATIONS: dict[str, Callable[..., Any]] = {
     "hash_strings": lambda texts, seed=0: [string_id(text, seed) for text in texts],
     "cross_ids": lambda *ids, seed=0: [signed(cross_hash(each, seed)) for each in zip(*ids, strict=True)],
-    "ngram_ids": lambda tokens, *options, seed=0: [ngram_rows(row, *options, seed) for row in tokens],
+    "ngram_ids": lambda tokens, *options, seed=0: [ngram_rows(row, *options, seed=seed) for row in tokens],
     "prefix_ids": lambda codes, sizes: [prefix_numbers(row, sizes) for row in codes],
     "bucket_ids": lambda ids, buckets, seed=0: [cross_hash([each], seed) % buckets for each in ids],
 }
@@ -102,7 +102,7 @@ EQUATIONS: dict[str, Callable[..., Any]] = {
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "hash_strings": lambda texts, seed=0: hash_strings(texts, seed).tolist(),
     "cross_ids": lambda *ids, seed=0: cross_ids([longs(each) for each in ids], seed).tolist(),
-    "ngram_ids": lambda tokens, *options, seed=0: ngram_ids(longs(tokens), *options, seed).tolist(),
+    "ngram_ids": lambda tokens, *options, seed=0: ngram_ids(longs(tokens), *options, seed=seed).tolist(),
     "prefix_ids": lambda codes, sizes: prefix_ids(longs(codes), sizes).tolist(),
     "bucket_ids": lambda ids, buckets, seed=0: bucket_ids(longs(ids), buckets, seed).tolist(),
 }

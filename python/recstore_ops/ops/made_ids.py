@@ -68,7 +68,7 @@ def hash_strings(
 
     Example:
         >>> hash_strings(["Bern", b"Bern", None], missing=-1)
-        tensor([700966251408354108,                 -1])
+        tensor([700966251408354108, 700966251408354108,                 -1])
     """
     first, parts = 0, []
     for column in _columns(texts):
