@@ -25,6 +25,7 @@ from recstore_ops.config.table_options import TableOptions
 from recstore_ops.forgetting import ForgetReport, forget
 from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
 from recstore_ops.inspect.table_report import inspect_table
+from recstore_ops.nn.averaged import averaged
 from recstore_ops.nn.dist_embedding import DistEmbedding
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
@@ -83,6 +84,7 @@ __all__ = [
     "TableOptions",
     "__version__",
     "active_config",
+    "averaged",
     "bucket_ids",
     "checkpoint",
     "cross_ids",

@@ -12,19 +12,6 @@ from recstore_ops.ops import operators
 
 Contents = tuple[Tensor, Tensor, dict[str, Tensor], dict[str, Any]]
 
-# Of every rule, convention and way of counting steps.
-OPTIMIZERS: list[dict[str, Any]] = [
-    {"kind": "sgd", "lr": 0.1, "weight_decay": 0.01},
-    {"kind": "adagrad", "lr": 0.1},
-    {"kind": "adagrad", "lr": 0.1, "convention": "torch"},
-    {"kind": "rowwise_adagrad", "lr": 0.1},
-    {"kind": "rowwise_adagrad", "lr": 0.1, "convention": "torch"},
-    {"kind": "adam", "lr": 0.1},
-    {"kind": "adam", "lr": 0.1, "bias_correction": "row"},
-    {"kind": "adamw", "lr": 0.1, "weight_decay": 0.1},
-    {"kind": "ftrl", "alpha": 0.1, "l1": 0.01, "l2": 0.1},
-]
-
 
 def optimizer_name(optimizer: dict[str, Any]) -> str:
     return "-".join(str(value) for value in optimizer.values() if isinstance(value, str))

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from checkpoints import OPTIMIZERS, assert_same, contents, drop_all_tables, optimizer_name
+from checkpoints import assert_same, contents, drop_all_tables, optimizer_name
+from optimizer_kinds import FORMS
 from torch import Tensor
 from warm_programs import WarmProgram, output_of
 
@@ -79,7 +80,7 @@ ONES = torch.ones(3, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=optimizer_name)
+@pytest.mark.parametrize("optimizer", FORMS, ids=optimizer_name)
 def test_training_goes_on_as_if_it_had_not_stopped(
     optimizer: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from checkpoints import OPTIMIZERS, contents, drop_all_tables, optimizer_name
+from checkpoints import contents, drop_all_tables, optimizer_name
+from optimizer_kinds import FORMS
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, checkpoint, table_names
 
@@ -43,12 +44,21 @@ def documented_keys(heading: str) -> set[str]:
     return set(re.findall(r"^\| `(\w+)` \|", section, flags=re.MULTILINE))
 
 
-def slots_of(optimizer: dict[str, Any], dim: int) -> list[tuple[str, int]]:
-    """The slots of an optimizer and their widths, as the document's table has them."""
+def slots_of(config: dict[str, Any], dim: int) -> list[tuple[str, int]]:
+    """The slots of a table and their widths, as the document's table has them."""
+    optimizer = config["optimizer"]
     (cell,) = re.findall(rf"^\|[^|]*`{optimizer['kind']}`[^|]* \| (.*) \|$", DOCUMENT, flags=re.MULTILINE)
-    always, _, by_row = cell.partition("; with")
-    listed = always if optimizer.get("bias_correction") != "row" else always + by_row
+    always, *further = cell.split("; with ")
+    listed = always + "".join(clause for clause in further if holds(clause, optimizer))
+    if "ema_decay" in config:
+        listed += DOCUMENT.split("| any, with `ema_decay` in `config` |")[1].split("|")[0]
     return [(name, dim if width == "dim" else 1) for name, width in re.findall(r"`(\w+)` (dim|1)", listed)]
+
+
+def holds(clause: str, optimizer: dict[str, Any]) -> bool:
+    """Whether an optimizer has the option that a clause begins with: its value, or one above zero."""
+    key, _, value = clause.split("`")[1].partition(": ")
+    return optimizer.get(json.loads(key)) == json.loads(value) if value else optimizer.get(key, 0) > 0
 
 
 def as_numbers(content: bytes, dtype: str) -> np.ndarray:
@@ -60,7 +70,7 @@ def as_numbers(content: bytes, dtype: str) -> np.ndarray:
 def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
     rows, config = file["rows"], table["config"]
     deleted = {"deleted_ids": ("I64", [file["deleted"]])} if table["is_delta"] else {}
-    slots = {f"slot.{name}": ("F32", [rows, width]) for name, width in slots_of(config["optimizer"], table["dim"])}
+    slots = {f"slot.{name}": ("F32", [rows, width]) for name, width in slots_of(config, table["dim"])}
     kinds = {"admission": {"ids": "I64", "counts": "U32"}, "eviction": {"ids": "I64"}}
     state = {
         f"{part}.{name}": (dtype, [file["state"].pop(f"{part}.{name}")])
@@ -204,8 +214,9 @@ def step(modules: list[DistEmbedding], ids: torch.Tensor) -> None:
 def test_checkpoints_read_by_the_document_hold_what_the_tables_do(dtype: torch.dtype, tmp_path: Path) -> None:
     modules = [
         DistEmbedding(None, 3, f"{optimizer_name(optimizer)}/é {number}", optimizer=optimizer, dtype=dtype)
-        for number, optimizer in enumerate(OPTIMIZERS)
+        for number, optimizer in enumerate(FORMS)
     ]
+    modules.insert(1, DistEmbedding(None, 3, "averaged", optimizer="adam", dtype=dtype, ema_decay=0.5))
     step(modules, torch.arange(-10, 11))
     checkpoint.save(tmp_path, metadata={"epoch": 1})
     assert_read_as_stored(tmp_path)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import hypothesis.strategies as some
 import pytest
 import torch
 from hypothesis import given
+from optimizer_kinds import KINDS
 
 from recstore_ops import (
     DistEmbedding,
@@ -27,6 +29,7 @@ from recstore_ops import (
 )
 from recstore_ops.config.config_file import config_schema, configure_table, document_problems
 from recstore_ops.config.json_schema import find_problems
+from recstore_ops.training.choices import OptimizerName
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -63,6 +66,8 @@ FULL_ENTRY = {
     "dtype": "float32",
     "seed": 7,
     "block_size": 128,
+    "max_grad_norm": 2.5,
+    "ema_decay": 0.5,
     "nan_policy": "skip",
     "admission": {"kind": "count", "threshold": 1},
     "eviction": {"ttl": 1000},
@@ -107,6 +112,7 @@ def test_a_module_takes_what_the_file_says(kind: type, table_name: TableName, wr
         "weight_decay": 0.0,
         "convention": "torch",
     }
+    assert (config.max_grad_norm, config.ema_decay) == (2.5, 0.5)
     assert config.initializer == {"kind": "uniform", "a": -0.5, "b": 0.5}
     assert (config.seed, config.block_size, config.nan_policy) == (7, 128, "skip")
 
@@ -317,9 +323,9 @@ INVALID: list[tuple[Any, str]] = [
     (tables(dtype="float8"), 'user.dtype: must be one of "float32", "bfloat16", "float16", got "float8"'),
     (tables(nan_policy="ignore"), "embedding_tables.user.nan_policy: must be one of"),
     (tables(optimizer=3), "embedding_tables.user.optimizer: must be string or object, got 3"),
-    (tables(optimizer="lion"), "embedding_tables.user.optimizer: must be one of"),
+    (tables(optimizer="sign"), "embedding_tables.user.optimizer: must be one of"),
     (tables(optimizer={"lr": 1}), 'embedding_tables.user.optimizer: needs "kind"'),
-    (tables(optimizer={"kind": "lion", "lr": 1}), "embedding_tables.user.optimizer.kind: must be one of"),
+    (tables(optimizer={"kind": "sign", "lr": 1}), "embedding_tables.user.optimizer.kind: must be one of"),
     (tables(optimizer={"kind": "sgd", "eps": 1}), "embedding_tables.user.optimizer.eps: unknown key"),
     (tables(optimizer={"kind": "adagrad", "eps": 0}), "embedding_tables.user.optimizer.eps: must be above 0, got 0"),
     (tables(optimizer={"kind": "adam", "betas": [0.9]}), "optimizer.betas: must have at least 2 elements, got 1"),
@@ -389,15 +395,18 @@ def test_the_loader_agrees_with_a_validator(document: Any) -> None:
     assert is_valid_elsewhere(document) == (document_problems(document) == [])
 
 
-KINDS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl", "zeros", "normal", "constant", "lion"]
+NAMES = [*KINDS, "zeros", "normal", "constant", "sign"]
 NUMBERS = some.sampled_from([-1, 0, 1, 2, 0.5, 1.0, 1e39, float("inf"), 2**63, 2**64])
 VALUES = some.one_of(
     NUMBERS,
-    some.sampled_from([None, True, "error", "float32", "torch", "row", *KINDS, [], [0, 0.5], [1, 2], {}]),
+    some.sampled_from([None, True, "error", "float32", "torch", "row", *NAMES, [], [0, 0.5], [1, 2], {}]),
 )
-PARAMETERS = ["kind", "lr", "alpha", "beta", "betas", "eps", "l1", "std", "a", "value", "gain", "convention", "lrr"]
+PARAMETERS = [
+    *("kind", "lr", "alpha", "beta", "betas", "eps", "l1", "std", "a", "value", "gain", "convention", "lrr"),
+    *("rho", "momentum", "nesterov", "centered", "amsgrad", "lr_decay"),
+]
 RULES = some.dictionaries(some.sampled_from(PARAMETERS), VALUES, max_size=3)
-KINDS_WITH_PARAMETERS = some.builds(lambda kind, rule: {**rule, "kind": kind}, some.sampled_from(KINDS), RULES)
+KINDS_WITH_PARAMETERS = some.builds(lambda kind, rule: {**rule, "kind": kind}, some.sampled_from(NAMES), RULES)
 ENTRIES = some.dictionaries(
     some.sampled_from([*FULL_ENTRY, "name"]), some.one_of(VALUES, RULES, KINDS_WITH_PARAMETERS), max_size=3
 )
@@ -422,3 +431,11 @@ def test_a_configuration_that_is_nested_deeply_is_refused(tmp_path: Path, openin
     path.write_text(f'{{"cache_ps": {opening * 5000}1{closing * 5000}}}')
     with pytest.raises(ValueError, match=f"{path}: its arrays and objects are nested too deeply"):
         load_config_file(path)
+
+
+def test_schema_trainer_and_store_know_the_same_optimizers(table_name: TableName) -> None:
+    of_schema = [kind for kind in config_schema()["$defs"]["optimizer_kind"]["enum"] if kind != "rule"]
+    assert of_schema == config_schema()["$defs"]["optimizer"]["then"]["enum"] == KINDS == [*get_args(OptimizerName)]
+    with pytest.raises(ValueError, match="unknown variant `sign`, expected one of ") as refused:
+        DistEmbedding(None, 4, table_name(), optimizer="sign")
+    assert re.findall(r"`(\w+)`", str(refused.value))[1:] == [*KINDS, "rule"]

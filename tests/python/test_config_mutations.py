@@ -30,6 +30,8 @@ DOCUMENT: dict[str, Any] = {
             "dtype": "float32",
             "seed": 7,
             "block_size": 128,
+            "max_grad_norm": 2.5,
+            "ema_decay": 0.5,
             "nan_policy": "skip",
             "admission": {"kind": "sketch", "threshold": 2, "epsilon": 0.1, "delta": 0.1},
             "eviction": {"ttl": 10, "capacity": 9, "policy": "lru", "interval": 2},

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from module_kinds import DIM, IDS, NUM, OPTIONS, Kind, Pair, each_kind, pair
+from optimizer_kinds import KINDS
 from torch import Tensor, nn
 
 from recstore_ops import (
@@ -32,8 +33,6 @@ from recstore_ops.state import optimizer_state, table_rows
 __all__ = ["pair"]
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.embedded_only("tables on servers cannot be copied")]
-
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 
 
 def all_rows(table: Table) -> Tensor:
@@ -100,7 +99,7 @@ def test_a_frozen_module_has_a_frozen_copy(kind: Kind, pair: Pair) -> None:
     assert not kind.outputs(pair.module).requires_grad
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_model_and_optimizer_copied_together_go_on_alike(optimizer: str, table_name: Callable[[], str]) -> None:
     # Normal initial values: ids that neither has seen must be equal too.
     model: Any = nn.Sequential(DistEmbedding(None, DIM, table_name(), optimizer={"kind": optimizer}))

@@ -52,9 +52,16 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adamw": {"kind": "adamw", "lr": 0.1},
     "adamw_row": {"kind": "adamw", "lr": 0.1, "bias_correction": "row"},
     "ftrl": {"kind": "ftrl", "alpha": 0.1, "l1": 0.3, "l2": 0.1},
+    "nesterov": {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
+    "rmsprop": {"kind": "rmsprop", "lr": 0.1, "momentum": 0.9, "centered": True},
+    "adadelta": {"kind": "adadelta", "lr": 0.1},
+    "amsgrad": {"kind": "adam", "lr": 0.1, "amsgrad": True},
+    "rowwise_adam": {"kind": "rowwise_adam", "lr": 0.1},
+    "lamb": {"kind": "lamb", "lr": 0.1},
+    "lion": {"kind": "lion", "lr": 0.1},
 }
 
-BEFORE_A_CHANGE = ("sgd", "rowwise_adagrad", "adam", "ftrl")
+BEFORE_A_CHANGE = ("sgd", "rowwise_adagrad", "adam", "lamb", "ftrl")
 each_optimizer = pytest.mark.parametrize(
     "optimizer",
     [

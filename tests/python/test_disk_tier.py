@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizer_kinds import KINDS
 from torch import Tensor, nn
 
 from recstore_ops import (
@@ -38,7 +39,6 @@ pytestmark = pytest.mark.tier("test")
 TableName = Callable[[], str]
 
 DIM, ROWS, LIMIT = 16, 4_000, 300_000
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +67,7 @@ def train(module: DistEmbedding | DistEmbeddingBag, pools: bool, count: int = 20
 
 
 @pytest.mark.parametrize("pools", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_a_module_trains_to_the_same_bits_as_in_memory(
     optimizer: str, pools: bool, table_name: TableName, tmp_path: Path
 ) -> None:

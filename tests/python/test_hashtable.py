@@ -313,6 +313,11 @@ SLOTS = {
     "adam": ["exp_avg", "exp_avg_sq"],
     "adamw": ["exp_avg", "exp_avg_sq"],
     "ftrl": ["n", "z", "alpha"],
+    "rmsprop": ["square_avg"],
+    "adadelta": ["square_avg", "acc_delta"],
+    "rowwise_adam": ["exp_avg", "exp_avg_sq"],
+    "lamb": ["exp_avg", "exp_avg_sq"],
+    "lion": ["exp_avg"],
 }
 
 
@@ -322,7 +327,11 @@ def test_slots_are_listed_by_name(kind: str, names: list[str], name: str) -> Non
     assert table.slot_names() == ["embedding", *names]
     for slot in names:
         values = table.slot(slot, torch.zeros(4, 1, dtype=torch.int64))
-        one_a_row = kind == "rowwise_adagrad" or slot == "alpha"
+        one_a_row = (kind, slot) in {
+            ("rowwise_adagrad", "state_sum"),
+            ("rowwise_adam", "exp_avg_sq"),
+            ("ftrl", "alpha"),
+        }
         assert values.shape == ((4, 1, 1) if one_a_row else (4, 1, 2, 3))
         assert values.eq(0).all()
 

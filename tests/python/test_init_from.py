@@ -267,6 +267,10 @@ def test_the_report_says_what_became_of_the_rows(changing: Path, steps_to_kill: 
             {"optimizer": "sgd", "init_what": "rows-and-optimizer"},
             "was trained with optimizer adam, this one has optimizer sgd: only its rows can be taken, init_what rows",
         ),
+        (
+            {"optimizer_options": {"amsgrad": True}, "init_what": "rows-and-optimizer"},
+            "was trained with optimizer adam, this one has optimizer adam amsgrad=True: only its rows can be taken",
+        ),
     ],
 )
 def test_another_model_is_an_error_that_names_both(folder: Path, options: dict[str, Any], message: str) -> None:

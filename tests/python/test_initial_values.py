@@ -35,6 +35,12 @@ OPTIMIZERS: list[dict[str, Any]] = [
     {"kind": "adam", "bias_correction": "row"},
     {"kind": "adamw", "weight_decay": 0.0},
     {"kind": "ftrl"},
+    {"kind": "sgd", "momentum": 0.9},
+    {"kind": "rmsprop", "momentum": 0.9, "centered": True},
+    {"kind": "adadelta"},
+    {"kind": "rowwise_adam"},
+    {"kind": "lamb"},
+    {"kind": "lion"},
 ]
 
 

@@ -48,6 +48,10 @@ def test_a_report_has_name_configuration_and_statistics(table_name: TableName) -
         ("rowwise_adagrad", {"state_sum": 1}, 5),
         ("adam", {"exp_avg": 4, "exp_avg_sq": 4}, 12),
         ("ftrl", {"n": 4, "z": 4, "alpha": 1}, 13),
+        ("rmsprop", {"square_avg": 4}, 8),
+        ("adadelta", {"square_avg": 4, "acc_delta": 4}, 12),
+        ("rowwise_adam", {"exp_avg": 4, "exp_avg_sq": 1}, 9),
+        ("lion", {"exp_avg": 4}, 8),
     ],
 )
 def test_slots_and_bytes_of_a_row(optimizer: str, slots: dict[str, int], floats: int, table_name: TableName) -> None:

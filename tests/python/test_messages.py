@@ -31,6 +31,7 @@ LISTS = {
     "rust/recstore-ps/src/grpc/service.rs": {"{:?}", "{kind:?}"},
     "rust/recstore-tch/src/error.rs": {"{actual:?}", "{expected:?}"},
     "rust/recstore/src/checkpoint/table_file/reader.rs": {"{:?}"},
+    "rust/recstore/src/rows/made_ids/mod.rs": {"{sizes:?}"},
     "rust/recstore-runtime/src/inputs.rs": {"{shape:?}", "{:?}"},
     "cxx_bridge/src/kernels.rs": {"{issued:?}", "{names:?}"},
 }

@@ -68,7 +68,7 @@ class Rival:
     theirs: Callable[[Tensor], Steps]
 
 
-def torch_rival(kind: str, theirs: type, convention: dict[str, str] | None = None, **options: float) -> Rival:
+def torch_rival(kind: str, theirs: type, convention: dict[str, str] | None = None, **options: Any) -> Rival:
     return Rival({"kind": kind, **(convention or {}), **options}, lambda weight: theirs([weight], **options))
 
 
@@ -121,6 +121,59 @@ NUMPY_LAZY = {
     "adamw_row": numpy_rival(
         "adamw", reference.adamw(0.02, 0.01, by_row=True), lr=0.02, eps=0.01, bias_correction="row"
     ),
+    "momentum": numpy_rival("sgd", reference.momentum(0.05, 0.8), lr=0.05, momentum=0.8),
+    "nesterov": numpy_rival(
+        "sgd", reference.momentum(0.05, 0.8, True, 0.05), lr=0.05, momentum=0.8, nesterov=True, weight_decay=0.05
+    ),
+    "adagrad_lr_decay": numpy_rival(
+        "adagrad", reference.adagrad(0.1, 0.01, lr_decay=0.1), lr=0.1, eps=0.01, lr_decay=0.1
+    ),
+    "rmsprop": numpy_rival(
+        "rmsprop", reference.rmsprop(0.01, 0.9, 0.1, weight_decay=0.05), lr=0.01, alpha=0.9, eps=0.1, weight_decay=0.05
+    ),
+    "rmsprop_centered": numpy_rival(
+        "rmsprop", reference.rmsprop(0.01, 0.9, 0.1, True), lr=0.01, alpha=0.9, eps=0.1, centered=True
+    ),
+    "rmsprop_momentum": numpy_rival(
+        "rmsprop",
+        reference.rmsprop(0.01, 0.9, 0.1, True, 0.5),
+        lr=0.01,
+        alpha=0.9,
+        eps=0.1,
+        centered=True,
+        momentum=0.5,
+    ),
+    "adadelta": numpy_rival("adadelta", reference.adadelta(0.5, 0.9, 0.01, 0.05), lr=0.5, eps=0.01, weight_decay=0.05),
+    "amsgrad": numpy_rival(
+        "adam",
+        reference.adam(0.02, 0.01, beta2=0.6, amsgrad=True),
+        lr=0.02,
+        eps=0.01,
+        betas=[0.9, 0.6],
+        amsgrad=True,
+    ),
+    "amsgrad_adamw": numpy_rival(
+        "adamw",
+        reference.adamw(0.02, 0.01, 0.1, True, 0.6, True),
+        lr=0.02,
+        eps=0.01,
+        weight_decay=0.1,
+        betas=[0.9, 0.6],
+        amsgrad=True,
+        bias_correction="row",
+    ),
+    "rowwise_adam": numpy_rival("rowwise_adam", reference.rowwise_adam(0.02, 0.01), lr=0.02, eps=0.01),
+    "rowwise_adam_row": numpy_rival(
+        "rowwise_adam",
+        reference.rowwise_adam(0.02, 0.01, 0.05, True),
+        lr=0.02,
+        eps=0.01,
+        weight_decay=0.05,
+        bias_correction="row",
+    ),
+    "lamb": numpy_rival("lamb", reference.lamb(0.02, 0.01, 0.05), lr=0.02, eps=0.01, weight_decay=0.05),
+    "lamb_row": numpy_rival("lamb", reference.lamb(0.02, 0.01, by_row=True), lr=0.02, eps=0.01, bias_correction="row"),
+    "lion": numpy_rival("lion", reference.lion(0.01, weight_decay=0.05), lr=0.01, weight_decay=0.05),
     "ftrl": numpy_rival("ftrl", reference.ftrl(0.1, 1.0, 0.3, 0.1), alpha=0.1, beta=1.0, l1=0.3, l2=0.1),
     "ftrl_plain": numpy_rival("ftrl", reference.ftrl(0.1), lr=0.1),
 }
@@ -131,6 +184,15 @@ TORCH_DENSE = {
     # torch's dense Adam adds eps after the correction of bias, ours and SparseAdam before: it must have no weight.
     "adam_decay": torch_rival("adam", torch.optim.Adam, lr=0.02, weight_decay=0.05, eps=1e-12),
     "adamw": torch_rival("adamw", torch.optim.AdamW, lr=0.02, weight_decay=0.1),
+    "momentum": torch_rival("sgd", torch.optim.SGD, lr=0.05, momentum=0.8, weight_decay=0.05),
+    "nesterov": torch_rival("sgd", torch.optim.SGD, lr=0.05, momentum=0.8, nesterov=True),
+    "adagrad_lr_decay": torch_rival("adagrad", torch.optim.Adagrad, TORCH_CONVENTION, lr=0.1, eps=1e-3, lr_decay=0.1),
+    "rmsprop": torch_rival("rmsprop", torch.optim.RMSprop, lr=0.01, alpha=0.9, eps=0.1, weight_decay=0.05),
+    "rmsprop_centered": torch_rival("rmsprop", torch.optim.RMSprop, lr=0.01, alpha=0.9, eps=0.1, centered=True),
+    "rmsprop_momentum": torch_rival("rmsprop", torch.optim.RMSprop, lr=0.01, alpha=0.9, eps=0.1, momentum=0.5),
+    "adadelta": torch_rival("adadelta", torch.optim.Adadelta, lr=0.5, rho=0.8, eps=0.01, weight_decay=0.05),
+    "amsgrad": torch_rival("adam", torch.optim.Adam, lr=0.02, betas=(0.9, 0.6), eps=1e-12, amsgrad=True),
+    "amsgrad_adamw": torch_rival("adamw", torch.optim.AdamW, lr=0.02, betas=(0.9, 0.6), amsgrad=True),
 }
 
 RIVALS = {**TORCH_SPARSE, **NUMPY_LAZY}

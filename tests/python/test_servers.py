@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from optimizer_kinds import KINDS
 from served_tables import ServerProcesses
 from torch import Tensor
 from warm_programs import output_of
@@ -40,7 +41,6 @@ from recstore_ops.servers.server_config import ServerAddress, chosen_servers, kn
 pytestmark = pytest.mark.tier("test")
 
 TableName = Callable[[], str]
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 
 
 @pytest.fixture(scope="module", params=[1, 3], ids=["one_server", "three_shards"])
@@ -68,7 +68,7 @@ def on_both(processes: ServerProcesses, scenario: Callable[[], list[Tensor]]) ->
     return served
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_an_embedding_is_trained(processes: ServerProcesses, table_name: TableName, optimizer: str) -> None:
     name, batches = table_name(), torch.randint(-50, 50, (6, 4, 5), generator=torch.Generator().manual_seed(1))
 

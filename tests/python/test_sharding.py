@@ -9,7 +9,16 @@ from sharded_training import Trained, train
 
 pytestmark = pytest.mark.tier("test")
 
-OPTIMIZERS = {"sgd": 0.5, "adagrad": 0.3, "rowwise_adagrad": 0.3, "adam": 0.05, "adamw": 0.05}
+OPTIMIZERS = {
+    "sgd": 0.5,
+    "adagrad": 0.3,
+    "rowwise_adagrad": 0.3,
+    "rmsprop": 0.05,
+    "adam": 0.05,
+    "adamw": 0.05,
+    "rowwise_adam": 0.05,
+    "lamb": 0.05,
+}
 
 
 def _spec(kind: str) -> dict[str, Any]:
@@ -31,7 +40,7 @@ def test_ranks_train_as_one_process_does(ranks: Ranks, world: int, kind: str) ->
     _assert_same(ranks.run(world, train, name, _spec(kind)), train(None, name, _spec(kind)))
 
 
-@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adamw"])
+@pytest.mark.parametrize("kind", ["rowwise_adagrad", "adamw", "rowwise_adam", "lamb"])
 @pytest.mark.parametrize("weights", [(1, 0, 2), (0, 1, 0)])
 def test_uneven_and_empty_shares_keep_one_clock(ranks: Ranks, kind: str, weights: tuple[int, ...]) -> None:
     name = f"uneven/{kind}/{weights}"

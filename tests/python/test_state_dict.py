@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizer_kinds import KINDS
 from torch import Tensor, nn
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
@@ -38,7 +39,6 @@ from recstore_ops.state import native_state, tables_left_out
 pytestmark = pytest.mark.tier("test")
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "state_dict.md"
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ADAM = {"kind": "adam", "lr": 0.1}
 DIM = 2
@@ -204,7 +204,7 @@ def test_the_state_of_an_optimizer_holds_slots_steps_rates_and_groups(table_name
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_training_goes_on_to_the_bit_after_a_round_trip(optimizer: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     training = Training(Everything(optimizer, dtype))

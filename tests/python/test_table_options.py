@@ -171,6 +171,8 @@ def test_an_option_of_a_collection_is_one_of_each_table_without_its_own(table_na
         "dtype": torch.bfloat16,
         "seed": 3,
         "block_size": 64,
+        "max_grad_norm": 2.5,
+        "ema_decay": 0.5,
         "nan_policy": "skip",
     }
     tables = [{**TABLE, **own, "name": table_name()}, {**TABLE, "name": table_name(), "optimizer": {}}]

@@ -135,12 +135,14 @@ def test_every_option_of_a_deep_model_takes_effect(recstore: Recstore, small_fil
         *("--dense-optimizer", "adamw", "--dense-lr", 0.003, "--dense-option", "weight_decay=0.01"),
         *("--dense-option", "betas=[0.8, 0.99]", "--schedule", "exponential", "--gamma", 0.8, "--warmup-steps", 3),
         *("--epochs", 2, "--evaluate-every", 2, "--log-every", 1, "--run-name", "all", "--row-type", "bfloat16"),
+        *("--optimizer-option", "amsgrad=true", "--optimizer-option", "betas=[0.9, 0.99]"),
     )
     assert recstore("train", small_files, *options) == 0
     run = small_files / "runs" / "all"
     config = json.loads((run / "config.json").read_text())
     assert (config["hidden"], config["crosses"]) == ([8, 4], [[0, 1], [2, 3]])
     assert config["dense_options"] == {"weight_decay": 0.01, "betas": [0.8, 0.99]}
+    assert config["optimizer_options"] == {"amsgrad": True, "betas": [0.9, 0.99]}
     assert config["row_type"] == "bfloat16"
     steps = metrics_of(run, "steps")
     assert [line["lr"] for line in steps[:4]] == pytest.approx([0.002 / 3, 0.004 / 3, 0.002, 0.002])

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from optimizer_kinds import KINDS
 from saved_runs import Signals, metrics_of, rows_of, run_train, state_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from training_runs import drop_tables
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.tier("test")
 
 IN_ALL = pytest.mark.tier("all")
 OPTIMIZERS = [
-    *(pytest.param(name, marks=IN_ALL) for name in ("sgd", "adagrad", "rowwise_adagrad", "adamw", "ftrl")),
+    *(pytest.param(name, marks=IN_ALL) for name in KINDS if name != "adam"),
     "adam",
 ]
 # 60 steps in 3 epochs, with evaluations, saves and records that lie across each other.

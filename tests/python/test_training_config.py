@@ -29,7 +29,7 @@ pytestmark = pytest.mark.tier("quick")
         ),
         ({"planted": None, "train": (Path("x"),), "file_format": "json"}, "file_format must be one of libsvm, libffm,"),
         ({"model": "dnn"}, "model must be one of lr, fm, deepfm, dlrm, wide_deep, dcn, din, two_tower, got 'dnn'"),
-        ({"optimizer": "lion"}, "optimizer must be one of sgd"),
+        ({"optimizer": "sign"}, "optimizer must be one of sgd"),
         (
             {"init_from": "runs/x", "init_what": "slots"},
             "init_what must be one of rows, rows-and-optimizer, got",
@@ -73,6 +73,11 @@ pytestmark = pytest.mark.tier("quick")
         ({"l1": 0.1}, "optimizer adam takes no l1"),
         ({"optimizer": "ftrl", "weight_decay": 0.1}, "optimizer ftrl takes no weight_decay"),
         ({"convention": "torch"}, "optimizer adam takes no convention"),
+        ({"optimizer_options": {"lr": 0.1, "l1": 1}}, "optimizer_options take no lr and no l1, which are options of"),
+        ({"optimizer_options": {"momentum": 0.9}}, "optimizer_options of adam: momentum: unknown key"),
+        ({"optimizer": "lion", "optimizer_options": {"betas": (0.9, 1)}}, "betas.1: must be below 1, got 1"),
+        ({"tables": "nn", "optimizer_options": {"eps": 0.1}}, "a run with tables nn takes no optimizer_options"),
+        ({"tables": "nn", "optimizer": "lion"}, r"nn.Embedding\(sparse=True\) has no optimizer lion"),
         ({"dense_options": {"momentum": 0.9}}, "dense_options need a dense_optimizer"),
         ({"dense_optimizer": "lion"}, "dense_optimizer must be one of"),
         ({"dense_optimizer": "adam", "dense_options": {"momentum": 0.9}}, "torch.optim.Adam takes no momentum"),
@@ -192,6 +197,12 @@ def test_adagrad_takes_a_convention() -> None:
     assert table_optimizer(config) == {"kind": "adagrad", "lr": 0.05, "convention": "torch"}
 
 
+def test_further_arguments_are_the_rules() -> None:
+    config = TrainingConfig(planted="pairs", optimizer="sgd", optimizer_options={"momentum": 0.9, "nesterov": True})
+    assert table_optimizer(config) == {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True}
+    assert TrainingConfig.from_json(config.as_json()) == config
+
+
 @pytest.mark.parametrize(
     ("optimizer", "expected"),
     [
@@ -201,6 +212,11 @@ def test_adagrad_takes_a_convention() -> None:
         ("adagrad", torch.optim.Adagrad),
         ("rowwise_adagrad", torch.optim.Adagrad),
         ("ftrl", torch.optim.Adagrad),
+        ("rmsprop", torch.optim.RMSprop),
+        ("adadelta", torch.optim.Adadelta),
+        ("rowwise_adam", torch.optim.Adam),
+        ("lamb", torch.optim.Adam),
+        ("lion", torch.optim.Adam),
     ],
 )
 def test_the_dense_part_follows_the_same_rule(table_name, optimizer, expected: type) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from optimizer_kinds import KINDS
 from training_runs import Recorder, train_new
 
 from recstore_ops.training import (
@@ -25,7 +26,6 @@ from recstore_ops.training.early_stopping import EarlyStopping
 pytestmark = pytest.mark.tier("quick")
 
 TableName = Callable[[], str]
-OPTIMIZERS = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"]
 MODELS = ["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn"]
 
 
@@ -80,7 +80,7 @@ def test_summed_gradients_are_batch_size_times_the_mean(small_files: Path, table
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", KINDS)
 def test_every_optimizer_lowers_the_loss(small_files: Path, table_name: TableName, optimizer: str) -> None:
     losses = [
         record.train_loss

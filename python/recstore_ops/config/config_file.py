@@ -56,6 +56,8 @@ class TableEntry:
     dtype: str | None = None
     seed: int | None = None
     block_size: int | None = None
+    max_grad_norm: float | None = None
+    ema_decay: float | None = None
     nan_policy: str | None = None
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
@@ -148,6 +150,12 @@ def read_document(path: Path) -> Any:
 def document_problems(document: Any) -> list[Problem]:
     """Returns all that is wrong with the JSON value of a configuration file."""
     return find_problems(document, config_schema()) or server_problems(document)
+
+
+def optimizer_problems(optimizer: dict[str, Any]) -> list[Problem]:
+    """Returns all that is wrong with the optimizer of a table, `{"kind": ..., ...}`."""
+    schema = config_schema()
+    return find_problems(optimizer, {"$defs": schema["$defs"], "$ref": "#/$defs/optimizer"})
 
 
 @functools.cache

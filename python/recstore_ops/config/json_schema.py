@@ -180,6 +180,7 @@ def _is_integer(value: Any) -> bool:
 
 _TYPES: dict[str, Callable[[Any], bool]] = {
     "array": lambda value: isinstance(value, list),
+    "boolean": lambda value: isinstance(value, bool),
     "integer": _is_integer,
     "null": lambda value: value is None,
     "number": _is_number,

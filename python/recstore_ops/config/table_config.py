@@ -9,7 +9,7 @@ from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import type_name
 from recstore_ops.config.table_options import ConfigOptions, given
 
-_OPTIONAL = ("admission", "eviction", "memory_limit", "disk")
+_OPTIONAL = ("max_grad_norm", "ema_decay", "admission", "eviction", "memory_limit", "disk")
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -31,6 +31,8 @@ class TableConfig:
     block_size: int = 10_240
     initializer: dict[str, Any] = field(default_factory=lambda: {"kind": "normal"})
     optimizer: dict[str, Any] = field(default_factory=lambda: {"kind": "sgd"})
+    max_grad_norm: float | None = None
+    ema_decay: float | None = None
     nan_policy: str = "error"
     admission: dict[str, Any] | None = None
     eviction: dict[str, Any] | None = None
@@ -64,9 +66,9 @@ class TableConfig:
         config = {key: value for key, value in asdict(self).items() if key not in _OPTIONAL or value is not None}
         for part in ("initializer", "optimizer", *_OPTIONAL):
             options = config.get(part)
+            _check_finite(part, options)
             for key, value in options.items() if isinstance(options, dict) else ():
-                if isinstance(value, float) and not math.isfinite(value):
-                    raise ValueError(f"invalid table configuration: {part}.{key} must be finite, got {value}")
+                _check_finite(f"{part}.{key}", value)
         return json.dumps(config)
 
     @classmethod
@@ -102,3 +104,8 @@ def check_learning_rate(lr: float, table: str | None = None) -> None:
     if not 0 <= lr <= _FLOAT32_MAX:
         prefix = "" if table is None else f'table "{table}": '
         raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {lr}")
+
+
+def _check_finite(key: str, value: Any) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"invalid table configuration: {key} must be finite, got {value}")

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from recstore_ops.config.config_file import optimizer_problems
 from recstore_ops.config.option import Option
 from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
 from recstore_ops.training.choices import (
@@ -22,6 +23,7 @@ from recstore_ops.training.choices import (
     OF_NAMED_COLUMNS,
     REASONS,
     RETRIEVAL,
+    WITH_OPTIONS,
     InitWhat,
     OptimizerName,
 )
@@ -61,8 +63,9 @@ class TrainingConfig(ModelConfig, InputConfig):
         optimizer: the rule by which the tables are stepped.
         lr: learning rate, or FTRL's alpha; None takes `DEFAULT_LR`.
         beta, l1, l2: of FTRL; default 1, 0, 0.
-        weight_decay: of sgd, adam and adamw; None takes the store's default.
+        weight_decay: of all but the rules of AdaGrad and FTRL; None takes the store's default.
         convention: of adagrad and rowwise_adagrad, "recstore" or "torch"; None takes the first, as tables do.
+        optimizer_options: further arguments of the rule, as `{"momentum": 0.9}`.
         dense_optimizer: the name of an optimizer of `torch.optim` for all parameters outside the tables; None takes
             the one of the tables' rule.
         dense_lr: its learning rate; None takes `lr`.
@@ -98,19 +101,37 @@ class TrainingConfig(ModelConfig, InputConfig):
     optimizer: Annotated[OptimizerName, Option("Steps the tables.", _OPTIMIZER)] = "adam"
     lr: Annotated[
         float | None,
-        Option("Learning rate.", _OPTIMIZER, shown="0.002 adam, adamw; 0.05 adagrad, rowwise_adagrad; 0.1 sgd, ftrl"),
+        Option(
+            "Learning rate.",
+            _OPTIMIZER,
+            shown="0.002 adam, adamw, rowwise_adam, rmsprop; 0.05 adagrad, rowwise_adagrad; 0.1 sgd, ftrl; 1 adadelta; "
+            "0.01 lamb; 0.0005 lion",
+        ),
         _ABOVE_ZERO,
     ] = None
     beta: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="1"), _NOT_NEGATIVE] = None
     l1: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="0"), _NOT_NEGATIVE] = None
     l2: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="0"), _NOT_NEGATIVE] = None
     weight_decay: Annotated[
-        float | None, Option("For sgd, adam and adamw; tables only.", _OPTIMIZER), _NOT_NEGATIVE
+        float | None,
+        Option("For all but adagrad, rowwise_adagrad and ftrl; tables only.", _OPTIMIZER),
+        _NOT_NEGATIVE,
     ] = None
     convention: Annotated[
         Literal["recstore", "torch"] | None,
         Option("How adagrad and rowwise_adagrad divide.", _OPTIMIZER, shown="recstore"),
     ] = None
+    optimizer_options: Annotated[
+        dict[str, Any],
+        Option(
+            "A further argument of the tables' optimizer, as momentum=0.9; may be repeated.",
+            _OPTIMIZER,
+            name="optimizer-option",
+            metavar="NAME=VALUE",
+            type=list[str],
+            read=read_arguments,
+        ),
+    ] = field(default_factory=dict)
     dense_optimizer: Annotated[
         str | None,
         Option(
@@ -345,10 +366,20 @@ class TrainingConfig(ModelConfig, InputConfig):
             self._refuse(("weight_decay",), f"optimizer {self.optimizer}")
         if self.optimizer not in CONVENTIONAL:
             self._refuse(("convention",), f"optimizer {self.optimizer}")
+        self._check_optimizer_options()
         if self.dense_optimizer is None and self.dense_options:
             raise ValueError("dense_options need a dense_optimizer")
         if self.dense_optimizer is not None:
             check_dense_optimizer(self.dense_optimizer, self.dense_options)
+
+    def _check_optimizer_options(self) -> None:
+        own = [name for name in self.optimizer_options if name in WITH_OPTIONS]
+        if own:
+            raise ValueError(f"optimizer_options take no {' and no '.join(own)}, which are options of their own")
+        arguments = {name: list(v) if isinstance(v, tuple) else v for name, v in self.optimizer_options.items()}
+        problems = optimizer_problems({"kind": self.optimizer, **arguments})
+        if problems:
+            raise ValueError("; ".join(f"optimizer_options of {self.optimizer}: {each}" for each in problems))
 
     def _fill_schedule(self) -> None:
         gammas = {"exponential": 0.9, "plateau": 0.5}
@@ -384,6 +415,8 @@ class TrainingConfig(ModelConfig, InputConfig):
             raise ValueError('adagrad compares with torch.optim.Adagrad only with convention "torch"')
         if self.weight_decay:
             raise ValueError("torch.optim has no weight decay for sparse gradients")
+        if self.optimizer_options:
+            raise ValueError("a run with tables nn takes no optimizer_options")
         if self.crosses:
             raise ValueError("nn.Embedding has no row for crossed ids that are not in its vocabulary")
 

@@ -2,7 +2,7 @@
 
 Without a choice of its own, the second follows the rule of the first with the same learning rate. FTRL has no
 counterpart in `torch.optim`; there it is Adagrad, whose step sizes alpha / sqrt(sum of squares) are those of FTRL with
-beta = l1 = l2 = 0.
+beta = l1 = l2 = 0. LAMB and Lion have none either; there it is Adam.
 """
 
 from __future__ import annotations
@@ -22,8 +22,13 @@ _DENSE_COUNTERPART: dict[OptimizerName, str] = {
     "sgd": "sgd",
     "adagrad": "adagrad",
     "rowwise_adagrad": "adagrad",
+    "rmsprop": "rmsprop",
+    "adadelta": "adadelta",
     "adam": "adam",
     "adamw": "adam",
+    "rowwise_adam": "adam",
+    "lamb": "adam",
+    "lion": "adam",
     "ftrl": "adagrad",
 }
 
@@ -34,7 +39,8 @@ def table_optimizer(config: TrainingConfig) -> dict[str, Any]:
         own: dict[str, Any] = {"alpha": config.lr, "beta": config.beta, "l1": config.l1, "l2": config.l2}
     else:
         own = {"lr": config.lr, "weight_decay": config.weight_decay, "convention": config.convention}
-    return {"kind": config.optimizer, **{name: value for name, value in own.items() if value is not None}}
+    chosen = {name: value for name, value in own.items() if value is not None}
+    return {"kind": config.optimizer, **chosen, **config.optimizer_options}
 
 
 def dense_optimizer_name(config: TrainingConfig) -> str:

@@ -41,11 +41,17 @@ _OF_THE_ROWS = ("rating_threshold", "ignore_values")
 
 _OF_TABLES = (
     *("table_prefix", "seed", "init_std", "row_type", "admit_after", "ttl", "min_norm", "capacity", "eviction_policy"),
-    *("eviction_interval", "optimizer", "convention", "beta", "l1", "l2"),
+    *("eviction_interval", "optimizer", "optimizer_options", "convention", "beta", "l1", "l2"),
 )
 """Those by which tables differ; learning rate, weight decay and memory are no part of a checkpoint."""
 
 _Kept = tuple[TableRows, OptimizerState]
+
+
+def _rule(config: TrainingConfig) -> str:
+    """Names the optimizer of a run's tables and its arguments: runs of one rule keep the same slots."""
+    arguments = [f"{name}={value}" for name, value in sorted(config.optimizer_options.items())]
+    return " ".join([config.optimizer, *arguments])
 
 
 @dataclass(frozen=True)
@@ -161,7 +167,7 @@ class OtherRun:
                 )
 
     def _chosen_what(self) -> InitWhat:
-        own, other, asked = self._config.optimizer, self._saved.config.optimizer, self._config.init_what
+        own, other, asked = _rule(self._config), _rule(self._saved.config), self._config.init_what
         if asked == "rows-and-optimizer" and own != other:
             raise ValueError(
                 f"run {self._saved.path} was trained with optimizer {other}, this one has optimizer {own}: only its "
@@ -189,7 +195,7 @@ class OtherRun:
         return [
             *names,
             *(["init_tables"] if not takes_all else []),
-            *(["init_what"] if self.what == "rows" and "optimizer" not in names else []),
+            *(["init_what"] if self.what == "rows" and not {"optimizer", "optimizer_options"} & {*names} else []),
         ]
 
     def _read_tables(self) -> dict[str, _Kept]:

@@ -21,11 +21,13 @@ const IDS: [i64; 10] = [i64::MIN, -7, -1, 0, 1, 2, 3, 40, 41, i64::MAX];
 const NAMES: [&str; 3] = ["a", "b", "c"];
 
 /// Configurations that differ in optimizer, row type, bound and policy.
-const CONFIGS: [&str; 4] = [
+const CONFIGS: [&str; 6] = [
     r#"{"optimizer": {"kind": "adam", "lr": 0.25}, "dtype": "bfloat16"}"#,
     r#"{"optimizer": {"kind": "adagrad", "lr": 0.5}, "num_embeddings": 42}"#,
     r#"{"optimizer": {"kind": "ftrl", "alpha": 0.5, "l1": 0.125}, "nan_policy": "skip"}"#,
     r#"{"optimizer": {"kind": "sgd", "lr": 1.0}, "nan_policy": "allow", "initializer": {"kind": "uniform"}}"#,
+    r#"{"optimizer": {"kind": "rmsprop", "lr": 0.25, "centered": true, "momentum": 0.5}}"#,
+    r#"{"optimizer": {"kind": "lamb", "lr": 0.25, "bias_correction": "row"}, "dtype": "float16"}"#,
 ];
 
 type Rows = Vec<(i64, [f32; DIM])>;

@@ -18,6 +18,20 @@ const BATCH: usize = 4_096;
 /// The rows of a table.
 const ROWS: usize = 50_000;
 
+const OPTIMIZERS: [&str; 11] = [
+    "sgd",
+    "adagrad",
+    "rowwise_adagrad",
+    "rmsprop",
+    "adadelta",
+    "adam",
+    "adamw",
+    "rowwise_adam",
+    "lamb",
+    "lion",
+    "ftrl",
+];
+
 const DIMS: [usize; 4] = [8, 16, 64, 128];
 
 /// Returns ids of `distinct` rows, in an order without a pattern.
@@ -78,7 +92,7 @@ fn steps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("update");
     group.throughput(Throughput::Elements(BATCH as u64));
     let ids = ids(BATCH, ROWS);
-    for optimizer in ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"] {
+    for optimizer in OPTIMIZERS {
         for dim in DIMS {
             let ((store, table), gradients) = (store(dim, optimizer), vec![0.01; BATCH * dim]);
             group.bench_function(BenchmarkId::new(optimizer, dim), |bencher| {

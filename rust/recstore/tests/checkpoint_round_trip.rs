@@ -13,7 +13,7 @@ use numbered::Numbered;
 use recstore::{EmbeddingStore, LoadOptions, LocalStore, Progress, SaveKind, SaveOptions, TableId};
 use serde_json::json;
 
-const OPTIMIZERS: [&str; 9] = [
+const OPTIMIZERS: [&str; 18] = [
     r#"{"kind": "sgd", "lr": 0.1, "weight_decay": 0.01}"#,
     r#"{"kind": "adagrad", "lr": 0.1}"#,
     r#"{"kind": "adagrad", "lr": 0.1, "convention": "torch"}"#,
@@ -23,6 +23,15 @@ const OPTIMIZERS: [&str; 9] = [
     r#"{"kind": "adamw", "lr": 0.1}"#,
     r#"{"kind": "adamw", "lr": 0.1, "bias_correction": "row"}"#,
     r#"{"kind": "ftrl", "alpha": 0.1, "l1": 0.01, "l2": 0.01}"#,
+    r#"{"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": true}"#,
+    r#"{"kind": "rmsprop", "weight_decay": 0.01}"#,
+    r#"{"kind": "rmsprop", "centered": true, "momentum": 0.9}"#,
+    r#"{"kind": "adadelta"}"#,
+    r#"{"kind": "adam", "amsgrad": true}"#,
+    r#"{"kind": "rowwise_adam"}"#,
+    r#"{"kind": "lamb", "bias_correction": "row"}"#,
+    r#"{"kind": "lion", "weight_decay": 0.01}"#,
+    r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
 ];
 const DTYPES: [&str; 3] = ["float32", "bfloat16", "float16"];
 const DIMS: [usize; 4] = [1, 3, 8, 33];

@@ -36,15 +36,51 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
     let convention = || prop::sample::select(&[Convention::Recstore, Convention::Torch][..]);
     let betas = || [0.0..1.0f64, 0.0..1.0f64];
     prop_oneof![
-        (positive(), positive()).prop_map(|(lr, weight_decay)| OptimizerConfig::Sgd { lr, weight_decay }),
+        (positive(), positive(), 0.0..1.0f64).prop_map(|(lr, weight_decay, momentum)| OptimizerConfig::Sgd {
+            lr,
+            weight_decay,
+            momentum,
+            nesterov: momentum > 0.5,
+        }),
+        (positive(), [0.0..1.0f64, 0.0..1.0f64], any::<bool>()).prop_map(
+            |(eps, [alpha, momentum], centered)| {
+                OptimizerConfig::Rmsprop { lr: 0.1, alpha, eps, weight_decay: 0.5, momentum, centered }
+            }
+        ),
+        (positive(), 0.0..1.0f64, positive()).prop_map(|(lr, rho, eps)| OptimizerConfig::Adadelta {
+            lr,
+            rho,
+            eps,
+            weight_decay: 0.0
+        }),
+        (betas(), positive()).prop_map(|(betas, eps)| OptimizerConfig::RowwiseAdam {
+            lr: 0.1,
+            betas,
+            eps,
+            weight_decay: 0.0,
+            bias_correction: BiasCorrection::Row,
+        }),
+        (betas(), positive()).prop_map(|(betas, eps)| OptimizerConfig::Lamb {
+            lr: 0.1,
+            betas,
+            eps,
+            weight_decay: 0.25,
+            bias_correction: BiasCorrection::Table,
+        }),
+        (positive(), betas(), positive()).prop_map(|(lr, betas, weight_decay)| OptimizerConfig::Lion {
+            lr,
+            betas,
+            weight_decay
+        }),
         (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| OptimizerConfig::Adagrad {
             lr,
             eps,
+            lr_decay: eps,
             weight_decay: 0.0,
             convention
         }),
         (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| {
-            OptimizerConfig::RowwiseAdagrad { lr, eps, weight_decay: 0.0, convention }
+            OptimizerConfig::RowwiseAdagrad { lr, eps, weight_decay: 0.0, lr_decay: 0.0, convention }
         }),
         (positive(), betas(), positive()).prop_map(|(lr, betas, eps)| OptimizerConfig::Adam {
             lr,
@@ -52,6 +88,7 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
             eps,
             weight_decay: 0.0,
             bias_correction: BiasCorrection::Row,
+            amsgrad: true,
         }),
         (positive(), betas(), positive()).prop_map(|(lr, betas, eps)| OptimizerConfig::Adamw {
             lr,
@@ -59,6 +96,7 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
             eps,
             weight_decay: 0.5,
             bias_correction: BiasCorrection::Table,
+            amsgrad: false,
         }),
         (positive(), positive(), positive(), positive())
             .prop_map(|(alpha, beta, l1, l2)| OptimizerConfig::Ftrl { alpha, beta, l1, l2 }),
@@ -108,7 +146,9 @@ fn config() -> impl Strategy<Value = TableConfig> {
             let dtype = Dtype::Float32;
             let config =
                 TableConfig { dim, num_embeddings, dtype, seed, block_size, ..TableConfig::new(dim) };
-            let config = TableConfig { memory_limit: Some(bound), ..config };
+            let max_grad_norm = seed.is_multiple_of(2).then_some(0.5);
+            let ema_decay = seed.is_multiple_of(3).then_some(0.75);
+            let config = TableConfig { memory_limit: Some(bound), max_grad_norm, ema_decay, ..config };
             TableConfig { initializer, optimizer, nan_policy, admission, eviction, ..config }
         },
     )

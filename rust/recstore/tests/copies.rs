@@ -15,7 +15,19 @@ const DIM: usize = 3;
 const IDS: [i64; 5] = [7, -2, 0, 1 << 40, 12];
 const UNSEEN: [i64; 2] = [99, -99];
 
-const OPTIMIZERS: [&str; 6] = ["sgd", "adagrad", "rowwise_adagrad", "adam", "adamw", "ftrl"];
+const OPTIMIZERS: [&str; 11] = [
+    "sgd",
+    "adagrad",
+    "rowwise_adagrad",
+    "rmsprop",
+    "adadelta",
+    "adam",
+    "adamw",
+    "rowwise_adam",
+    "lamb",
+    "lion",
+    "ftrl",
+];
 
 fn open(config: &str) -> (LocalStore, TableId) {
     let store = LocalStore::new(Box::new(Serial));

@@ -19,7 +19,8 @@ use recstore::{
 const DIM: usize = 21;
 /// Several blocks of rows, and enough of them for every loop to run on several threads.
 const COUNT: usize = 12_000;
-const OPTIMIZERS: [&str; 10] = [
+/// Rules, some of them followed by another option of the table.
+const OPTIMIZERS: [&str; 20] = [
     r#"{"kind": "sgd", "weight_decay": 0.01}"#,
     r#"{"kind": "adagrad"}"#,
     r#"{"kind": "adagrad", "convention": "torch", "weight_decay": 0.01}"#,
@@ -30,6 +31,16 @@ const OPTIMIZERS: [&str; 10] = [
     r#"{"kind": "adamw"}"#,
     r#"{"kind": "adamw", "bias_correction": "row"}"#,
     r#"{"kind": "ftrl", "l1": 0.01, "l2": 0.1}"#,
+    r#"{"kind": "sgd", "momentum": 0.9, "nesterov": true}"#,
+    r#"{"kind": "rmsprop", "weight_decay": 0.01}"#,
+    r#"{"kind": "rmsprop", "centered": true, "momentum": 0.9}"#,
+    r#"{"kind": "adadelta"}"#,
+    r#"{"kind": "adam", "amsgrad": true}"#,
+    r#"{"kind": "rowwise_adam"}"#,
+    r#"{"kind": "lamb", "bias_correction": "row"}"#,
+    r#"{"kind": "lion", "weight_decay": 0.01}"#,
+    r#"{"kind": "adagrad"}, "max_grad_norm": 8"#,
+    r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
 ];
 
 /// Runs the bodies one by one, the last first.

@@ -50,6 +50,27 @@ fn every_optimizer_names_its_slots_and_their_widths() {
             &[("exp_avg", DIM), ("exp_avg_sq", DIM), ("step", 1)],
         ),
         (r#"{"kind": "ftrl"}"#, &[("n", DIM), ("z", DIM), ("alpha", 1)]),
+        (r#"{"kind": "sgd", "momentum": 0.9}"#, &[("momentum_buffer", DIM)]),
+        (r#"{"kind": "rmsprop"}"#, &[("square_avg", DIM)]),
+        (
+            r#"{"kind": "rmsprop", "centered": true, "momentum": 0.9}"#,
+            &[("square_avg", DIM), ("grad_avg", DIM), ("momentum_buffer", DIM)],
+        ),
+        (r#"{"kind": "adadelta"}"#, &[("square_avg", DIM), ("acc_delta", DIM)]),
+        (
+            r#"{"kind": "adam", "amsgrad": true}"#,
+            &[("exp_avg", DIM), ("exp_avg_sq", DIM), ("max_exp_avg_sq", DIM)],
+        ),
+        (
+            r#"{"kind": "rowwise_adam", "bias_correction": "row"}"#,
+            &[("exp_avg", DIM), ("exp_avg_sq", 1), ("step", 1)],
+        ),
+        (r#"{"kind": "lamb"}"#, &[("exp_avg", DIM), ("exp_avg_sq", DIM)]),
+        (r#"{"kind": "lion"}"#, &[("exp_avg", DIM)]),
+        (
+            r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
+            &[("exp_avg", DIM), ("exp_avg_sq", DIM), ("step", 1), ("ema", DIM), ("ema_step", 1)],
+        ),
     ] {
         let (store, table) = open(optimizer);
         let owned: Vec<(String, usize)> =

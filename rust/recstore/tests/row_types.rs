@@ -19,7 +19,7 @@ use recstore::{
 /// One element, an odd number of them, one full run of vector lanes and a rest, several full runs.
 const DIMS: [usize; 4] = [1, 7, 21, 64];
 const DIM: usize = 7;
-const OPTIMIZERS: [&str; 8] = [
+const OPTIMIZERS: [&str; 17] = [
     r#"{"kind": "sgd", "lr": 0.1}"#,
     r#"{"kind": "adagrad", "lr": 0.1}"#,
     r#"{"kind": "rowwise_adagrad", "lr": 0.2}"#,
@@ -28,6 +28,15 @@ const OPTIMIZERS: [&str; 8] = [
     r#"{"kind": "adamw"}"#,
     r#"{"kind": "ftrl", "alpha": 0.2}"#,
     r#"{"kind": "ftrl", "alpha": 0.2, "l1": 0.05, "l2": 0.1}"#,
+    r#"{"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": true}"#,
+    r#"{"kind": "rmsprop", "lr": 0.002, "weight_decay": 0.01}"#,
+    r#"{"kind": "rmsprop", "lr": 0.0002, "centered": true, "momentum": 0.9}"#,
+    r#"{"kind": "adadelta"}"#,
+    r#"{"kind": "adam", "amsgrad": true}"#,
+    r#"{"kind": "rowwise_adam"}"#,
+    r#"{"kind": "lamb", "lr": 0.003, "bias_correction": "row"}"#,
+    r#"{"kind": "lion", "lr": 0.0005, "weight_decay": 0.01}"#,
+    r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
 ];
 /// Every element starts at one, and a step takes the gradient away.
 const FROM_ONE: &str =

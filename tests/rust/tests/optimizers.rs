@@ -55,6 +55,90 @@ fn sgd_is_libtorchs() -> Result<()> {
     )
 }
 
+#[test]
+fn momentum_is_libtorchs_where_every_row_is_touched() -> Result<()> {
+    for nesterov in [false, true] {
+        let optimizer = format!(
+            r#"{{"kind": "sgd", "lr": 0.02, "momentum": 0.8, "nesterov": {nesterov}, "weight_decay": 0.1}}"#
+        );
+        compare_with_libtorch(&optimizer, nn::sgd(0.8, 0.0, 0.1, nesterov))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn rmsprop_is_libtorchs_where_every_row_is_touched() -> Result<()> {
+    for (momentum, centered) in [(0.0, false), (0.8, false), (0.0, true), (0.8, true)] {
+        let optimizer = format!(
+            r#"{{"kind": "rmsprop", "lr": 0.02, "alpha": 0.9, "eps": 0.01, "weight_decay": 0.1,
+                "momentum": {momentum}, "centered": {centered}}}"#
+        );
+        compare_with_libtorch(&optimizer, nn::rms_prop(0.9, 0.01, 0.1, momentum, centered))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn amsgrad_is_libtorchs_where_every_row_is_touched() -> Result<()> {
+    compare_with_libtorch(
+        r#"{"kind": "adam", "lr": 0.02, "betas": [0.9, 0.6], "eps": 1e-15, "amsgrad": true}"#,
+        nn::adam(0.9, 0.6, 0.0).eps(1e-15).amsgrad(true),
+    )?;
+    compare_with_libtorch(
+        r#"{"kind": "adamw", "lr": 0.02, "betas": [0.9, 0.6], "weight_decay": 0.1, "amsgrad": true}"#,
+        nn::adamw(0.9, 0.6, 0.1).amsgrad(true),
+    )
+}
+
+#[test]
+fn adadelta_follows_its_equation() -> Result<()> {
+    let mut squares = Tensor::zeros([ROWS, DIM as i64], (Kind::Float, Device::Cpu));
+    let mut steps = squares.zeros_like();
+    compare(r#"{"kind": "adadelta", "lr": 0.5, "eps": 0.01}"#, |_, weight, gradients| {
+        squares = &squares * 0.9 + gradients.square() * 0.1;
+        let moved = (&steps + 0.01).sqrt() / (&squares + 0.01).sqrt() * gradients;
+        steps = &steps * 0.9 + moved.square() * 0.1;
+        *weight -= moved * 0.5;
+    })
+}
+
+#[test]
+fn rowwise_adam_averages_squares_over_the_row() -> Result<()> {
+    let mut m = Tensor::zeros([ROWS, DIM as i64], (Kind::Float, Device::Cpu));
+    let mut v = Tensor::zeros([ROWS, 1], (Kind::Float, Device::Cpu));
+    compare(r#"{"kind": "rowwise_adam", "lr": 0.02, "eps": 0.1}"#, |step, weight, gradients| {
+        let corrections = [0.9f64, 0.999].map(|beta| 1.0 - beta.powi(step as i32));
+        m += (gradients - &m) * 0.1;
+        v += (gradients.square().mean_dim([1i64].as_slice(), true, Kind::Float) - &v) * 0.001;
+        *weight -= &m / (v.sqrt() + 0.1) * (0.02 * corrections[1].sqrt() / corrections[0]);
+    })
+}
+
+#[test]
+fn lamb_steps_as_far_as_the_row_is_long() -> Result<()> {
+    let mut m = Tensor::zeros([ROWS, DIM as i64], (Kind::Float, Device::Cpu));
+    let mut v = m.zeros_like();
+    let norms = |rows: &Tensor| rows.square().sum_dim_intlist([1i64].as_slice(), true, Kind::Float).sqrt();
+    compare(r#"{"kind": "lamb", "lr": 0.02, "eps": 0.1, "weight_decay": 0.1}"#, |step, weight, gradients| {
+        let corrections = [0.9f64, 0.999].map(|beta| 1.0 - beta.powi(step as i32));
+        m += (gradients - &m) * 0.1;
+        v += (gradients.square() - &v) * 0.001;
+        let root = (&v / corrections[1]).sqrt() + 0.1;
+        let direction = &m / corrections[0] / root + &*weight * 0.1;
+        *weight -= &direction * (norms(weight) / norms(&direction)) * 0.02;
+    })
+}
+
+#[test]
+fn lion_moves_by_the_sign_of_the_moment() -> Result<()> {
+    let mut m = Tensor::zeros([ROWS, DIM as i64], (Kind::Float, Device::Cpu));
+    compare(r#"{"kind": "lion", "lr": 0.02, "weight_decay": 0.1}"#, |_, weight, gradients| {
+        let sign = (&m * 0.9 + gradients * 0.1).sign();
+        *weight = &*weight * (1.0 - 0.02 * 0.1) - sign * 0.02;
+        m = &m * 0.99 + gradients * 0.01;
+    })
+}
+
 /// The store adds eps as `torch.optim.SparseAdam` does, before the bias is corrected, and `Adam` after: with an eps
 /// that no root of a moment comes near to, the two are one.
 #[test]
@@ -105,6 +189,18 @@ fn adagrad_of_the_torch_convention_is_torch_optims() -> Result<()> {
             let gradients = gradients + &*weight * 0.1;
             sum += gradients.square();
             *weight -= gradients * 0.02 / (sum.sqrt() + 1e-10);
+        },
+    )
+}
+
+#[test]
+fn adagrads_rate_falls_with_the_steps() -> Result<()> {
+    let mut sum = Tensor::zeros([ROWS, DIM as i64], (Kind::Float, Device::Cpu));
+    compare(
+        r#"{"kind": "adagrad", "lr": 0.02, "lr_decay": 0.1, "convention": "torch"}"#,
+        |step, weight, gradients| {
+            sum += gradients.square();
+            *weight -= gradients * (0.02 / (1.0 + 0.1 * (step - 1) as f64)) / (sum.sqrt() + 1e-10);
         },
     )
 }

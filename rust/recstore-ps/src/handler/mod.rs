@@ -501,7 +501,7 @@ fn done(result: Result<()>) -> Result<Managed> {
 fn described(table: &dyn EmbeddingTable) -> Result<Managed> {
     let found = table.describe()?;
     let (name, slots) = (found.name, found.slots);
-    Ok(Managed::Description { name, dim: found.config.dim, config: found.config, slots })
+    Ok(Managed::Description { name, dim: found.config.dim, config: Box::new(found.config), slots })
 }
 
 fn commit(part: &SavePart) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ranges::{not_negative, positive, require};
+use super::ranges::{not_negative, positive, require, share};
 use crate::Result;
 
 /// A rule and its hyper-parameters, named as in `torch.optim`. The equations stand in the rules' own documents.
@@ -17,6 +17,12 @@ pub enum OptimizerConfig {
         /// The factor of `w` that is added to the gradient.
         #[serde(default)]
         weight_decay: f64,
+        /// The share of the movement before that goes on.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        momentum: f64,
+        /// Whether the gradient is taken ahead of the movement: Nesterov.
+        #[serde(default, skip_serializing_if = "is_false")]
+        nesterov: bool,
     },
     /// AdaGrad.
     Adagrad {
@@ -29,6 +35,9 @@ pub enum OptimizerConfig {
         /// The factor of `w` that is added to the gradient.
         #[serde(default)]
         weight_decay: f64,
+        /// How the learning rate falls with the table's steps: by `1 + (t - 1) * lr_decay`.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        lr_decay: f64,
         /// Where `eps` stands.
         #[serde(default)]
         convention: Convention,
@@ -44,9 +53,48 @@ pub enum OptimizerConfig {
         /// The factor of `w` that is added to the gradient.
         #[serde(default)]
         weight_decay: f64,
+        /// How the learning rate falls with the table's steps: by `1 + (t - 1) * lr_decay`.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        lr_decay: f64,
         /// Where `eps` stands, and whether squares are summed or averaged over the row.
         #[serde(default)]
         convention: Convention,
+    },
+    /// `RMSprop` on the rows that have a gradient.
+    Rmsprop {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the averages.
+        #[serde(default = "default_rmsprop_alpha")]
+        alpha: f64,
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adam_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// The share of the movement before that goes on.
+        #[serde(default)]
+        momentum: f64,
+        /// Whether the average gradient is taken off the average square.
+        #[serde(default)]
+        centered: bool,
+    },
+    /// Adadelta on the rows that have a gradient.
+    Adadelta {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the averages.
+        #[serde(default = "default_adadelta_rho")]
+        rho: f64,
+        /// Keeps the divisor from zero, and lets the first steps begin.
+        #[serde(default = "default_adadelta_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
     },
     /// Adam on the rows that have a gradient.
     Adam {
@@ -65,6 +113,9 @@ pub enum OptimizerConfig {
         /// Whose steps correct the bias of the moments.
         #[serde(default)]
         bias_correction: BiasCorrection,
+        /// Whether the greatest second moment so far counts: AMSGrad.
+        #[serde(default, skip_serializing_if = "is_false")]
+        amsgrad: bool,
     },
     /// AdamW on the rows that have a gradient.
     Adamw {
@@ -83,6 +134,57 @@ pub enum OptimizerConfig {
         /// Whose steps correct the bias of the moments.
         #[serde(default)]
         bias_correction: BiasCorrection,
+        /// Whether the greatest second moment so far counts: AMSGrad.
+        #[serde(default, skip_serializing_if = "is_false")]
+        amsgrad: bool,
+    },
+    /// Adam with one second moment a row.
+    RowwiseAdam {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the two moments.
+        #[serde(default = "default_betas")]
+        betas: [f64; 2],
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_adam_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the gradient.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Whose steps correct the bias of the moments.
+        #[serde(default)]
+        bias_correction: BiasCorrection,
+    },
+    /// LAMB on the rows that have a gradient, each a layer of its own.
+    Lamb {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the two moments.
+        #[serde(default = "default_betas")]
+        betas: [f64; 2],
+        /// Keeps the divisor from zero.
+        #[serde(default = "default_lamb_eps")]
+        eps: f64,
+        /// The factor of `w` that is added to the direction.
+        #[serde(default)]
+        weight_decay: f64,
+        /// Whose steps correct the bias of the moments.
+        #[serde(default)]
+        bias_correction: BiasCorrection,
+    },
+    /// Lion on the rows that have a gradient.
+    Lion {
+        /// The learning rate.
+        #[serde(default = "default_lr")]
+        lr: f64,
+        /// The decay of the moment, as the direction is taken and as it is kept.
+        #[serde(default = "default_lion_betas")]
+        betas: [f64; 2],
+        /// The share of `lr * w` that a step takes away.
+        #[serde(default)]
+        weight_decay: f64,
     },
     /// FTRL-proximal.
     Ftrl {
@@ -149,10 +251,35 @@ fn default_betas() -> [f64; 2] {
 fn default_ftrl_beta() -> f64 {
     1.0
 }
+fn default_rmsprop_alpha() -> f64 {
+    0.99
+}
+fn default_adadelta_rho() -> f64 {
+    0.9
+}
+fn default_adadelta_eps() -> f64 {
+    1e-6
+}
+fn default_lamb_eps() -> f64 {
+    1e-6
+}
+fn default_lion_betas() -> [f64; 2] {
+    [0.9, 0.99]
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
-        Self::Sgd { lr: default_lr(), weight_decay: 0.0 }
+        Self::Sgd { lr: default_lr(), weight_decay: 0.0, momentum: 0.0, nesterov: false }
     }
 }
 
@@ -163,8 +290,13 @@ impl OptimizerConfig {
             Self::Sgd { lr, .. }
             | Self::Adagrad { lr, .. }
             | Self::RowwiseAdagrad { lr, .. }
+            | Self::Rmsprop { lr, .. }
+            | Self::Adadelta { lr, .. }
             | Self::Adam { lr, .. }
             | Self::Adamw { lr, .. }
+            | Self::RowwiseAdam { lr, .. }
+            | Self::Lamb { lr, .. }
+            | Self::Lion { lr, .. }
             | Self::Rule { lr, .. }
             | Self::Ftrl { alpha: lr, .. } => lr,
         }
@@ -178,11 +310,16 @@ impl OptimizerConfig {
     /// The learning rate and the weight decay, which may differ between two openings of one table.
     pub(super) fn tunables_mut(&mut self) -> (&mut f64, Option<&mut f64>) {
         match self {
-            Self::Sgd { lr, weight_decay }
+            Self::Sgd { lr, weight_decay, .. }
             | Self::Adagrad { lr, weight_decay, .. }
             | Self::RowwiseAdagrad { lr, weight_decay, .. }
+            | Self::Rmsprop { lr, weight_decay, .. }
+            | Self::Adadelta { lr, weight_decay, .. }
             | Self::Adam { lr, weight_decay, .. }
-            | Self::Adamw { lr, weight_decay, .. } => (lr, Some(weight_decay)),
+            | Self::Adamw { lr, weight_decay, .. }
+            | Self::RowwiseAdam { lr, weight_decay, .. }
+            | Self::Lamb { lr, weight_decay, .. }
+            | Self::Lion { lr, weight_decay, .. } => (lr, Some(weight_decay)),
             Self::Ftrl { alpha: lr, .. } | Self::Rule { lr, .. } => (lr, None),
         }
     }
@@ -193,19 +330,36 @@ impl OptimizerConfig {
         not_negative("optimizer.lr", *lr)?;
         not_negative("optimizer.weight_decay", weight_decay.map_or(0.0, |value| *value))?;
         match *self {
-            Self::Sgd { .. } => Ok(()),
+            Self::Sgd { momentum, nesterov, .. } => {
+                share("optimizer.momentum", momentum)?;
+                require(momentum > 0.0 || !nesterov, || {
+                    "optimizer.nesterov needs a momentum above 0".to_owned()
+                })
+            }
             Self::Rule { ref name, .. } => require(!name.is_empty(), || {
                 "optimizer.name, the name of the update rule, must not be empty".to_owned()
             }),
-            Self::Adagrad { eps, .. } | Self::RowwiseAdagrad { eps, .. } => positive("optimizer.eps", eps),
-            Self::Adam { betas, eps, .. } | Self::Adamw { betas, eps, .. } => {
-                for beta in betas {
-                    require((0.0..1.0).contains(&beta), || {
-                        format!("optimizer.betas must lie in [0, 1), got {beta}")
-                    })?;
-                }
+            Self::Adagrad { eps, lr_decay, .. } | Self::RowwiseAdagrad { eps, lr_decay, .. } => {
+                not_negative("optimizer.lr_decay", lr_decay)?;
                 positive("optimizer.eps", eps)
             }
+            Self::Rmsprop { alpha, eps, momentum, .. } => {
+                share("optimizer.alpha", alpha)?;
+                share("optimizer.momentum", momentum)?;
+                positive("optimizer.eps", eps)
+            }
+            Self::Adadelta { rho, eps, .. } => {
+                share("optimizer.rho", rho)?;
+                positive("optimizer.eps", eps)
+            }
+            Self::Adam { betas, eps, .. }
+            | Self::Adamw { betas, eps, .. }
+            | Self::RowwiseAdam { betas, eps, .. }
+            | Self::Lamb { betas, eps, .. } => {
+                shares("optimizer.betas", betas)?;
+                positive("optimizer.eps", eps)
+            }
+            Self::Lion { betas, .. } => shares("optimizer.betas", betas),
             Self::Ftrl { alpha, beta, l1, l2 } => {
                 positive("optimizer.alpha", alpha)?;
                 not_negative("optimizer.beta", beta)?;
@@ -217,4 +371,8 @@ impl OptimizerConfig {
             }
         }
     }
+}
+
+fn shares(key: &str, values: [f64; 2]) -> Result<()> {
+    values.into_iter().try_for_each(|value| share(key, value))
 }

@@ -23,3 +23,7 @@ pub(super) fn positive(key: &str, value: f64) -> Result<()> {
     finite(key, value)?;
     require(value as f32 > 0.0, || format!("{key} must be positive, got {value}"))
 }
+
+pub(super) fn share(key: &str, value: f64) -> Result<()> {
+    require((0.0..1.0).contains(&value), || format!("{key} must lie in [0, 1), got {value}"))
+}

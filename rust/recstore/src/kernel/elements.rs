@@ -61,6 +61,23 @@ pub(crate) fn for_each_element<const SLOTS: usize>(
     in_pieces::<1, SLOTS>(rule, values, &mut slots, inputs, start);
 }
 
+/// Does the same in short pieces only. It is compiled to a quarter of the code: for rules that few choose, of which each
+/// is compiled for each row type and kind of instructions.
+///
+/// # Panics
+/// As [`for_each_element`].
+#[inline(always)]
+pub(crate) fn for_each_element_briefly<const SLOTS: usize>(
+    rule: &impl ElementRule<SLOTS>,
+    values: &mut [f32],
+    mut slots: [&mut [f32]; SLOTS],
+    inputs: &[f32],
+) {
+    let start = in_pieces::<16, SLOTS>(rule, values, &mut slots, inputs, 0);
+    let start = in_pieces::<8, SLOTS>(rule, values, &mut slots, inputs, start);
+    in_pieces::<1, SLOTS>(rule, values, &mut slots, inputs, start);
+}
+
 /// Takes pieces of `LEN` elements from `start` on, and returns where less than a piece is left.
 #[inline(always)]
 fn in_pieces<const LEN: usize, const SLOTS: usize>(

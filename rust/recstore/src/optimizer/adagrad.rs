@@ -5,7 +5,8 @@ use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `g += weight_decay * w; s += g^2`, then `w -= lr * g / sqrt(s + eps)` in the `recstore` convention and
-/// `w -= lr * g / (sqrt(s) + eps)` in the `torch` convention.
+/// `w -= lr * g / (sqrt(s) + eps)` in the `torch` convention. With `lr_decay` the rate is `lr / (1 + (t - 1) * lr_decay)`,
+/// t being the table's step.
 ///
 /// Source: Duchi, Hazan and Singer 2011, section 1; RecStore's `AdaGrad`; `torch.optim.Adagrad`.
 #[derive(Debug, Clone, Copy)]
@@ -22,6 +23,11 @@ pub(super) fn place_eps(eps: f64, convention: Convention) -> (f32, f32) {
         Convention::Recstore => (eps as f32, 0.0),
         Convention::Torch => (0.0, eps as f32),
     }
+}
+
+/// Returns the learning rate of the table's step.
+pub(super) fn decayed(lr: f64, lr_decay: f64, step: u64) -> f64 {
+    lr / (1.0 + step.saturating_sub(1) as f64 * lr_decay)
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {

@@ -2,30 +2,46 @@
 
 use super::row_rule::{RowRule, Slot, power};
 use crate::config::BiasCorrection;
-use crate::kernel::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element, for_each_element_briefly};
 
 /// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
-/// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's.
+/// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's. With
+/// `amsgrad` the greatest `v` so far takes its place in the root.
 ///
-/// Source: Kingma and Ba 2015, end of section 2; `torch.optim.SparseAdam`.
+/// Source: Kingma and Ba 2015, end of section 2; `torch.optim.SparseAdam`; Reddi, Kale and Kumar 2018, algorithm 2.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Adam {
     lr: f64,
     moments: Moments,
     eps: f32,
     weight_decay: f32,
+    keeps_maximum: bool,
     table_scale: Option<f32>,
 }
 
-/// The two moments and the correction of their bias, as Adam and AdamW share them.
+/// The options of the rules of Adam's kind.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AdamOptions {
+    pub(super) betas: [f64; 2],
+    pub(super) eps: f64,
+    pub(super) weight_decay: f64,
+    pub(super) bias_correction: BiasCorrection,
+    /// Whether the greatest second moment so far counts: AMSGrad.
+    pub(super) keeps_maximum: bool,
+}
+
+/// The two moments and the correction of their bias, as the rules of Adam's kind share them.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Moments {
     betas: [f64; 2],
     weights: [f32; 2],
 }
 
-pub(super) fn slots(dim: usize, bias_correction: BiasCorrection) -> Vec<Slot> {
+pub(super) fn slots(dim: usize, bias_correction: BiasCorrection, keeps_maximum: bool) -> Vec<Slot> {
     let mut slots = vec![Slot::new("exp_avg", dim), Slot::new("exp_avg_sq", dim)];
+    if keeps_maximum {
+        slots.push(Slot::new("max_exp_avg_sq", dim));
+    }
     if bias_correction == BiasCorrection::Row {
         slots.push(Slot::new("step", 1));
     }
@@ -43,59 +59,79 @@ impl Moments {
         (first, second.sqrt())
     }
 
+    /// Returns `lr * sqrt(1 - beta2^t) / (1 - beta1^t)`.
+    pub(super) fn scale(&self, lr: f64, step: u64) -> f32 {
+        let (first, second_root) = self.bias_corrections(step);
+        (lr * second_root / first) as f32
+    }
+
+    /// Returns the first moment of one element moved towards `g`.
+    #[inline(always)]
+    pub(super) fn first(&self, m: f32, g: f32) -> f32 {
+        m + self.weights[0] * (g - m)
+    }
+
+    /// Returns the second moment moved towards a square.
+    #[inline(always)]
+    pub(super) fn second(&self, v: f32, square: f32) -> f32 {
+        v + self.weights[1] * (square - v)
+    }
+
     /// Returns the moments of one element moved towards `g` and its square.
     #[inline(always)]
     pub(super) fn moved(&self, [m, v]: [f32; 2], g: f32) -> [f32; 2] {
-        [m + self.weights[0] * (g - m), v + self.weights[1] * (g * g - v)]
+        [self.first(m, g), self.second(v, g * g)]
     }
 }
 
-/// Splits a record's state into both moments and, where the row counts them, its steps; counts this one.
+/// A record's state: both moments, the greatest second moment where it is kept, and which step of the row this is, where
+/// rows count their steps.
+pub(super) struct State<'a> {
+    pub(super) m: &'a mut [f32],
+    pub(super) v: &'a mut [f32],
+    pub(super) maximum: &'a mut [f32],
+    pub(super) step: Option<u64>,
+}
+
+impl<'a> State<'a> {
+    /// Splits a record's state, and counts this step.
+    #[inline(always)]
+    pub(super) fn of(state: &'a mut [f32], dim: usize, keeps_maximum: bool) -> Self {
+        let (m, rest) = state.split_at_mut(dim);
+        let (v, rest) = rest.split_at_mut(dim);
+        let (maximum, steps) = rest.split_at_mut(if keeps_maximum { dim } else { 0 });
+        Self { m, v, maximum, step: counted(steps) }
+    }
+}
+
+/// Counts a step of a row and returns which it is, from 1, where rows count them.
 #[inline(always)]
-pub(super) fn split_state(state: &mut [f32], dim: usize) -> (&mut [f32], &mut [f32], Option<u64>) {
-    let (m, rest) = state.split_at_mut(dim);
-    let (v, rest) = rest.split_at_mut(dim);
-    let step = rest.first_mut().map(|step| {
-        *step += 1.0;
-        *step as u64
-    });
-    (m, v, step)
+pub(super) fn counted(steps: &mut [f32]) -> Option<u64> {
+    steps.first_mut().map(|steps| {
+        *steps += 1.0;
+        *steps as u64
+    })
 }
 
 impl Adam {
-    pub(super) fn new(
-        lr: f64,
-        betas: [f64; 2],
-        eps: f64,
-        weight_decay: f64,
-        bias_correction: BiasCorrection,
-        step: u64,
-    ) -> Self {
-        let mut rule = Self {
-            lr,
-            moments: Moments::new(betas),
-            eps: eps as f32,
-            weight_decay: weight_decay as f32,
-            table_scale: None,
-        };
-        if bias_correction == BiasCorrection::Table {
-            rule.table_scale = Some(rule.scale(step));
-        }
-        rule
-    }
-
-    fn scale(&self, step: u64) -> f32 {
-        let (first, second_root) = self.moments.bias_corrections(step);
-        (self.lr * second_root / first) as f32
+    pub(super) fn new(options: AdamOptions, lr: f64, step: u64) -> Self {
+        let AdamOptions { betas, eps, weight_decay, bias_correction, keeps_maximum } = options;
+        let moments = Moments::new(betas);
+        let table_scale = (bias_correction == BiasCorrection::Table).then(|| moments.scale(lr, step));
+        Self { lr, moments, eps: eps as f32, weight_decay: weight_decay as f32, keeps_maximum, table_scale }
     }
 }
 
 impl RowRule for Adam {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let (m, v, row_step) = split_state(state, gradient.len());
-        let scale = self.table_scale.unwrap_or_else(|| self.scale(row_step.unwrap_or(1)));
-        for_each_element(&RowStep { rule: self, scale }, weights, [m, v], gradient);
+        let State { m, v, maximum, step } = State::of(state, gradient.len(), self.keeps_maximum);
+        let scale = self.table_scale.unwrap_or_else(|| self.moments.scale(self.lr, step.unwrap_or(1)));
+        let step = RowStep { rule: self, scale };
+        if self.keeps_maximum {
+            return for_each_element_briefly(&step, weights, [m, v, maximum], gradient);
+        }
+        for_each_element(&step, weights, [m, v], gradient);
     }
 }
 
@@ -105,10 +141,31 @@ struct RowStep<'a> {
     scale: f32,
 }
 
+impl RowStep<'_> {
+    #[inline(always)]
+    fn moved(&self, w: f32, moments: [f32; 2], g: f32) -> [f32; 2] {
+        self.rule.moments.moved(moments, 0.0 + g + self.rule.weight_decay * w)
+    }
+
+    #[inline(always)]
+    fn stepped(&self, w: f32, m: f32, v: f32) -> f32 {
+        w - self.scale * m / (v.sqrt() + self.rule.eps)
+    }
+}
+
 impl ElementRule<2> for RowStep<'_> {
     #[inline(always)]
     fn step(&self, w: f32, moments: [f32; 2], g: f32) -> (f32, [f32; 2]) {
-        let [m, v] = self.rule.moments.moved(moments, 0.0 + g + self.rule.weight_decay * w);
-        (w - self.scale * m / (v.sqrt() + self.rule.eps), [m, v])
+        let [m, v] = self.moved(w, moments, g);
+        (self.stepped(w, m, v), [m, v])
+    }
+}
+
+impl ElementRule<3> for RowStep<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, [m, v, maximum]: [f32; 3], g: f32) -> (f32, [f32; 3]) {
+        let [m, v] = self.moved(w, [m, v], g);
+        let maximum = maximum.max(v);
+        (self.stepped(w, m, maximum), [m, v, maximum])
     }
 }

@@ -1,39 +1,31 @@
 //! AdamW, lazily: only rows with a gradient move and decay.
 
-use super::adam::{Moments, split_state};
+use super::adam::{AdamOptions, Moments, State};
 use super::row_rule::RowRule;
 use crate::config::BiasCorrection;
-use crate::kernel::elements::{ElementRule, for_each_element};
+use crate::kernel::elements::{ElementRule, for_each_element, for_each_element_briefly};
 
 /// `w *= 1 - lr * weight_decay; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
-/// `w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)`, t being the table's step or the row's.
+/// `w -= lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)`, t being the table's step or the row's. With
+/// `amsgrad` the greatest `v` so far takes its place in the root.
 ///
-/// Source: Loshchilov and Hutter 2019, algorithm 2; `torch.optim.AdamW`.
+/// Source: Loshchilov and Hutter 2019, algorithm 2; `torch.optim.AdamW`; Reddi, Kale and Kumar 2018, algorithm 2.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AdamW {
     lr: f64,
     moments: Moments,
     eps: f32,
     keep: f32,
+    keeps_maximum: bool,
     table_scales: Option<(f32, f32)>,
 }
 
 impl AdamW {
-    pub(super) fn new(
-        lr: f64,
-        betas: [f64; 2],
-        eps: f64,
-        weight_decay: f64,
-        bias_correction: BiasCorrection,
-        step: u64,
-    ) -> Self {
-        let mut rule = Self {
-            lr,
-            moments: Moments::new(betas),
-            eps: eps as f32,
-            keep: (1.0 - lr * weight_decay) as f32,
-            table_scales: None,
-        };
+    pub(super) fn new(options: AdamOptions, lr: f64, step: u64) -> Self {
+        let AdamOptions { betas, eps, weight_decay, bias_correction, keeps_maximum } = options;
+        let keep = (1.0 - lr * weight_decay) as f32;
+        let moments = Moments::new(betas);
+        let mut rule = Self { lr, moments, eps: eps as f32, keep, keeps_maximum, table_scales: None };
         if bias_correction == BiasCorrection::Table {
             rule.table_scales = Some(rule.scales(step));
         }
@@ -49,9 +41,13 @@ impl AdamW {
 impl RowRule for AdamW {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let (m, v, row_step) = split_state(state, gradient.len());
-        let (scale, root) = self.table_scales.unwrap_or_else(|| self.scales(row_step.unwrap_or(1)));
-        for_each_element(&RowStep { rule: self, scale, root }, weights, [m, v], gradient);
+        let State { m, v, maximum, step } = State::of(state, gradient.len(), self.keeps_maximum);
+        let (scale, root) = self.table_scales.unwrap_or_else(|| self.scales(step.unwrap_or(1)));
+        let step = RowStep { rule: self, scale, root };
+        if self.keeps_maximum {
+            return for_each_element_briefly(&step, weights, [m, v, maximum], gradient);
+        }
+        for_each_element(&step, weights, [m, v], gradient);
     }
 }
 
@@ -62,10 +58,26 @@ struct RowStep<'a> {
     root: f32,
 }
 
+impl RowStep<'_> {
+    #[inline(always)]
+    fn stepped(&self, w: f32, m: f32, v: f32) -> f32 {
+        w * self.rule.keep - self.scale * m / (v.sqrt() / self.root + self.rule.eps)
+    }
+}
+
 impl ElementRule<2> for RowStep<'_> {
     #[inline(always)]
     fn step(&self, w: f32, moments: [f32; 2], g: f32) -> (f32, [f32; 2]) {
         let [m, v] = self.rule.moments.moved(moments, 0.0 + g);
-        (w * self.rule.keep - self.scale * m / (v.sqrt() / self.root + self.rule.eps), [m, v])
+        (self.stepped(w, m, v), [m, v])
+    }
+}
+
+impl ElementRule<3> for RowStep<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, [m, v, maximum]: [f32; 3], g: f32) -> (f32, [f32; 3]) {
+        let [m, v] = self.rule.moments.moved([m, v], 0.0 + g);
+        let maximum = maximum.max(v);
+        (self.stepped(w, m, maximum), [m, v, maximum])
     }
 }

@@ -4,14 +4,22 @@
 //! element by element, so that every thread count and every SIMD level gives the same bits. `lr` and the other
 //! scalars of a step are computed once, in double precision, before the first row.
 
+mod adadelta;
 mod adagrad;
 mod adam;
 mod adamw;
+mod any_rule;
+mod average;
 mod ftrl;
+mod lamb;
+mod lion;
+mod momentum;
 mod own;
 mod prepared_rule;
+mod rmsprop;
 mod row_rule;
 mod rowwise_adagrad;
+mod rowwise_adam;
 mod sgd;
 mod table_rule;
 #[cfg(test)]

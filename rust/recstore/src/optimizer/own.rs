@@ -10,8 +10,6 @@ use super::update_rule::{UpdateRule, text_of};
 /// A rule of a program's own, made ready for a step.
 pub(crate) struct OwnRule {
     rule: Arc<dyn UpdateRule>,
-    /// The elements of all its slots.
-    width: usize,
     learning_rate: f64,
     step: u64,
     panic: OnceLock<String>,
@@ -24,8 +22,8 @@ impl fmt::Debug for OwnRule {
 }
 
 impl OwnRule {
-    pub(super) fn new(rule: Arc<dyn UpdateRule>, width: usize, learning_rate: f64, step: u64) -> Self {
-        Self { rule, width, learning_rate, step, panic: OnceLock::new() }
+    pub(super) fn new(rule: Arc<dyn UpdateRule>, learning_rate: f64, step: u64) -> Self {
+        Self { rule, learning_rate, step, panic: OnceLock::new() }
     }
 
     /// Returns what the rule's first panic said.
@@ -35,9 +33,7 @@ impl OwnRule {
 
     /// Brings the slots in agreement with weights that were just created or overwritten.
     pub(super) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
-        // A record may be longer than what is in it.
-        let slots = &mut state[..self.width];
-        self.unless_panicked(|| self.rule.adopt(weights, slots, self.learning_rate));
+        self.unless_panicked(|| self.rule.adopt(weights, state, self.learning_rate));
     }
 
     /// Calls the rule, unless it has panicked: a panic must not end a thread of the host, nor leave a lock behind.
@@ -54,7 +50,6 @@ impl OwnRule {
 
 impl RowRule for OwnRule {
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let slots = &mut state[..self.width];
-        self.unless_panicked(|| self.rule.apply(weights, slots, gradient, self.step, self.learning_rate));
+        self.unless_panicked(|| self.rule.apply(weights, state, gradient, self.step, self.learning_rate));
     }
 }

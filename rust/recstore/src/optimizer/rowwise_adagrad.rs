@@ -7,7 +7,7 @@ use crate::kernel::elements::{ElementRule, for_each_element};
 use crate::kernel::simd::sum_of_squares;
 
 /// `g += weight_decay * w`; in the `recstore` convention `s += sum_j g_j^2; w -= lr * g / sqrt(s + eps)`, in the
-/// `torch` convention `s += mean_j g_j^2; w -= lr * g / (sqrt(s) + eps)`.
+/// `torch` convention `s += mean_j g_j^2; w -= lr * g / (sqrt(s) + eps)`. The rate falls as AdaGrad's.
 ///
 /// Source: RecStore's `RowWiseAdaGrad`; FBGEMM's `EXACT_ROWWISE_ADAGRAD`.
 #[derive(Debug, Clone, Copy)]

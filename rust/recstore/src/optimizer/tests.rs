@@ -1,6 +1,6 @@
 //! Every rule against its equation in double precision, and every SIMD level against the baseline.
 
-use super::prepared_rule::{prepare, slots};
+use super::any_rule::{prepare, slots};
 use super::row_rule::{RowRule, WithRule, power};
 use crate::config::{OptimizerConfig, TableConfig};
 use crate::kernel::simd::{Kernel, Lanes, Simd, SimdLevel};
@@ -61,11 +61,11 @@ fn train(config: &OptimizerConfig, level: SimdLevel, steps: usize) -> Vec<f32> {
 }
 
 /// Holds 20 steps of a rule against `reference(w, state, g, step)`, element by element in double precision.
-fn check(text: &str, reference: impl Fn(&mut f64, &mut [f64; 2], f64, usize)) {
+fn check(text: &str, reference: impl Fn(&mut f64, &mut [f64; 3], f64, usize)) {
     let config = config(text);
     let got = train(&config, SimdLevel::Baseline, 20);
     for (j, got) in got.iter().take(DIM).enumerate() {
-        let (mut w, mut state) = (j as f64 * 0.05 - 0.5, [0.0; 2]);
+        let (mut w, mut state) = (j as f64 * 0.05 - 0.5, [0.0; 3]);
         for step in 1..=20 {
             reference(&mut w, &mut state, f64::from(gradient(step)[j]), step);
         }
@@ -143,6 +143,180 @@ fn adamw_follows_its_equation() {
     }
 }
 
+#[test]
+fn adagrads_rate_falls_with_the_steps() {
+    check(
+        r#"{"kind": "adagrad", "lr": 0.1, "eps": 0.01, "lr_decay": 0.5, "convention": "torch"}"#,
+        |w, s, g, step| {
+            s[0] += g * g;
+            *w -= 0.1 / (1.0 + 0.5 * (step - 1) as f64) * g / (s[0].sqrt() + 0.01);
+        },
+    );
+}
+
+#[test]
+fn momentum_follows_both_forms() {
+    check(r#"{"kind": "sgd", "lr": 0.1, "weight_decay": 0.01, "momentum": 0.9}"#, |w, s, g, _| {
+        s[0] = 0.9 * s[0] + g + 0.01 * *w;
+        *w -= 0.1 * s[0];
+    });
+    check(r#"{"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": true}"#, |w, s, g, _| {
+        s[0] = 0.9 * s[0] + g;
+        *w -= 0.1 * (g + 0.9 * s[0]);
+    });
+}
+
+#[test]
+fn rmsprop_follows_its_equation_with_and_without_center_and_momentum() {
+    for (centered, momentum) in [(false, 0.0), (true, 0.0), (false, 0.8), (true, 0.8)] {
+        let text = format!(
+            r#"{{"kind": "rmsprop", "lr": 0.01, "alpha": 0.95, "eps": 0.1, "weight_decay": 0.1, "centered": {centered},
+                "momentum": {momentum}}}"#
+        );
+        check(&text, |w, s, g, _| {
+            let g = g + 0.1 * *w;
+            s[0] = 0.95 * s[0] + 0.05 * g * g;
+            s[1] = 0.95 * s[1] + 0.05 * g;
+            let average = if centered { s[1] } else { 0.0 };
+            s[2] = momentum * s[2] + g / ((s[0] - average * average).sqrt() + 0.1);
+            *w -= 0.01 * s[2];
+        });
+    }
+}
+
+#[test]
+fn rmsprop_of_equal_gradients_takes_no_root_below_zero() {
+    let config = config(r#"{"kind": "rmsprop", "lr": 0.01, "centered": true}"#);
+    let mut record = vec![0.0; 3 * DIM];
+    for step in 1..=2_000 {
+        let rule = prepare(&config, 0.01, step);
+        rule.run(OneStep { level: SimdLevel::Baseline, record: &mut record, gradient: &[1.1; DIM] });
+        assert!(record.iter().all(|value| value.is_finite()), "step {step}");
+    }
+}
+
+#[test]
+fn adadelta_follows_its_equation() {
+    check(r#"{"kind": "adadelta", "lr": 0.5, "eps": 0.01, "weight_decay": 0.1}"#, |w, s, g, _| {
+        let g = g + 0.1 * *w;
+        s[0] = 0.9 * s[0] + 0.1 * g * g;
+        let x = (s[1] + 0.01).sqrt() / (s[0] + 0.01).sqrt() * g;
+        s[1] = 0.9 * s[1] + 0.1 * x * x;
+        *w -= 0.5 * x;
+    });
+}
+
+#[test]
+fn lion_moves_by_the_learning_rate() {
+    check(r#"{"kind": "lion", "lr": 0.01, "weight_decay": 0.1}"#, |w, s, g, _| {
+        let c = 0.9 * s[0] + 0.1 * g;
+        let sign = if c == 0.0 { 0.0 } else { c.signum() };
+        *w = *w * (1.0 - 0.01 * 0.1) - 0.01 * sign;
+        s[0] = 0.99 * s[0] + 0.01 * g;
+    });
+    let config = config(r#"{"kind": "lion", "lr": 0.01}"#);
+    let mut record = vec![0.25; DIM];
+    record.resize(2 * DIM, 0.0);
+    prepare(&config, 0.01, 1).run(OneStep {
+        level: SimdLevel::detect(),
+        record: &mut record,
+        gradient: &[-0.0; DIM],
+    });
+    assert_eq!(record[..DIM], [0.25; DIM]);
+}
+
+#[test]
+fn amsgrad_keeps_the_greatest_second_moment() {
+    for kind in ["adam", "adamw"] {
+        let text = format!(
+            r#"{{"kind": "{kind}", "lr": 0.1, "betas": [0.9, 0.5], "eps": 0.01, "weight_decay": 0, "amsgrad": true}}"#
+        );
+        check(&text, |w, s, g, step| {
+            s[0] = 0.9 * s[0] + 0.1 * g;
+            s[1] = 0.5 * s[1] + 0.5 * g * g;
+            s[2] = s[2].max(s[1]);
+            let (first, second) = (1.0 - 0.9f64.powi(step as i32), 1.0 - 0.5f64.powi(step as i32));
+            // The eps of Adam is beside the root before its correction, as in `torch.optim.SparseAdam`.
+            let root = if kind == "adam" {
+                (s[2].sqrt() + 0.01) / second.sqrt()
+            } else {
+                (s[2] / second).sqrt() + 0.01
+            };
+            *w -= 0.1 / first * s[0] / root;
+        });
+    }
+}
+
+#[test]
+fn rowwise_adam_averages_squares_over_the_row() {
+    for bias_correction in ["table", "row"] {
+        let text = format!(
+            r#"{{"kind": "rowwise_adam", "lr": 0.1, "eps": 0.01, "bias_correction": "{bias_correction}"}}"#
+        );
+        check(&text, |w, s, g, step| {
+            let squares = gradient(step).iter().map(|&g| f64::from(g).powi(2)).sum::<f64>();
+            s[0] = 0.9 * s[0] + 0.1 * g;
+            s[1] = 0.999 * s[1] + 0.001 * squares / DIM as f64;
+            let t = step as i32;
+            let scale = 0.1 * (1.0 - 0.999f64.powi(t)).sqrt() / (1.0 - 0.9f64.powi(t));
+            *w -= scale * s[0] / (s[1].sqrt() + 0.01);
+        });
+    }
+}
+
+/// Twenty steps of LAMB in double precision.
+fn lamb(weight_decay: f64) -> Vec<f64> {
+    let mut rows: Vec<[f64; 3]> = (0..DIM).map(|j| [j as f64 * 0.05 - 0.5, 0.0, 0.0]).collect();
+    for step in 1..=20 {
+        let (first, second) = (1.0 - 0.9f64.powi(step), 1.0 - 0.999f64.powi(step));
+        let gradients = gradient(step as usize);
+        for ([_, m, v], g) in rows.iter_mut().zip(&gradients) {
+            let g = f64::from(*g);
+            (*m, *v) = (0.9 * *m + 0.1 * g, 0.999 * *v + 0.001 * g * g);
+        }
+        let directions: Vec<f64> = rows
+            .iter()
+            .map(|[w, m, v]| m / first / ((v / second).sqrt() + 0.01) + weight_decay * w)
+            .collect();
+        let norm =
+            |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>().sqrt();
+        let ratio = norm(&mut rows.iter().map(|row| row[0])) / norm(&mut directions.iter().copied());
+        rows.iter_mut().zip(&directions).for_each(|(row, direction)| row[0] -= 0.1 * ratio * direction);
+    }
+    rows.into_iter().map(|row| row[0]).collect()
+}
+
+#[test]
+fn lamb_steps_as_far_as_the_row_is_long() {
+    for (bias_correction, weight_decay) in [("table", 0.0), ("row", 0.1)] {
+        let text = format!(
+            r#"{{"kind": "lamb", "lr": 0.1, "eps": 0.01, "weight_decay": {weight_decay},
+                "bias_correction": "{bias_correction}"}}"#
+        );
+        let got = train(&config(&text), SimdLevel::Baseline, 20);
+        for (j, (got, expected)) in got.iter().zip(lamb(weight_decay)).enumerate() {
+            assert!((f64::from(*got) - expected).abs() < 1e-5, "{text} column {j}: {got} {expected}");
+        }
+    }
+}
+
+#[test]
+fn lamb_moves_a_row_of_zeros_and_leaves_one_without_a_direction() {
+    let config = config(r#"{"kind": "lamb", "lr": 0.1}"#);
+    let mut record = vec![0.0; 3 * DIM];
+    let mut step = |gradient: &[f32], number| {
+        prepare(&config, 0.1, number).run(OneStep {
+            level: SimdLevel::detect(),
+            record: &mut record,
+            gradient,
+        });
+        record[0]
+    };
+    assert_eq!(step(&[0.0; DIM], 1), 0.0);
+    let moved = step(&[1.0; DIM], 2);
+    assert!(moved < 0.0 && moved.is_finite(), "{moved}");
+}
+
 fn ftrl_weight(z: f64, n: f64, alpha: f64) -> f64 {
     let shrunk = if z.abs() <= 0.3 { 0.0 } else { 0.3f64.copysign(z) - z };
     shrunk / ((1.0 + n.sqrt()) / alpha + 0.5)
@@ -178,7 +352,19 @@ fn ftrl_keeps_its_weights_when_alpha_changes() {
 fn every_simd_level_gives_the_bits_of_the_baseline() {
     for text in [
         r#"{"kind": "sgd"}"#,
+        r#"{"kind": "sgd", "momentum": 0.9}"#,
+        r#"{"kind": "sgd", "momentum": 0.9, "nesterov": true}"#,
+        r#"{"kind": "rmsprop"}"#,
+        r#"{"kind": "rmsprop", "centered": true, "momentum": 0.9}"#,
+        r#"{"kind": "adadelta"}"#,
+        r#"{"kind": "adam", "amsgrad": true}"#,
+        r#"{"kind": "adamw", "amsgrad": true, "bias_correction": "row"}"#,
+        r#"{"kind": "rowwise_adam"}"#,
+        r#"{"kind": "rowwise_adam", "bias_correction": "row"}"#,
+        r#"{"kind": "lamb", "weight_decay": 0.01}"#,
+        r#"{"kind": "lion", "weight_decay": 0.01}"#,
         r#"{"kind": "adagrad"}"#,
+        r#"{"kind": "adagrad", "lr_decay": 0.1}"#,
         r#"{"kind": "adagrad", "convention": "torch"}"#,
         r#"{"kind": "rowwise_adagrad"}"#,
         r#"{"kind": "rowwise_adagrad", "convention": "torch"}"#,

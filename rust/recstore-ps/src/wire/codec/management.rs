@@ -242,7 +242,7 @@ pub enum Managed {
         /// The elements of its rows.
         dim: usize,
         /// Its configuration.
-        config: TableConfig,
+        config: Box<TableConfig>,
         /// The names and widths of what its optimizer keeps beside each row.
         slots: Vec<(String, usize)>,
     },

@@ -15,7 +15,6 @@ use super::section::{Section, unexpected};
 const PART_BYTES: usize = 256 << 10;
 
 /// What a request gives.
-#[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
 #[derive(Debug, Clone, PartialEq)]
 pub enum Answer {
     /// Of a management request.

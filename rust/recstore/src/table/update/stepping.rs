@@ -14,7 +14,7 @@ use crate::config::Dtype;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
-use crate::kernel::simd::{Kernel, Lanes, Simd};
+use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
 use crate::kernel::sorting::{CountedKeys, SortedPart, ranges};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::rows::gradient::Gradients;
@@ -73,6 +73,7 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING), numbers }],
             is_new: &locked.is_new,
             rule: &locked.rule,
+            max_grad_norm: locked.table.config.max_grad_norm.map(|most| most as f32),
             noise: locked.table.noise(*step),
             stepped: &locked.stepped,
         });
@@ -108,6 +109,8 @@ struct SteppedRows<'a> {
     indices: [CountedKeys<'a, u32>; 1],
     is_new: &'a [bool],
     rule: &'a PreparedRule,
+    /// The longest gradient of a row.
+    max_grad_norm: Option<f32>,
     noise: u64,
     stepped: &'a AtomicU64,
 }
@@ -192,14 +195,14 @@ struct LocatedRow<'a> {
     index: RowIndex,
     /// The position of its first gradient.
     first: u32,
-    /// Where among the sums of the group that of its gradients begins, if it is one.
+    /// Where among the sums of the group that of its gradients begins, if it has one.
     sum: Option<u32>,
     record: RecordStart,
     /// The first of its gradients, before any weight.
     gradient: &'a [f32],
 }
 
-/// The sums of those rows of a group that have several gradients, or one with a weight.
+/// The gradients of those rows of a group that have several, or one with a weight, or one that may be too long.
 #[derive(Default)]
 struct SummedRows {
     sums: Vec<f32>,
@@ -227,6 +230,7 @@ impl SummedRows {
             let later = sorted.positions(number).skip(GRADIENTS_TOGETHER);
             let sum = &mut self.sums[len..len + dim];
             rows.gradients.sum(sorted.positions(number), later, sum, &mut self.chunk_sum);
+            rows.clip(sum);
             located[number - first].sum = Some(len as u32);
             len += dim;
         }
@@ -330,6 +334,7 @@ impl SteppedRows<'_> {
         for number in 0..sorted.len() {
             let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
             self.gradients.sum(sorted.positions(number), iter::empty(), &mut sum, &mut chunk_sum);
+            self.clip(&mut sum);
             let is_new = self.is_new.get(first).copied().unwrap_or(false);
             let mut step = |record: &mut [f32]| {
                 if is_new {
@@ -431,7 +436,8 @@ impl SteppedRows<'_> {
             let (first, record) = (sorted.first(number) as u32, self.records.locate(self.place(index)));
             LocatedRow { index, first, sum: None, record, gradient }
         }));
-        let (is_plain, before) = (self.gradients.is_plain(), to_sum.len());
+        let is_plain = self.gradients.is_plain() && self.max_grad_norm.is_none();
+        let before = to_sum.len();
         let mut count = before;
         to_sum.resize(before + numbers.len(), 0);
         for number in numbers {
@@ -444,6 +450,24 @@ impl SteppedRows<'_> {
             for position in sorted.positions(number).take(GRADIENTS_TOGETHER).skip(1) {
                 prefetch(self.gradients.row(position), Cache::Second);
             }
+        }
+    }
+
+    /// Scales the gradient of a row whose norm is above the greatest to that.
+    ///
+    /// Source: Pascanu, Mikolov and Bengio 2013, algorithm 1, for each row by itself.
+    #[inline(always)]
+    fn clip(&self, gradient: &mut [f32]) {
+        let Some(most) = self.max_grad_norm else { return };
+        let norm = sum_of_squares(gradient.len(), |j| gradient[j]).sqrt();
+        if norm.is_infinite() {
+            // The squares are beyond float32, which the values need not be.
+            let greatest = gradient.iter().fold(0.0f32, |most, value| most.max(value.abs()));
+            gradient.iter_mut().for_each(|value| *value /= greatest);
+            let norm = sum_of_squares(gradient.len(), |j| gradient[j]).sqrt();
+            gradient.iter_mut().for_each(|value| *value *= most / norm);
+        } else if norm > most {
+            gradient.iter_mut().for_each(|value| *value *= most / norm);
         }
     }
 
@@ -478,11 +502,22 @@ impl SteppedRows<'_> {
         widened: &mut [f32],
     ) {
         let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
+        let (state, averaged) = self.rule.split(state);
+        let mut step = |weights: &mut [f32]| {
+            let average = self.rule.average();
+            if let Some(average) = average {
+                average.catch_up(weights, averaged);
+            }
+            rule.step(weights, state, gradient);
+            if let Some(average) = average {
+                average.follow(weights, averaged);
+            }
+        };
         if row_type.is_float32() {
-            return rule.step(words, state, gradient);
+            return step(words);
         }
         row_type.widen(words, widened);
-        rule.step(widened, state, gradient);
+        step(widened);
         let noise = Noise::new(mix(self.gradients.id(first)) ^ self.noise);
         row_type.round_stochastically(widened, words, noise);
     }

@@ -1,0 +1,88 @@
+//! LAMB, lazily: Adam's direction, as long as the row is.
+
+use super::adam::{AdamOptions, Moments, State};
+use super::row_rule::RowRule;
+use crate::config::BiasCorrection;
+use crate::kernel::elements::{ElementRule, for_each_element_briefly};
+use crate::kernel::simd::sum_of_squares;
+
+/// `m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`,
+/// `r = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * w`, then `w -= lr * |w| / |r| * r`, t
+/// being the table's step or the row's. The norms are over the row, and their ratio is 1 where one of them is zero.
+///
+/// Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2, its layers being rows.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Lamb {
+    lr: f32,
+    moments: Moments,
+    eps: f32,
+    weight_decay: f32,
+    table_scales: Option<(f32, f32)>,
+}
+
+impl Lamb {
+    pub(super) fn new(options: AdamOptions, lr: f64, step: u64) -> Self {
+        let AdamOptions { betas, eps, weight_decay, bias_correction, keeps_maximum: _ } = options;
+        let moments = Moments::new(betas);
+        let table_scales = (bias_correction == BiasCorrection::Table).then(|| scales(&moments, step));
+        Self { lr: lr as f32, moments, eps: eps as f32, weight_decay: weight_decay as f32, table_scales }
+    }
+}
+
+/// One over the correction of the first moment, and the root of that of the second.
+fn scales(moments: &Moments, step: u64) -> (f32, f32) {
+    let (first, second_root) = moments.bias_corrections(step);
+    ((1.0 / first) as f32, second_root as f32)
+}
+
+impl RowRule for Lamb {
+    #[inline(always)]
+    fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+        let State { m, v, step, .. } = State::of(state, gradient.len(), false);
+        let scales = self.table_scales.unwrap_or_else(|| scales(&self.moments, step.unwrap_or(1)));
+        for_each_element_briefly(&Moved(&self.moments), m, [&mut *v], gradient);
+        let direction = Direction { rule: self, scales };
+        let norm = sum_of_squares(weights.len(), |j| direction.of(weights[j], m[j], v[j])).sqrt();
+        let length = sum_of_squares(weights.len(), |j| weights[j]).sqrt();
+        let ratio = if norm > 0.0 && length > 0.0 { length / norm } else { 1.0 };
+        let step = Along { direction: &direction, rate: self.lr * ratio };
+        for_each_element_briefly(&step, weights, [&mut *v], m);
+    }
+}
+
+/// Moves the first moment, and the second one beside it.
+struct Moved<'a>(&'a Moments);
+
+impl ElementRule<1> for Moved<'_> {
+    #[inline(always)]
+    fn step(&self, m: f32, [v]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
+        let [m, v] = self.0.moved([m, v], 0.0 + g);
+        (m, [v])
+    }
+}
+
+struct Direction<'a> {
+    rule: &'a Lamb,
+    scales: (f32, f32),
+}
+
+impl Direction<'_> {
+    #[inline(always)]
+    fn of(&self, w: f32, m: f32, v: f32) -> f32 {
+        let (scale, root) = self.scales;
+        scale * m / (v.sqrt() / root + self.rule.eps) + self.rule.weight_decay * w
+    }
+}
+
+/// Moves weights along the direction, whose inputs are the first moments.
+struct Along<'a> {
+    direction: &'a Direction<'a>,
+    rate: f32,
+}
+
+impl ElementRule<1> for Along<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, [v]: [f32; 1], m: f32) -> (f32, [f32; 1]) {
+        (w - self.rate * self.direction.of(w, m, v), [v])
+    }
+}

@@ -1,0 +1,70 @@
+//! Row-wise Adam: one second moment a row, and so half of Adam's state.
+
+use super::adam::{AdamOptions, Moments, counted};
+use super::row_rule::{RowRule, Slot};
+use crate::config::BiasCorrection;
+use crate::kernel::elements::{ElementRule, for_each_element_briefly};
+use crate::kernel::simd::sum_of_squares;
+
+/// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (mean_j g_j^2 - v)`, then
+/// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's.
+///
+/// Source: Adam as in [`super::adam`], its second moment averaged over the row as in FBGEMM's `PARTIAL_ROWWISE_ADAM`.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct RowWiseAdam {
+    lr: f64,
+    moments: Moments,
+    eps: f32,
+    weight_decay: f32,
+    table_scale: Option<f32>,
+}
+
+pub(super) fn slots(dim: usize, bias_correction: BiasCorrection) -> Vec<Slot> {
+    let mut slots = vec![Slot::new("exp_avg", dim), Slot::new("exp_avg_sq", 1)];
+    if bias_correction == BiasCorrection::Row {
+        slots.push(Slot::new("step", 1));
+    }
+    slots
+}
+
+impl RowWiseAdam {
+    pub(super) fn new(options: AdamOptions, lr: f64, step: u64) -> Self {
+        let AdamOptions { betas, eps, weight_decay, bias_correction, keeps_maximum: _ } = options;
+        let moments = Moments::new(betas);
+        let table_scale = (bias_correction == BiasCorrection::Table).then(|| moments.scale(lr, step));
+        Self { lr, moments, eps: eps as f32, weight_decay: weight_decay as f32, table_scale }
+    }
+}
+
+impl RowRule for RowWiseAdam {
+    #[inline(always)]
+    fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
+        let (m, rest) = state.split_at_mut(gradient.len());
+        let (v, row_step) = rest.split_at_mut(1);
+        let squares = sum_of_squares(gradient.len(), |j| 0.0 + gradient[j] + self.weight_decay * weights[j]);
+        v[0] = self.moments.second(v[0], squares / gradient.len() as f32);
+        let scale =
+            self.table_scale.unwrap_or_else(|| self.moments.scale(self.lr, counted(row_step).unwrap_or(1)));
+        for_each_element_briefly(
+            &RowStep { rule: self, scale, root: v[0].sqrt() + self.eps },
+            weights,
+            [m],
+            gradient,
+        );
+    }
+}
+
+/// The step of a row whose scale and root are known.
+struct RowStep<'a> {
+    rule: &'a RowWiseAdam,
+    scale: f32,
+    root: f32,
+}
+
+impl ElementRule<1> for RowStep<'_> {
+    #[inline(always)]
+    fn step(&self, w: f32, [m]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
+        let m = self.rule.moments.first(m, 0.0 + g + self.rule.weight_decay * w);
+        (w - self.scale * m / self.root, [m])
+    }
+}
