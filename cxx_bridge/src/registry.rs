@@ -8,7 +8,8 @@ use once_cell::sync::OnceCell;
 use recstore::{
     ChangedRows, EmbeddingStore, EmbeddingTable, Encoding, Error, FrozenMemory, FrozenSpec, FrozenStore,
     GradientCollector, InitializerConfig, LoadReport, LocalStore, OptimizerState, PrefetchId,
-    PrefetchRequest, Prefetches, RowChanges, Serial, SimdLevel, TableConfig, TableId, fork, freeze,
+    PrefetchRequest, Prefetches, RowChanges, Serial, SimdLevel, TableConfig, TableId, UpdateRule, fork,
+    freeze,
 };
 use recstore_ps::{RemoteConfig, RemoteStore};
 
@@ -31,6 +32,7 @@ static REGISTRY: OnceCell<Registry> = OnceCell::new();
 
 /// The stores of the process and the handles into them.
 pub struct Registry {
+    embedded: Arc<LocalStore>,
     state: RwLock<State>,
     prefetches: Prefetches<Place>,
 }
@@ -78,10 +80,19 @@ pub fn registry() -> Result<&'static Registry, Failure> {
 
 /// What whoever speaks of tables by name or number asks for.
 impl Registry {
-    pub(crate) fn new(embedded: Arc<dyn EmbeddingStore>, frozen: Arc<FrozenStore>) -> Self {
-        let state = State { stores: Stores::new(embedded, frozen), handles: Handles::default() };
+    pub(crate) fn new(embedded: Arc<LocalStore>, frozen: Arc<FrozenStore>) -> Self {
+        let stores = Stores::new(embedded.clone(), frozen);
+        let state = State { stores, handles: Handles::default() };
         let prefetches = Prefetches::new(PREFETCH_THREADS, MOST_PREFETCHES);
-        Self { state: RwLock::new(state), prefetches }
+        Self { embedded, state: RwLock::new(state), prefetches }
+    }
+
+    /// Gives the store of this process an update rule of the program's own.
+    ///
+    /// # Errors
+    /// As [`LocalStore::register_rule`].
+    pub fn register_rule(&self, name: &str, rule: Arc<dyn UpdateRule>) -> recstore::Result<()> {
+        self.embedded.register_rule(name, rule)
     }
 
     /// Connects to servers, where tables are opened from then on; those that are open stay where they are. Returns a

@@ -52,6 +52,7 @@ from recstore_ops.serving import (
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.table.table import Table, default_table
 from recstore_ops.table.unpickling import opening_empty_tables
+from recstore_ops.table.update_rule import UpdateRule, register_rule
 
 __all__ = [
     "Bundle",
@@ -82,6 +83,7 @@ __all__ = [
     "Table",
     "TableConfig",
     "TableOptions",
+    "UpdateRule",
     "__version__",
     "active_config",
     "averaged",
@@ -110,6 +112,7 @@ __all__ = [
     "ps_barrier",
     "ps_workers",
     "publish",
+    "register_rule",
     "set_memory_limit",
     "set_merge",
     "set_ps_backend",

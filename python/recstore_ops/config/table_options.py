@@ -19,6 +19,8 @@ class StorageOptions(TypedDict, total=False):
     dtype: torch.dtype | None
     seed: int | None
     block_size: int | None
+    max_grad_norm: float | None
+    ema_decay: float | None
     nan_policy: str | None
     admission: dict[str, Any] | None
     eviction: dict[str, Any] | None
@@ -41,10 +43,11 @@ class TableOptions(ConfigOptions, total=False):
     key or kind is refused by name.
 
     Attributes:
-        optimizer: kind, or `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "adam" | "adamw" | "ftrl"}` with the
-            hyper-parameters of `torch.optim`; for FTRL `alpha`, `beta`, `l1`, `l2`. On servers also
-            `{"kind": "rule", "name": ..., "lr": ...}`: a rule of the servers' own program. SGD by default. Its own
-            `lr` takes precedence over the file's `learning_rate`, and that over the argument `lr`, 0.01 by default.
+        optimizer: kind, or `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "rmsprop" | "adadelta" | "adam" |
+            "adamw" | "rowwise_adam" | "lamb" | "lion" | "ftrl"}` with the hyper-parameters of `torch.optim`; for FTRL
+            `alpha`, `beta`, `l1`, `l2`. Also `{"kind": "rule", "name": ..., "lr": ...}`: a rule of
+            `recstore_ops.register_rule`, on servers one of the servers' own program. SGD by default. Its own `lr`
+            takes precedence over the file's `learning_rate`, and that over the argument `lr`, 0.01 by default.
         initializer: kind, or `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" |
             "xavier_uniform"}` with the parameters of `torch.nn.init`; normal with a standard deviation of 0.01 by
             default.
@@ -53,6 +56,10 @@ class TableOptions(ConfigOptions, total=False):
             noise that the seed determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
         seed: together with the table's name it seeds the initial values; 0 by default.
         block_size: rows in one block of storage; 10,240 by default.
+        max_grad_norm: the longest gradient of a row, by its L2 norm: a longer one is scaled to it before the rule sees
+            it, duplicates summed; without one, none is.
+        ema_decay: keeps the moving average of each row: `e = ema_decay * e + (1 - ema_decay) * w` at every step of the
+            table. `recstore_ops.averaged` gives a model that has it; without a decay, none is kept.
         nan_policy: what happens to NaN and infinity in rows and gradients: `error`, the default, `skip` or `allow`.
         admission: which ids get a row by training; all of them by default.
             `{"kind": "count", "threshold": n}`: those updated in n steps.

@@ -8,6 +8,7 @@ mod frozen;
 mod log_lines;
 mod object_folder;
 mod optimizer_state;
+mod own_rule;
 mod publishing;
 mod servers;
 mod text_rows;
@@ -38,6 +39,8 @@ mod _native {
     use super::object_folder::PublicationFolder;
     #[pymodule_export]
     use super::optimizer_state::put_optimizer_states;
+    #[pymodule_export]
+    use super::own_rule::register_rule;
     #[pymodule_export]
     use super::publishing::{begin_publication, change_frozen, end_publication, take_changes};
     #[pymodule_export]
