@@ -32,6 +32,7 @@ from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollect
 from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
 from recstore_ops.nn.functional import embedding, embedding_bag
 from recstore_ops.nn.hashtable import HashTable, HashTableRegister
+from recstore_ops.nn.ngram_memory import NGramMemory
 from recstore_ops.nn.optimizer import SparseOptimizer
 from recstore_ops.nn.prefetch import PrefetchingDataLoader
 from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
@@ -73,6 +74,7 @@ __all__ = [
     "KVWorker",
     "KeyedJaggedTensor",
     "KeyedTensor",
+    "NGramMemory",
     "PrefetchingDataLoader",
     "Publisher",
     "PublisherAddress",
