@@ -87,6 +87,14 @@ def test_workers_that_push_and_pull_come_near_the_best_and_keep_few_weights(tmp_
     assert zeros > 0.8
 
 
+@pytest.mark.tier("all")
+def test_a_gpt_that_remembers_n_grams_is_ahead(tmp_path: Path) -> None:
+    losses = columns(output_of("ngram_memory.py", tmp_path))
+    (_, *beginning), (_, without, remembering) = losses[0], losses[-1]
+    assert beginning[0] == beginning[1]
+    assert remembering < without - 1
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_example_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 100

@@ -73,6 +73,7 @@ CALLS: dict[str, str] = {
     "num_embeddings=None, embedding_dim=2, feature_names=['a'])]) and table_names()",
     "RecStoreEmbeddingCollection": "RecStoreEmbeddingCollection([EmbeddingConfig(name='rows', num_embeddings=None, "
     "embedding_dim=2, feature_names=['a'])]) and table_names()",
+    "NGramMemory": "NGramMemory(2, 3, 2, 'ngrams') and table_names()",
     "HashTable": "HashTable(2, name='hashed') and table_names()",
     "HashTableRegister": "HashTableRegister() and table_names()",
     "KVWorker": "len(Table.open(KVWorker('worker', 2).name))",
@@ -150,10 +151,10 @@ WITHOUT_STORE = {
     *("checkpoint.FileFinding", "checkpoint.PendingSave", "checkpoint.PruneReport", "checkpoint.VerifyReport"),
     *("checkpoint.verify", "checkpoint.prune"),
     *("checkpoint.new_snapshot_name", "checkpoint.shard_of", "checkpoint.commit", "checkpoint"),
-    # It keeps tables in the process, whatever the file says.
-    "inspect_checkpoint",
+    # They mean the process, whatever the file says.
+    *("inspect_checkpoint", "register_rule", "UpdateRule"),
     # They are given what has been opened before.
-    *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze", "publish"),
+    *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze", "publish", "averaged"),
     # Their tables are files, whatever store was chosen.
     *("Bundle", "FollowingBundle", "ForgetReport", "FrozenTable", "Publisher", "PublisherAddress"),
     *("forget", "load_bundle"),

@@ -63,7 +63,8 @@ class NGramMemory(nn.Module):
         self.n, self.heads, self.num_rows, self.hash_seed = n, heads, rows, hash_seed
         functions = (n - 1) * heads
         self.table = DistEmbedding(functions * rows, dim, name, **options)
-        self.register_buffer("_first_ids", rows * torch.arange(functions), persistent=False)
+        first_ids = rows * torch.arange(functions, dtype=torch.int64, device="cpu")
+        self.register_buffer("_first_ids", first_ids, persistent=False)
         self.key = nn.Linear(functions * dim, hidden_dim, bias=False)
         self.value = nn.Linear(functions * dim, hidden_dim, bias=False)
         nn.init.zeros_(self.value.weight)
@@ -81,7 +82,7 @@ class NGramMemory(nn.Module):
             ngram_ids(tokens, length, self.heads, self.num_rows, self.hash_seed + (length - 2) * self.heads)
             for length in range(2, self.n + 1)
         ]
-        return torch.cat(hashes, dim=-1) + self._first_ids
+        return torch.cat(hashes, dim=-1) + self._first_ids.to(tokens.device)
 
     def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
         """Returns the hidden states with what the memory adds, `[..., T, hidden_dim]`.

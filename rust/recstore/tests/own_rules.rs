@@ -12,8 +12,8 @@ use std::sync::Arc;
 use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
-    EmbeddingStore, Error, GradientChunk, LoadOptions, LocalStore, Rayon, SaveKind, SaveOptions, Serial,
-    Step, TableConfig, TableId, TableUpdate, UpdateRule, compact,
+    EmbeddingStore, Error, GradientChunk, LoadOptions, LocalStore, Rayon, RowlessTable, SaveKind,
+    SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate, UpdateRule, compact,
 };
 
 const DIM: usize = 3;
@@ -247,6 +247,41 @@ fn a_table_that_is_loaded_without_its_rule_is_read_and_saved_and_takes_no_step()
     assert_eq!(state(&loaded, loaded.find_numbered("t").unwrap().unwrap()), state(&saving, table));
     let refused = step(&without, read, &[1], &[1.0; DIM]).unwrap_err().to_string();
     assert!(refused.contains("the table was loaded without its rule, to be read"), "{refused}");
+}
+
+#[test]
+fn averages_lie_behind_the_slots_of_a_rule_wherever_it_is() {
+    let text = r#"{"optimizer": {"kind": "rule", "name": "own_adagrad"}, "ema_decay": 0.5}"#;
+    let (directory, saving) = (tempfile::tempdir().unwrap(), store(false));
+    let table = saving.open_numbered("t", &config(DIM, text)).unwrap();
+    step(&saving, table, &[1, 2], &[1.0; 2 * DIM]).unwrap();
+    let slots = saving.describe(table).unwrap().slots;
+    let names: Vec<&str> = slots.iter().map(|(name, _)| name.as_str()).collect();
+    assert_eq!(names, ["sum", "last_step", "adopted", "ema", "ema_step"]);
+    saving.save(directory.path(), &SaveOptions::default()).unwrap();
+    let without = LocalStore::new(Box::new(Serial));
+    let mut options = LoadOptions::default();
+    options.without_rules = true;
+    without.load(directory.path(), &options).unwrap();
+    let read = without.find_numbered("t").unwrap().unwrap();
+    assert_eq!(without.describe(read).unwrap().slots, slots);
+    for name in names {
+        assert_eq!(without.read_slot(read, name, &[1, 2]), saving.read_slot(table, name, &[1, 2]));
+    }
+    let rowless = RowlessTable::with_slots("t", &config(DIM, text), slots.clone()).unwrap();
+    assert_eq!(rowless.description().slots, slots);
+}
+
+#[test]
+fn a_rule_with_a_slot_of_the_averages_name_is_refused_beside_them() {
+    let store = LocalStore::new(Box::new(Serial));
+    store.register_rule("ema", Arc::new(WithSlots(vec![("ema".into(), DIM)]))).unwrap();
+    let text = r#"{"optimizer": {"kind": "rule", "name": "ema"}"#;
+    store.open_numbered("alone", &config(DIM, &format!("{text}}}"))).unwrap();
+    let refused =
+        store.open_numbered("t", &config(DIM, &format!(r#"{text}, "ema_decay": 0.5}}"#))).unwrap_err();
+    let refused = refused.to_string();
+    assert!(refused.contains("has a slot \"ema\", which is where ema_decay keeps the average"), "{refused}");
 }
 
 #[test]

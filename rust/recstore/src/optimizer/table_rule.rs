@@ -7,9 +7,9 @@ use super::average::{self, Average};
 use super::own::OwnRule;
 use super::prepared_rule::PreparedRule;
 use super::row_rule::Slot;
-use super::update_rule::{UpdateRule, UpdateRules, checked_slots};
-use crate::Result;
+use super::update_rule::{NamedRule, UpdateRule, UpdateRules, checked_slots};
 use crate::config::{OptimizerConfig, TableConfig};
+use crate::{Error, Result};
 
 /// The rule of a table: one of the store's by its configuration, or one of the program's own.
 pub(crate) struct Optimizer {
@@ -28,15 +28,22 @@ impl Optimizer {
     /// [`crate::Error::UnknownRule`]; [`crate::Error::InvalidConfig`] for slots that cannot be kept;
     /// [`crate::Error::RuleFailed`].
     pub(crate) fn new(name: &str, config: &TableConfig, rules: &UpdateRules) -> Result<Self> {
-        let own = rules.of(name, &config.optimizer)?;
-        let mut slots = match &own {
-            None => slots(&config.optimizer, config.dim),
-            Some(rule) => checked_slots(name, config, &**rule)?,
+        let averages = config.ema_decay.map_or(vec![], |_| average::slots(config.dim).to_vec());
+        let (own, mut slots) = match rules.of(name, &config.optimizer)? {
+            None => (None, slots(&config.optimizer, config.dim)),
+            Some(NamedRule::Registered(rule)) => {
+                let slots = checked_slots(name, config, &*rule)?;
+                refuse_names_of(&averages, &slots, name)?;
+                (Some(rule), slots)
+            }
+            Some(NamedRule::Elsewhere(rule)) => {
+                let mut slots = checked_slots(name, config, &*rule)?;
+                slots.truncate(slots.len().saturating_sub(averages.len()));
+                (Some(rule), slots)
+            }
         };
         let width = slots.iter().map(|slot| slot.width).sum();
-        if config.ema_decay.is_some() {
-            slots.extend(average::slots(config.dim));
-        }
+        slots.extend(averages);
         Ok(Self { config: config.optimizer.clone(), own, width, ema_decay: config.ema_decay, slots })
     }
 
@@ -54,4 +61,17 @@ impl Optimizer {
         let average = self.ema_decay.map(|decay| Average::new(decay, step));
         PreparedRule { rule, width: self.width, average }
     }
+}
+
+/// # Errors
+/// [`Error::InvalidConfig`]: a rule of the program's own has a slot that is called as one of the average's.
+fn refuse_names_of(averages: &[Slot], slots: &[Slot], table: &str) -> Result<()> {
+    let taken = slots.iter().find(|slot| averages.iter().any(|average| average.name == slot.name));
+    taken.map_or(Ok(()), |slot| {
+        let message = format!(
+            "the update rule of table \"{table}\" has a slot \"{}\", which is where ema_decay keeps the average",
+            slot.name
+        );
+        Err(Error::InvalidConfig { message })
+    })
 }

@@ -34,6 +34,14 @@ pub trait UpdateRule: Send + Sync {
     }
 }
 
+/// The rule that a table's configuration names.
+pub(crate) enum NamedRule {
+    /// It is registered here.
+    Registered(Arc<dyn UpdateRule>),
+    /// Its table's rows lie elsewhere or are only read: what stands for it names all that is kept beside a row.
+    Elsewhere(Arc<dyn UpdateRule>),
+}
+
 /// The rules of a store, by name.
 #[derive(Default)]
 pub(crate) struct UpdateRules {
@@ -75,10 +83,11 @@ impl UpdateRules {
     ///
     /// # Errors
     /// [`Error::UnknownRule`].
-    pub(crate) fn of(&self, table: &str, config: &OptimizerConfig) -> Result<Option<Arc<dyn UpdateRule>>> {
+    pub(crate) fn of(&self, table: &str, config: &OptimizerConfig) -> Result<Option<NamedRule>> {
         let OptimizerConfig::Rule { name, .. } = config else { return Ok(None) };
         let by_name = self.by_name.read().unwrap_or_else(PoisonError::into_inner);
-        let found = by_name.get(name).or(self.elsewhere.as_ref()).cloned();
+        let registered = by_name.get(name).cloned().map(NamedRule::Registered);
+        let found = registered.or_else(|| self.elsewhere.clone().map(NamedRule::Elsewhere));
         found.map(Some).ok_or_else(|| Error::UnknownRule {
             table: table.to_owned(),
             rule: name.clone(),
