@@ -247,7 +247,7 @@ runtime-examples: $(TORCH_READY)
 .PHONY: wheel
 wheel: $(BUILDER_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs
 	rm -f dist/*.whl
-	CARGO_PROFILE_RELEASE_LTO=thin $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
 	@ls dist/*.whl
 
 .PHONY: sdist
