@@ -21,8 +21,8 @@ class NGramMemory(nn.Module):
 
         k = W_k e;  v = W_v e;  a = sigmoid(<norm(h), norm(k)> / sqrt(hidden_dim));  h + a * v
 
-    Only rows that the text has asked for exist, and only those are stepped. `W_v` starts at zero: a new memory changes
-    no hidden state.
+    Only n-grams that were trained on have a row, and a step changes only those of its text. `W_v` starts at zero: a new
+    memory changes no hidden state.
 
     Source: Cheng et al. 2026, "Conditional Memory via Scalable Lookup" (arXiv 2601.07372), section 2, without its
     convolution and its merging of tokens.
