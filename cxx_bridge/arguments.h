@@ -7,6 +7,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "recstore-bridge/new_tensor.h"
 #include "recstore-bridge/src/lib.rs.h"
@@ -59,6 +60,10 @@ inline int64_t table_of(const char* op, const Tensor& table) {
 inline int64_t collector_of(const char* op, const Tensor& collector) {
   check_handle(op, "collector", collector, {});
   return ids_slice(collector)[0];
+}
+
+inline rust::Slice<const int64_t> numbers_slice(const std::vector<int64_t>& numbers) {
+  return {numbers.data(), numbers.size()};
 }
 
 inline rust::Str text(const std::string& value) {

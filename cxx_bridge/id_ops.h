@@ -13,11 +13,6 @@
 
 namespace recstore {
 
-template <typename Element>
-inline rust::Slice<const Element> slice_of(const Tensor& values) {
-  return {static_cast<const Element*>(values.const_data_ptr()), static_cast<std::size_t>(values.numel())};
-}
-
 inline Tensor hash_strings_op(const Tensor& characters, const Tensor& offsets, int64_t seed) {
   constexpr const char* op = "hash_strings";
   check_flat(op, "characters", characters);
@@ -83,7 +78,7 @@ inline Tensor prefix_ids_op(const Tensor& codes, const std::vector<int64_t>& siz
     refuse(op, ": codes must have a last dimension of ", sizes.size(), ", one code a size, got shape ",
            shape_text(codes));
   }
-  const rust::Slice<const int64_t> levels(sizes.data(), sizes.size());
+  const rust::Slice<const int64_t> levels = numbers_slice(sizes);
   call([&] { check_prefix_sizes(levels); });
   const Tensor host = host_ids(op, codes, "codes");
   const Tensor ids = new_ids(shape_of(codes));

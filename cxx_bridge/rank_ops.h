@@ -42,10 +42,6 @@ inline std::vector<int64_t> tables_of_dims(
   return numbers;
 }
 
-inline rust::Slice<const int64_t> numbers_slice(const std::vector<int64_t>& numbers) {
-  return {numbers.data(), numbers.size()};
-}
-
 inline std::tuple<Tensor, Tensor, Tensor> rank_requests_op(const Tensor& ids, const std::vector<int64_t>& splits, int64_t ranks) {
   check_flat("rank_requests", "ids", ids);
   const Tensor host = host_ids("rank_requests", ids);

@@ -97,8 +97,13 @@ inline Tensor host_floats(const char* op, const char* what, const Tensor& values
 }
 
 // The slices are valid as long as the tensor is, which must be contiguous and on the host.
+template <typename Element>
+inline rust::Slice<const Element> slice_of(const Tensor& values) {
+  return {static_cast<const Element*>(values.const_data_ptr()), static_cast<size_t>(values.numel())};
+}
+
 inline rust::Slice<const int64_t> ids_slice(const Tensor& ids) {
-  return {static_cast<const int64_t*>(ids.const_data_ptr()), static_cast<size_t>(ids.numel())};
+  return slice_of<int64_t>(ids);
 }
 
 inline rust::Slice<int64_t> ids_slice_mut(const Tensor& ids) {
@@ -106,7 +111,7 @@ inline rust::Slice<int64_t> ids_slice_mut(const Tensor& ids) {
 }
 
 inline rust::Slice<const float> float_slice(const Tensor& values) {
-  return {static_cast<const float*>(values.const_data_ptr()), static_cast<size_t>(values.numel())};
+  return slice_of<float>(values);
 }
 
 inline rust::Slice<float> float_slice_mut(const Tensor& values) {
