@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from recstore_ops.nn.closed_module import ClosedModule
+from recstore_ops.nn.optimizer import tables_of
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
 
@@ -40,9 +40,8 @@ def averaged(model: Model) -> Model:
 
 
 def _tables_of(model: nn.Module) -> list[Table]:
-    """Returns the tables of a model in the order of its modules, each once."""
-    found = [table for module in model.modules() if isinstance(module, ClosedModule) for table in module.tables()]
-    return list({table.table_id: table for table in found}.values())
+    """Returns the tables of a model in the order of its modules, each once whatever modules share it."""
+    return list({table.table_id: table for table in tables_of([model])}.values())
 
 
 @torch.no_grad()

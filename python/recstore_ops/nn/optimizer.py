@@ -69,7 +69,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._followed: tuple[list[tuple[float, bool]], list[float]] | None = None
         if lr is not None:
             check_learning_rate(lr)
-        tables = _tables_of(self._modules or [])
+        tables = tables_of(self._modules or [])
         if self._modules is not None and not tables:
             raise ValueError("SparseOptimizer got modules without any table")
         first, *others = self._groups(tables)
@@ -91,7 +91,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         copied = memo[id(self)] = type(self).__new__(type(self))
         copied.kv_client, copied._lr, copied._initial_lr = self.kv_client, self._lr, self._initial_lr
         copied._modules = copy.deepcopy(self._modules, memo)
-        pairs = list(zip(_tables_of(self._modules or []), _tables_of(copied._modules or []), strict=True))
+        pairs = list(zip(tables_of(self._modules or []), tables_of(copied._modules or []), strict=True))
         numbers = {before.table_id: after.table_id for before, after in pairs}
         names = {before.name: after.name for before, after in pairs}
         copied._rates = {numbers.get(number, number): rate for number, rate in self._rates.items()}
@@ -180,7 +180,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        tables = _tables_of(chosen)
+        tables = tables_of(chosen)
         if not tables:
             raise ValueError("SparseOptimizer.step got modules without any table")
         self._note(tables)
@@ -224,7 +224,7 @@ class SparseOptimizer(torch.optim.Optimizer):
             RuntimeError: a norm that is not finite, with `error_if_nonfinite`; then nothing is scaled.
         """
         by_name: dict[str, list[Table]] = {}
-        for table in _tables_of(self._chosen("clip_grad_norm_", modules)):
+        for table in tables_of(self._chosen("clip_grad_norm_", modules)):
             by_name.setdefault(table.name, []).append(table)
         parameters = [CollectedGradients.of(functools.partial(list, tables)) for tables in by_name.values()]
         if any(table.is_sharded for tables in by_name.values() for table in tables):
@@ -290,7 +290,7 @@ class SparseOptimizer(torch.optim.Optimizer):
     def _tables_kept(self) -> dict[str, Table]:
         """The tables whose state is the optimizer's, by name."""
         if self._modules is not None:
-            return {table.name: table for table in _tables_of(self._modules) if table.table_id in self._rates}
+            return {table.name: table for table in tables_of(self._modules) if table.table_id in self._rates}
         return {name: Table.open(name) for name in store.table_names() if store.find_table(name) in self._rates}
 
     def _tables_of_state(self, names: list[str]) -> dict[str, Table]:
@@ -398,10 +398,10 @@ def _refuse_without_modules() -> list[Table]:
 
 
 def _tables_named(modules: list[Tables], name: str) -> list[Table]:
-    return [table for table in _tables_of(modules) if table.name == name]
+    return [table for table in tables_of(modules) if table.name == name]
 
 
-def _tables_of(modules: list[Tables]) -> list[Table]:
+def tables_of(modules: list[Tables]) -> list[Table]:
     """The tables of modules and their children, each `Table` once; `modules()` would make the name of each module."""
     found: dict[int, Table] = {}
     seen: set[int] = set()
