@@ -73,25 +73,29 @@ class _CalledRule(NamedTuple):
         return list(self.rule.slots(dim).items())
 
     def apply(self, row: bytes, slots: bytes, gradient: bytes, step: int, lr: float) -> tuple[bytes, bytes]:
-        row_D, named = _floats(row), self._named(row, slots)
+        row_D = _floats(row)
+        widths = self.rule.slots(len(row_D))
+        named = _named(slots, widths)
         new_row_D = self.rule.apply(row_D, named, _floats(gradient), step, lr)
-        return _checked("apply returned", new_row_D, row_D.shape), self._joined(row, named)
+        return _checked("apply returned", new_row_D, row_D.shape), _joined(named, widths)
 
     def adopt(self, row: bytes, slots: bytes, lr: float) -> bytes:
-        named = self._named(row, slots)
-        self.rule.adopt(_floats(row), named, lr)
-        return self._joined(row, named)
+        row_D = _floats(row)
+        widths = self.rule.slots(len(row_D))
+        named = _named(slots, widths)
+        self.rule.adopt(row_D, named, lr)
+        return _joined(named, widths)
 
-    def _named(self, row: bytes, slots: bytes) -> dict[str, Floats]:
-        widths = self.rule.slots(len(row) // 4)
-        ends = np.cumsum([*widths.values()], dtype=np.int64)[:-1]
-        return dict(zip(widths, np.split(_floats(slots), ends), strict=True)) if widths else {}
 
-    def _joined(self, row: bytes, named: dict[str, Floats]) -> bytes:
-        widths = self.rule.slots(len(row) // 4)
-        if named.keys() != widths.keys():
-            raise ValueError(f"expected the slots {', '.join(widths) or 'none'}, got {', '.join(named) or 'none'}")
-        return b"".join(_checked(f"slot {name} is", named[name], (width,)) for name, width in widths.items())
+def _named(slots: bytes, widths: dict[str, int]) -> dict[str, Floats]:
+    ends = np.cumsum([*widths.values()], dtype=np.int64)[:-1]
+    return dict(zip(widths, np.split(_floats(slots), ends), strict=True)) if widths else {}
+
+
+def _joined(named: dict[str, Floats], widths: dict[str, int]) -> bytes:
+    if named.keys() != widths.keys():
+        raise ValueError(f"expected the slots {', '.join(widths) or 'none'}, got {', '.join(named) or 'none'}")
+    return b"".join(_checked(f"slot {name} is", named[name], (width,)) for name, width in widths.items())
 
 
 def _floats(values: bytes) -> Floats:
