@@ -25,8 +25,8 @@ pytestmark = pytest.mark.tier("quick")
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "checkpoint_format.md").read_text(encoding="utf-8")
 COMPRESSED = DOCUMENT.split("### Compressed files")[1].split("\n## ")[0]
-DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-BYTES = {"I64": 8, "F32": 4, "U32": 4, "BF16": 2, "F16": 2}
+DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "int8": "I8", "float8_e4m3fn": "F8_E4M3"}
+BYTES = {"I64": 8, "F32": 4, "U32": 4, "BF16": 2, "F16": 2, "I8": 1, "F8_E4M3": 1}
 
 Row = tuple[np.ndarray, dict[str, np.ndarray]]
 
@@ -64,7 +64,9 @@ def holds(clause: str, optimizer: dict[str, Any]) -> bool:
 def as_numbers(content: bytes, dtype: str) -> np.ndarray:
     if dtype == "BF16":
         return (np.frombuffer(content, "<u2").astype(np.uint32) << 16).view(np.float32)
-    return np.frombuffer(content, {"I64": "<i8", "F32": "<f4", "U32": "<u4", "F16": "<f2"}[dtype])
+    if dtype == "F8_E4M3":
+        return torch.tensor(bytearray(content), dtype=torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    return np.frombuffer(content, {"I64": "<i8", "F32": "<f4", "U32": "<u4", "F16": "<f2", "I8": "<i1"}[dtype])
 
 
 def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, tuple[str, list[int]]]:
@@ -80,11 +82,13 @@ def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, t
     }
     assert not file["state"]
     usage = {f"usage.{name}": ("I64", [rows]) for name in ("step", "count") if "eviction" in config}
+    kind = DTYPES[config["dtype"]]
     columns = {
         **deleted,
         **state,
         "ids": ("I64", [rows]),
-        "rows": (DTYPES[config["dtype"]], [rows, table["dim"]]),
+        "rows": (kind, [rows, table["dim"]]),
+        **({"rows.scale": ("F32", [rows, 1])} if BYTES[kind] == 1 else {}),
         **slots,
         **usage,
     }
@@ -173,8 +177,9 @@ def read_rows(directory: Path, chain: list[dict[str, Any]], name: str) -> dict[i
             ids = tensors["ids"].tolist()
             assert len(set(ids)) == len(ids)
             slots = {slot: column for slot, column in tensors.items() if slot.startswith("slot.")}
+            embeddings = tensors["rows"].astype(np.float32) * tensors.get("rows.scale", np.float32(1))
             for place, number in enumerate(ids):
-                rows[number] = tensors["rows"][place], {slot: column[place] for slot, column in slots.items()}
+                rows[number] = embeddings[place], {slot: column[place] for slot, column in slots.items()}
     return rows
 
 
@@ -189,7 +194,7 @@ def assert_read_as_stored(directory: Path) -> None:
         assert sorted(found) == ids.tolist()
         for place, number in enumerate(ids.tolist()):
             row, own_slots = found[number]
-            assert np.array_equal(row.astype(np.float32), rows[place].numpy())
+            assert np.array_equal(row, rows[place].numpy())
             assert own_slots.keys() == {f"slot.{slot}" for slot in slots}
             assert all(np.array_equal(own_slots[f"slot.{slot}"], slots[slot][place].numpy()) for slot in slots)
         del saved["progress"]["sweep"]
@@ -210,7 +215,7 @@ def step(modules: list[DistEmbedding], ids: torch.Tensor) -> None:
     SparseOptimizer().step(modules)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in DTYPES], ids=str)
 def test_checkpoints_read_by_the_document_hold_what_the_tables_do(dtype: torch.dtype, tmp_path: Path) -> None:
     modules = [
         DistEmbedding(None, 3, f"{optimizer_name(optimizer)}/é {number}", optimizer=optimizer, dtype=dtype)

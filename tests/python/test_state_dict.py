@@ -350,7 +350,7 @@ NOT_FINITE = torch.tensor([[0.0, 0.0], [0.0, torch.inf]])
         (
             (IDS, rows_of(dtype=torch.bfloat16)),
             TypeError,
-            r"keeps rows in torch.float32, got a state of torch.bfloat16",
+            r"has rows of float32 and takes a state of torch.float32, got one of torch.bfloat16",
         ),
         ((IDS, rows_of(dim=3)), ValueError, r"takes rows of shape \(2, 2\), got \(2, 3\)"),
         ((IDS, rows_of(count=3)), ValueError, r"takes rows of shape \(2, 2\), got \(3, 2\)"),

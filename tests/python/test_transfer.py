@@ -122,7 +122,7 @@ def test_an_embedding_bag_gives_the_same_outputs(dtype: torch.dtype, mode: str, 
     ("original", "error", "message"),
     [
         (nn.Linear(2, 2), TypeError, "takes nn.Embedding or nn.EmbeddingBag, got Linear"),
-        (nn.Embedding(2, 2, dtype=torch.float64), TypeError, "a table keeps torch.float32, .*, got torch.float64"),
+        (nn.Embedding(2, 2, dtype=torch.float64), TypeError, "a table is made of torch.float32, .*, got torch.float64"),
         (nn.Embedding(2, 2, max_norm=1.0), ValueError, "a lookup changes no table"),
         (nn.Embedding(1, 2, _weight=torch.tensor([[0.0, torch.nan]])), RuntimeError, "NaN|nan|finite"),
     ],

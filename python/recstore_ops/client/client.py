@@ -93,7 +93,8 @@ class RecStoreClient:
         Args:
             name: the table's name; a table of this name and shape is left as it is.
             shape: `(num_embeddings, dim)`.
-            dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16` or `torch.float16`.
+            dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16`, `torch.float16`, `torch.int8` or
+                `torch.float8_e4m3fn`.
             init_func: gives the rows that a new table starts with; zeros without it.
             is_gdata: whether `gdata_name_list` names the table.
         """

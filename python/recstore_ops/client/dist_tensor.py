@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops.config.row_types import ROW_TYPES, type_name
+from recstore_ops.config.row_types import ROW_TYPES, VALUE_TYPES, type_name
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -30,9 +30,11 @@ class DistTensor:
 
     Args:
         shape: `(num_embeddings, dim)`.
-        dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16` or `torch.float16`.
+        dtype: the type rows are kept in: `torch.float32`, `torch.bfloat16`, `torch.float16`, `torch.int8` or
+            `torch.float8_e4m3fn`.
         name: the table's name. An existing table of this name and shape is shared, its rows kept.
-        init_func: `init_func(shape, dtype)` gives the rows that a new table starts with; zeros without it.
+        init_func: `init_func(shape, dtype)` gives the rows that a new table starts with; zeros without it. Of rows of
+            8 bits it is called with bfloat16.
         persistent: whether the rows outlive the last `DistTensor` that is not persistent.
         is_gdata: whether `RecStoreClient.gdata_name_list` names the table.
 
@@ -65,7 +67,7 @@ class DistTensor:
         with opening:
             table = _open_or_create((shape[0], shape[1]), dtype, name)
             if table.is_new and init_func is not None:
-                fill_rows(table, shape[0], init_func, dtype)
+                fill_rows(table, shape[0], init_func, VALUE_TYPES[type_name(dtype)])
             if is_gdata:
                 _global_tables[name] = table.table_id
             if persistent:

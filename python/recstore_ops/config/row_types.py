@@ -1,6 +1,6 @@
-"""The types in which a table keeps its rows: float32, bfloat16 and float16.
+"""The types in which a table keeps its rows: float32, bfloat16, float16, int8 and float8_e4m3fn.
 
-Arithmetic is in float32 always, and so are the optimizer's slots and what a read gives. A 16-bit row is widened,
+Arithmetic is in float32 always, and so are the optimizer's slots and what a read gives. A narrower row is widened,
 changed and rounded back:
 
 - written rows and initial values to the nearest, ties to even. What exceeds float16's 65,504 becomes 65,504;
@@ -10,20 +10,36 @@ changed and rounded back:
 The random bits are a function of the table's seed and name, the id, the column and the step: two runs give the same
 bits, whatever the threads, the vector width or the order of insertion; another seed gives others.
 
-Source: Gupta et al. 2015, "Deep learning with limited numerical precision", section 3.
+A row of 8 bits has a scale besides, the least power of two with which its greatest weight has a code:
+`weight = code * scale`, codes being whole numbers from -127 to 127, or numbers of e4m3 up to 448. Each weight is a
+bfloat16 as well, so that is the type in which such rows are given where they are exact.
+
+Sources: Gupta et al. 2015, "Deep learning with limited numerical precision", section 3; "OCP Microscaling Formats (MX)
+Specification", version 1.0 (2023), there with a scale for 32 elements.
 """
 
 from typing import Literal
 
 import torch
 
-RowTypeName = Literal["float32", "bfloat16", "float16"]
+RowTypeName = Literal["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"]
 
 ROW_TYPES: dict[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
 }
+
+VALUE_TYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "int8": torch.bfloat16,
+    "float8_e4m3fn": torch.bfloat16,
+}
+"""For each row type the one in which the values of rows are exact."""
 
 
 def type_name(dtype: torch.dtype) -> str:
@@ -35,7 +51,7 @@ def check_output_dtype(output_dtype: torch.dtype | None, row_type: str, table: s
     """Returns the type in which a module gives rows: float32 where none is asked for.
 
     Args:
-        output_dtype: float32 or the type of the rows.
+        output_dtype: float32 or the type of the rows, of rows of 8 bits bfloat16.
         row_type: the name of the type of the rows.
         table: named in the message.
 
@@ -44,12 +60,13 @@ def check_output_dtype(output_dtype: torch.dtype | None, row_type: str, table: s
     """
     if output_dtype is None:
         return torch.float32
-    if type_name(output_dtype) not in ("float32", row_type):
+    values = VALUE_TYPES[row_type]
+    if output_dtype not in (torch.float32, values):
         raise ValueError(
-            f'output_dtype of table "{table}" must be torch.float32 or the type of its rows, torch.{row_type}, '
+            f'output_dtype of table "{table}" must be torch.float32 or the type of its rows, {values}, '
             f"got {output_dtype}"
         )
     return output_dtype
 
 
-__all__ = ["ROW_TYPES", "RowTypeName", "check_output_dtype", "type_name"]
+__all__ = ["ROW_TYPES", "VALUE_TYPES", "RowTypeName", "check_output_dtype", "type_name"]

@@ -19,7 +19,8 @@ class TableConfig:
 
     Attributes:
         num_embeddings: ids outside `[0, num_embeddings)` are refused; `None` for an open vocabulary.
-        dtype: the name of the type rows are kept in: `float32`, `bfloat16` or `float16`.
+        dtype: the name of the type rows are kept in: `float32`, `bfloat16`, `float16`, `int8` or
+            `float8_e4m3fn`.
         seed: this and all that follow as in `recstore_ops.TableOptions`; initializer and optimizer have a `kind`.
 
     The values are checked when a table is opened; an unknown key or kind is refused by name.

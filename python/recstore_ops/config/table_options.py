@@ -51,9 +51,10 @@ class TableOptions(ConfigOptions, total=False):
         initializer: kind, or `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" |
             "xavier_uniform"}` with the parameters of `torch.nn.init`; normal with a standard deviation of 0.01 by
             default.
-        dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`. Those of
-            16 bits take half the memory. Written rows are rounded to the nearest, a step rounds stochastically, with
-            noise that the seed determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
+        dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`, which take
+            half the memory, `torch.int8` or `torch.float8_e4m3fn`, with a scale a row, which take about a quarter.
+            Written rows are rounded to the nearest, a step rounds stochastically, with noise that the seed
+            determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
         seed: together with the table's name it seeds the initial values; 0 by default.
         block_size: rows in one block of storage; 10,240 by default.
         max_grad_norm: the longest gradient of a row, by its L2 norm: a longer one is scaled to it before the rule sees

@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from recstore_ops.client.dist_tensor import DistTensor, fill_rows
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.keywords import takes
-from recstore_ops.config.row_types import ROW_TYPES, check_output_dtype
+from recstore_ops.config.row_types import VALUE_TYPES, check_output_dtype
 from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions, config_options
 from recstore_ops.nn.closed_module import ClosedModule
@@ -110,7 +110,7 @@ class TableModule(ClosedModule):
             self.table.owner = type(self).__name__
             keep(self.table.table_id)
             if self.table.is_new:
-                self._start_rows(init_func, ROW_TYPES[config.dtype])
+                self._start_rows(init_func, VALUE_TYPES[config.dtype])
             note_module(self.table)
         if self.table.is_new:
             return

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.sharding.ownership import own_ids
 from recstore_ops.state.rows import are_tables_left_out, check_rows, replace_rows, table_rows
 from recstore_ops.table.table import Table
@@ -138,4 +138,4 @@ def _rows_of_matrix(table: Table, key: str, weight: Any) -> tuple[Tensor, Tensor
     ids_N = torch.arange(weight.shape[0], dtype=torch.int64, device="cpu")
     is_own_N = own_ids(table, ids_N)
     rows_ND = weight.detach().cpu().reshape(ids_N.numel(), table.dim)[is_own_N]
-    return ids_N[is_own_N], rows_ND.to(ROW_TYPES[table.config.dtype])
+    return ids_N[is_own_N], rows_ND.to(VALUE_TYPES[table.config.dtype])

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -65,7 +65,7 @@ def table_rows(table: Table) -> TableRows:
     """All rows of a table, as `(ids, rows)`. Other threads must not change it meanwhile."""
     ids_N = operators.hashtable_ids(table.handle).sort().values
     rows_ND = operators.emb_read(table.handle, ids_N, table.dim)
-    return ids_N, rows_ND.to(ROW_TYPES[table.config.dtype])
+    return ids_N, rows_ND.to(VALUE_TYPES[table.config.dtype])
 
 
 def check_rows(table: Table, state: Any) -> TableRows:
@@ -73,7 +73,7 @@ def check_rows(table: Table, state: Any) -> TableRows:
 
     Args:
         table: the table.
-        state: `(ids, rows)`, int64 `[N]` and `[N, dim]` in the table's row type.
+        state: `(ids, rows)`, int64 `[N]` and `[N, dim]` in the table's row type, of rows of 8 bits in bfloat16.
 
     Raises:
         TypeError: something else than two tensors, or tensors of another type.
@@ -85,9 +85,12 @@ def check_rows(table: Table, state: Any) -> TableRows:
         raise TypeError(f'table "{table.name}" takes a state (ids, rows) of two tensors, got {_shown(state)}')
     ids_N, rows_ND = (part.detach().cpu() for part in state)
     _check_ids(table, ids_N)
-    row_type = ROW_TYPES[table.config.dtype]
-    if rows_ND.dtype != row_type:
-        raise TypeError(f'table "{table.name}" keeps rows in {row_type}, got a state of {rows_ND.dtype}')
+    value_type = VALUE_TYPES[table.config.dtype]
+    if rows_ND.dtype != value_type:
+        raise TypeError(
+            f'table "{table.name}" has rows of {table.config.dtype} and takes a state of {value_type}, '
+            f"got one of {rows_ND.dtype}"
+        )
     if rows_ND.shape != (ids_N.numel(), table.dim):
         expected = (ids_N.numel(), table.dim)
         raise ValueError(f'table "{table.name}" takes rows of shape {expected}, got {tuple(rows_ND.shape)}')

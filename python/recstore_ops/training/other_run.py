@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from recstore_ops import RecStoreClient, Table, _native, table_names
 from recstore_ops.config.paths import user_path
-from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.ops import operators
 from recstore_ops.servers.choosing import EMBEDDED, current_ps_backend, embedded_for
 from recstore_ops.state import OptimizerState, TableRows, native_state, optimizer_state, replace_rows, table_rows
@@ -227,7 +227,7 @@ class OtherRun:
         if self.what == "rows-and-optimizer":
             # The step comes first: rows that are written count as used at it, or eviction would find them too old.
             _put_state(table, ids_N[:0], {name: slot[:0] for name, slot in slots.items()}, progress)
-        replace_rows(table, (rows[0], rows[1].to(ROW_TYPES[table.config.dtype])))
+        replace_rows(table, (rows[0], rows[1].to(VALUE_TYPES[table.config.dtype])))
         if self.what == "rows-and-optimizer" and slots:
             # Under a limit of memory some may have left again.
             is_there_N = torch.isin(ids_N, operators.hashtable_ids(table.handle))

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from recstore_ops.client.dist_tensor import DistTensor
 from recstore_ops.config.paths import user_path
-from recstore_ops.config.row_types import ROW_TYPES
+from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.table_collection import TableCollection
@@ -91,8 +91,9 @@ def from_embedding(
 def _check_module(module: Any, name: str) -> None:
     if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
         raise TypeError(f"from_embedding takes nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}")
-    if module.weight.dtype not in ROW_TYPES.values():
-        raise TypeError(f"a table keeps {', '.join(map(str, ROW_TYPES.values()))}, got {module.weight.dtype}")
+    kept = dict.fromkeys(VALUE_TYPES.values())
+    if module.weight.dtype not in kept:
+        raise TypeError(f"a table is made of {', '.join(map(str, kept))}, got {module.weight.dtype}")
     if store.find_table(name) is not None:
         raise ValueError(f'table "{name}" exists; from_embedding needs a new one')
 
@@ -103,7 +104,7 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
     Args:
         table: an open table or its name.
         ids: int64, `[N]`; of duplicates the last one wins.
-        rows: floating point, `[N, dim]`; rounded to the nearest in a table of 16-bit rows.
+        rows: floating point, `[N, dim]`; rounded to the nearest where rows are narrower than float32.
         progress: whether to show a progress bar; by default if the standard error is a terminal.
 
     Raises:
@@ -329,8 +330,8 @@ class _Export:
             bar.update(ids_N.numel())
 
     def columns(self, bar: "tqdm[Any]") -> list[Column]:
-        """The tensors of a safetensors file, rows in their own type."""
-        name, dtype = self.table.name, ROW_TYPES[self.table.config.dtype]
+        """The tensors of a safetensors file, rows in the type in which they are exact."""
+        name, dtype = self.table.name, VALUE_TYPES[self.table.config.dtype]
         rows = (rows_ND.to(dtype) for _, rows_ND in self.parts(bar))
         return [
             Column.of(f"{name}.ids", self.ids),

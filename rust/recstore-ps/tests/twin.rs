@@ -26,7 +26,7 @@ const CONFIGS: [&str; 6] = [
     r#"{"optimizer": {"kind": "adagrad", "lr": 0.5}, "num_embeddings": 42}"#,
     r#"{"optimizer": {"kind": "ftrl", "alpha": 0.5, "l1": 0.125}, "nan_policy": "skip"}"#,
     r#"{"optimizer": {"kind": "sgd", "lr": 1.0}, "nan_policy": "allow", "initializer": {"kind": "uniform"}}"#,
-    r#"{"optimizer": {"kind": "rmsprop", "lr": 0.25, "centered": true, "momentum": 0.5}}"#,
+    r#"{"optimizer": {"kind": "rmsprop", "lr": 0.25, "centered": true, "momentum": 0.5}, "dtype": "int8"}"#,
     r#"{"optimizer": {"kind": "lamb", "lr": 0.25, "bias_correction": "row"}, "dtype": "float16"}"#,
 ];
 

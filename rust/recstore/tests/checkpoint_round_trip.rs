@@ -33,7 +33,7 @@ const OPTIMIZERS: [&str; 18] = [
     r#"{"kind": "lion", "weight_decay": 0.01}"#,
     r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
 ];
-const DTYPES: [&str; 3] = ["float32", "bfloat16", "float16"];
+const DTYPES: [&str; 5] = ["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"];
 const DIMS: [usize; 4] = [1, 3, 8, 33];
 
 fn config(optimizer: &str, dtype: &str) -> String {

@@ -62,6 +62,7 @@ fn each_config() -> Vec<String> {
     let of_optimizers = OPTIMIZERS.map(|kind| format!(r#"{{"optimizer": {{"kind": "{kind}"}}, "seed": 3}}"#));
     let others = [
         r#"{"dtype": "bfloat16", "optimizer": {"kind": "adam"}}"#,
+        r#"{"dtype": "int8", "optimizer": {"kind": "adagrad"}}"#,
         r#"{"admission": {"kind": "count", "threshold": 3}}"#,
         r#"{"admission": {"kind": "sketch", "threshold": 3}}"#,
         r#"{"eviction": {"ttl": 3, "interval": 2, "delay": 1}, "optimizer": {"kind": "adam"}}"#,

@@ -144,7 +144,7 @@ proptest! {
     #[test]
     fn a_rule_that_does_what_a_built_in_one_does_gives_the_same_bits(
         batches in batches(),
-        dtype in prop::sample::select(vec!["float32", "bfloat16"]),
+        dtype in prop::sample::select(vec!["float32", "bfloat16", "int8"]),
         parallel: bool,
         on_disk: bool,
     ) {

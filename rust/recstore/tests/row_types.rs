@@ -1,5 +1,5 @@
-//! Rows of 16 bits: rounded to the nearest where they are written, and up or down by chance, right on average, where
-//! a step changes them.
+//! Rows of 16 and 8 bits: rounded to the nearest where they are written, and up or down by chance, right on average,
+//! where a step changes them.
 
 // tier: test
 
@@ -44,16 +44,78 @@ const FROM_ONE: &str =
 
 struct RowType {
     name: &'static str,
-    /// Rounds to the nearest.
-    nearest: fn(f32) -> f32,
+    /// Rounds a row to the nearest.
+    nearest: fn(&[f32]) -> Vec<f32>,
     /// The distance between the numbers from one to two.
     spacing: f32,
+    /// The distance of the next number below one.
+    below_one: f32,
+    /// The bytes of a row of 64.
+    bytes: usize,
 }
 
-const ROW_TYPES: [RowType; 2] = [
-    RowType { name: "bfloat16", nearest: |value| bf16::from_f32(value).to_f32(), spacing: 1.0 / 128.0 },
-    RowType { name: "float16", nearest: |value| f16::from_f32(value).to_f32(), spacing: 1.0 / 1024.0 },
+const ROW_TYPES: [RowType; 4] = [
+    RowType {
+        name: "bfloat16",
+        nearest: |row| row.iter().map(|value| bf16::from_f32(*value).to_f32()).collect(),
+        spacing: 1.0 / 128.0,
+        below_one: 1.0 / 256.0,
+        bytes: 128,
+    },
+    RowType {
+        name: "float16",
+        nearest: |row| row.iter().map(|value| f16::from_f32(*value).to_f32()).collect(),
+        spacing: 1.0 / 1024.0,
+        below_one: 1.0 / 2048.0,
+        bytes: 128,
+    },
+    RowType {
+        name: "int8",
+        nearest: |row| nearest_codes(row, &(-127..=127).map(f64::from).collect::<Vec<_>>()),
+        spacing: 1.0 / 64.0,
+        // One is 64 times the scale of a row just below it as well: it would else have the code 128.
+        below_one: 1.0 / 64.0,
+        bytes: 68,
+    },
+    RowType {
+        name: "float8_e4m3fn",
+        nearest: |row| nearest_codes(row, &e4m3()),
+        spacing: 1.0 / 8.0,
+        below_one: 1.0 / 16.0,
+        bytes: 68,
+    },
 ];
+
+/// The numbers of e4m3, in ascending order.
+fn e4m3() -> Vec<f64> {
+    let normal = (-6..9)
+        .flat_map(|exponent| (8..16).map(move |eighths| f64::from(eighths) / 8.0 * 2f64.powi(exponent)));
+    let small = (0..8).map(|eighths| f64::from(eighths) / 512.0);
+    let magnitudes: Vec<f64> = small.chain(normal).filter(|magnitude| *magnitude <= 448.0).collect();
+    let mut numbers: Vec<f64> =
+        magnitudes.iter().map(|magnitude| -magnitude).chain(magnitudes.clone()).collect();
+    numbers.sort_by(f64::total_cmp);
+    numbers
+}
+
+/// Rounds a row to codes times the least power of two with which the greatest fits; of two equally near codes to the even
+/// one of those that are whole numbers, and the one with an even mantissa of the others.
+fn nearest_codes(row: &[f32], codes: &[f64]) -> Vec<f32> {
+    let (most, greatest) =
+        (row.iter().fold(0f64, |most, value| most.max(f64::from(*value).abs())), codes[codes.len() - 1]);
+    let scale = (-126..=121).map(|power| 2f64.powi(power)).find(|scale| most <= greatest * scale).unwrap();
+    let nearest = |value: &f32| {
+        let sought = f64::from(*value) / scale;
+        let above = codes.partition_point(|code| *code < sought).min(codes.len() - 1);
+        let below = above.saturating_sub(1);
+        let (down, up) = (sought - codes[below], codes[above] - sought);
+        // Codes stand in their order, zero in the middle: every other one is even.
+        let is_even = (above as i64 - codes.len() as i64 / 2) % 2 == 0;
+        let takes_upper = up < down || up == down && is_even;
+        ((if takes_upper { codes[above] } else { codes[below] }) * scale) as f32
+    };
+    row.iter().map(nearest).collect()
+}
 
 /// A store with one table.
 struct Subject {
@@ -154,7 +216,7 @@ fn a_written_row_reads_back_rounded_to_the_nearest() {
             for scale in [1.0, 3e-6, 60_000.0] {
                 let rows = values(ids.len() * dim, scale);
                 subject.write(&ids, &rows);
-                let rounded: Vec<f32> = rows.iter().copied().map(nearest).collect();
+                let rounded: Vec<f32> = rows.chunks_exact(dim).flat_map(nearest).collect();
                 assert_eq!(subject.read(&ids), rounded, "{name}, dim {dim}");
             }
         }
@@ -167,7 +229,7 @@ fn the_initial_value_is_that_of_float32_rounded_to_the_nearest() {
     for RowType { name, nearest, .. } in ROW_TYPES {
         for dim in DIMS {
             let exact = Subject::new("float32", dim, r#""seed": 3"#).read(&ids);
-            let rounded: Vec<f32> = exact.into_iter().map(nearest).collect();
+            let rounded: Vec<f32> = exact.chunks_exact(dim).flat_map(nearest).collect();
             assert_eq!(Subject::new(name, dim, r#""seed": 3"#).read(&ids), rounded, "{name}, dim {dim}");
         }
     }
@@ -202,10 +264,9 @@ fn reading_changes_nothing() {
 #[test]
 fn a_step_too_small_for_rounding_to_the_nearest_is_right_on_average() {
     let ids: Vec<i64> = (0..20_000).collect();
-    for RowType { name, nearest, spacing } in ROW_TYPES {
-        // Below one the numbers lie half as far apart.
-        let (gap, gradient) = (spacing / 2.0, spacing / 16.0);
-        assert_eq!(nearest(1.0 - gradient), 1.0);
+    for RowType { name, nearest, spacing, below_one: gap, .. } in ROW_TYPES {
+        let gradient = spacing / 16.0;
+        assert_eq!(nearest(&[1.0 - gradient]), [1.0]);
         let subject = Subject::new(name, DIM, FROM_ONE);
         subject.update_evenly(&ids, gradient);
         let rows = subject.read(&ids);
@@ -387,7 +448,7 @@ fn z_of_ftrl_agrees_with_the_rounded_weights_of_a_written_row() {
         let optimizer = r#"{"kind": "ftrl", "alpha": 0.5, "beta": 1, "l1": 0.25, "l2": 2}"#;
         let subject = Subject::new(name, 1, &format!(r#""optimizer": {optimizer}"#));
         subject.write(&[1, 2], &[0.3, -0.7]);
-        let z = |w: f32| -nearest(w) * 4.0 - 0.25f32.copysign(w);
+        let z = |w: f32| -nearest(&[w])[0] * 4.0 - 0.25f32.copysign(w);
         assert_eq!(subject.slot("z", &[1, 2]), [z(0.3), z(-0.7)], "{name}");
     }
 }
@@ -427,15 +488,15 @@ fn a_learning_rate_that_falls_a_little_at_every_step_does_not_rescale_the_weight
 }
 
 #[test]
-fn rows_take_half_the_memory() {
+fn rows_take_less_memory() {
     const DIM: usize = 64;
     let bytes = |dtype: &str| {
         let subject = Subject::new(dtype, DIM, r#""seed": 0"#);
         subject.insert(&[1, 2, 3]);
         subject.store.statistics(subject.table).unwrap().bytes
     };
-    for RowType { name, .. } in ROW_TYPES {
-        assert_eq!(bytes("float32") - bytes(name), 3 * DIM * 2, "{name}");
+    for RowType { name, bytes: of_a_row, .. } in ROW_TYPES {
+        assert_eq!(bytes("float32") - bytes(name), 3 * (DIM * 4 - of_a_row), "{name}");
     }
 }
 
@@ -482,7 +543,7 @@ fn the_policy_skip_leaves_out_what_is_not_finite() {
 
 #[test]
 fn the_policy_allow_keeps_what_is_not_finite() {
-    for RowType { name, .. } in ROW_TYPES {
+    for RowType { name, .. } in &ROW_TYPES[..2] {
         let subject = Subject::new(name, 3, r#""nan_policy": "allow""#);
         subject.write(&[1], &[f32::INFINITY, f32::NEG_INFINITY, f32::NAN]);
         subject.update(&[2], &[f32::NAN, f32::INFINITY, 0.0]);
@@ -490,6 +551,19 @@ fn the_policy_allow_keeps_what_is_not_finite() {
         assert_eq!(rows[..2], [f32::INFINITY, f32::NEG_INFINITY], "{name}");
         assert!(rows[2].is_nan() && rows[3].is_nan(), "{name}");
         assert!(rows[4] == f32::NEG_INFINITY && rows[5].is_finite(), "{name}");
+    }
+}
+
+#[test]
+fn the_policy_allow_makes_a_row_of_8_bits_with_such_a_value_not_a_number() {
+    for RowType { name, .. } in &ROW_TYPES[2..] {
+        let subject = Subject::new(name, 3, r#""nan_policy": "allow""#);
+        subject.write(&[1, 2], &[f32::INFINITY, 1.0, 0.0, 1.0, 0.0, -1.0]);
+        subject.update(&[3], &[f32::NAN, 0.0, 0.0]);
+        assert!(subject.read(&[1, 3]).iter().all(|value| value.is_nan()), "{name}");
+        assert_eq!(subject.read(&[2]), [1.0, 0.0, -1.0], "{name}");
+        subject.write(&[1], &[0.5; 3]);
+        assert_eq!(subject.read(&[1]), [0.5; 3], "{name}");
     }
 }
 

@@ -61,6 +61,11 @@ pub enum Dtype {
     Bfloat16,
     /// IEEE 754 half precision: 11 bits of precision, up to 65,504.
     Float16,
+    /// Whole numbers from -127 to 127 times a power of two, one a row.
+    Int8,
+    /// Floats with an exponent of 4 bits and a mantissa of 3, times a power of two, one a row.
+    #[serde(rename = "float8_e4m3fn")]
+    Float8E4m3fn,
 }
 
 /// What a table does with a row or a gradient that holds a NaN or an infinity.

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::rows::pooling::add_known;
-use crate::rows::row_type::{nearest_half, widen_half};
+use crate::rows::small_float::{nearest_half, widen_half};
 use crate::{Error, Result};
 
 /// How the rows of a frozen table are kept.

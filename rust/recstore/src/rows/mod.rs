@@ -1,5 +1,6 @@
 //! Rows and their gradients, whichever table they are of.
 
+pub(crate) mod coded_row;
 pub(crate) mod distinct;
 pub(crate) mod gradient;
 pub(crate) mod made_ids;
@@ -8,3 +9,4 @@ pub(crate) mod pooling;
 pub(crate) mod rank_pieces;
 pub(crate) mod rank_requests;
 pub(crate) mod row_type;
+pub(crate) mod small_float;

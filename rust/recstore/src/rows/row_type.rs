@@ -1,6 +1,6 @@
-//! The types in which rows are kept: float32, bfloat16 and float16.
+//! The types in which rows are kept: float32, bfloat16 and float16, and those of 8 bits in [`super::coded_row`].
 //!
-//! Arithmetic is in float32 always. A 16-bit row is widened, changed and rounded back: by an optimizer's step
+//! Arithmetic is in float32 always. A narrower row is widened, changed and rounded back: by an optimizer's step
 //! *stochastically*, up or down with the probability that makes the expected value exact, since a small update would
 //! else be rounded away again and again; by a write, and for initial values, to the nearest.
 //!
@@ -8,6 +8,8 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use super::small_float::{nearest_half, stochastic_half, widen_half};
+use crate::config::Dtype;
 use crate::kernel::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
 
 /// How the weights of a row are kept in the words of a record.
@@ -57,6 +59,14 @@ macro_rules! with_row_type {
                 let $row_type = $crate::rows::row_type::Float16;
                 $body
             }
+            $crate::config::Dtype::Int8 => {
+                let $row_type = $crate::rows::coded_row::Coded($crate::rows::coded_row::Int8);
+                $body
+            }
+            $crate::config::Dtype::Float8E4m3fn => {
+                let $row_type = $crate::rows::coded_row::Coded($crate::rows::coded_row::E4m3);
+                $body
+            }
         }
     };
 }
@@ -76,7 +86,7 @@ impl Noise {
 
     /// Returns 16 random bits.
     #[inline(always)]
-    fn bits(self, column: usize) -> u32 {
+    pub(super) fn bits(self, column: usize) -> u32 {
         let mut x = self.0 ^ (column as u32).wrapping_mul(0x9E37_79B9);
         x = (x ^ (x >> 16)).wrapping_mul(0x7FEB_352D);
         x = (x ^ (x >> 15)).wrapping_mul(0x846C_A68B);
@@ -95,6 +105,32 @@ pub(crate) struct Bfloat16;
 /// IEEE 754 half precision.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Float16;
+
+/// A row type that is known when the program runs only: steps are compiled for each rule, and so not for each row type too.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Narrow(pub(crate) Dtype);
+
+impl RowType for Narrow {
+    #[inline(always)]
+    fn words(self, dim: usize) -> usize {
+        with_row_type!(self.0, row_type => row_type.words(dim))
+    }
+
+    #[inline(always)]
+    fn widen(self, words: &[f32], row: &mut [f32]) {
+        with_row_type!(self.0, row_type => row_type.widen(words, row));
+    }
+
+    #[inline(always)]
+    fn round(self, row: &[f32], words: &mut [f32]) {
+        with_row_type!(self.0, row_type => row_type.round(row, words));
+    }
+
+    #[inline(always)]
+    fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
+        with_row_type!(self.0, row_type => row_type.round_stochastically(row, words, noise));
+    }
+}
 
 impl RowType for Float32 {
     #[inline(always)]
@@ -198,57 +234,6 @@ impl RowType for Float16 {
     }
 }
 
-/// Returns a half as a float32, exactly.
-#[inline(always)]
-pub(crate) fn widen_half(half: u16) -> f32 {
-    // Exponent and mantissa go to the right place; multiplying sets the exponent's bias right, below normal too.
-    const TO_BIAS: f32 = f32::from_bits((254 - 15) << 23);
-    const FIRST_INFINITE: u32 = 0x7C00 << 13;
-    let magnitude = u32::from(half & 0x7FFF) << 13;
-    let bits = (f32::from_bits(magnitude) * TO_BIAS).to_bits();
-    let special = if magnitude >= FIRST_INFINITE { 0x7F80_0000 } else { 0 };
-    f32::from_bits(bits | special | u32::from(half & 0x8000) << 16)
-}
-
-/// Below this the distance between halves is fixed: 2^-24.
-const LEAST_NORMAL_HALF: f32 = 1.0 / 16_384.0;
-
-/// Returns the half nearest to `value`, of two equally near ones the even one.
-#[inline(always)]
-pub(crate) fn nearest_half(value: f32) -> u16 {
-    // At 2^23 floats are one apart: adding it rounds to a whole number of the distance between small halves.
-    const ONE_APART: f32 = 8_388_608.0;
-    let biased = half_bias(value);
-    let odd = biased >> 13 & 1;
-    let small = value.abs().min(LEAST_NORMAL_HALF) * (1u32 << 24) as f32 + ONE_APART;
-    select_half(value, biased.wrapping_add(0xFFF + odd) >> 13, small.to_bits() & 0x7F_FFFF)
-}
-
-/// Returns one of the two halves around `value`; `noise` are 16 random bits.
-#[inline(always)]
-fn stochastic_half(value: f32, noise: u32) -> u16 {
-    let small = value.abs().min(LEAST_NORMAL_HALF) * (1u64 << 40) as f32;
-    select_half(value, half_bias(value).wrapping_add(noise >> 3) >> 13, (small as u32 + noise) >> 16)
-}
-
-/// Returns the magnitude's bits with the exponent counted as in a half: a half's bits and 13 more behind them.
-#[inline(always)]
-fn half_bias(value: f32) -> u32 {
-    value.abs().to_bits().wrapping_sub((127 - 15) << 23)
-}
-
-/// Chooses between the halves found for a normal and for a small magnitude, and gives it the sign of `value`. The
-/// greatest finite half is never passed; infinity and NaN stay what they are.
-#[inline(always)]
-fn select_half(value: f32, normal: u32, small: u32) -> u16 {
-    const GREATEST: u32 = 0x7BFF;
-    let magnitude = value.abs();
-    let finite = if magnitude < LEAST_NORMAL_HALF { small } else { normal.min(GREATEST) };
-    let half = if magnitude == f32::INFINITY { 0x7C00 } else { finite };
-    let half = if magnitude.is_nan() { 0x7E00 } else { half };
-    (value.to_bits() >> 16 & 0x8000 | half) as u16
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,11 +260,6 @@ mod tests {
             let exact = f16::from_f32(value).to_f32();
             let expected = if exact.is_infinite() && value.is_finite() { exact.signum() * 65_504.0 } else { exact };
             prop_assert!(same(rounded(Float16, value), expected), "{value} {expected}");
-        }
-
-        #[test]
-        fn every_16_bit_pattern_is_widened_exactly(half in any::<u16>()) {
-            prop_assert!(same(widen_half(half), f16::from_bits(half).to_f32()));
         }
 
         #[test]

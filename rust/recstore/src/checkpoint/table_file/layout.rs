@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use safetensors::Dtype as TensorType;
 use safetensors::tensor::TensorInfo;
 
-use crate::config::Dtype;
+use crate::config::{Dtype, TableConfig};
 use crate::lifecycle::Usage;
 use crate::table::{AdmissionCounts, CopiedRows, Table};
 
@@ -14,6 +14,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "tensors are written as th
 
 const IDS: &str = "ids";
 const ROWS: &str = "rows";
+const SCALE: &str = "rows.scale";
 const USAGE_STEP: &str = "usage.step";
 const USAGE_COUNT: &str = "usage.count";
 pub(super) const DELETED: &str = "deleted_ids";
@@ -110,20 +111,8 @@ impl TableState {
 impl Layout {
     pub(crate) fn of(table: &Table) -> Self {
         let (weight_words, stride) = table.record_words();
-        let (tensor_type, size) = match table.config().dtype {
-            Dtype::Float32 => (TensorType::F32, 4),
-            Dtype::Bfloat16 => (TensorType::BF16, 2),
-            Dtype::Float16 => (TensorType::F16, 2),
-        };
-        let dim = table.config().dim;
-        let rows = Column {
-            name: ROWS.to_owned(),
-            tensor_type,
-            width: dim,
-            row_bytes: size * dim,
-            origin: Origin::Record(0),
-        };
-        let mut columns = vec![integers(IDS, Origin::Ids), rows];
+        let mut columns = vec![integers(IDS, Origin::Ids)];
+        columns.extend(weights(table.config()));
         let mut word = weight_words;
         for slot in table.record_slots() {
             let (name, bytes) = (format!("slot.{}", slot.name), slot.width * size_of::<f32>());
@@ -186,6 +175,28 @@ impl Layout {
             (name, info)
         });
         placed.collect()
+    }
+}
+
+/// Returns the columns of the weights in a record.
+fn weights(config: &TableConfig) -> Vec<Column> {
+    let column = |name: &str, tensor_type: TensorType, width, first_byte| Column {
+        name: name.to_owned(),
+        tensor_type,
+        width,
+        row_bytes: width * tensor_type.bitsize() / 8,
+        origin: Origin::Record(first_byte),
+    };
+    let coded = |tensor_type| {
+        let scale = column(SCALE, TensorType::F32, 1, 0);
+        vec![column(ROWS, tensor_type, config.dim, scale.row_bytes), scale]
+    };
+    match config.dtype {
+        Dtype::Float32 => vec![column(ROWS, TensorType::F32, config.dim, 0)],
+        Dtype::Bfloat16 => vec![column(ROWS, TensorType::BF16, config.dim, 0)],
+        Dtype::Float16 => vec![column(ROWS, TensorType::F16, config.dim, 0)],
+        Dtype::Int8 => coded(TensorType::I8),
+        Dtype::Float8E4m3fn => coded(TensorType::F8_E4M3),
     }
 }
 

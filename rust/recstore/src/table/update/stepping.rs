@@ -18,7 +18,7 @@ use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
 use crate::kernel::sorting::{CountedKeys, SortedPart, ranges};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::rows::gradient::Gradients;
-use crate::rows::row_type::{Noise, RowType, with_row_type};
+use crate::rows::row_type::{Float32, Narrow, Noise, RowType};
 use crate::table::changes::{Changes, RowKey};
 use crate::table::engine::Engine;
 use crate::table::ids::row_ids::RowIds;
@@ -124,8 +124,17 @@ struct StepRows<'a> {
 
 impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
+        match self.rows.table.config.dtype {
+            Dtype::Float32 => self.walk(rule, Float32),
+            narrow => self.walk(rule, Narrow(narrow)),
+        }
+    }
+}
+
+impl StepRows<'_> {
+    fn walk(self, rule: &impl RowRule, row_type: impl RowType) {
         let Self { rows, sorted, simd } = self;
-        with_row_type!(rows.table.config.dtype, row_type => match rows.tier {
+        match rows.tier {
             Some(tier) if !tier.has_step() => rows.walk_tiered(tier, sorted, rule, row_type),
             _ => {
                 let step = |group: Group<'_>, widened: &mut [f32]| {
@@ -133,7 +142,7 @@ impl WithRule for StepRows<'_> {
                 };
                 simd.run(Walk { rows, sorted, row_type, simd, step: &step });
             }
-        });
+        }
     }
 }
 
