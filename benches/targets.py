@@ -222,6 +222,10 @@ _OF_CASES: tuple[_Ratio | _Time, ...] = (
     ),
     _Ratio("`emb_read` of one id over `F.embedding`", 1.1, one_id.CELL, one_id.OURS, one_id.EMBEDDING),
     *(
+        _Ratio(f"step in {name} over bfloat16", 1.15, row_types.CELL, name, row_types.BFLOAT16, {"work": "step"})
+        for name in row_types.CODED
+    ),
+    *(
         _Ratio(f"{work} in {name} over float32", limit, row_types.CELL, name, row_types.FLOAT32, {"work": work})
         for work, name, limit in (
             ("lookup", row_types.BFLOAT16, 1),

@@ -1,4 +1,4 @@
-"""Lookups and steps in tables of bfloat16 and float16 beside float32."""
+"""Lookups and steps in tables of rows of 16 and 8 bits beside float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,14 @@ from benches.scale import Scale
 from benches.yardstick import Yardstick
 
 CELL = "row_types"
-FLOAT32, BFLOAT16, FLOAT16 = "float32", "bfloat16", "float16"
-TYPES = {FLOAT32: torch.float32, BFLOAT16: torch.bfloat16, FLOAT16: torch.float16}
+FLOAT32, BFLOAT16, FLOAT16, INT8, E4M3 = "float32", "bfloat16", "float16", "int8", "float8_e4m3fn"
+TYPES = {name: getattr(torch, name) for name in (FLOAT32, BFLOAT16, FLOAT16, INT8, E4M3)}
+CODED = (INT8, E4M3)
 LIMITS = {FLOAT32: "yardstick, float32", BFLOAT16: "yardstick, bfloat16"}
 """The yardsticks, of the types that have one."""
 
-_ROWS = (MILLION, 8 * MILLION)
+_ROWS = {MILLION: TYPES, 8 * MILLION: {name: dtype for name, dtype in TYPES.items() if name not in CODED}}
+"""Rows, and the types that have so many: all of eight million would not fit 24 GiB of memory."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
 def _cases(scale: Scale, setting: Setting) -> Iterator[Case]:
     rows, dim = scale.of(setting.rows), setting.dim
     with ExitStack() as opened:
-        ours = {name: opened.enter_context(RecStoreTable(rows, dim, dtype=dtype)) for name, dtype in TYPES.items()}
+        types = _ROWS[setting.rows]
+        ours = {name: opened.enter_context(RecStoreTable(rows, dim, dtype=dtype)) for name, dtype in types.items()}
         batches = ids.batches(rows, scale.of(setting.batch), setting.ids)
         limits = {name: Yardstick(rows, dim, dtype=TYPES[name]) for name in LIMITS}
         tables = _Tables(limits, ours, batches)
@@ -101,7 +104,9 @@ def _base_of_limit(name: str) -> str | None:
 
 
 def _bases(name: str) -> tuple[str, ...]:
-    """What a type is compared with: its own yardstick, and float32."""
+    """What a type is compared with: its own yardstick and float32, rows of 8 bits with bfloat16."""
+    if name in CODED:
+        return (BFLOAT16,)
     own = (LIMITS[name],) if name in LIMITS else ()
     return own if name == FLOAT32 else (*own, FLOAT32)
 

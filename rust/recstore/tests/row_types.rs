@@ -381,10 +381,11 @@ fn fit(dtype: &str, dim: usize, optimizer: &str) -> Vec<f32> {
 
 #[test]
 fn every_optimizer_goes_where_it_goes_with_float32() {
-    for RowType { name, spacing, .. } in ROW_TYPES {
-        for dim in DIMS {
-            for optimizer in OPTIMIZERS {
-                let (above, most) = distance(&fit(name, dim, optimizer), &fit("float32", dim, optimizer));
+    for dim in DIMS {
+        for optimizer in OPTIMIZERS {
+            let exact = fit("float32", dim, optimizer);
+            for RowType { name, spacing, .. } in ROW_TYPES {
+                let (above, most) = distance(&fit(name, dim, optimizer), &exact);
                 let what = format!("{name}, dim {dim}, {optimizer}: {above} above, {most} at most");
                 assert!(above.abs() < f64::from(spacing) / 4.0 && most < 10.0 * spacing, "{what}");
             }
@@ -435,7 +436,9 @@ fn z_of_ftrl_sums_up_over_many_steps_as_with_float32() {
     for RowType { name, spacing, .. } in ROW_TYPES {
         let (z, w) = ftrl_sums(name, &ids);
         let (above, most) = distance(&z, &exact_z);
-        assert!(above.abs() < f64::from(spacing) && most < 40.0 * spacing, "{name} z: {above} {most}");
+        // A weight of int8 is as far off as the greatest of its row, however small it is.
+        let bound = spacing * if name == "int8" { 320.0 } else { 40.0 };
+        assert!(above.abs() < f64::from(spacing) && most < bound, "{name} z: {above} {most}");
         let (above, most) = distance(&w, &exact_w);
         assert!(above.abs() < f64::from(spacing) / 16.0 && most < spacing, "{name} w: {above} {most}");
     }
