@@ -52,7 +52,9 @@ def slots_of(config: dict[str, Any], dim: int) -> list[tuple[str, int]]:
     listed = always + "".join(clause for clause in further if holds(clause, optimizer))
     if "ema_decay" in config:
         listed += DOCUMENT.split("| any, with `ema_decay` in `config` |")[1].split("|")[0]
-    return [(name, dim if width == "dim" else 1) for name, width in re.findall(r"`(\w+)` (dim|1)", listed)]
+    if optimizer.get("catch_up"):
+        listed += DOCUMENT.split("| any, with `catch_up` in `optimizer` |")[1].split("|")[0]
+    return [(name, dim if width == "dim" else int(width)) for name, width in re.findall(r"`(\w+)` (dim|1|2)", listed)]
 
 
 def holds(clause: str, optimizer: dict[str, Any]) -> bool:
@@ -152,7 +154,8 @@ def read_manifest(directory: Path) -> list[dict[str, Any]]:
         assert names == sorted(names)
         for table in snapshot["tables"]:
             assert set(table) == documented_keys("A table")
-            assert set(table["progress"]) == documented_keys("The progress of a table")
+            absent = set() if table["config"]["optimizer"].get("catch_up") else {"idle_kept"}
+            assert set(table["progress"]) == documented_keys("The progress of a table") - absent
     return manifest["snapshots"]
 
 
@@ -183,6 +186,16 @@ def read_rows(directory: Path, chain: list[dict[str, Any]], name: str) -> dict[i
     return rows
 
 
+def left_of(slots: dict[str, np.ndarray], progress: dict[str, Any]) -> np.float32:
+    """What the steps since the row's last one left of it."""
+    if "idle_kept" not in progress:
+        return np.float32(1)
+    (fraction, exponent), now = slots["slot.idle_kept"], progress["idle_kept"]
+    if (fraction, exponent) == (np.float32(now["fraction"]), now["exponent"]):
+        return np.float32(1)
+    return np.float32(now["fraction"] / float(fraction) * 2.0 ** (now["exponent"] - exponent))
+
+
 def assert_read_as_stored(directory: Path) -> None:
     """Reads the newest snapshot of a directory, and compares it with all tables of the process."""
     chain = chain_of(read_manifest(directory))
@@ -194,10 +207,12 @@ def assert_read_as_stored(directory: Path) -> None:
         assert sorted(found) == ids.tolist()
         for place, number in enumerate(ids.tolist()):
             row, own_slots = found[number]
+            row = row * left_of(own_slots, saved["progress"])
             assert np.array_equal(row, rows[place].numpy())
             assert own_slots.keys() == {f"slot.{slot}" for slot in slots}
             assert all(np.array_equal(own_slots[f"slot.{slot}"], slots[slot][place].numpy()) for slot in slots)
         del saved["progress"]["sweep"]
+        saved["progress"].pop("idle_kept", None)
         assert {key: statistics[key] for key in saved["progress"]} == saved["progress"]
         assert statistics["rows"] == len(found)
         assert saved["dim"] == table.dim

@@ -403,7 +403,7 @@ VALUES = some.one_of(
 )
 PARAMETERS = [
     *("kind", "lr", "alpha", "beta", "betas", "eps", "l1", "std", "a", "value", "gain", "convention", "lrr"),
-    *("rho", "momentum", "nesterov", "centered", "amsgrad", "lr_decay"),
+    *("rho", "momentum", "nesterov", "centered", "amsgrad", "lr_decay", "catch_up"),
 ]
 RULES = some.dictionaries(some.sampled_from(PARAMETERS), VALUES, max_size=3)
 KINDS_WITH_PARAMETERS = some.builds(lambda kind, rule: {**rule, "kind": kind}, some.sampled_from(NAMES), RULES)

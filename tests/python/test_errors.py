@@ -641,6 +641,18 @@ WRONG_CONFIGURATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "betas": ({"optimizer": {"kind": "adam", "betas": [0.9, 1.0]}}, ["optimizer.betas", "got 1"]),
     "momentum": ({"optimizer": {"kind": "sgd", "momentum": 1.0}}, ["optimizer.momentum", "[0, 1)", "got 1"]),
     "momentum of rmsprop": ({"optimizer": {"kind": "rmsprop", "momentum": -0.5}}, ["optimizer.momentum", "got -0.5"]),
+    "catch_up with momentum": (
+        {"optimizer": {"kind": "sgd", "momentum": 0.5, "catch_up": True}},
+        ["optimizer.catch_up", "momentum is not caught up with, got 0.5"],
+    ),
+    "catch_up with narrow rows": (
+        {"optimizer": {"kind": "adamw", "catch_up": True}, "dtype": torch.bfloat16},
+        ["optimizer.catch_up needs rows of float32, got Bfloat16"],
+    ),
+    "catch_up with averages": (
+        {"optimizer": {"kind": "lion", "catch_up": True}, "ema_decay": 0.5},
+        ["optimizer.catch_up and ema_decay do not go together"],
+    ),
     "nesterov": ({"optimizer": {"kind": "sgd", "nesterov": True}}, ["optimizer.nesterov needs a momentum above 0"]),
     "decay of rmsprop": ({"optimizer": {"kind": "rmsprop", "alpha": 1.5}}, ["optimizer.alpha", "got 1.5"]),
     "eps of rmsprop": ({"optimizer": {"kind": "rmsprop", "eps": 0.0}}, ["optimizer.eps", "got 0"]),

@@ -6,7 +6,8 @@ take as they take parameters. `load_state_dict` does not compare their shape wit
 seldom has as many rows as the module that loads it.
 
 What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
-slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`.
+slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`,
+with `catch_up` also `idle_kept`, a fraction and an exponent of two.
 
 Shape suffixes: N ids, D dim.
 """
@@ -132,7 +133,7 @@ def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
     )
     slots = {name: operators.hashtable_slot(table.handle, ids_N, name) for name in names}
     statistics = table.statistics()
-    progress = {key: statistics[key] for key in ("step", "learning_rate", "learning_rate_was_set")}
+    progress = {key: statistics[key] for key in _progress_of(table) if key != "group_lr"}
     return ids_N, slots, {**progress, "group_lr": float(group_lr)}
 
 
@@ -163,7 +164,12 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
     kept = {key: value for key, value in progress.items() if key != "group_lr"}
     values = [_as_bytes(slots[name]) for name in _slot_widths(table)]
     ids = _as_bytes(ids_N if slots else ids_N[:0])
-    return {"table": table.table_id, "ids": ids, "slots": values, **kept}
+    return {"table": table.table_id, "ids": ids, "slots": values, "idle_kept": None, **kept}
+
+
+def _progress_of(table: Table) -> set[str]:
+    """What the state of a table's optimizer has beside slots."""
+    return _PROGRESS | ({"idle_kept"} if table.config.optimizer.get("catch_up") else set())
 
 
 def _as_bytes(tensor: Tensor) -> bytes:
@@ -217,9 +223,10 @@ def _check_slots(table: Table, ids_N: Tensor, slots: dict[str, Any]) -> None:
 
 
 def _check_progress(table: Table, progress: dict[str, Any]) -> None:
-    if set(progress) != _PROGRESS:
+    expected = _progress_of(table)
+    if set(progress) != expected:
         raise ValueError(
-            f'the state of table "{table.name}" must have {sorted(_PROGRESS)} beside its slots, got {sorted(progress)}'
+            f'the state of table "{table.name}" must have {sorted(expected)} beside its slots, got {sorted(progress)}'
         )
     step, was_set = progress["step"], progress["learning_rate_was_set"]
     if type(step) is not int or not 0 <= step < 2**63:

@@ -159,6 +159,9 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
     statistics.set_item("step", found.step)?;
     statistics.set_item("learning_rate", found.learning_rate)?;
     statistics.set_item("learning_rate_was_set", found.learning_rate_was_set)?;
+    if let Some(idle_kept) = found.idle_kept {
+        statistics.set_item("idle_kept", idle_kept.to_vec())?;
+    }
     Ok(Some(statistics))
 }
 

@@ -21,6 +21,7 @@ pub(crate) struct StateOfTable {
     step: u64,
     learning_rate: f64,
     learning_rate_was_set: bool,
+    idle_kept: Option<[f64; 2]>,
 }
 
 impl StateOfTable {
@@ -32,6 +33,7 @@ impl StateOfTable {
             step: self.step,
             learning_rate: self.learning_rate,
             learning_rate_was_set: self.learning_rate_was_set,
+            idle_kept: self.idle_kept,
         })
     }
 }

@@ -67,6 +67,8 @@ pub struct OptimizerState<'a> {
     pub learning_rate: f64,
     /// Whether the rate was set by hand.
     pub learning_rate_was_set: bool,
+    /// [`TableStatistics::idle_kept`]; none of a table that has none.
+    pub idle_kept: Option<[f64; 2]>,
 }
 
 /// A table's name and configuration.
@@ -110,6 +112,10 @@ pub struct TableStatistics {
     pub learning_rate: f64,
     /// Whether the learning rate was set by hand.
     pub learning_rate_was_set: bool,
+    /// What the steps have left of a weight to which no gradient came, of a table whose rows decay while steps leave them
+    /// alone: a fraction, times two to the power of an exponent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_kept: Option<[f64; 2]>,
 }
 
 /// What the tables of a store take of memory together.

@@ -27,7 +27,7 @@ use tempfile::TempDir;
 const DIM: usize = 12;
 
 /// Configurations of every optimizer and row type.
-const CONFIGS: [&str; 12] = [
+const CONFIGS: [&str; 13] = [
     r#""optimizer": {"kind": "sgd", "lr": 0.1}"#,
     r#""optimizer": {"kind": "adagrad", "lr": 0.1}, "dtype": "bfloat16""#,
     r#""optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}"#,
@@ -40,6 +40,7 @@ const CONFIGS: [&str; 12] = [
        "eviction": {"capacity": 40, "policy": "lfu", "interval": 3, "delay": 2}"#,
     r#""optimizer": {"kind": "sgd", "lr": 0.1}, "dtype": "bfloat16""#,
     r#""optimizer": {"kind": "adagrad", "lr": 0.1}, "dtype": "int8""#,
+    r#""optimizer": {"kind": "sgd", "lr": 0.1, "weight_decay": 0.5, "catch_up": true}"#,
     r#""optimizer": {"kind": "adam", "lr": 0.1}, "dtype": "float8_e4m3fn""#,
 ];
 

@@ -67,6 +67,7 @@ fn every_optimizer_names_its_slots_and_their_widths() {
         ),
         (r#"{"kind": "lamb"}"#, &[("exp_avg", DIM), ("exp_avg_sq", DIM)]),
         (r#"{"kind": "lion"}"#, &[("exp_avg", DIM)]),
+        (r#"{"kind": "lion", "catch_up": true}"#, &[("exp_avg", DIM), ("idle_kept", 2)]),
         (
             r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
             &[("exp_avg", DIM), ("exp_avg_sq", DIM), ("step", 1), ("ema", DIM), ("ema_step", 1)],
@@ -140,7 +141,15 @@ fn bias_is_corrected_by_the_steps_of_the_table_or_of_the_row() {
 }
 
 fn state<'a>(table: TableId, ids: &'a [i64], slots: Vec<&'a [f32]>) -> OptimizerState<'a> {
-    OptimizerState { table, ids, slots, step: 7, learning_rate: 0.25, learning_rate_was_set: true }
+    OptimizerState {
+        table,
+        ids,
+        slots,
+        step: 7,
+        learning_rate: 0.25,
+        learning_rate_was_set: true,
+        idle_kept: None,
+    }
 }
 
 #[test]

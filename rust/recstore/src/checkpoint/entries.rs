@@ -74,9 +74,10 @@ impl TableEntry {
     /// Gives this and another shard of the same table the step of the one that is ahead.
     pub(super) fn level_steps(&mut self, other: &mut Self) {
         let ahead = if self.progress.step >= other.progress.step { &self.progress } else { &other.progress };
-        let (step, sweep) = (ahead.step, ahead.sweep);
-        (self.progress.step, self.progress.sweep) = (step, sweep);
-        (other.progress.step, other.progress.sweep) = (step, sweep);
+        let (step, sweep, idle_kept) = (ahead.step, ahead.sweep, ahead.idle_kept);
+        for progress in [&mut self.progress, &mut other.progress] {
+            (progress.step, progress.sweep, progress.idle_kept) = (step, sweep, idle_kept);
+        }
     }
 
     /// Adds the files of another shard of the same table; fails with its name if it is not the same.
@@ -86,7 +87,8 @@ impl TableEntry {
             && self.config == other.config
             && self.is_delta == other.is_delta
             && self.progress.step == other.progress.step
-            && self.progress.sweep == other.progress.sweep;
+            && self.progress.sweep == other.progress.sweep
+            && self.progress.idle_kept == other.progress.idle_kept;
         if !is_same {
             return Err(other.name);
         }

@@ -23,6 +23,9 @@ pub enum OptimizerConfig {
         /// Whether the gradient is taken ahead of the movement: Nesterov.
         #[serde(default, skip_serializing_if = "is_false")]
         nesterov: bool,
+        /// Whether rows that a step leaves alone decay too: they are caught up with when they are next read or stepped.
+        #[serde(default, skip_serializing_if = "is_false")]
+        catch_up: bool,
     },
     /// AdaGrad.
     Adagrad {
@@ -137,6 +140,9 @@ pub enum OptimizerConfig {
         /// Whether the greatest second moment so far counts: AMSGrad.
         #[serde(default, skip_serializing_if = "is_false")]
         amsgrad: bool,
+        /// Whether rows that a step leaves alone decay too: they are caught up with when they are next read or stepped.
+        #[serde(default, skip_serializing_if = "is_false")]
+        catch_up: bool,
     },
     /// Adam with one second moment a row.
     RowwiseAdam {
@@ -185,6 +191,9 @@ pub enum OptimizerConfig {
         /// The share of `lr * w` that a step takes away.
         #[serde(default)]
         weight_decay: f64,
+        /// Whether rows that a step leaves alone decay too: they are caught up with when they are next read or stepped.
+        #[serde(default, skip_serializing_if = "is_false")]
+        catch_up: bool,
     },
     /// FTRL-proximal.
     Ftrl {
@@ -279,7 +288,7 @@ fn is_false(value: &bool) -> bool {
 
 impl Default for OptimizerConfig {
     fn default() -> Self {
-        Self::Sgd { lr: default_lr(), weight_decay: 0.0, momentum: 0.0, nesterov: false }
+        Self::Sgd { lr: default_lr(), weight_decay: 0.0, momentum: 0.0, nesterov: false, catch_up: false }
     }
 }
 
@@ -324,14 +333,29 @@ impl OptimizerConfig {
         }
     }
 
+    /// The weight decay of rows that a step leaves alone, if they decay.
+    pub(crate) fn idle_decay(&self) -> Option<f64> {
+        match *self {
+            Self::Sgd { weight_decay, catch_up: true, .. }
+            | Self::Adamw { weight_decay, catch_up: true, .. }
+            | Self::Lion { weight_decay, catch_up: true, .. } => Some(weight_decay),
+            _ => None,
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<()> {
         let mut config = self.clone();
         let (lr, weight_decay) = config.tunables_mut();
         not_negative("optimizer.lr", *lr)?;
         not_negative("optimizer.weight_decay", weight_decay.map_or(0.0, |value| *value))?;
         match *self {
-            Self::Sgd { momentum, nesterov, .. } => {
+            Self::Sgd { momentum, nesterov, catch_up, .. } => {
                 share("optimizer.momentum", momentum)?;
+                require(momentum == 0.0 || !catch_up, || {
+                    format!(
+                        "optimizer.catch_up goes with weight decay alone: momentum is not caught up with, got {momentum}"
+                    )
+                })?;
                 require(momentum > 0.0 || !nesterov, || {
                     "optimizer.nesterov needs a momentum above 0".to_owned()
                 })

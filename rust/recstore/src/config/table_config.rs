@@ -194,8 +194,23 @@ impl TableConfig {
         self.optimizer.validate()?;
         self.max_grad_norm.map_or(Ok(()), |most| positive("max_grad_norm", most))?;
         self.ema_decay.map_or(Ok(()), |decay| share("ema_decay", decay))?;
+        self.check_idle_decay()?;
         self.admission.as_ref().map_or(Ok(()), AdmissionConfig::validate)?;
         self.eviction.as_ref().map_or(Ok(()), EvictionConfig::validate)
+    }
+
+    /// Checks that rows that decay while no step changes them lie as they are read, and that nothing follows them.
+    fn check_idle_decay(&self) -> Result<()> {
+        if self.optimizer.idle_decay().is_none() {
+            return Ok(());
+        }
+        require(self.dtype == Dtype::Float32, || {
+            format!("optimizer.catch_up needs rows of float32, got {:?}", self.dtype)
+        })?;
+        require(self.ema_decay.is_none(), || {
+            "optimizer.catch_up and ema_decay do not go together: the average of an idle row is that of one that stays"
+                .to_owned()
+        })
     }
 
     /// Returns what a checkpoint keeps of the configuration: where rows lie is a matter of the machine.

@@ -11,6 +11,7 @@ mod adamw;
 mod any_rule;
 mod average;
 mod ftrl;
+mod idle_decay;
 mod lamb;
 mod lion;
 mod momentum;
@@ -26,6 +27,7 @@ mod table_rule;
 mod tests;
 mod update_rule;
 
+pub(crate) use idle_decay::{Kept, WIDTH as KEPT_WIDTH};
 pub(crate) use prepared_rule::PreparedRule;
 pub(crate) use row_rule::{RowRule, Slot, WithRule};
 pub(crate) use table_rule::Optimizer;

@@ -2,6 +2,7 @@
 
 use super::any_rule::AnyRule;
 use super::average::Average;
+use super::idle_decay::IdleDecay;
 use super::row_rule::WithRule;
 use crate::Result;
 use crate::config::OptimizerConfig;
@@ -10,9 +11,11 @@ use crate::config::OptimizerConfig;
 #[derive(Debug)]
 pub(crate) struct PreparedRule {
     pub(super) rule: AnyRule,
-    /// The floats that the rule keeps of a row. What follows them is the average.
+    /// The floats that the rule keeps of a row. What follows them belongs to the average or to the decay of idle rows: no
+    /// table has both.
     pub(super) width: usize,
     pub(super) average: Option<Average>,
+    pub(super) idle_decay: Option<IdleDecay>,
 }
 
 impl PreparedRule {
@@ -27,7 +30,13 @@ impl PreparedRule {
         self.average
     }
 
-    /// Splits the state of a row into what the rule keeps and what the average does.
+    /// Returns what rows decay by that a step leaves alone.
+    #[inline(always)]
+    pub(crate) fn idle_decay(&self) -> Option<IdleDecay> {
+        self.idle_decay
+    }
+
+    /// Splits the state of a row into what the rule keeps and what is kept besides.
     #[inline(always)]
     pub(crate) fn split<'a>(&self, state: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
         state.split_at_mut(self.width)
@@ -35,10 +44,13 @@ impl PreparedRule {
 
     /// Brings the slots in agreement with weights that were just created or overwritten.
     pub(crate) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
-        let (state, averaged) = self.split(state);
+        let (state, besides) = self.split(state);
         self.rule.adopt_weights(weights, state);
         if let Some(average) = self.average {
-            average.start(weights, averaged);
+            average.start(weights, besides);
+        }
+        if let Some(decay) = self.idle_decay {
+            decay.start(besides);
         }
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::any_rule::{AnyRule, prepare, slots};
 use super::average::{self, Average};
+use super::idle_decay::{self, IdleDecay, Kept};
 use super::own::OwnRule;
 use super::prepared_rule::PreparedRule;
 use super::row_rule::Slot;
@@ -44,6 +45,7 @@ impl Optimizer {
         };
         let width = slots.iter().map(|slot| slot.width).sum();
         slots.extend(averages);
+        slots.extend(config.optimizer.idle_decay().map(|_| idle_decay::slot()));
         Ok(Self { config: config.optimizer.clone(), own, width, ema_decay: config.ema_decay, slots })
     }
 
@@ -52,14 +54,15 @@ impl Optimizer {
         &self.slots
     }
 
-    /// Computes the scalars of step `step` (from 1) at learning rate `lr`.
-    pub(crate) fn prepare(&self, lr: f64, step: u64) -> PreparedRule {
+    /// Computes the scalars of step `step` (from 1) at learning rate `lr`, the last of `steps` after `kept`.
+    pub(crate) fn prepare(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> PreparedRule {
         let rule = match &self.own {
             None => prepare(&self.config, lr, step),
             Some(rule) => AnyRule::Own(OwnRule::new(Arc::clone(rule), lr, step)),
         };
         let average = self.ema_decay.map(|decay| Average::new(decay, step));
-        PreparedRule { rule, width: self.width, average }
+        let idle_decay = self.config.idle_decay().map(|decay| IdleDecay::new(kept, lr, decay, steps));
+        PreparedRule { rule, width: self.width, average, idle_decay }
     }
 }
 

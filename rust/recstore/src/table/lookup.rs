@@ -23,6 +23,7 @@ use crate::kernel::cache::{
     Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines,
 };
 use crate::kernel::simd::{Kernel, Lanes};
+use crate::optimizer::{KEPT_WIDTH, Kept};
 use crate::rows::row_type::RowType;
 
 /// The ids of a run: what is known of them fits the first cache.
@@ -46,6 +47,8 @@ pub(super) struct RowSource<'a> {
     pub(super) dim: usize,
     /// Of a table whose rows may lie on disk.
     pub(super) cold: Option<ColdRows<'a>>,
+    /// Of a table whose rows decay while steps leave them alone: what steps have left of such rows.
+    pub(super) kept: Option<Kept>,
 }
 
 /// The rows of a table that may lie on disk.
@@ -101,8 +104,8 @@ impl Fetched {
         }
     }
 
-    fn weights(&self, storage: &SlotGroup, place: usize) -> &[f32] {
-        &self.records[self.record_of[place] * storage.stride()..][..storage.weight_words()]
+    fn record(&self, storage: &SlotGroup, place: usize) -> &[f32] {
+        &self.records[self.record_of[place] * storage.stride()..][..storage.stride()]
     }
 }
 
@@ -132,6 +135,7 @@ impl<'a> RowSource<'a> {
         let group_len = rows_of_lines(LINES_TOGETHER, row_words);
         let mut indices = vec![NO_INDEX; ids.len().min(run_len)];
         let (mut fetched, mut initial) = (Fetched::default(), InitialRows::default());
+        let mut decayed = Vec::new();
         for (number, ids) in ids.chunks(run_len).enumerate() {
             let indices = &mut indices[..ids.len()];
             FindRows { ids: self.ids, of: ids, indices }.run(lanes);
@@ -150,25 +154,42 @@ impl<'a> RowSource<'a> {
                 let copy = |place| rows.prefetch_copy(number * run_len + first + place);
                 let completed = initial.complete(self, row_type, &ids[group.clone()], own, copy);
                 let own = if completed.is_empty() { own } else { &completed };
+                let caught_up = self.kept.map(|kept| catch_up(kept, own, self.dim, &mut decayed));
+                let own = caught_up.as_deref().unwrap_or(own);
                 rows.take(number * run_len + first, &indices[group], own, &words[first..]);
             }
         }
     }
 
-    /// Returns the words of the row at `place` of a run.
+    /// Returns the words of the row at `place` of a run; of a table whose rows decay the whole record.
     #[inline(always)]
     fn words<'b>(self, fetched: &'b Fetched, place: usize, index: RowIndex) -> &'b [f32]
     where
         'a: 'b,
     {
-        match self.cold {
-            None => self.storage.weights(index),
+        let record = match self.cold {
+            None => self.storage.record(index),
             Some(_) => match fetched.places[place] {
-                NO_INDEX => fetched.weights(self.storage, place),
-                index => self.storage.weights(RowIndex(index)),
+                NO_INDEX => fetched.record(self.storage, place),
+                index => self.storage.record(RowIndex(index)),
             },
+        };
+        if self.kept.is_some() { record } else { &record[..self.storage.weight_words()] }
+    }
+}
+
+/// Returns the weights of records, less what they lost since their last step, written to `decayed`. Initial values, which
+/// have no more than `dim` words, lost nothing.
+#[inline(always)]
+fn catch_up<'a>(kept: Kept, records: &[&[f32]], dim: usize, decayed: &'a mut Vec<f32>) -> Vec<&'a [f32]> {
+    decayed.resize(records.len() * dim, 0.0);
+    for (record, row) in records.iter().zip(decayed.chunks_exact_mut(dim)) {
+        let left = record[dim..].last_chunk::<KEPT_WIDTH>().map_or(1.0, |slot| kept.since(slot));
+        for (weight, value) in row.iter_mut().zip(*record) {
+            *weight = value * left;
         }
     }
+    decayed.chunks_exact(dim).collect()
 }
 
 /// The initial values of those ids of a group that have no row, as a table keeps them.

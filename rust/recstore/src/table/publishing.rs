@@ -19,6 +19,13 @@ const OPERATION: &str = "publish";
 /// # Errors
 /// [`Error::ForkedChild`]; [`Error::InvalidConfig`] for a table that is given twice; [`Error::Published`].
 pub(crate) fn begin(tables: &[Arc<Table>]) -> Result<u64> {
+    if let Some(table) = tables.iter().find(|table| table.config.optimizer.idle_decay().is_some()) {
+        let message = format!(
+            "publish: rows of table \"{}\" change with every step (optimizer.catch_up): no list of changes has them",
+            table.name
+        );
+        return Err(Error::InvalidConfig { message });
+    }
     let (publication, locked) = (drawn_number(), lock(tables)?);
     if let Some((place, _)) = locked.iter().find(|(_, rows)| rows.changes.are_published()) {
         return Err(Error::Published { table: tables[*place].name.clone() });

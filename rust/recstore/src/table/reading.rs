@@ -135,6 +135,7 @@ impl Rows {
             initializer: &table.initializer,
             dim: table.config.dim,
             cold,
+            kept: table.config.optimizer.idle_decay().map(|_| self.kept),
         }
     }
 }

@@ -16,7 +16,7 @@ use super::table::Table;
 use crate::kernel::bits::Bits;
 use crate::kernel::cache::Cache;
 use crate::kernel::parallel::Serial;
-use crate::optimizer::Slot;
+use crate::optimizer::{Kept, Slot};
 use crate::{Error, Result, fork};
 
 /// How far ahead of their use ids are searched for.
@@ -48,6 +48,9 @@ pub(crate) struct TableProgress {
     pub(crate) rejections: u64,
     pub(crate) evictions: u64,
     pub(crate) sweep: Option<SweepSteps>,
+    /// Of a table whose rows decay while steps leave them alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_kept: Option<Kept>,
 }
 
 impl TableProgress {
@@ -158,6 +161,7 @@ impl Table {
             rejections: rows.rejections,
             evictions: rows.evictions,
             sweep: rows.sweep.as_ref().map(|sweep| sweep.steps),
+            idle_kept: self.config.optimizer.idle_decay().map(|_| rows.kept),
         }
     }
 
@@ -238,11 +242,13 @@ impl Table {
     /// Sets what the table knows besides its rows.
     ///
     /// # Errors
-    /// [`Error::InvalidLearningRate`].
+    /// [`Error::InvalidLearningRate`]; [`Error::StateMismatch`].
     pub(super) fn take_progress(&mut self, progress: &TableProgress) -> Result<()> {
+        let kept = self.kept_of(progress)?;
         self.set_learning_rate(progress.learning_rate, progress.learning_rate_was_set)?;
         *self.refusals.get_mut() = progress.refusals;
         let rows = self.own_rows();
+        rows.kept = kept;
         rows.step = progress.step;
         rows.inserts = progress.inserts;
         rows.updates = progress.updates;
@@ -250,6 +256,19 @@ impl Table {
         rows.rejections = progress.rejections;
         rows.evictions = progress.evictions;
         Ok(())
+    }
+
+    /// Returns what the steps before left of weights that they did not change.
+    fn kept_of(&self, progress: &TableProgress) -> Result<Kept> {
+        match (self.config.optimizer.idle_decay(), progress.idle_kept) {
+            (None, None) => Ok(Kept::default()),
+            (Some(_), Some(kept)) if kept.is_possible() => Ok(kept),
+            (decay, kept) => {
+                let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };
+                let message = format!("expected {expected} as idle_kept, got {kept:?}");
+                Err(Error::StateMismatch { table: self.name.clone(), message })
+            }
+        }
     }
 
     /// Adds what was counted of ids without a row, of those that `keeps` is true of.

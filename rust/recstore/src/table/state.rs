@@ -8,6 +8,7 @@ use super::rows::Rows;
 use super::table::Table;
 use crate::calls::OptimizerState;
 use crate::kernel::bits::Bits;
+use crate::optimizer::{KEPT_WIDTH, Kept};
 use crate::{Error, Result};
 
 const OPERATION: &str = "put_optimizer_states";
@@ -38,6 +39,7 @@ impl Table {
     fn check_state(&self, state: &OptimizerState<'_>) -> Result<()> {
         self.check_writable(OPERATION, 0)?;
         self.check_learning_rate(state.learning_rate)?;
+        self.kept_of_state(state)?;
         if state.slots.len() != self.optimizer.slots().len() {
             let (expected, actual) = (self.optimizer.slots().len(), state.slots.len());
             return Err(self.state_mismatch(format!("expected {expected} slots, got {actual}")));
@@ -50,6 +52,17 @@ impl Table {
             }
         }
         Ok(())
+    }
+
+    fn kept_of_state(&self, state: &OptimizerState<'_>) -> Result<Kept> {
+        match (self.config.optimizer.idle_decay(), state.idle_kept, state.idle_kept.and_then(Kept::of_pair)) {
+            (None, None, _) => Ok(Kept::default()),
+            (Some(_), _, Some(kept)) => Ok(kept),
+            (decay, pair, _) => {
+                let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };
+                Err(self.state_mismatch(format!("expected {expected} as idle_kept, got {pair:?}")))
+            }
+        }
     }
 
     /// Returns where the rows of a state lie, which must be all that there are.
@@ -80,15 +93,23 @@ impl Table {
     /// # Errors
     /// [`Error::Disk`], of a row that lies on disk; then no call uses the table's rows any more.
     fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) -> Result<()> {
+        let kept = self.kept_of_state(state)?;
+        let decays = self.config.optimizer.idle_decay().is_some();
         for (position, index) in indices.iter().enumerate() {
-            rows.change(*index, false, |_, mut rest| {
+            rows.change(*index, false, |_, all| {
+                let mut rest = &mut *all;
                 for (slot, values) in self.optimizer.slots().iter().zip(&state.slots) {
                     let (own, behind) = rest.split_at_mut(slot.width);
                     own.copy_from_slice(&values[position * slot.width..][..slot.width]);
                     rest = behind;
                 }
+                // The rows are those that were read when the state was taken: nothing is left to catch up with.
+                if let Some(slot) = all.last_chunk_mut::<KEPT_WIDTH>().filter(|_| decays) {
+                    kept.note(slot);
+                }
             })?;
         }
+        rows.kept = kept;
         rows.step = state.step;
         rows.learning_rate = state.learning_rate;
         rows.learning_rate_was_set = state.learning_rate_was_set;

@@ -17,7 +17,7 @@ use super::usages::Usages;
 use crate::calls::{TableDescription, TableStatistics};
 use crate::config::TableConfig;
 use crate::kernel::hash::mix;
-use crate::optimizer::{Optimizer, PreparedRule, Slot, UpdateRules};
+use crate::optimizer::{Kept, Optimizer, PreparedRule, Slot, UpdateRules};
 use crate::rows::row_type::{RowType, with_row_type};
 use crate::{Result, fork};
 
@@ -72,6 +72,7 @@ impl Table {
                 learning_rate: config.optimizer.learning_rate(),
                 learning_rate_was_set: false,
                 step: 0,
+                kept: Kept::default(),
                 inserts: 0,
                 updates: 0,
                 deletes: 0,
@@ -127,6 +128,7 @@ impl Table {
             step: rows.step,
             learning_rate: rows.learning_rate,
             learning_rate_was_set: rows.learning_rate_was_set,
+            idle_kept: self.config.optimizer.idle_decay().map(|_| rows.kept.as_pair()),
         }
     }
 
@@ -160,8 +162,9 @@ impl Table {
         self.rows.get_mut().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn prepare_rule(&self, rows: &Rows) -> PreparedRule {
-        self.optimizer.prepare(rows.learning_rate, rows.step.max(1))
+    /// Returns the rule of the last of `steps` steps, which the rows count already.
+    pub(super) fn prepare_rule(&self, rows: &Rows, steps: u64) -> PreparedRule {
+        self.optimizer.prepare(rows.learning_rate, rows.step.max(1), rows.kept, steps)
     }
 
     /// Returns what seeds the noise of rounding at a step.

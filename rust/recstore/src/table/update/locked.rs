@@ -55,7 +55,7 @@ impl<'a> Locked<'a> {
         let mut indices = std::mem::take(&mut rows.indices);
         indices.resize(gradients.len(), NO_INDEX);
         let known = vec![Known::Nothing; gradients.parts.len()];
-        let rule = table.prepare_rule(rows);
+        let rule = table.prepare_rule(rows, rows.step.saturating_sub(step_before));
         Self {
             table,
             gradients,
@@ -143,6 +143,7 @@ impl<'a> Locked<'a> {
     pub(super) fn finish(self) -> Result<u64> {
         self.table.refusals.fetch_add(self.skipped as u64, Ordering::Relaxed);
         self.rows.updates += self.stepped.into_inner();
+        self.rows.kept = self.rule.idle_decay().map_or(self.rows.kept, |decay| decay.after);
         let left = self.rows.let_leave(self.table);
         self.rows.age_counts(self.table, self.step_before);
         self.rows.begin_sweep(self.table, self.step_before);

@@ -511,15 +511,21 @@ impl SteppedRows<'_> {
         widened: &mut [f32],
     ) {
         let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
-        let (state, averaged) = self.rule.split(state);
+        let (state, besides) = self.rule.split(state);
         let mut step = |weights: &mut [f32]| {
-            let average = self.rule.average();
+            let (average, decay) = (self.rule.average(), self.rule.idle_decay());
             if let Some(average) = average {
-                average.catch_up(weights, averaged);
+                average.catch_up(weights, besides);
+            }
+            if let Some(decay) = decay {
+                decay.catch_up(weights, besides);
             }
             rule.step(weights, state, gradient);
             if let Some(average) = average {
-                average.follow(weights, averaged);
+                average.follow(weights, besides);
+            }
+            if let Some(decay) = decay {
+                decay.follow(besides);
             }
         };
         if row_type.is_float32() {
