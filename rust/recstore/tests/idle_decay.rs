@@ -244,7 +244,9 @@ fn a_state_put_goes_on_as_before_and_one_without_the_product_is_refused() {
     twin.store.put_optimizer_states(&[state(statistics.idle_kept)]).unwrap();
     assert_eq!(twin.store.statistics(twin.table).unwrap().idle_kept, statistics.idle_kept);
     assert_eq!(twin.read(), subject.read());
-    [&subject, &twin].map(|subject| subject.step(&IDS[1..3], 0.5, Step::Next));
+    for each in [&subject, &twin] {
+        each.step(&IDS[1..3], 0.5, Step::Next);
+    }
     assert!(twin.read().iter().zip(subject.read()).all(|(one, other)| (one - other).abs() < 1e-6));
 }
 
