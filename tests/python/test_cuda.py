@@ -1,8 +1,11 @@
-"""Tables below models on a GPU: what the CPU gives, and with staging what comes without it, to the bit."""
+"""Tables below models on a GPU: what the CPU gives, and with staging what comes without it, to the bit.
+
+It needs torch and pytest only, for machines with little else: `pytest --noconftest tests/python/test_cuda.py`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -25,10 +28,16 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch has no CUDA here"),
 ]
 
-TableName = Callable[[], str]
 DEVICE = "cuda"
 DIM, HIDDEN, VOCAB = 16, 64, 40
 ADAGRAD = {"kind": "adagrad", "lr": 0.1}
+
+
+_numbers = iter(range(10**9))
+
+
+def new_name() -> str:
+    return f"cuda/{next(_numbers)}"
 
 
 def tokens_of(steps: int, texts: int = 8, length: int = 64) -> list[Tensor]:
@@ -43,7 +52,7 @@ class GPT(nn.Module):
     def __init__(self, name: str, device: str, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.weight = nn.Parameter(torch.randn(VOCAB, HIDDEN))
+        self.weight = nn.Parameter(0.1 * torch.randn(VOCAB, HIDDEN))
         self.memory = NGramMemory(HIDDEN, 500, DIM, name, optimizer=ADAGRAD)
         self.memory.table.weight[torch.arange(2000)] = torch.randn(2000, DIM)
         nn.init.normal_(self.memory.value.weight, std=0.1)
@@ -52,7 +61,7 @@ class GPT(nn.Module):
         self.to(device, dtype)
         rows = {id(each) for each in self.memory.table.parameters()}
         dense = [each for each in self.parameters() if id(each) not in rows]
-        self.optimizers = [torch.optim.SGD(dense, lr=0.05), SparseOptimizer(modules=[self.memory.table])]
+        self.optimizers = [torch.optim.SGD(dense, lr=0.1), SparseOptimizer(modules=[self.memory.table])]
 
     def loss(self, tokens: Tensor, rows: Tensor | StagedRows) -> Tensor:
         one_hot = functional.one_hot(tokens.to(self.weight.device), VOCAB).to(self.weight.dtype)
@@ -88,10 +97,8 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"padding_idx": [2, 5]}, {"scale_grad_by_freq": True}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_embedding_gives_what_it_gives_on_the_cpu(
-    options: dict[str, Any], dtype: torch.dtype, table_name: TableName
-) -> None:
-    modules = [DistEmbedding(9, DIM, table_name(), optimizer=ADAGRAD, **options) for _ in range(3)]
+def test_an_embedding_gives_what_it_gives_on_the_cpu(options: dict[str, Any], dtype: torch.dtype) -> None:
+    modules = [DistEmbedding(9, DIM, new_name(), optimizer=ADAGRAD, **options) for _ in range(3)]
     for module in modules:
         module.weight[torch.arange(9)] = torch.arange(9 * DIM).view(9, DIM) / 7
         module.to(dtype)
@@ -110,8 +117,8 @@ def test_an_embedding_gives_what_it_gives_on_the_cpu(
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_give_what_they_give_on_the_cpu(mode: Any, table_name: TableName) -> None:
-    modules = [DistEmbeddingBag(9, DIM, table_name(), mode, optimizer=ADAGRAD, padding_idx=3) for _ in range(2)]
+def test_bags_give_what_they_give_on_the_cpu(mode: Any) -> None:
+    modules = [DistEmbeddingBag(9, DIM, new_name(), mode, optimizer=ADAGRAD, padding_idx=3) for _ in range(2)]
     ids, offsets = torch.randint(9, (30,), generator=torch.Generator().manual_seed(0)), torch.arange(0, 30, 5)
     for module in modules:
         module.weight[torch.arange(9)] = torch.arange(9 * DIM).view(9, DIM) / 7
@@ -128,9 +135,9 @@ def test_bags_give_what_they_give_on_the_cpu(mode: Any, table_name: TableName) -
 
 
 @pytest.mark.usefixtures("_deterministic")
-def test_a_memory_gives_and_collects_what_it_does_on_the_cpu(table_name: TableName) -> None:
+def test_a_memory_gives_and_collects_what_it_does_on_the_cpu() -> None:
     (tokens,) = tokens_of(1)
-    on_cpu, on_device, staged = (GPT(table_name(), device) for device in ("cpu", DEVICE, DEVICE))
+    on_cpu, on_device, staged = (GPT(new_name(), device) for device in ("cpu", DEVICE, DEVICE))
     losses = on_cpu.loss(tokens, tokens), on_device.loss(tokens, tokens.to(DEVICE))
     ((_, rows),) = StagingDataLoader([tokens], staged.memory, DEVICE)
     losses = (*losses, staged.loss(tokens, rows))
@@ -150,10 +157,8 @@ def test_a_memory_gives_and_collects_what_it_does_on_the_cpu(table_name: TableNa
 @pytest.mark.usefixtures("_deterministic")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prefetch_count", [1, 3])
-def test_twenty_steps_with_staging_are_those_without_to_the_bit(
-    prefetch_count: int, dtype: torch.dtype, table_name: TableName
-) -> None:
-    ours, theirs = GPT(table_name(), DEVICE, dtype), GPT(table_name(), DEVICE, dtype)
+def test_twenty_steps_with_staging_are_those_without_to_the_bit(prefetch_count: int, dtype: torch.dtype) -> None:
+    ours, theirs = GPT(new_name(), DEVICE, dtype), GPT(new_name(), DEVICE, dtype)
     batches = tokens_of(20)
     staged = ours.train_on(StagingDataLoader(batches, ours.memory, DEVICE, prefetch_count))
     assert staged == theirs.train_on(unstaged(batches))
@@ -166,9 +171,9 @@ def test_twenty_steps_with_staging_are_those_without_to_the_bit(
     )
 
 
-def test_large_batches_one_after_another_do_not_mix(table_name: TableName) -> None:
+def test_large_batches_one_after_another_do_not_mix() -> None:
     """Copies of megabytes, behind work that keeps the device busy: pinned memory must not be used again too soon."""
-    module = DistEmbedding(None, 256, table_name(), optimizer={"kind": "sgd", "lr": 1.0})
+    module = DistEmbedding(None, 256, new_name(), optimizer={"kind": "sgd", "lr": 1.0})
     busy = torch.randn(4096, 4096, device=DEVICE)
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(50_000, (20_000,), generator=generator) for _ in range(6)]
@@ -183,8 +188,8 @@ def test_large_batches_one_after_another_do_not_mix(table_name: TableName) -> No
         assert torch.equal(ours.cpu(), theirs)
 
 
-def test_gradients_of_large_batches_arrive_whole(table_name: TableName) -> None:
-    module = DistEmbedding(None, 256, table_name(), optimizer={"kind": "sgd", "lr": 1.0})
+def test_gradients_of_large_batches_arrive_whole() -> None:
+    module = DistEmbedding(None, 256, new_name(), optimizer={"kind": "sgd", "lr": 1.0})
     ids = torch.arange(20_000)
     busy = torch.randn(4096, 4096, device=DEVICE)
     factors = torch.randn(20_000, 256, device=DEVICE)
@@ -198,8 +203,8 @@ def test_gradients_of_large_batches_arrive_whole(table_name: TableName) -> None:
         module.reset_trace()
 
 
-def test_a_forward_with_staging_waits_for_no_device(table_name: TableName) -> None:
-    model = GPT(table_name(), DEVICE)
+def test_a_forward_with_staging_waits_for_no_device() -> None:
+    model = GPT(new_name(), DEVICE)
     (tokens,) = tokens_of(1)
     on_device = tokens.to(DEVICE)
     ((_, rows),) = StagingDataLoader([tokens], model.memory, DEVICE)
