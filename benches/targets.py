@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benches.cells import collection, frozen, lookup, one_id, optimizers, quantized, row_types, step
+from benches.cells import collection, frozen, lookup, ngram_memory, one_id, optimizers, quantized, row_types, step
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.cells.setting import BATCH, MILLION
 from benches.competitors import fbgemm
@@ -200,6 +200,14 @@ _OF_CASES: tuple[_Ratio | _Time, ...] = (
     *(target for shape in collection.SHAPES for target in _collections(*shape)),
     _Ratio(
         "step over frozen tables over one without gradients of rows", 1.05, frozen.CELL, frozen.FROZEN, frozen.NO_GRAD
+    ),
+    _Ratio(
+        "step of a small GPT with a memory of 10 million rows over one without",
+        1.05,
+        ngram_memory.CELL,
+        ngram_memory.WITH_MEMORY,
+        ngram_memory.GPT,
+        {"GPT": ngram_memory.SIZES[-1].name},
     ),
     _Ratio(
         "bags of a live table over those of int8, copied",

@@ -35,6 +35,7 @@ from recstore_ops.nn.hashtable import HashTable, HashTableRegister
 from recstore_ops.nn.ngram_memory import NGramMemory
 from recstore_ops.nn.optimizer import SparseOptimizer
 from recstore_ops.nn.prefetch import PrefetchingDataLoader
+from recstore_ops.nn.staging import StagedRows, StagingDataLoader
 from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
 from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
 from recstore_ops.servers.store import table_names
@@ -82,6 +83,8 @@ __all__ = [
     "RecStoreEmbeddingBagCollection",
     "RecStoreEmbeddingCollection",
     "SparseOptimizer",
+    "StagedRows",
+    "StagingDataLoader",
     "Table",
     "TableConfig",
     "TableOptions",

@@ -137,7 +137,7 @@ class _DistEmbBagFunction(Function):
         bags = _Bags(anchor, [collector], [table], ids, offsets, [ctx.dim], ctx.padding_idx)
         factors_N = weights_N
         if ctx.scale_grad_by_freq:
-            factors_N = _shares(ids) if weights_N is None else _shares(ids) * weights_N
+            factors_N = shares_of_ids(ids) if weights_N is None else shares_of_ids(ids) * weights_N
         bags.collect(ctx, grad_BD, factors_N, places)
         grad_weights_N = None
         if rows_ND is not None:
@@ -233,10 +233,10 @@ class _ScaledByFrequency(Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (ids,) = ctx.saved_tensors
-        return grad_outputs[0] * _shares(ids).unsqueeze(-1), None
+        return grad_outputs[0] * shares_of_ids(ids).unsqueeze(-1), None
 
 
-def _shares(ids: Tensor) -> Tensor:
+def shares_of_ids(ids: Tensor) -> Tensor:
     """One by how often each id occurs, float32 in the shape of the ids."""
     _, inverse = operators.unique(ids)
     ones_N = torch.ones(ids.numel(), dtype=torch.float32, device=ids.device)

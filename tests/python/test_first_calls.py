@@ -154,7 +154,8 @@ WITHOUT_STORE = {
     # They mean the process, whatever the file says.
     *("inspect_checkpoint", "register_rule", "UpdateRule"),
     # They are given what has been opened before.
-    *("PrefetchingDataLoader", "transfer.import_torchrec", "export", "freeze", "publish", "averaged"),
+    *("PrefetchingDataLoader", "StagedRows", "StagingDataLoader"),
+    *("transfer.import_torchrec", "export", "freeze", "publish", "averaged"),
     # Their tables are files, whatever store was chosen.
     *("Bundle", "FollowingBundle", "ForgetReport", "FrozenTable", "Publisher", "PublisherAddress"),
     *("forget", "load_bundle"),

@@ -34,7 +34,7 @@ from recstore_ops.transfer import (
     import_rows,
     import_safetensors,
     import_torchrec,
-    moving,
+    portions,
 )
 from recstore_ops.transfer.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
 
@@ -61,7 +61,7 @@ def name(table_name: Callable[[], str]) -> str:
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets two rows be moved at a time."""
-    monkeypatch.setattr(moving, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
+    monkeypatch.setattr(portions, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
 
 
 def rows_of(name: str) -> dict[int, list[float]]:

@@ -17,8 +17,10 @@ from recstore_ops.config.row_types import VALUE_TYPES, check_output_dtype
 from recstore_ops.config.table_config import TableConfig, optimizer_with_lr, with_kind
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions, config_options
 from recstore_ops.nn.closed_module import ClosedModule
+from recstore_ops.nn.copies import Copies
 from recstore_ops.nn.functional import embedding
 from recstore_ops.nn.padding import PaddingIdx, padding_ids, with_one_padding
+from recstore_ops.nn.staging import StagedRows
 from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
@@ -296,8 +298,17 @@ class DistEmbedding(TableModule):
         module.frozen = freeze
         return module
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`."""
+    def stage(self, features: Tensor, copies: Copies) -> StagedRows:
+        """Begins to read the rows of ids ahead, for `StagingDataLoader`."""
+        return StagedRows(self.table, features, self.padding_idx, copies)
+
+    def forward(self, ids: Tensor | StagedRows) -> Tensor:
+        """Reads the row of each id: `[...] -> [..., embedding_dim]`, `output_dtype`; see `recstore_ops.embedding`.
+
+        Rows that a `StagingDataLoader` gave are taken in the place of ids.
+        """
+        if isinstance(ids, StagedRows):
+            return ids.rows_for(self.looked_up(), self.output_dtype, self._scale_grad_by_freq)
         rows = embedding(ids, self.looked_up(), self.padding_idx, self._scale_grad_by_freq)
         if rows.dtype != self.output_dtype:
             rows = rows.to(self.output_dtype)

@@ -9,7 +9,9 @@ from typing_extensions import Unpack
 
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULTS, TableOptions
+from recstore_ops.nn.copies import Copies
 from recstore_ops.nn.dist_embedding import DistEmbedding
+from recstore_ops.nn.staging import StagedRows
 from recstore_ops.ops.made_ids import ngram_ids
 
 
@@ -41,8 +43,6 @@ class NGramMemory(nn.Module):
         ValueError: `n` below 2, or `rows` or `heads` below 1; further as `DistEmbedding`.
     """
 
-    _first_ids: Tensor
-
     @takes(TableOptions, DEFAULTS)
     def __init__(
         self,
@@ -63,8 +63,6 @@ class NGramMemory(nn.Module):
         self.n, self.heads, self.num_rows, self.hash_seed = n, heads, rows, hash_seed
         functions = (n - 1) * heads
         self.table = DistEmbedding(functions * rows, dim, name, **options)
-        first_ids = rows * torch.arange(functions, dtype=torch.int64, device="cpu")
-        self.register_buffer("_first_ids", first_ids, persistent=False)
         self.key = nn.Linear(functions * dim, hidden_dim, bias=False)
         self.value = nn.Linear(functions * dim, hidden_dim, bias=False)
         nn.init.zeros_(self.value.weight)
@@ -72,8 +70,7 @@ class NGramMemory(nn.Module):
     def ids(self, tokens: Tensor) -> Tensor:
         """Returns the ids of the n-grams that end at each token, int64 `[..., T, (n - 1) * heads]`.
 
-        They depend on the tokens alone, so a loader may compute them, and `self.table` be asked to prefetch them,
-        while the batch before is trained on.
+        They depend on the tokens alone, so that `StagingDataLoader` reads rows while the batch before is trained on.
 
         Args:
             tokens: int64 `[..., T]`, one text a row.
@@ -82,16 +79,23 @@ class NGramMemory(nn.Module):
             ngram_ids(tokens, length, self.heads, self.num_rows, self.hash_seed + (length - 2) * self.heads)
             for length in range(2, self.n + 1)
         ]
-        return torch.cat(hashes, dim=-1) + self._first_ids.to(tokens.device)
+        functions = len(hashes) * self.heads
+        first_ids = torch.arange(0, functions * self.num_rows, self.num_rows, dtype=torch.int64, device=tokens.device)
+        return torch.cat(hashes, dim=-1) + first_ids
 
-    def forward(self, hidden: Tensor, tokens: Tensor) -> Tensor:
+    def stage(self, features: Tensor, copies: Copies) -> StagedRows:
+        """Begins to read the rows of tokens ahead, for `StagingDataLoader`."""
+        return self.table.stage(self.ids(features), copies)
+
+    def forward(self, hidden: Tensor, tokens: Tensor | StagedRows) -> Tensor:
         """Returns the hidden states with what the memory adds, `[..., T, hidden_dim]`.
 
         Args:
             hidden: `[..., T, hidden_dim]`.
-            tokens: int64 `[..., T]`, one text a row.
+            tokens: int64 `[..., T]`, one text a row; or the rows that a `StagingDataLoader` gave for them.
         """
-        remembered = self.table(self.ids(tokens)).flatten(-2).to(hidden.dtype)
+        rows = self.table(tokens if isinstance(tokens, StagedRows) else self.ids(tokens))
+        remembered = rows.flatten(-2).to(hidden.dtype)
         shape = hidden.shape[-1:]
         agreement = functional.rms_norm(hidden, shape) * functional.rms_norm(self.key(remembered), shape)
         gate = torch.sigmoid(agreement.sum(-1, keepdim=True) / shape[0] ** 0.5)

@@ -7,16 +7,13 @@ a table while it is exported.
 Shape suffixes: N ids, D dim.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from recstore_ops.client.dist_tensor import DistTensor
 from recstore_ops.config.paths import user_path
@@ -24,16 +21,20 @@ from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.table_collection import TableCollection
-from recstore_ops.ops import operators
 from recstore_ops.servers import store
-from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
-from recstore_ops.transfer.safetensors_file import Column, SafetensorsFile, write_safetensors
+from recstore_ops.transfer.exporting import Export, exported_ids
+from recstore_ops.transfer.importing import Import, Source
+from recstore_ops.transfer.portions import bar_of_rows
+from recstore_ops.transfer.safetensors_file import write_safetensors
+from recstore_ops.transfer.safetensors_index import open_safetensors
+from recstore_ops.transfer.safetensors_shards import write_shards
 
 AnyTable = str | Table | TableModule | DistTensor
 """A table: its name, or what is open over it."""
 
-_BYTES_AT_A_TIME = 16 << 20
+TablesOfTensors = Mapping[str, AnyTable] | Mapping[tuple[str, ...], AnyTable] | Mapping[str | tuple[str, ...], AnyTable]
+"""The table of each tensor, or of several tensors with the rows of one table one after another."""
 
 
 def from_embedding(
@@ -113,41 +114,40 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
         ValueError: ids or rows of another shape, or a value that is not finite, under the policy `error`.
         IndexError: an id outside the table's `num_embeddings`.
     """
-    _import([_Import(_opened(table), ids, rows)], progress)
+    _import([Import(_opened(table), ids, rows)], progress)
 
 
 def import_safetensors(
-    path: str | PathLike[str], tables: Mapping[str, AnyTable] | None = None, *, progress: bool | None = None
+    path: str | PathLike[str], tables: TablesOfTensors | None = None, *, progress: bool | None = None
 ) -> None:
-    """Writes tensors of a file to tables, as `import_rows` does.
+    """Writes tensors of a file, or of several files with an index, to tables, as `import_rows` does.
+
+    Files are mapped into memory and read some rows at a time; those without an asked tensor are not opened.
 
     Args:
-        path: a safetensors file.
+        path: a safetensors file; the index of several, `*.safetensors.index.json`; or a directory with one of these.
         tables: the table of each tensor, by the tensor's name. `name` stands for the tensors `name.ids` and
-            `name.rows`, as `export_safetensors` writes them, where the file has these; else for a matrix whose row
-            i is that of the id i. Where absent, every such pair goes to the table of its name.
+            `name.rows`, as `export_safetensors` writes them, where these are there; else for a matrix whose row
+            i is that of the id i. Each may be split, `name[0:1000]` and so on. A tuple of names stands for matrices
+            one after another: the ids go on. Where absent, every pair goes to the table of its name.
         progress: as in `import_rows`.
 
     Raises:
-        OSError: there is no such file.
-        ValueError: it is no safetensors file, or lacks a tensor; further as `import_rows`.
+        OSError: there is no such file, or not the one that a tensor lies in by the index.
+        ValueError: a file is no safetensors file, lacks a tensor or has others than the index says; an index that
+            names a tensor twice; parts of a tensor that leave out rows or have them twice; further as `import_rows`.
         KeyError, TypeError, IndexError: as `import_rows`.
+
+    Warns:
+        UserWarning: the tensors have not the size that the index says.
     """
-    file = SafetensorsFile(path)
-    names = {name.removesuffix(".ids") for name in file.names() if name.endswith(".ids")}
-    pairs = {name for name in names if f"{name}.rows" in file.names()}
+    source = Source(open_safetensors(path))
     if tables is None:
-        tables = {name: name for name in sorted(pairs)}
-    imports = [_import_of(_opened(table), file, name, name in pairs) for name, table in tables.items()]
+        tables = {name: name for name in source.pairs()}
+    imports = [each for names, table in tables.items() for each in source.imports(_opened(table), names)]
     if not imports:
-        raise ValueError(f"{file.path} has no tensors NAME.ids and NAME.rows, but {file.names()}")
+        raise ValueError(f"{source.file.path} has no tensors NAME.ids and NAME.rows, but {source.file.names()}")
     _import(imports, progress)
-
-
-def _import_of(table: Table, file: SafetensorsFile, name: str, is_pair: bool) -> "_Import":
-    if is_pair:
-        return _Import(table, file.tensor(f"{name}.ids"), file.tensor(f"{name}.rows"))
-    return _Import.of_matrix(table, file.tensor(name))
 
 
 def import_torchrec(
@@ -169,7 +169,7 @@ def import_torchrec(
     """
     modules = collection._by_name()
     _import(
-        [_Import.of_matrix(module.table, _weight_of(state_dict, name)) for name, module in modules.items()], progress
+        [Import.of_matrix(module.table, _weight_of(state_dict, name)) for name, module in modules.items()], progress
     )
 
 
@@ -185,23 +185,39 @@ def _weight_of(state_dict: Mapping[str, Any], table: str) -> Tensor:
 
 
 def export_safetensors(
-    path: str | PathLike[str], tables: Iterable[AnyTable] | None = None, *, progress: bool | None = None
+    path: str | PathLike[str],
+    tables: Iterable[AnyTable] | None = None,
+    *,
+    as_matrices: bool = False,
+    max_shard_size: int | None = None,
+    progress: bool | None = None,
 ) -> None:
     """Writes the rows of tables to a file: `<table>.ids`, int64 `[N]`, rising, and `<table>.rows`, `[N, dim]`.
 
     Args:
-        path: the file; replaced if it is there, once all is written.
+        path: the file; replaced if it is there, once all is written. With `max_shard_size` a directory, new or empty.
         tables: open tables or names; all tables of the process where absent.
+        as_matrices: whether a table is one tensor instead, `<table>.weight`, `[num_embeddings, dim]`, whose row i
+            is that of the id i; an id without a row has its initial value.
+        max_shard_size: the most bytes of a file. Then these are several, `model-00001-of-00003.safetensors`, and the
+            index `model.safetensors.index.json` says which tensor lies in which; it is there once all is written. The
+            rows of a larger table are split, those at places 0 to 999 into `<table>.ids[0:1000]` and
+            `<table>.rows[0:1000]`.
         progress: as in `import_rows`.
 
     Raises:
         KeyError: there is no table of a name.
-        OSError: the file cannot be written.
+        ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`, or a
+            sharded one.
+        OSError: a file cannot be written, or the directory holds something.
     """
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
-    exports = {table.name: _Export(table) for table in opened}
-    with _bar("exporting", sum(len(export) for export in exports.values()), progress) as bar:
-        write_safetensors(path, [column for export in exports.values() for column in export.columns(bar)])
+    exports = list({table.name: Export(table, exported_ids(table, as_matrices)) for table in opened}.values())
+    with bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar:
+        if max_shard_size is None:
+            write_safetensors(path, [column for each in exports for column in each.columns(bar, 0, len(each))])
+        else:
+            write_shards(path, [each.splittable(bar) for each in exports], max_shard_size)
 
 
 def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool | None = None) -> None:
@@ -220,13 +236,14 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
         OSError: the file cannot be written.
     """
     pyarrow, parquet = _pyarrow()
-    export = _Export(_opened(table))
-    row_type = pyarrow.list_(pyarrow.float32(), export.table.dim)
+    opened = _opened(table)
+    export = Export(opened, exported_ids(opened, as_matrix=False))
+    row_type = pyarrow.list_(pyarrow.float32(), opened.dim)
     schema = pyarrow.schema([("id", pyarrow.int64()), ("row", row_type)])
     beside = Path(f"{user_path(path)}.new")
     try:
         with (
-            _bar("exporting", len(export), progress) as bar,
+            bar_of_rows("exporting", len(export), progress) as bar,
             parquet.ParquetWriter(beside, schema, use_dictionary=False) as writer,
         ):
             for ids_N, rows_ND in export.parts(bar):
@@ -248,110 +265,18 @@ def _pyarrow() -> tuple[ModuleType, ModuleType]:
     return pyarrow, parquet
 
 
-@dataclass(frozen=True)
-class _Import:
-    """Rows for a table."""
-
-    table: Table
-    ids: Tensor
-    rows: Tensor
-
-    @classmethod
-    def of_matrix(cls, table: Table, rows_ND: Tensor) -> "_Import":
-        """Row i is that of the id i."""
-        ids_N = torch.arange(rows_ND.shape[0] if rows_ND.dim() else 0, dtype=torch.int64, device="cpu")
-        return cls(table, ids_N, rows_ND)
-
-    def parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and rows, some at a time."""
-        count = _rows_at_a_time(self.table)
-        return zip(self.ids.split(count), self.rows.detach().split(count), strict=True)
-
-    def check(self) -> None:
-        """Raises what `import_rows` does; changes nothing."""
-        table = self.table
-        ids_N = check_ids(self.ids)
-        if not self.rows.is_floating_point():
-            raise TypeError(f'table "{table.name}" takes floating-point rows, got {self.rows.dtype}')
-        if ids_N.dim() != 1 or self.rows.shape != (ids_N.numel(), table.dim):
-            raise ValueError(
-                f'table "{table.name}" takes ids [N] and rows [N, {table.dim}], got {list(ids_N.shape)} and '
-                f"{list(self.rows.shape)}"
-            )
-        self._check_bound()
-        if table.config.nan_policy == "error":
-            self._check_finite()
-
-    def _check_bound(self) -> None:
-        bound = self.table.config.num_embeddings
-        if bound is None or self.ids.numel() == 0:
-            return
-        ids_N = self.ids.to(torch.int64)
-        for id in (int(ids_N.min()), int(ids_N.max())):
-            if not 0 <= id < bound:
-                raise IndexError(f'table "{self.table.name}" takes ids within num_embeddings {bound}, got {id}')
-
-    def _check_finite(self) -> None:
-        for ids_N, rows_ND in self.parts():
-            is_finite_N = rows_ND.to(torch.float32).isfinite().all(dim=1)
-            if not bool(is_finite_N.all()):
-                id = int(ids_N[is_finite_N.logical_not()][0])
-                raise ValueError(f'the row of id {id} for table "{self.table.name}" is not finite')
-
-    def write(self, bar: "tqdm[Any]") -> None:
-        """Writes all rows."""
-        for ids_N, rows_ND in self.parts():
-            operators.emb_write(self.table.handle, ids_N, rows_ND.to(torch.float32))
-            bar.update(ids_N.numel())
-
-
-def _import(imports: list[_Import], progress: bool | None) -> None:
+def _import(imports: list[Import], progress: bool | None) -> None:
     for part in imports:
         part.check()
-    with _bar("importing", sum(part.ids.numel() for part in imports), progress) as bar:
+    with bar_of_rows("importing", sum(len(part.ids) for part in imports), progress) as bar:
         for part in imports:
             part.write(bar)
-
-
-class _Export:
-    """Rows of a table, in the order of the ids that it has now."""
-
-    def __init__(self, table: Table) -> None:
-        self.table = table
-        self.ids = operators.hashtable_ids(table.handle).sort().values
-
-    def __len__(self) -> int:
-        return self.ids.numel()
-
-    def parts(self, bar: "tqdm[Any]") -> Iterator[tuple[Tensor, Tensor]]:
-        """Ids and float32 rows, some at a time."""
-        for ids_N in self.ids.split(_rows_at_a_time(self.table)):
-            yield ids_N, operators.emb_read(self.table.handle, ids_N, self.table.dim)
-            bar.update(ids_N.numel())
-
-    def columns(self, bar: "tqdm[Any]") -> list[Column]:
-        """The tensors of a safetensors file, rows in the type in which they are exact."""
-        name, dtype = self.table.name, VALUE_TYPES[self.table.config.dtype]
-        rows = (rows_ND.to(dtype) for _, rows_ND in self.parts(bar))
-        return [
-            Column.of(f"{name}.ids", self.ids),
-            Column(f"{name}.rows", dtype, (len(self), self.table.dim), rows),
-        ]
 
 
 def _opened(table: AnyTable) -> Table:
     if isinstance(table, str):
         return Table.open(table)
     return table if isinstance(table, Table) else table.table
-
-
-def _rows_at_a_time(table: Table) -> int:
-    return max(1, _BYTES_AT_A_TIME // (4 * table.dim))
-
-
-def _bar(what: str, rows: int, progress: bool | None) -> "tqdm[Any]":
-    # None: tqdm looks whether the standard error is a terminal.
-    return tqdm(total=rows, desc=what, unit="row", unit_scale=True, disable=None if progress is None else not progress)
 
 
 __all__ = [

@@ -7,6 +7,7 @@ and place of each tensor), and the tensors.
 Source: https://github.com/huggingface/safetensors, "Format".
 """
 
+import difflib
 import json
 import math
 import zlib
@@ -39,6 +40,7 @@ TYPES: dict[str, torch.dtype] = {
 
 _NAMES = {dtype: name for name, dtype in TYPES.items()}
 _LENGTH_BYTES = 8
+_MOST_NAMED = 20
 
 
 @dataclass(frozen=True)
@@ -82,30 +84,53 @@ def write_safetensors(path: str | PathLike[str], columns: Sequence[Column]) -> d
         OSError: the file cannot be written.
         ValueError: the parts of a column do not add up to its shape.
     """
-    columns = sorted(columns, key=lambda column: -column.dtype.itemsize)
-    header = _header(columns)
-    checksums = {"header": zlib.crc32(header)}
     path = user_path(path)
     beside = Path(f"{path}.new")
     try:
-        with beside.open("wb") as file:
-            file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-            for column in columns:
-                checksums[column.name] = _write_column(file, column)
+        checksums = write_columns(beside, columns)
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
     return checksums
 
 
+def write_columns(path: Path, columns: Sequence[Column]) -> dict[str, int]:
+    """As `write_safetensors`, straight to the file: where that fails, a part of it is there."""
+    columns = sorted(columns, key=lambda column: -column.dtype.itemsize)
+    header = _header(columns)
+    checksums = {"header": zlib.crc32(header)}
+    with path.open("wb") as file:
+        file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        for column in columns:
+            checksums[column.name] = _write_column(file, column)
+    return checksums
+
+
 def _header(columns: Sequence[Column]) -> bytes:
     entries, start = {}, 0
     for column in columns:
-        offsets = [start, start + column.nbytes]
-        entries[column.name] = {"dtype": _NAMES[column.dtype], "shape": column.shape, "data_offsets": offsets}
+        entries[column.name] = _entry(column, start, start + column.nbytes)
         start += column.nbytes
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text.ljust(-(-len(text) // 8) * 8)
+
+
+def _entry(column: Column, start: int, end: int) -> dict[str, Any]:
+    return {"dtype": _NAMES[column.dtype], "shape": column.shape, "data_offsets": [start, end]}
+
+
+def most_header_bytes(columns: Sequence[Column], most: int) -> int:
+    """The most bytes that a file of at most `most` bytes has before these tensors."""
+    # With offsets as long as they get.
+    text = json.dumps({column.name: _entry(column, most, most) for column in columns}, separators=(",", ":"))
+    return _LENGTH_BYTES + -(-len(text.encode()) // 8) * 8
+
+
+def bytes_of_tensors(path: Path) -> int:
+    """The size of all tensors of a file, by the length of its header."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+    return path.stat().st_size - _LENGTH_BYTES - length
 
 
 def _write_column(file: Any, column: Column) -> int:
@@ -150,8 +175,15 @@ class SafetensorsFile:
             ValueError: there is none of this name, and then it names those that there are; or torch has no such type.
         """
         if name not in self.names():
-            raise ValueError(f'{self.path} has no tensor "{name}", but {self.names()}')
+            raise without_tensor(self.path, name, self.names())
         try:
             return self._file.get_tensor(name)
         except SafetensorError as error:
             raise ValueError(f'the tensor "{name}" of {self.path} cannot be read: {error}') from None
+
+
+def without_tensor(path: object, name: str, names: list[str]) -> ValueError:
+    """The error of a tensor that is not there, with those that are, or some of very many."""
+    nearest = difflib.get_close_matches(name, names, _MOST_NAMED, cutoff=0) if len(names) > _MOST_NAMED else names
+    more = f" and {len(names) - len(nearest)} more" if len(names) > len(nearest) else ""
+    return ValueError(f'{path} has no tensor "{name}", but {nearest}{more}')

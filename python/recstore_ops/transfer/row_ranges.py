@@ -1,0 +1,55 @@
+"""Tensors whose rows are split: `NAME[FIRST:END]` holds the rows FIRST to END - 1 of `NAME`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import NamedTuple
+
+_RANGED = re.compile(r"(.+)\[(\d+):(\d+)\]", re.DOTALL)
+
+
+class RowRange(NamedTuple):
+    """A tensor with some of the rows of another.
+
+    Attributes:
+        tensor: its own name.
+        name: the name of that which it is a part of.
+        first: the place of its first row.
+        end: the place behind its last row.
+    """
+
+    tensor: str
+    name: str
+    first: int
+    end: int
+
+
+def ranged_name(name: str, first: int, end: int) -> str:
+    """The name of the tensor with these rows of `name`."""
+    return f"{name}[{first}:{end}]"
+
+
+def row_ranges(tensors: Collection[str]) -> dict[str, list[RowRange]]:
+    """The tensors among these that hold a part of the rows of something, by its name, in the order of the rows."""
+    found: dict[str, list[RowRange]] = {}
+    for tensor in tensors:
+        if match := _RANGED.fullmatch(tensor):
+            part = RowRange(tensor, match[1], int(match[2]), int(match[3]))
+            found.setdefault(part.name, []).append(part)
+    return {name: sorted(parts, key=lambda part: (part.first, part.end)) for name, parts in found.items()}
+
+
+def check_rows_follow(parts: list[RowRange], where: object) -> None:
+    """Checks that parts hold every row once.
+
+    Raises:
+        ValueError: rows that none holds or that two hold; names `where` and the tensor.
+    """
+    expected = 0
+    for part in parts:
+        if part.first != expected or part.end < part.first:
+            raise ValueError(
+                f'{where}: the next part of "{part.name}" must begin at row {expected}, got "{part.tensor}"'
+            )
+        expected = part.end
