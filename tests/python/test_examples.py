@@ -95,6 +95,20 @@ def test_a_gpt_that_remembers_n_grams_is_ahead(tmp_path: Path) -> None:
     assert remembering < without - 1
 
 
+@pytest.mark.tier("all")
+def test_embeddings_of_a_graph_that_grows_come_near_the_best_prediction(tmp_path: Path) -> None:
+    reports = columns(output_of("node_embeddings.py", tmp_path))
+    rows, in_memory, on_disk, _, old, best_of_old, new, best_of_new = reports[-1]
+    assert rows == in_memory + on_disk
+    assert rows > 19_900
+    assert on_disk > rows / 3
+    assert abs(best_of_old - old) < 0.01
+    assert abs(best_of_new - new) < 0.01
+    # Nodes that have not come yet are no better than chance, and have no row.
+    assert [report[0] <= 10_000 for report in reports] == [True] * 3 + [False] * 6
+    assert all(abs(report[6] - 0.5) < 0.02 for report in reports[:3])
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_every_example_is_short(name: str) -> None:
     assert len((EXAMPLES / name).read_text(encoding="utf-8").splitlines()) < 100

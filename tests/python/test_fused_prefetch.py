@@ -14,10 +14,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from recstore_ops import (
+    DistEmbedding,
     KeyedJaggedTensor,
     PrefetchingDataLoader,
     RecStoreClient,
     RecStoreEmbeddingBagCollection,
+    RecStoreEmbeddingCollection,
     SparseOptimizer,
 )
 from recstore_ops.nn import prefetch
@@ -344,6 +346,16 @@ def test_the_features_of_a_batch_are_found_or_asked_for() -> None:
             prefetch.find_features(whole)
     with pytest.raises(ValueError, match="prefetch_count must be at least 1, got 0"):
         PrefetchingDataLoader([], collection(), 0)
+
+
+def test_a_module_that_reads_nothing_ahead_is_refused_at_once(table_name: Callable[[], str]) -> None:
+    name = table_name()
+    plain: Any = DistEmbedding(None, 4, name)
+    rows: Any = RecStoreEmbeddingCollection([{"name": f"{name}/rows", "num_embeddings": None, "embedding_dim": 4}])
+    for module in (plain, rows):
+        words = f"needs a RecStoreEmbeddingBagCollection, .* got {type(module).__name__}$"
+        with pytest.raises(TypeError, match=words):
+            PrefetchingDataLoader([], module)
 
 
 def test_the_client_prefetches_by_name_or_dim(table_name: Callable[[], str]) -> None:

@@ -158,6 +158,7 @@ class PrefetchingDataLoader:
             `sparse_features`, or the one such value among the values of a tuple, list or dict.
 
     Raises:
+        TypeError: a module that reads nothing ahead.
         ValueError: a `prefetch_count` below 1.
 
     Example:
@@ -181,6 +182,11 @@ class PrefetchingDataLoader:
     ) -> None:
         if prefetch_count < 1:
             raise ValueError(f"prefetch_count must be at least 1, got {prefetch_count}")
+        if not hasattr(module, "issue_fused_prefetch"):
+            raise TypeError(
+                "PrefetchingDataLoader needs a RecStoreEmbeddingBagCollection, whose bags may have one id each, "
+                f"got {type(module).__name__}"
+            )
         self.dataloader = dataloader
         self.module = module
         self.prefetch_count = prefetch_count
