@@ -235,6 +235,7 @@ def test_checkpoints_read_by_the_document_hold_what_the_tables_do(dtype: torch.d
     modules = [
         DistEmbedding(None, 3, f"{optimizer_name(optimizer)}/é {number}", optimizer=optimizer, dtype=dtype)
         for number, optimizer in enumerate(FORMS)
+        if dtype == torch.float32 or "catch_up" not in optimizer
     ]
     modules.insert(1, DistEmbedding(None, 3, "averaged", optimizer="adam", dtype=dtype, ema_decay=0.5))
     step(modules, torch.arange(-10, 11))

@@ -647,7 +647,7 @@ WRONG_CONFIGURATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "catch_up with narrow rows": (
         {"optimizer": {"kind": "adamw", "catch_up": True}, "dtype": torch.bfloat16},
-        ["optimizer.catch_up needs rows of float32, got Bfloat16"],
+        ["optimizer.catch_up needs rows of float32, got bfloat16"],
     ),
     "catch_up with averages": (
         {"optimizer": {"kind": "lion", "catch_up": True}, "ema_decay": 0.5},

@@ -68,6 +68,19 @@ pub enum Dtype {
     Float8E4m3fn,
 }
 
+impl Dtype {
+    /// The name in a configuration.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Float32 => "float32",
+            Self::Bfloat16 => "bfloat16",
+            Self::Float16 => "float16",
+            Self::Int8 => "int8",
+            Self::Float8E4m3fn => "float8_e4m3fn",
+        }
+    }
+}
+
 /// What a table does with a row or a gradient that holds a NaN or an infinity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -205,7 +218,7 @@ impl TableConfig {
             return Ok(());
         }
         require(self.dtype == Dtype::Float32, || {
-            format!("optimizer.catch_up needs rows of float32, got {:?}", self.dtype)
+            format!("optimizer.catch_up needs rows of float32, got {}", self.dtype.name())
         })?;
         require(self.ema_decay.is_none(), || {
             "optimizer.catch_up and ema_decay do not go together: the average of an idle row is that of one that stays"
