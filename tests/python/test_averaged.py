@@ -66,7 +66,9 @@ def test_rows_are_averaged_as_torch_averages_weights(table_name: TableName) -> N
     assert not torch.allclose(rows(averaged(ours)), rows(ours), atol=1e-3)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+@pytest.mark.parametrize(
+    "form", [each for each in FORMS if "catch_up" not in each], ids=lambda form: "-".join(map(str, form.values()))
+)
 def test_an_average_changes_no_step_of_any_rule(form: dict[str, Any], table_name: TableName) -> None:
     start, results = torch.randn(NUM, DIM, generator=torch.Generator().manual_seed(4)), []
     for options in ({}, {"ema_decay": DECAY}):

@@ -320,7 +320,10 @@ INVALID: list[tuple[Any, str]] = [
     (tables(learning_rate=1e39), "embedding_tables.user.learning_rate: must be at most 3.402"),
     (tables(seed=-1), "embedding_tables.user.seed: must be at least 0, got -1"),
     (tables(seed=float("inf")), "embedding_tables.user.seed: must be integer, got Infinity"),
-    (tables(dtype="float8"), 'user.dtype: must be one of "float32", "bfloat16", "float16", "int8", "float8_e4m3fn", got "float8"'),
+    (
+        tables(dtype="float8"),
+        'user.dtype: must be one of "float32", "bfloat16", "float16", "int8", "float8_e4m3fn", got "float8"',
+    ),
     (tables(nan_policy="ignore"), "embedding_tables.user.nan_policy: must be one of"),
     (tables(optimizer=3), "embedding_tables.user.optimizer: must be string or object, got 3"),
     (tables(optimizer="sign"), "embedding_tables.user.optimizer: must be one of"),

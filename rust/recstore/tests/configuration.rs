@@ -41,6 +41,7 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
             weight_decay,
             momentum,
             nesterov: momentum > 0.5,
+            catch_up: false,
         }),
         (positive(), [0.0..1.0f64, 0.0..1.0f64], any::<bool>()).prop_map(
             |(eps, [alpha, momentum], centered)| {
@@ -70,7 +71,8 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
         (positive(), betas(), positive()).prop_map(|(lr, betas, weight_decay)| OptimizerConfig::Lion {
             lr,
             betas,
-            weight_decay
+            weight_decay,
+            catch_up: lr > weight_decay,
         }),
         (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| OptimizerConfig::Adagrad {
             lr,
@@ -97,6 +99,7 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
             weight_decay: 0.5,
             bias_correction: BiasCorrection::Table,
             amsgrad: false,
+            catch_up: false,
         }),
         (positive(), positive(), positive(), positive())
             .prop_map(|(alpha, beta, l1, l2)| OptimizerConfig::Ftrl { alpha, beta, l1, l2 }),
@@ -147,7 +150,8 @@ fn config() -> impl Strategy<Value = TableConfig> {
             let config =
                 TableConfig { dim, num_embeddings, dtype, seed, block_size, ..TableConfig::new(dim) };
             let max_grad_norm = seed.is_multiple_of(2).then_some(0.5);
-            let ema_decay = seed.is_multiple_of(3).then_some(0.75);
+            let catches_up = matches!(optimizer, OptimizerConfig::Lion { catch_up: true, .. });
+            let ema_decay = (seed.is_multiple_of(3) && !catches_up).then_some(0.75);
             let config = TableConfig { memory_limit: Some(bound), max_grad_norm, ema_decay, ..config };
             TableConfig { initializer, optimizer, nan_policy, admission, eviction, ..config }
         },
