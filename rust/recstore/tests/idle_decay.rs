@@ -39,7 +39,7 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         5 => (prop::collection::vec(0..IDS.len(), 0..4), -1f32..1.0).prop_map(|(ids, by)| Act::Step(ids, by)),
         1 => (2..50u64).prop_map(Act::Skip),
-        1 => (0.0..2f64).prop_map(Act::Rate),
+        1 => prop_oneof![Just(0.0), Just(5.0), 0.0..2f64].prop_map(Act::Rate),
         1 => (0..IDS.len(), -1f32..1.0).prop_map(|(id, value)| Act::Write(id, value)),
         1 => (0..IDS.len()).prop_map(Act::Delete),
         1 => Just(Act::Reload),

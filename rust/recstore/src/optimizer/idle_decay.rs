@@ -12,7 +12,7 @@ use super::row_rule::Slot;
 /// two.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Kept {
-    /// From a half to one.
+    /// Above a half; at most one.
     fraction: f64,
     /// Zero or less.
     exponent: i64,
@@ -87,8 +87,8 @@ impl Kept {
 
     /// Returns the product of such a pair, unless it is none.
     pub(crate) fn of_pair([fraction, exponent]: [f64; 2]) -> Option<Self> {
-        let is_one = (0.5..=1.0).contains(&fraction) && exponent <= 0.0 && exponent.fract() == 0.0;
-        is_one.then_some(Self { fraction, exponent: exponent as i64 })
+        let is_product = fraction > 0.5 && fraction <= 1.0 && exponent <= 0.0 && exponent.fract() == 0.0;
+        is_product.then_some(Self { fraction, exponent: exponent as i64 })
     }
 
     /// Whether it is one that steps can bring about.
@@ -97,10 +97,11 @@ impl Kept {
     }
 }
 
-/// Returns the exponent of a normal number that is a fraction from a half to below one times a power of two.
-#[inline(always)]
+/// Returns the exponent of a normal number that is a fraction above a half, or one, times a power of two.
 fn exponent_of(value: f64) -> i64 {
-    (value.to_bits() >> 52) as i64 - 1_022
+    const MANTISSA_BITS: u32 = 52;
+    let is_power_of_two = value.to_bits() << (64 - MANTISSA_BITS) == 0;
+    (value.to_bits() >> MANTISSA_BITS) as i64 - 1_022 - i64::from(is_power_of_two)
 }
 
 /// Returns two to a power from -1022 to 1023.
@@ -163,7 +164,7 @@ mod tests {
             let share = 1.0 - f64::from(step % 7) * 0.01;
             kept = kept.after(share, 1);
             expected *= share;
-            assert!((0.5..=1.0).contains(&kept.fraction));
+            assert!(kept.is_possible(), "{kept:?}");
             assert!((value(kept) / expected - 1.0).abs() < 1e-12, "{step}: {kept:?} {expected}");
         }
         assert!(kept.exponent < -60);
