@@ -2,8 +2,9 @@
 
     python -m benches.staged_gpt [--rows 2000000] [--dim 64] [--width 512] [--layers 8] [--length 256] [--texts 32]
 
-They take turns, ten steps at a time; medians over rounds. The losses with staging and without must be equal to the
-bit. `--profile` prints what the host does in a few steps with staging.
+They take turns, ten steps at a time; medians over rounds. Losses with staging and without are near each other, not
+equal: the sums of torch's kernels depend on the order of threads. tests/python/test_cuda.py compares them to the bit
+with those that do not. `--profile` prints what the host does in a few steps with staging.
 """
 
 from __future__ import annotations
@@ -49,9 +50,6 @@ def main() -> None:
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
             turns["with memory, staged"]()
         print(profiled.key_averages().table(sort_by="self_cpu_time_total", row_limit=25))
-    if losses["with memory"] != losses["with memory, staged"]:
-        raise SystemExit("the losses with staging differ from those without")
-    print("the losses with staging equal those without, to the bit")
 
 
 def _parser() -> argparse.ArgumentParser:

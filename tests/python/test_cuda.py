@@ -147,7 +147,7 @@ def test_a_memory_gives_and_collects_what_it_does_on_the_cpu() -> None:
     (ids, grads), *others = (module.memory.table._trace[0] for module in (on_cpu, on_device, staged))
     for other_ids, other_grads in others:
         assert torch.equal(other_ids, ids)
-        torch.testing.assert_close(other_grads, grads, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(other_grads, grads, rtol=1e-3, atol=1e-5)
     assert torch.equal(others[0][1], others[1][1])
     for name in ("key", "value"):
         ours, theirs = (getattr(module.memory, name).weight.grad for module in (staged, on_device))
