@@ -79,8 +79,15 @@ IDS = torch.tensor([3, 1, 2])
 ONES = torch.ones(3, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("optimizer", FORMS, ids=optimizer_name)
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        pytest.param(optimizer, dtype, id=f"{optimizer_name(optimizer)}-{number}-{dtype}")
+        for number, optimizer in enumerate(FORMS)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
+        if dtype == torch.float32 or "catch_up" not in optimizer
+    ],
+)
 def test_training_goes_on_as_if_it_had_not_stopped(
     optimizer: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:

@@ -146,7 +146,7 @@ def test_state_dicts_hold_what_the_steps_left(name: str) -> None:
 
 
 def test_rows_on_disk_are_caught_up_with(name: str, tmp_path: Path) -> None:
-    places: list[dict[str, Any]] = [{}, {"memory_limit": 20_000, "disk": str(tmp_path), "block_size": 4}]
+    places: list[dict[str, Any]] = [{}, {"memory_limit": 26_000, "disk": str(tmp_path), "block_size": 4}]
     found = []
     for place in places:
         module = DistEmbedding(500, DIM, name, optimizer=rule("sgd"), **place)
