@@ -203,7 +203,7 @@ def _embeddings_in(model: Any) -> list[Found]:
         raise TypeError(f"replace_embeddings takes a module of torch, got {type(model).__name__}")
     if _is_embedding(model):
         raise ValueError(
-            f"the model is itself a {type(model).__name__}, which has no parent to put a table into: "
+            f"the model is itself a {type(model).__name__}, and nothing holds it where another could be put: "
             "recstore_ops.transfer.from_embedding makes the module that takes its place"
         )
     found = found_in(model, _is_embedding)

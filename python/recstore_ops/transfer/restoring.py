@@ -75,7 +75,9 @@ def _modules_in(model: Any) -> list[Found]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"restore_embeddings takes a module of torch, got {type(model).__name__}")
     if isinstance(model, ClosedModule):
-        raise ValueError(f"the model is itself a {type(model).__name__}, which has no parent to put a module into")
+        raise ValueError(
+            f"the model is itself a {type(model).__name__}, and nothing holds it where another could be put"
+        )
     # Other modules of this package that have tables within are found as a whole, and refused.
     found = found_in(model, lambda module: isinstance(module, ClosedModule) or _has_own_tables(module))
     if not found:
