@@ -99,9 +99,9 @@ class Towers(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.user = nn.Embedding(12, 4)
-        self.items = nn.Embedding(25, 4)
-        self.history = nn.Embedding(25, 4, padding_idx=0)
+        self.user: Any = nn.Embedding(12, 4)
+        self.items: Any = nn.Embedding(25, 4)
+        self.history: Any = nn.Embedding(25, 4, padding_idx=0)
         self.history.weight = self.items.weight
         self.query = nn.Linear(8, 4)
 
@@ -267,7 +267,7 @@ def test_a_table_with_the_bound_of_its_weight_refuses_ids_beyond(prefix: str) ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_types_training_mode_and_rows_of_padding_stay(dtype: torch.dtype, prefix: str) -> None:
-    model = nn.Sequential(nn.Embedding(6, 4, padding_idx=2, dtype=dtype)).eval()
+    model: Any = nn.Sequential(nn.Embedding(6, 4, padding_idx=2, dtype=dtype)).eval()
     with torch.no_grad():
         model[0].weight[2] = 3.0
     before = model(torch.arange(6))
@@ -373,14 +373,14 @@ class Forward(nn.Embedding):
 class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.user = nn.Embedding(6, 4)
-        self.item = nn.Embedding(6, 4)
+        self.user: Any = nn.Embedding(6, 4)
+        self.item: Any = nn.Embedding(6, 4)
         self.top: Any = nn.Linear(4, 6, bias=False)
 
 
 def with_user(user: nn.Module) -> Model:
     model = Model()
-    model.user = user  # type: ignore[assignment]
+    model.user = user
     return model
 
 
@@ -434,13 +434,13 @@ def pruned() -> Model:
 
 def with_attribute() -> Model:
     model = Model()
-    model.user.label = "user"  # type: ignore[assignment]
+    model.user.label = "user"
     return model
 
 
 def with_own_forward() -> Model:
     model = Model()
-    model.user.forward = lambda ids: ids  # type: ignore[method-assign]
+    model.user.forward = lambda ids: ids
     return model
 
 
@@ -536,7 +536,7 @@ def test_what_no_table_can_be_is_refused_by_its_path_and_nothing_changes(name: s
 
 def test_all_reasons_are_told_at_once(prefix: str) -> None:
     model = nn.ModuleDict({"user": nn.Embedding(3, 2, max_norm=1.0), "item": Forward(3, 2), "kind": nn.Embedding(3, 2)})
-    with pytest.raises(ValueError, match='ModuleDict stays as it is: "user": max_norm .*; "item": its class Forward'):
+    with pytest.raises(ValueError, match=r'ModuleDict stays as it is: "user": max_norm .*; "item": its class Forward'):
         replace_embeddings(model, prefix=prefix)
     replace_embeddings(model, include="kind", prefix=prefix)
     assert isinstance(model["kind"], DistEmbedding)
@@ -560,7 +560,7 @@ def test_an_include_that_chooses_nothing_is_refused_with_the_paths(include: Any,
 
 
 def test_a_weight_tied_to_an_embedding_that_is_left_out_is_refused(prefix: str) -> None:
-    with pytest.raises(ValueError, match='"history": its weight is also "items.weight" of Embedding, which stays'):
+    with pytest.raises(ValueError, match=r'"history": its weight is also "items\.weight" of Embedding, which stays'):
         replace_embeddings(Towers(), include="history", prefix=prefix)
 
 
@@ -568,7 +568,7 @@ def test_a_weight_tied_to_an_embedding_that_is_left_out_is_refused(prefix: str) 
     ("model", "error", "message"),
     [
         (nn.Sequential(nn.Linear(2, 2)), ValueError, "Sequential has no nn.Embedding or nn.EmbeddingBag among its"),
-        (nn.Embedding(2, 2), ValueError, "the model is itself a Embedding, .* from_embedding makes"),
+        (nn.Embedding(2, 2), ValueError, "the model is itself a Embedding, .*from_embedding makes"),
         ([nn.Embedding(2, 2)], TypeError, "replace_embeddings takes a module of torch, got list"),
     ],
 )
@@ -646,7 +646,7 @@ def with_hook_on_table(prefix: str) -> Model:
 
 def with_one_frozen(prefix: str) -> Model:
     model = with_user(DistEmbedding(6, 4, f"{prefix}user"))
-    model.item = DistEmbedding(6, 4, f"{prefix}user")  # type: ignore[assignment]
+    model.item = DistEmbedding(6, 4, f"{prefix}user")
     model.item.requires_grad_(False)
     return model
 
@@ -758,7 +758,7 @@ def test_tables_stay_unless_they_are_to_be_dropped(prefix: str) -> None:
 
 def test_rows_come_back_to_a_module_made_on_the_meta_device(prefix: str) -> None:
     with torch.device("meta"):
-        model = nn.Sequential(DistEmbedding(4, 2, f"{prefix}0"))
+        model: Any = nn.Sequential(DistEmbedding(4, 2, f"{prefix}0"))
     rows = rows_of(model[0], 4)
     restore_embeddings(model)
     assert torch.equal(model[0].weight, rows)

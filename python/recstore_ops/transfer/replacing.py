@@ -101,7 +101,7 @@ def replace_embeddings(
     given = {name: value for name, value in options.items() if value is not None}
     with disagreeing_on_error(Shard.of(options)):
         plan = _Plan.of(model, include, prefix)
-        plan.check_names(given.get("on_existing"))
+        plan.check_names(options.get("on_existing"))
     held = weight_holders(model, _weights(plan.found))
     with _dropping_on_error(plan.table_names()):
         made = plan.modules(grows, {"lr": lr, **given})

@@ -75,9 +75,8 @@ def _modules_in(model: Any) -> list[Found]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"restore_embeddings takes a module of torch, got {type(model).__name__}")
     if isinstance(model, ClosedModule):
-        raise ValueError(
-            f"the model is itself a {type(model).__name__}, and nothing holds it where another could be put"
-        )
+        kind = type(model).__name__
+        raise ValueError(f"the model is itself a {kind}, and nothing holds it where another could be put")
     # Other modules of this package that have tables within are found as a whole, and refused.
     found = found_in(model, lambda module: isinstance(module, ClosedModule) or _has_own_tables(module))
     if not found:
@@ -92,9 +91,11 @@ def _has_own_tables(module: nn.Module) -> bool:
 
 def _size(each: Found, asked: Sizes) -> int | None:
     """The rows of a weight, where it is known."""
-    bound = getattr(each.module, "num_embeddings", None)
-    if bound is not None or asked is None or isinstance(asked, int):
-        return asked if bound is None else bound
+    bound: int | None = getattr(each.module, "num_embeddings", None)
+    if bound is not None:
+        return bound
+    if asked is None or isinstance(asked, int):
+        return asked
     return next((asked[place.path] for place in each.places if place.path in asked), None)
 
 
