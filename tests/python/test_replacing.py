@@ -463,12 +463,6 @@ def in_a_list() -> Model:
     return model
 
 
-def with_optimizer() -> Model:
-    model = Model()
-    model.optim = torch.optim.SGD(model.parameters())  # type: ignore[assignment]
-    return model
-
-
 def lazy() -> Model:
     model = Model()
     model.user.weight = nn.UninitializedParameter()
@@ -510,7 +504,6 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "NaN": (lambda: of_values(float("nan")), '"user": its weight is not finite'),
     "infinity": (lambda: of_values(float("-inf")), '"user": its weight is not finite'),
     "a list": (in_a_list, '"user": all holds the module too, and would keep it'),
-    "an optimizer": (with_optimizer, '"user": optim is an optimizer of its weight: make optimizers afterwards'),
     "DataParallel": (lambda: nn.DataParallel(Model()), '"module.user": it is within DataParallel: replace before it'),
     "DDP": (lambda: wrapped("DistributedDataParallel"), "within DistributedDataParallel: replace before it is wrapped"),
     "FSDP": (lambda: wrapped("FullyShardedDataParallel"), "within FullyShardedDataParallel: replace before it is sh"),
@@ -611,10 +604,13 @@ def test_two_tables_of_one_name_are_refused(prefix: str) -> None:
         replace_embeddings(model, prefix=prefix)
 
 
-def test_a_weight_that_an_attribute_holds_too_is_warned_of(prefix: str) -> None:
+@pytest.mark.parametrize(
+    "held", [lambda model: [("user", model.user.weight)], lambda m: torch.optim.SGD(m.parameters())]
+)
+def test_a_weight_that_an_attribute_holds_too_is_warned_of(held: Callable[[Model], Any], prefix: str) -> None:
     model = Model()
-    model.penalized = [("user", model.user.weight)]  # type: ignore[assignment]
-    with pytest.warns(UserWarning, match="penalized holds a weight that a table took the place of") as caught:
+    model.optim = held(model)
+    with pytest.warns(UserWarning, match="optim holds a weight that a table took the place of, and changes") as caught:
         replace_embeddings(model, prefix=prefix)
     assert [each.filename for each in caught] == [__file__]
 

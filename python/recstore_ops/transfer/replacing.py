@@ -89,7 +89,8 @@ def replace_embeddings(
             pattern that matches none; a table that exists; or an invalid option.
 
     Warns:
-        UserWarning: an attribute of the model holds a weight too, as for a penalty, which is about no row any more.
+        UserWarning: an attribute of the model holds a weight too, as an optimizer or a list for a penalty does, which
+            changes no row: make it anew.
 
     Example:
         >>> model = nn.Sequential(nn.EmbeddingBag(1000, 8), nn.Linear(8, 1))
@@ -109,7 +110,7 @@ def replace_embeddings(
         found.put(module)
     for where in held:
         warnings.warn(
-            f"{where} holds a weight that a table took the place of: what is computed of it changes no row",
+            f"{where} holds a weight that a table took the place of, and changes no row: make it anew",
             stacklevel=3,
         )
     return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
@@ -239,7 +240,7 @@ def _model_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
     weights = _weights(found)
     replaced = [module for each in found for module in each.module.modules()]
     yield from tie_problems(model, weights, replaced)
-    yield from holder_problems(model, weights, {each.path: each.module for each in found})
+    yield from holder_problems(model, {each.path: each.module for each in found})
     collected = [each for each in found if is_collection(each.module)]
     of_collections = _weights(collected)
     times = Counter(map(id, weights.values()))

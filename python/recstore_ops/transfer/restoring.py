@@ -18,8 +18,9 @@ from recstore_ops.nn.padding import padding_ids
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export
-from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in, held_beside
+from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
 from recstore_ops.transfer.portions import bar_of_rows
+from recstore_ops.transfer.ties import holder_problems
 from recstore_ops.transfer.torch_modules import hook_problems
 
 Sizes = int | Mapping[str, int] | None
@@ -58,7 +59,10 @@ def restore_embeddings(
     found = chosen(_modules_in(model), include, "restore_embeddings")
     sizes = {each.path: _size(each, num_embeddings) for each in found}
     problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, sizes[each.path])]
-    problems = problems or [*_tie_problems(found, sizes), *_holder_problems(model, found)]
+    problems = problems or [
+        *_tie_problems(found, sizes),
+        *holder_problems(model, {each.path: each.module for each in found}),
+    ]
     if problems:
         raise ValueError(f"{type(model).__name__} stays as it is: {'; '.join(problems)}")
     weights: dict[int, nn.Parameter] = {}
@@ -148,13 +152,6 @@ _SHARED = ("frozen", "the type", "the device", "num_embeddings")
 def _shared(each: Found, sizes: dict[str, int | None]) -> tuple[Any, ...]:
     module = each.module
     return module.frozen, module.output_dtype, _device(module), sizes[each.path]
-
-
-def _holder_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
-    by_id = {id(each.module): each.path for each in found}
-    for where, value in held_beside(model):
-        if id(value) in by_id:
-            yield f'"{by_id[id(value)]}": {where} holds the module too, and would keep it: hold it in an nn.ModuleList'
 
 
 def _weight(module: TableModule, size: int | None) -> nn.Parameter:

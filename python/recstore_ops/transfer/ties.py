@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,23 +35,26 @@ def tie_problems(model: nn.Module, weights: dict[str, Tensor], replaced: list[nn
                 yield f'"{path}": its weight shares memory with "{where}", and is another tensor'
 
 
-def holder_problems(model: nn.Module, weights: dict[str, Tensor], modules: dict[str, nn.Module]) -> Iterator[str]:
-    """Attributes that hold the modules themselves, or optimizers of their weights."""
-    paths = _paths(weights)
+def holder_problems(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[str]:
+    """Attributes that hold the modules themselves."""
     by_id = {id(module): path for path, module in modules.items()}
     for where, value in held_beside(model):
         if id(value) in by_id:
             yield f'"{by_id[id(value)]}": {where} holds the module too, and would keep it: hold it in an nn.ModuleList'
-        if isinstance(value, torch.optim.Optimizer):
-            stepped = {id(parameter) for group in value.param_groups for parameter in group["params"]}
-            for path in [path for number, path in paths.items() if number in stepped]:
-                yield f'"{path}": {where} is an optimizer of its weight: make optimizers afterwards'
 
 
 def weight_holders(model: nn.Module, weights: dict[str, Tensor]) -> list[str]:
-    """The attributes that hold such a weight beside its module, as a list of those to be penalized does."""
+    """The attributes that hold such a weight beside its module: optimizers, lists of what is to be penalized."""
     paths = _paths(weights)
-    return list(dict.fromkeys(where for where, value in held_beside(model) if id(value) in paths))
+    return list(
+        dict.fromkeys(where for where, value in held_beside(model) if any(id(each) in paths for each in _held(value)))
+    )
+
+
+def _held(value: Any) -> list[Any]:
+    if not isinstance(value, torch.optim.Optimizer):
+        return [value]
+    return [parameter for group in value.param_groups for parameter in group["params"]]
 
 
 def _paths(weights: dict[str, Tensor]) -> dict[int, str]:
