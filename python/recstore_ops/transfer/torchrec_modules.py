@@ -45,7 +45,7 @@ def collection_problems(module: Any, prefix: str) -> Iterator[str]:
         return
     yield from hook_problems(module)
     if not _has_bags(module) and module.need_indices():
-        yield "it has need_indices"
+        yield "it has need_indices, and a collection over tables gives no indices"
     features = Counter(feature for config in configs_of_collection(module) for feature in config.feature_names)
     shared = [feature for feature, count in features.items() if count > 1]
     if prefix and shared:
