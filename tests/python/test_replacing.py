@@ -304,6 +304,7 @@ def test_states_of_the_model_before_load_into_the_model_after(prefix: str) -> No
     assert torch.equal(rows_of(other.user, 12), state["user.weight"])
 
 
+@pytest.mark.embedded_only("tables on servers cannot be copied")
 def test_a_model_copied_with_its_optimizer_trains_alike(prefix: str) -> None:
     model = Towers()
     replaced = replace_embeddings(model, prefix=prefix, optimizer=OPTIMIZERS["sgd"][0])
