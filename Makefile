@@ -268,16 +268,20 @@ PEERS_READY := $(PEERS)/ready
 INSTALL_WITH_PEERS = $(PEERS_PIP) install --quiet dist/*.whl && $(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
 
 .PHONY: test-peers
-test-peers: wheel $(PEERS_READY) ## compares with TorchRec and FBGEMM, in an environment of their own
+test-peers: wheel $(PEERS_READY) ## compares with TorchRec, FBGEMM and published models, in an environment of their own
 	$(INSTALL_WITH_PEERS)
 	$(PEERS)/bin/python -m pytest --quiet tests/peers
 	$(PEERS)/bin/python examples/from_torchrec.py
 
 $(PEERS_READY):
-	@echo "== TorchRec and FBGEMM in $(PEERS) (several GB the first time)"
+	@echo "== TorchRec, FBGEMM and others in $(PEERS) (several GB the first time)"
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	$(PEERS_PIP) install --quiet torch==2.13.0 pytest pytest-timeout tensordict==0.15.3 torchmetrics==1.0.3 pyre-extensions iopath
 	$(PEERS_PIP) install --quiet --no-deps torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	$(PEERS_PIP) install --quiet deepctr-torch==0.3.0 fuxictr==2.3.10 torch-geometric==2.8.1
+	# RecBole without its pins, of which ray's has no package for newer Python.
+	$(PEERS_PIP) install --quiet scipy tensorboard thop plotly tabulate texttable colorlog==4.7.2 colorama==0.4.4
+	$(PEERS_PIP) install --quiet --no-deps recbole==1.2.1
 	touch $@
 
 .PHONY: bench

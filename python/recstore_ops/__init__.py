@@ -55,6 +55,8 @@ from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 from recstore_ops.table.table import Table, default_table
 from recstore_ops.table.unpickling import opening_empty_tables
 from recstore_ops.table.update_rule import UpdateRule, register_rule
+from recstore_ops.transfer.replacing import ReplacedEmbeddings, replace_embeddings
+from recstore_ops.transfer.restoring import restore_embeddings
 
 __all__ = [
     "Bundle",
@@ -82,6 +84,7 @@ __all__ = [
     "RecStoreClient",
     "RecStoreEmbeddingBagCollection",
     "RecStoreEmbeddingCollection",
+    "ReplacedEmbeddings",
     "SparseOptimizer",
     "StagedRows",
     "StagingDataLoader",
@@ -118,6 +121,8 @@ __all__ = [
     "ps_workers",
     "publish",
     "register_rule",
+    "replace_embeddings",
+    "restore_embeddings",
     "set_memory_limit",
     "set_merge",
     "set_ps_backend",

@@ -126,6 +126,9 @@ CALLS: dict[str, str] = {
     "len(Table.open('item'))",
     "transfer.import_safetensors": "transfer.import_safetensors('rows.safetensors')\ntable_statistics('item')['rows']",
     "transfer.from_embedding": "transfer.from_embedding(torch.nn.Embedding(3, 2), 'user')",
+    "replace_embeddings": "replace_embeddings(torch.nn.ModuleDict({'user': torch.nn.Embedding(3, 2)}))",
+    "transfer.replace_embeddings": "transfer.replace_embeddings(torch.nn.ModuleDict({'new': torch.nn.Embedding(3, 2)}))"
+    " and table_names()",
     # Operators, by name and by handle.
     "make_hashtable": "ops.make_hashtable('made', 2)\ntable_names()",
     "init_embedding_table": "ops.init_embedding_table('opened', 3, 2)\ntable_names()",
@@ -156,6 +159,7 @@ WITHOUT_STORE = {
     # They are given what has been opened before.
     *("PrefetchingDataLoader", "StagedRows", "StagingDataLoader"),
     *("transfer.import_torchrec", "export", "freeze", "publish", "averaged"),
+    *("restore_embeddings", "transfer.restore_embeddings", "ReplacedEmbeddings", "transfer.ReplacedEmbeddings"),
     # Their tables are files, whatever store was chosen.
     *("Bundle", "FollowingBundle", "ForgetReport", "FrozenTable", "Publisher", "PublisherAddress"),
     *("forget", "load_bundle"),

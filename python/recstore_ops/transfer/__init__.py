@@ -1,5 +1,7 @@
 """Brings rows into tables and out of them: from `torch.nn`, TorchRec and safetensors, to safetensors and Parquet.
 
+Whole models too: tables in the place of their embeddings, and back.
+
 Rows only: optimizer state does not travel. An import checks everything before it changes any row, and goes through
 the rows some at a time, so that they may be larger than memory where they lie in a file. Other threads must not change
 a table while it is exported.
@@ -15,12 +17,17 @@ from recstore_ops.transfer.moving import (
     import_safetensors,
     import_torchrec,
 )
+from recstore_ops.transfer.replacing import ReplacedEmbeddings, replace_embeddings
+from recstore_ops.transfer.restoring import restore_embeddings
 
 __all__ = [
+    "ReplacedEmbeddings",
     "export_parquet",
     "export_safetensors",
     "from_embedding",
     "import_rows",
     "import_safetensors",
     "import_torchrec",
+    "replace_embeddings",
+    "restore_embeddings",
 ]

@@ -29,6 +29,7 @@ from recstore_ops.transfer.portions import bar_of_rows
 from recstore_ops.transfer.safetensors_file import write_safetensors
 from recstore_ops.transfer.safetensors_index import open_safetensors
 from recstore_ops.transfer.safetensors_shards import write_shards
+from recstore_ops.transfer.torch_modules import kept_types, module_over_table
 
 AnyTable = str | Table | TableModule | DistTensor
 """A table: its name, or what is open over it."""
@@ -42,8 +43,8 @@ def from_embedding(
 ) -> DistEmbedding | DistEmbeddingBag:
     """Makes a module over a new table that has the rows of a `torch.nn` one and gives the same outputs.
 
-    Padding, mode and row type are the original's, and so is the type of the outputs. The rows of an `nn.Embedding`
-    whose weight needs no gradient get none.
+    Padding, mode and row type are the original's, and so is the type of the outputs. The rows of a weight that needs
+    no gradient get none. `recstore_ops.replace_embeddings` does so to all embeddings of a model.
 
     Args:
         module: an `nn.Embedding` or `nn.EmbeddingBag`, its weight float32, bfloat16 or float16. It is not changed.
@@ -55,8 +56,7 @@ def from_embedding(
 
     Raises:
         TypeError: another module, or a weight of another type.
-        ValueError: a table that exists, `max_norm`, or an `nn.EmbeddingBag` whose weight
-            needs no gradient.
+        ValueError: a table that exists, or `max_norm`.
         RuntimeError: a weight that is not finite.
 
     Example:
@@ -66,35 +66,14 @@ def from_embedding(
         True
     """
     _check_module(module, name)
-    weight_ND, padding_idx = module.weight.detach().cpu(), module.padding_idx
-    size, dim = weight_ND.shape
-    common: dict[str, Any] = {
-        "init_func": lambda shape, dtype: weight_ND,
-        "padding_idx": padding_idx,
-        "max_norm": module.max_norm,
-        "scale_grad_by_freq": module.scale_grad_by_freq,
-        "dtype": weight_ND.dtype,
-        "output_dtype": weight_ND.dtype,
-        **options,
-    }
-    ours: DistEmbedding | DistEmbeddingBag
-    if isinstance(module, nn.EmbeddingBag):
-        bag = {"mode": module.mode, "include_last_offset": module.include_last_offset}
-        ours = DistEmbeddingBag(size, dim, name, **bag, **common)
-    else:
-        ours = DistEmbedding(size, dim, name, **common)
-    ours.frozen = not module.weight.requires_grad
-    if padding_idx is not None:
-        ours.weight[[padding_idx]] = weight_ND[padding_idx]  # A new table's is zero.
-    return ours
+    return module_over_table(module, name, module.weight.shape[0], **options)
 
 
 def _check_module(module: Any, name: str) -> None:
     if not isinstance(module, nn.Embedding | nn.EmbeddingBag):
         raise TypeError(f"from_embedding takes nn.Embedding or nn.EmbeddingBag, got {type(module).__name__}")
-    kept = dict.fromkeys(VALUE_TYPES.values())
-    if module.weight.dtype not in kept:
-        raise TypeError(f"a table is made of {', '.join(map(str, kept))}, got {module.weight.dtype}")
+    if module.weight.dtype not in VALUE_TYPES.values():
+        raise TypeError(f"a table is made of {kept_types()}, got {module.weight.dtype}")
     if store.find_table(name) is not None:
         raise ValueError(f'table "{name}" exists; from_embedding needs a new one')
 

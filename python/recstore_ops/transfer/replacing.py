@@ -1,0 +1,271 @@
+"""`replace_embeddings`: tables in the place of a model's embeddings."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from recstore_ops.config.keywords import takes
+from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
+from recstore_ops.nn.optimizer import SparseOptimizer
+from recstore_ops.nn.padding import padding_ids
+from recstore_ops.nn.table_parameter import without_stand_ins
+from recstore_ops.ops import operators
+from recstore_ops.servers import store
+from recstore_ops.table.shard import Shard
+from recstore_ops.table.table import disagreeing_on_error
+from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
+from recstore_ops.transfer.ties import holder_problems, tie_problems, weight_holders
+from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems
+from recstore_ops.transfer.torchrec_modules import (
+    collection_over_tables,
+    collection_problems,
+    configs_of_collection,
+    is_collection,
+    tables_of_collection,
+)
+
+
+@dataclass(frozen=True)
+class ReplacedEmbeddings:
+    """What `replace_embeddings` did to a model.
+
+    Attributes:
+        model: the model.
+        optimizer: steps the tables of the model, each by its own optimizer.
+        tables: the name of each table by the path of its module; of a collection by `<path>.<table>`.
+    """
+
+    model: nn.Module
+    optimizer: SparseOptimizer
+    tables: dict[str, str]
+
+    def dense_parameters(self) -> list[nn.Parameter]:
+        """The parameters of the model outside tables, for an optimizer of `torch.optim`."""
+        return [parameter for _, parameter in without_stand_ins(self.model.named_parameters())]
+
+
+@takes(TableOptions, DEFAULTS)
+def replace_embeddings(
+    model: nn.Module,
+    *,
+    include: Include = None,
+    prefix: str = "",
+    grows: bool = False,
+    lr: float = DEFAULT_LR,
+    **options: Unpack[TableOptions],
+) -> ReplacedEmbeddings:
+    """Puts tables in the place of a model's embeddings: the model gives the same outputs and trains alike.
+
+    Each `nn.Embedding` and `nn.EmbeddingBag` becomes a `DistEmbedding` or `DistEmbeddingBag` over a table that has its
+    rows; padding, mode, types and frozen weights stay. An `EmbeddingBagCollection` or `EmbeddingCollection` of TorchRec
+    becomes our collection. Modules that share a weight share a table. All is checked before anything is changed: a
+    model that is refused stays as it was, and no table was opened. Make the optimizers afterwards.
+
+    Args:
+        model: changed in place.
+        include: patterns of paths, as `"*.user*"`, or `include(path, module)`; all embeddings where absent.
+        prefix: what the names of tables begin with, before the path of the module. A collection's tables have their
+            own names behind it.
+        grows: whether the tables have no bound, so that every int64 is an id from now on; else an id beyond the weight
+            is an error, as it was.
+        lr: the learning rate, where `optimizer` has none.
+        **options: see `recstore_ops.TableOptions`; for all tables. Without `on_existing` a table that exists is an
+            error; one that is shared keeps its rows, and those of the weight are not written.
+
+    Returns:
+        The optimizer of the tables, their names, and the parameters that are left.
+
+    Raises:
+        TypeError: no module, or an option of another name.
+        ValueError: a model without embeddings, or one that cannot be replaced: each by its path, with the reason; a
+            pattern that matches none; a table that exists; or an invalid option.
+
+    Warns:
+        UserWarning: an attribute of the model holds a weight too, as an optimizer or a list for a penalty does, which
+            changes no row: make it anew.
+
+    Example:
+        >>> model = nn.Sequential(nn.EmbeddingBag(1000, 8), nn.Linear(8, 1))
+        >>> replaced = replace_embeddings(model, prefix="clicks/", grows=True, optimizer={"kind": "adagrad", "lr": 0.1})
+        >>> dense = torch.optim.Adagrad(replaced.dense_parameters(), lr=0.1)
+        >>> model(torch.tensor([[7, 2**40]])).shape, replaced.tables
+        (torch.Size([1, 1]), {'0': 'clicks/0'})
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    with disagreeing_on_error(Shard.of(options)):
+        plan = _Plan.of(model, include, prefix)
+        plan.check_names(options.get("on_existing"))
+    held = weight_holders(model, _weights(plan.found))
+    with _dropping_on_error(plan.table_names()):
+        made = plan.modules(grows, {"lr": lr, **given})
+    for found, module in made:
+        found.put(module)
+    for where in held:
+        warnings.warn(
+            f"{where} holds a weight that a table took the place of, and changes no row: make it anew",
+            stacklevel=3,
+        )
+    return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is replaced.
+
+    Attributes:
+        found: the modules.
+        prefix: what the names of tables begin with.
+    """
+
+    found: list[Found]
+    prefix: str
+
+    @staticmethod
+    def of(model: nn.Module, include: Include, prefix: str) -> _Plan:
+        """Chooses and checks.
+
+        Raises:
+            TypeError, ValueError: as `replace_embeddings`, but for its options.
+        """
+        found = chosen(_embeddings_in(model), include, "replace_embeddings")
+        problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, prefix)]
+        problems = problems or list(_model_problems(model, found))
+        if problems:
+            raise ValueError(f"{type(model).__name__} stays as it is: {'; '.join(problems)}")
+        return _Plan(found, prefix)
+
+    @property
+    def collections(self) -> list[Found]:
+        """Those of TorchRec."""
+        return [each for each in self.found if is_collection(each.module)]
+
+    @property
+    def tied(self) -> list[list[Found]]:
+        """Those of torch, a list for each weight."""
+        tied: dict[int, list[Found]] = {}
+        for each in self.found:
+            if not is_collection(each.module):
+                tied.setdefault(id(each.module.weight), []).append(each)
+        return list(tied.values())
+
+    def name_of(self, modules: list[Found]) -> str:
+        """The name of the table of modules that share a weight."""
+        return f"{self.prefix}{modules[0].path}"
+
+    def tables_by_path(self) -> dict[str, str]:
+        """The names of all tables."""
+        names = {place.path: self.name_of(group) for group in self.tied for each in group for place in each.places}
+        for each in self.collections:
+            for config in configs_of_collection(each.module):
+                names.update({f"{place.path}.{config.name}": f"{self.prefix}{config.name}" for place in each.places})
+        return names
+
+    def table_names(self) -> list[str]:
+        """The name of each table, in the order in which they are opened."""
+        configs = [config for each in self.collections for config in configs_of_collection(each.module)]
+        return [*map(self.name_of, self.tied), *(f"{self.prefix}{config.name}" for config in configs)]
+
+    def check_names(self, on_existing: str | None) -> None:
+        """Raises an error where two tables would have one name, or one exists and nothing says what to do with it."""
+        names = self.table_names()
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f'replace_embeddings would give two tables the name "{name}"')
+            if on_existing in (None, "error") and store.find_table(name) is not None:
+                raise ValueError(
+                    f'table "{name}" exists: give another prefix, or on_existing="share" to go on with its rows, or '
+                    '"reset" to begin anew'
+                )
+
+    def modules(self, grows: bool, options: dict[str, Any]) -> list[tuple[Found, nn.Module]]:
+        """Opens the tables, and makes the modules over them."""
+        made: list[tuple[Found, nn.Module]] = []
+        for group in self.tied:
+            own = _keeping_paddings(group, options)
+            for each in group:
+                size = None if grows else each.module.weight.shape[0]
+                made.append((each, module_over_table(each.module, self.name_of(group), size, **own)))
+                own = {**own, "on_existing": "share"}
+        for each in self.collections:
+            made.append((each, collection_over_tables(each.module, self.prefix, grows, options)))
+        return made
+
+
+def _embeddings_in(model: Any) -> list[Found]:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"replace_embeddings takes a module of torch, got {type(model).__name__}")
+    if _is_embedding(model):
+        raise ValueError(
+            f"the model is itself a {type(model).__name__}, and nothing holds it where another could be put: "
+            "recstore_ops.transfer.from_embedding makes the module that takes its place"
+        )
+    found = found_in(model, _is_embedding)
+    if not found:
+        raise ValueError(f"{type(model).__name__} has no nn.Embedding or nn.EmbeddingBag among its modules")
+    return found
+
+
+def _is_embedding(module: nn.Module) -> bool:
+    return isinstance(module, KINDS) or is_collection(module)
+
+
+def _problems(each: Found, prefix: str) -> list[str]:
+    if is_collection(each.module):
+        return list(collection_problems(each.module, prefix))
+    above = {id(module): module for place in each.places for module in place.above}
+    return list(module_problems(each.module, tuple(above.values())))
+
+
+def _weights(found: list[Found]) -> dict[str, Tensor]:
+    """The weights of modules by their paths; of a collection one for each table."""
+    weights: dict[str, Tensor] = {}
+    for each in found:
+        if is_collection(each.module):
+            tables = tables_of_collection(each.module)
+            weights.update({f"{each.path}.{name}": table.weight for name, table in tables.items()})
+        else:
+            weights[each.path] = each.module.weight
+    return weights
+
+
+def _model_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
+    weights = _weights(found)
+    replaced = [module for each in found for module in each.module.modules()]
+    yield from tie_problems(model, weights, replaced)
+    yield from holder_problems(model, {each.path: each.module for each in found})
+    collected = [each for each in found if is_collection(each.module)]
+    of_collections = _weights(collected)
+    times = Counter(map(id, weights.values()))
+    for path, weight in of_collections.items():
+        if times[id(weight)] > 1:
+            yield f'"{path}": its weight is that of another module too, and a collection opens tables of its own'
+
+
+def _keeping_paddings(group: list[Found], options: dict[str, Any]) -> dict[str, Any]:
+    """Options with which modules of several padding ids have one configuration."""
+    eviction = options.get("eviction")
+    paddings = {id for each in group for id in padding_ids(each.module.padding_idx)}
+    if not eviction or not paddings:
+        return options
+    return {**options, "eviction": {**eviction, "keep": sorted({*eviction.get("keep", ()), *paddings})}}
+
+
+@contextmanager
+def _dropping_on_error(names: list[str]) -> Iterator[None]:
+    """Drops the tables of these names that were opened within, if there is an error."""
+    before = {name for name in names if store.find_table(name) is not None}
+    try:
+        yield
+    except Exception:
+        for name in names:
+            if name not in before and store.find_table(name) is not None:
+                operators.drop_table(name)
+        raise

@@ -1,0 +1,86 @@
+"""What of TorchRec our collections can take the place of. Its package is not needed here: a model brings its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
+from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
+from recstore_ops.table.owners import opening
+from recstore_ops.transfer.torch_modules import hook_problems, weight_problems, write_first_rows
+
+_PLAIN = ("EmbeddingBagCollection", "EmbeddingCollection")
+_HOME = "torchrec.modules.embedding_modules"
+
+Collection = RecStoreEmbeddingBagCollection | RecStoreEmbeddingCollection
+
+
+def is_collection(module: nn.Module) -> bool:
+    """Whether a module is a collection of TorchRec, of whatever kind."""
+    return any(
+        base.__module__.startswith("torchrec.") and base.__name__.endswith(_PLAIN) for base in type(module).__mro__
+    )
+
+
+def tables_of_collection(module: Any) -> dict[str, Any]:
+    """The module of torch of each table of a collection by the table's name."""
+    return dict((module.embedding_bags if _has_bags(module) else module.embeddings).items())
+
+
+def configs_of_collection(module: Any) -> list[Any]:
+    """What describes the tables of a collection."""
+    return list(module.embedding_bag_configs() if _has_bags(module) else module.embedding_configs())
+
+
+def collection_problems(module: Any, prefix: str) -> Iterator[str]:
+    """Why our collection cannot take the place of one of TorchRec."""
+    kind = type(module)
+    if (kind.__module__, kind.__name__) not in [(_HOME, name) for name in _PLAIN]:
+        yield f"it is a {kind.__name__}, and only plain {' and '.join(_PLAIN)} are replaced: before they are sharded"
+        return
+    yield from hook_problems(module)
+    if not _has_bags(module) and module.need_indices():
+        yield "it has need_indices, and a collection over tables gives no indices"
+    features = Counter(feature for config in configs_of_collection(module) for feature in config.feature_names)
+    shared = [feature for feature, count in features.items() if count > 1]
+    if prefix and shared:
+        yield f"a prefix would change the names of the outputs of {shared}, which look up several tables"
+    for name, table in tables_of_collection(module).items():
+        problems = [*hook_problems(table), *weight_problems(table.weight)]
+        if table.weight.dtype != torch.float32:
+            problems = [f"a table of a collection is made of torch.float32, and its weight is {table.weight.dtype}"]
+        yield from (f'table "{name}": {problem}' for problem in problems)
+
+
+def collection_over_tables(module: Any, prefix: str, grows: bool, options: dict[str, Any]) -> Collection:
+    """Makes a collection that gives what one of TorchRec gives, over tables that have the same rows if they are new."""
+    tables = tables_of_collection(module)
+    described = [
+        {
+            "name": f"{prefix}{config.name}",
+            "num_embeddings": None if grows else config.num_embeddings,
+            "embedding_dim": config.embedding_dim,
+            "feature_names": list(config.feature_names),
+            **({"pooling": config.pooling} if _has_bags(module) else {}),
+        }
+        for config in configs_of_collection(module)
+    ]
+    ours: Collection
+    with opening:
+        if _has_bags(module):
+            ours = RecStoreEmbeddingBagCollection(described, keyed_output=True, **options)
+        else:
+            ours = RecStoreEmbeddingCollection(described, **options)
+        for own, theirs in zip(ours._each_module(), tables.values(), strict=True):
+            write_first_rows(own.table, theirs.weight.detach())
+            own.frozen = not theirs.weight.requires_grad
+    return ours.train(module.training)
+
+
+def _has_bags(module: Any) -> bool:
+    return type(module).__name__ == _PLAIN[0]
