@@ -27,6 +27,7 @@ from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.safetensors_file import Column, SafetensorsFile, write_safetensors
 
@@ -196,6 +197,7 @@ def export_safetensors(
 
     Raises:
         KeyError: there is no table of a name.
+        ValueError: a table has shared rows, which the file would not hold.
         OSError: the file cannot be written.
     """
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
@@ -217,6 +219,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
     Raises:
         ImportError: pyarrow is not installed.
         KeyError: there is no table of this name.
+        ValueError: the table has shared rows, which the file would not hold.
         OSError: the file cannot be written.
     """
     pyarrow, parquet = _pyarrow()
@@ -317,6 +320,7 @@ class _Export:
     """Rows of a table, in the order of the ids that it has now."""
 
     def __init__(self, table: Table) -> None:
+        refuse_shared_rows(table.name, table.config.admission, "a file of rows")
         self.table = table
         self.ids = operators.hashtable_ids(table.handle).sort().values
 

@@ -102,6 +102,9 @@ pub struct TableStatistics {
     pub evictions: u64,
     /// Ids without a row that admission counts one by one.
     pub candidates: usize,
+    /// Rows in memory that ids without one of their own share.
+    #[serde(default)]
+    pub shared_rows: usize,
     /// Rows and gradients refused or skipped because they were not finite.
     pub refusals: u64,
     /// Optimizer steps taken.

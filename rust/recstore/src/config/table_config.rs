@@ -198,6 +198,11 @@ impl TableConfig {
         self.eviction.as_ref().map_or(Ok(()), EvictionConfig::validate)
     }
 
+    /// Returns how many rows the table's ids without one share, if they share any.
+    pub fn shared_rows(&self) -> Option<u32> {
+        self.admission.as_ref().and_then(AdmissionConfig::shared_rows)
+    }
+
     /// Returns what a checkpoint keeps of the configuration: where rows lie is a matter of the machine.
     #[must_use]
     pub(crate) fn without_memory(&self) -> Self {
