@@ -77,7 +77,7 @@ def kill_and_resume(folder: Path, options: tuple[object, ...], kills: list[int])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_killed_run_ends_as_one_that_ran_through(small_files: Path, optimizer: str) -> None:
     options = (*OPTIONS, "--optimizer", optimizer, "--save-every", 5, "--schedule", "cosine", "--warmup-steps", 9)
-    options = (*options, "--admit-after", 2, "--ttl", 30, "--capacity", 60, "--eviction-interval", 4)
+    options = (*options, "--admit-after", 2, "--shared-rows", 9, "--ttl", 30, "--capacity", 60, "--eviction-interval", 4)
     options = (*options, "--memory-limit", "44KiB", "--disk", ".")
     assert run_train(small_files, (*options, "--run-name", "whole"))[0] == 0
     draw = random.Random(optimizer)

@@ -18,8 +18,8 @@ use pool::Pool;
 use proptest::prelude::*;
 use recstore::{
     BagInput, EmbeddingStore, Encoding, Error, Executor, FrozenSpec, GradientChunk, LoadOptions, LocalStore,
-    PoolingMode, PrefetchRequest, Prefetches, SaveKind, SaveOptions, Shard, SimdLevel, Step,
-    TableConfig, TableId, TableUpdate, commit_snapshot, freeze, new_snapshot_name,
+    PoolingMode, PrefetchRequest, Prefetches, SaveKind, SaveOptions, Shard, SimdLevel, Step, TableConfig,
+    TableId, TableUpdate, commit_snapshot, freeze, new_snapshot_name,
 };
 
 const DIM: usize = 3;
@@ -94,7 +94,8 @@ struct Twins {
 
 impl Twins {
     fn new(optimizer: &str) -> Self {
-        let plain_config = format!(r#"{{"initializer": {{"kind": "normal", "std": 1}}, "optimizer": {optimizer}}}"#);
+        let plain_config =
+            format!(r#"{{"initializer": {{"kind": "normal", "std": 1}}, "optimizer": {optimizer}}}"#);
         let config = plain_config.replacen('{', &format!("{{{ADMISSION}, "), 1);
         let (store, plain) = (store(), store());
         let (table, of_plain) = (open(&store, "t", DIM, &config), open(&plain, "t", DIM, &plain_config));
@@ -367,7 +368,8 @@ fn as_many_stores_load_their_own_shared_rows_and_others_the_mean() {
             let (loaded, table) = load_shard(directory.path(), number, 2);
             assert_eq!(read(&loaded, table, &ids), own[number], "{kind}");
         }
-        let mean: Vec<f32> = own[0].iter().zip(&own[1]).map(|(one, other)| f32::midpoint(*one, *other)).collect();
+        let mean: Vec<f32> =
+            own[0].iter().zip(&own[1]).map(|(one, other)| f32::midpoint(*one, *other)).collect();
         let greatest = mean.iter().fold(0f32, |most, value| most.max(value.abs()));
         for (number, of) in [(0, 1), (2, 3)] {
             let (loaded, table) = load_shard(directory.path(), number, of);
@@ -399,7 +401,9 @@ fn a_prefetch_sees_steps_of_other_ids_that_share_a_row() {
 fn shared_rows_take_memory_from_the_first_step_that_trains_one() {
     let (store, plain) = (store(), store());
     let config = |more: &str| {
-        format!(r#"{{"admission": {{"kind": "sketch", "threshold": 9, "epsilon": 0.1{more}}}, "optimizer": {{"kind": "adagrad"}}}}"#)
+        format!(
+            r#"{{"admission": {{"kind": "sketch", "threshold": 9, "epsilon": 0.1{more}}}, "optimizer": {{"kind": "adagrad"}}}}"#
+        )
     };
     let table = open(&store, "t", 16, &config(r#", "shared_rows": 1000"#));
     let of_plain = open(&plain, "t", 16, &config(""));
@@ -433,7 +437,8 @@ fn a_limit_that_leaves_no_room_for_shared_rows_refuses_the_step() {
 #[test]
 fn a_row_that_leaves_gives_its_id_the_shared_row_again() {
     let store = store();
-    let config = r#"{"admission": {"kind": "count", "threshold": 2, "shared_rows": 1}, "eviction": {"ttl": 1}}"#;
+    let config =
+        r#"{"admission": {"kind": "count", "threshold": 2, "shared_rows": 1}, "eviction": {"ttl": 1}}"#;
     let table = open(&store, "t", 1, config);
     update(&store, table, &[1, 2], &[1.0, 2.0]);
     let shared = read(&store, table, &[9]);
@@ -466,7 +471,11 @@ fn what_cannot_have_shared_rows_refuses_them_by_name() {
     let ends = "table \"t\" has admission.shared_rows, which a frozen table cannot have";
     assert!(refusal.ends_with(ends) && !path.exists(), "{refusal}");
     let refusal = store.begin_publication(&[table]).unwrap_err().to_string();
-    assert!(refusal.ends_with("table \"t\" has admission.shared_rows, which those who follow a table cannot have"), "{refusal}");
+    assert!(
+        refusal
+            .ends_with("table \"t\" has admission.shared_rows, which those who follow a table cannot have"),
+        "{refusal}"
+    );
 }
 
 #[test]

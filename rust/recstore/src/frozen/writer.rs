@@ -71,7 +71,10 @@ fn described(spec: FrozenSpec<'_>, path: &Path) -> Result<Described> {
     if spec.config.shared_rows().is_some() {
         return Err(Error::Frozen {
             path: path.display().to_string(),
-            message: format!("table \"{}\" has admission.shared_rows, which a frozen table cannot have", spec.name),
+            message: format!(
+                "table \"{}\" has admission.shared_rows, which a frozen table cannot have",
+                spec.name
+            ),
         });
     }
     let text = spec.config.without_memory().to_json()?;

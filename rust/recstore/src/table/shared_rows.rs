@@ -133,7 +133,9 @@ impl Table {
             for records in all {
                 let (words, state) = records[place * stride..][..stride].split_at(weight_words);
                 with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut row));
-                sum.iter_mut().zip(row.iter().chain(state)).for_each(|(sum, value)| *sum += f64::from(*value));
+                sum.iter_mut()
+                    .zip(row.iter().chain(state))
+                    .for_each(|(sum, value)| *sum += f64::from(*value));
             }
             let (words, state) = record.split_at_mut(weight_words);
             let mut means = sum.iter().map(|sum| (sum / all.len() as f64) as f32);

@@ -4,8 +4,8 @@
 //! ids: nothing depends on how ids lie in a batch, nor on where they were merged before.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::locked::{Locked, PADDING};
 use super::stepping::{SteppedRows, walk_ranges};
