@@ -103,7 +103,7 @@ pub struct TableStatistics {
     /// Ids without a row that admission counts one by one.
     pub candidates: usize,
     /// Rows in memory that ids without one of their own share.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "is_zero")]
     pub shared_rows: usize,
     /// Rows and gradients refused or skipped because they were not finite.
     pub refusals: u64,
@@ -113,6 +113,11 @@ pub struct TableStatistics {
     pub learning_rate: f64,
     /// Whether the learning rate was set by hand.
     pub learning_rate_was_set: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// What the tables of a store take of memory together.
