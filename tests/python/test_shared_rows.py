@@ -143,7 +143,9 @@ def test_tables_on_servers_share_rows_among_the_ids_of_each(tmp_path: Path, tabl
     options: dict[str, Any] = {"optimizer": {"kind": "adagrad", "lr": 0.1}, "admission": NEVER}
     alone = trained(DistEmbedding(None, DIM, name, **options))(IDS).detach()
     for count in (1, 2):
-        with ServerProcesses(tmp_path / str(count), count) as processes:
+        place = tmp_path / str(count)
+        place.mkdir()
+        with ServerProcesses(place, count) as processes:
             servers.set_ps_servers(processes.addresses)
             try:
                 served = trained(DistEmbedding(None, DIM, name, **options))

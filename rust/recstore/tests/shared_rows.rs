@@ -298,7 +298,9 @@ fn steps_of_several_tables_are_those_of_each() {
             TableUpdate { table, chunks, step: Step::Next }
         };
         together.update(&of_together.map(step)).unwrap();
-        of_apart.map(|table| apart.update(&[step(table)]).unwrap());
+        for table in of_apart {
+            apart.update(&[step(table)]).unwrap();
+        }
     }
     for (one, other) in of_together.into_iter().zip(of_apart) {
         assert_eq!(read(&together, one, &ids_of(0)), read(&apart, other, &ids_of(0)));
@@ -343,7 +345,8 @@ fn load_shard(directory: &Path, number: usize, of: usize) -> (LocalStore, TableI
     let (store, shard) = (store(), Shard { number, of });
     let keeps = |id| shard.holds(id);
     let mut options = LoadOptions::default();
-    (options.keeps, options.shard) = (Some(&keeps), Some(shard));
+    options.keeps = Some(&keeps);
+    options.shard = Some(shard);
     store.load(directory, &options).unwrap();
     let table = store.find_numbered("t").unwrap().unwrap();
     (store, table)

@@ -22,6 +22,7 @@ use crate::table::shared_rows::SharedRows;
 pub(super) fn step_shared_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
     let mut sharing: Vec<_> = locked.iter_mut().filter(|locked| !locked.rejected.is_empty()).collect();
     match &mut sharing[..] {
+        [] => {}
         [one] => one.step_shared_rows(engine),
         several => {
             let alone = Engine { executor: &Serial, ..engine };
