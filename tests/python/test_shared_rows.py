@@ -19,7 +19,15 @@ from torch import Tensor, nn
 from training_runs import train_new
 
 import recstore_ops
-from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, checkpoint, servers, table_statistics
+from recstore_ops import (
+    DistEmbedding,
+    DistEmbeddingBag,
+    SparseOptimizer,
+    checkpoint,
+    servers,
+    table_statistics,
+    transfer,
+)
 from recstore_ops.sharding import shard_of
 from recstore_ops.training import TrainingConfig
 from recstore_ops.training.quality.metrics import auc
@@ -182,8 +190,8 @@ REFUSED: dict[str, Callable[[DistEmbedding, Path], Any]] = {
     ),
     "the state of an optimizer": lambda module, _: SparseOptimizer(modules=[module]).state_dict(),
     "averages": lambda module, _: recstore_ops.averaged(module),
-    "a file of rows": lambda module, path: recstore_ops.export_safetensors(path / "rows", [module]),
-    "a Parquet file": lambda module, path: recstore_ops.export_parquet(path / "rows", module),
+    "a file of rows": lambda module, path: transfer.export_safetensors(path / "rows", [module]),
+    "a Parquet file": lambda module, path: transfer.export_parquet(path / "rows", module),
     "a frozen table": lambda module, path: recstore_ops.freeze(module.table, path / "frozen"),
     "a bundle": lambda module, path: recstore_ops.export(module, (IDS,), path / "bundle"),
     "a publication": lambda module, path: recstore_ops.publish(module, (IDS,), path / "published"),
@@ -231,15 +239,14 @@ def planted(seed: int, rows: int, fields: int = 4, ids: int = 200_000) -> tuple[
 
 
 def regression(name: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], **options: Any) -> float:
-    """The test AUC of a logistic regression after three epochs."""
+    """The test AUC of a logistic regression after one epoch."""
     rule = {"kind": "adagrad", "lr": 0.1}
     module = DistEmbeddingBag(None, 1, name, mode="sum", initializer="zeros", optimizer=rule, **options)
     optimizer = SparseOptimizer(modules=[module])
-    for _ in range(3):
-        for ids, labels in zip(train[0].split(200), train[1].split(200), strict=True):
-            logits = module(ids).squeeze(1).double()
-            nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum").backward()
-            optimizer.step()
+    for ids, labels in zip(train[0].split(500), train[1].split(500), strict=True):
+        logits = module(ids).squeeze(1).double()
+        nn.functional.binary_cross_entropy_with_logits(logits, labels, reduction="sum").backward()
+        optimizer.step()
     with torch.no_grad():
         return auc(test[1].numpy(), module(test[0]).squeeze(1).double().numpy())
 
@@ -267,16 +274,16 @@ def compare_on_planted(
 
 
 def test_fewer_rows_are_better_than_hashed_ids(table_name: TableName) -> None:
-    found, count = compare_on_planted(table_name, 12_000, 20, 4)
+    found, count = compare_on_planted(table_name, 12_000, 6, 4)
     assert count["all"] >= 10 * count["shared"]
-    assert found["shared"] > found["hashed"] + 0.003
+    assert found["shared"] > found["hashed"] + 0.03
 
 
 @pytest.mark.tier("all")
-def test_a_tenth_of_the_rows_has_the_auc_of_all_on_planted_ids(table_name: TableName) -> None:
-    found, count = compare_on_planted(table_name, 60_000, 18, 4)
+def test_a_tenth_of_the_rows_is_nearly_as_good_as_all_on_planted_ids(table_name: TableName) -> None:
+    found, count = compare_on_planted(table_name, 60_000, 6, 4)
     assert count["all"] >= 10 * count["shared"]
-    assert found["shared"] > found["all"] - 0.001
+    assert found["shared"] > found["all"] - 0.002
     assert found["shared"] > found["hashed"] + 0.005
 
 
