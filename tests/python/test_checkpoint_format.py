@@ -82,6 +82,17 @@ def expected_tensors(table: dict[str, Any], file: dict[str, Any]) -> dict[str, t
         if part in config
         for name, dtype in tensors.items()
     }
+    columns_of_rows = {
+        "rows": (DTYPES[config["dtype"]], table["dim"]),
+        **({"rows.scale": ("F32", 1)} if BYTES[DTYPES[config["dtype"]]] == 1 else {}),
+        **{f"slot.{name}": ("F32", width) for name, width in slots_of(config, table["dim"])},
+    }
+    if "shared_rows" in config.get("admission", {}):
+        for name, (dtype, width) in columns_of_rows.items():
+            elements = file["state"].pop(f"admission.shared.{name}")
+            assert elements in (0, config["admission"]["shared_rows"] * width)
+            state[f"admission.shared.{name}"] = (dtype, [elements // width, width])
+        state = dict(sorted(state.items(), key=lambda tensor: tensor[0].startswith("eviction.")))
     assert not file["state"]
     usage = {f"usage.{name}": ("I64", [rows]) for name in ("step", "count") if "eviction" in config}
     kind = DTYPES[config["dtype"]]
@@ -286,6 +297,41 @@ def test_what_admission_and_eviction_remember_is_as_the_document_says(tmp_path: 
     assert tensors["admission.counts"].shape == (20,)
     assert tensors["admission.counts"].max() == 2
     assert len(tensors["admission.ids"]) == 0
+
+
+def splitmix64(z: int, first: int = 0x9E3779B97F4A7C15) -> int:
+    z = (z + first) & (2**64 - 1)
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & (2**64 - 1)
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & (2**64 - 1)
+    return z ^ (z >> 31)
+
+
+def shared_row_of(id: int, name: str, seed: int, count: int) -> int:
+    fnv = 0xCBF29CE484222325
+    for byte in name.encode():
+        fnv = ((fnv ^ byte) * 0x100000001B3) & (2**64 - 1)
+    of_table = splitmix64(fnv ^ (seed * 0x9E3779B97F4A7C15 & (2**64 - 1)), first=0)
+    return splitmix64(id & (2**64 - 1) ^ of_table) % count
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+def test_shared_rows_are_as_the_document_says(tmp_path: Path, dtype: torch.dtype) -> None:
+    admission = {"kind": "count", "threshold": 3, "shared_rows": 5}
+    module = DistEmbedding(None, 2, "shared", optimizer="adam", dtype=dtype, seed=3, admission=admission)
+    checkpoint.save(tmp_path)
+    (untrained,) = read_manifest(tmp_path)[-1]["tables"]
+    assert read_file(tmp_path, untrained, untrained["shards"][0])["admission.shared.rows"].shape == (0, 2)
+    for ids in ([5, -3], [5], [4, 5, 4]):
+        step([module], torch.tensor(ids))
+    assert_read_as_stored_after_save(tmp_path)
+    (table,) = read_manifest(tmp_path)[-1]["tables"]
+    tensors = read_file(tmp_path, table, table["shards"][0])
+    rows = tensors["admission.shared.rows"].astype(np.float32) * tensors.get("admission.shared.rows.scale", 1)
+    ids = [-3, 4, 17, 2**62]
+    found = module(torch.tensor(ids)).detach().float().numpy()
+    np.testing.assert_array_equal(rows[[shared_row_of(id, "shared", 3, 5) for id in ids]], found)
+    assert tensors["admission.shared.slot.exp_avg"].shape == (5, 2)
+    assert np.abs(tensors["admission.shared.slot.exp_avg"]).max() > 0
 
 
 def assert_read_as_stored_after_save(directory: Path) -> None:

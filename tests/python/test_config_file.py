@@ -301,6 +301,7 @@ VALID: list[Any] = [
     tables(admission={"kind": "count", "threshold": 2**32 - 1}),
     tables(admission={"kind": "sketch", "threshold": 2, "epsilon": 0.1}),
     tables(admission={"kind": "probability", "probability": 1}),
+    tables(admission={"kind": "sketch", "threshold": 2, "shared_rows": 2**30}),
     tables(eviction={"ttl": 5, "min_norm": 0.1, "capacity": 9, "policy": "lfu", "interval": 2, "keep": [-1]}),
 ]
 
@@ -340,6 +341,8 @@ INVALID: list[tuple[Any, str]] = [
     (tables(optimizer={"kind": "rule"}), 'embedding_tables.user.optimizer: needs "name"'),
     (tables(initializer={"kind": "zeros", "std": 1}), "embedding_tables.user.initializer.std: unknown key"),
     (tables(initializer={"kind": "normal", "std": -1}), "initializer.std: must be at least 0, got -1"),
+    (tables(admission={"kind": "count", "threshold": 1, "shared_rows": 0}), "shared_rows: must be at least 1, got 0"),
+    (tables(admission={"kind": "probability", "probability": 1, "shared_rows": 1.5}), "shared_rows: must be integer"),
     (tables(admission="count"), "embedding_tables.user.admission: must be object"),
     (tables(admission={"kind": "count"}), 'embedding_tables.user.admission: needs "threshold"'),
     (tables(admission={"kind": "count", "threshold": 1, "delta": 0.1}), "admission.delta: unknown key"),

@@ -78,7 +78,7 @@ def kill_and_resume(folder: Path, options: tuple[object, ...], kills: list[int])
 def test_a_killed_run_ends_as_one_that_ran_through(small_files: Path, optimizer: str) -> None:
     options = (*OPTIONS, "--optimizer", optimizer, "--save-every", 5, "--schedule", "cosine", "--warmup-steps", 9)
     options = (*options, "--admit-after", 2, "--ttl", 30, "--capacity", 60, "--eviction-interval", 4)
-    options = (*options, "--memory-limit", "44KiB", "--disk", ".")
+    options = (*options, "--shared-rows", 9, "--memory-limit", "48KiB", "--disk", ".")
     assert run_train(small_files, (*options, "--run-name", "whole"))[0] == 0
     draw = random.Random(optimizer)
     kill_and_resume(small_files, options, [draw.randint(2, 20) for _ in range(2)])

@@ -102,6 +102,8 @@ pytestmark = pytest.mark.tier("quick")
         ({"hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
         ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
         ({"admit_after": 0}, "admit_after must be at least 1, got 0"),
+        ({"admit_after": 2, "shared_rows": 0}, "shared_rows must be at least 1, got 0"),
+        ({"shared_rows": 5}, "a run without admit_after takes no shared_rows"),
         ({"ttl": 0}, "ttl must be at least 1, got 0"),
         ({"min_norm": 0.0}, "min_norm must be above 0, got 0"),
         ({"eviction_policy": "lfu"}, "a run without capacity takes no eviction_policy"),

@@ -368,12 +368,13 @@ def table_statistics(name: str) -> dict[str, Any]:
     Returns:
         `rows` now in the table, `inserts` and `deletes` of rows, `updates` (one a distinct id and step), `evictions`
         (rows that left, which `deletes` counts too), `rejections` (updates of ids that were not admitted), `candidates`
-        (ids without a row that `admission` counts one by one), `refusals` of values that were not finite, `step`,
-        `learning_rate`, and `learning_rate_was_set` by hand. Of memory, `bytes`: the sum of `row_bytes` (weights),
-        `slot_bytes` (the optimizer's), `index_bytes` (what finds rows) and `free_bytes` (records without a row); and
-        the `memory_limit`. Of an optimizer with `catch_up`, `idle_kept`: a fraction and an exponent of two, what the
-        steps left of a weight to which no gradient came. Of a table with a `disk`: `disk_bytes` of its
-        file, `resident_rows` in memory, `rows_fetched` from the disk and `rows_spilled` to it so far, and
+        (ids without a row that `admission` counts one by one), `shared_rows` (rows in memory that ids without their own
+        share), `refusals` of values that were not finite, `step`, `learning_rate`, and `learning_rate_was_set` by hand.
+        Of memory, `bytes`: the sum of `row_bytes` (weights), `slot_bytes` (the optimizer's), `index_bytes` (what finds
+        rows) and `free_bytes` (records without a row); and the `memory_limit`. Of an optimizer with `catch_up`,
+        `idle_kept`: a fraction and an exponent of two, what the steps left of a weight to which no gradient came. Of a
+        table with a `disk`: `disk_bytes` of its file, `resident_rows` in memory, `rows_fetched` from the disk and
+        `rows_spilled` to it so far, and
         `disk_nanoseconds` that calls spent on moving rows.
 
     Raises:

@@ -68,6 +68,8 @@ class TableOptions(ConfigOptions, total=False):
             Either may have `"halve_every": steps`, after which all counts are halved again and again, so that ids
             that come seldom are never admitted and at last forgotten.
             `{"kind": "probability", "probability": p}`: each update admits with this probability.
+            Any may have `"shared_rows": m`: ids without a row of their own read and train one of m rows, which a hash
+            of the id names, and an id that is admitted starts from it.
         eviction: which rows leave; none by default. Any of `ttl` (steps that no update came in), `min_norm` (L2) and
             `capacity` (rows; the least by `policy`, `lru` or `lfu`, leave: a target of each sweep, between which there
             may be more), further `interval` (1000) steps between two sweeps, `delay` (a tenth of it) steps until the

@@ -10,6 +10,7 @@ from torch import nn
 
 from recstore_ops.nn.optimizer import tables_of
 from recstore_ops.ops import operators
+from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
 
 _ROWS_AT_ONCE = 2**17
@@ -24,7 +25,7 @@ def averaged(model: Model) -> Model:
     `torch.optim.swa_utils.AveragedModel`. The copy owns its tables, as every deep copy does: they go with it.
 
     Raises:
-        ValueError: a table without `ema_decay`, or a model without tables.
+        ValueError: a table without `ema_decay`, or with shared rows; or a model without tables.
         RuntimeError: the tables lie on servers.
     """
     tables = _tables_of(model)
@@ -33,6 +34,7 @@ def averaged(model: Model) -> Model:
     for table in tables:
         if table.config.ema_decay is None:
             raise ValueError(f'table "{table.name}" keeps no averages: it was opened without ema_decay')
+        refuse_shared_rows(table.name, table.config.admission, "a copy that has averages as its rows")
     twin = copy.deepcopy(model)
     for table, of_twin in zip(tables, _tables_of(twin), strict=True):
         _write_averages(table, of_twin)

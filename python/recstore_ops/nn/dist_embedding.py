@@ -28,7 +28,7 @@ from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
 from recstore_ops.state.keys import add_rows, load_rows
-from recstore_ops.state.rows import table_rows
+from recstore_ops.state.rows import rows_by_id
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.existing import check_choice, note_module, settle_existing
 from recstore_ops.table.owners import is_owned, keep, opening
@@ -248,7 +248,7 @@ class TableModule(ClosedModule):
 
     def rows(self) -> Tensor:
         """All rows, in the row type, `[N, embedding_dim]`, those of rising ids; `state_dict` holds them so."""
-        return table_rows(self.table)[1]
+        return rows_by_id(self.table)[1]
 
     def extra_repr(self) -> str:
         size = "open" if self.num_embeddings is None else self.num_embeddings

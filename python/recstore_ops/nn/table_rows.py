@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.ops import operators
-from recstore_ops.table.refusals import refused_for_average, refused_for_rows
+from recstore_ops.table.refusals import refuse_shared_rows, refused_for_average, refused_for_rows
 from recstore_ops.table.table import Table
 
 _without_override = torch._C._disabled_torch_function_impl
@@ -185,6 +185,8 @@ _RULES: dict[str, Callable[..., _Terms]] = {
 def _write(target: Table, terms: _Terms) -> None:
     """Gives a table the rows that are a weighted sum of those of tables; shares add up to one."""
     others = [(table, share) for table, share in terms.values() if table.table_id != target.table_id]
+    for table, _ in terms.values():
+        refuse_shared_rows(table.name, table.config.admission, "an average of rows")
     if target.is_second or not others:
         return  # Another stand-in for the same rows takes part in the average already.
     ids = torch.cat([operators.hashtable_ids(table.handle) for table, _ in [(target, 1.0), *others]]).unique()

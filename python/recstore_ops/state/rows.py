@@ -25,6 +25,7 @@ from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned
+from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
 
 TableRows = tuple[Tensor, Tensor]
@@ -63,7 +64,17 @@ def are_tables_left_out() -> bool:
 
 
 def table_rows(table: Table) -> TableRows:
-    """All rows of a table, as `(ids, rows)`. Other threads must not change it meanwhile."""
+    """All rows of a table, as `(ids, rows)`. Other threads must not change it meanwhile.
+
+    Raises:
+        ValueError: the table has shared rows, which a state does not hold.
+    """
+    _check_shares_none(table)
+    return rows_by_id(table)
+
+
+def rows_by_id(table: Table) -> TableRows:
+    """The rows that ids of a table have, as `(ids, rows)`, whatever others read."""
     ids_N = operators.hashtable_ids(table.handle).sort().values
     rows_ND = operators.emb_read(table.handle, ids_N, table.dim)
     return ids_N, rows_ND.to(VALUE_TYPES[table.config.dtype])
@@ -79,9 +90,10 @@ def check_rows(table: Table, state: Any) -> TableRows:
     Raises:
         TypeError: something else than two tensors, or tensors of another type.
         ValueError: tensors of another shape, an id that comes twice or that another rank owns, or a value that is not
-            finite, under the policy `error`.
+            finite, under the policy `error`; or the table has shared rows.
         IndexError: an id outside the table's `num_embeddings`.
     """
+    _check_shares_none(table)
     if not isinstance(state, tuple | list) or len(state) != 2 or not all(isinstance(part, Tensor) for part in state):
         raise TypeError(f'table "{table.name}" takes a state (ids, rows) of two tensors, got {_shown(state)}')
     ids_N, rows_ND = (part.detach().cpu() for part in state)
@@ -124,7 +136,11 @@ def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
     Args:
         table: the table.
         group_lr: the learning rate of the table's parameter group at its last step.
+
+    Raises:
+        ValueError: the table has shared rows, whose slots a state does not hold.
     """
+    _check_shares_none(table)
     names = list(_slot_widths(table))
     ids_N = (
         operators.hashtable_ids(table.handle).sort().values
@@ -170,6 +186,10 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
 def _progress_of(table: Table) -> set[str]:
     """What the state of a table's optimizer has beside slots."""
     return _PROGRESS | ({"idle_kept"} if table.config.optimizer.get("catch_up") else set())
+
+
+def _check_shares_none(table: Table) -> None:
+    refuse_shared_rows(table.name, table.config.admission, "a state dict")
 
 
 def _as_bytes(tensor: Tensor) -> bytes:

@@ -1,5 +1,7 @@
 """What parameters have and tables have not: refused, with what takes its place."""
 
+from typing import Any
+
 _ROWS = (
     "weight[ids] reads rows and weight[ids] = rows writes them; initializer, init_func and reset_parameters() give "
     "them their first values"
@@ -36,6 +38,23 @@ def refused_for_average(owner: str, table: str, function: str) -> RuntimeError:
         "shares add up to one, by lerp_, or by torch.optim.swa_utils; weight[ids] reads rows and weight[ids] = rows "
         "writes them"
     )
+
+
+def refuse_shared_rows(name: str, admission: dict[str, Any] | None, what: str) -> None:
+    """Refuses a table whose ids without a row share some, where these would be lost.
+
+    Args:
+        name: the table's.
+        admission: as its configuration has it.
+        what: what has no place for them.
+
+    Raises:
+        ValueError: it shares rows.
+    """
+    if admission is not None and admission.get("shared_rows") is not None:
+        raise ValueError(
+            f'table "{name}" has admission.shared_rows, for which there is no place in {what}: a checkpoint holds them'
+        )
 
 
 def refused_for_module(owner: str, tables: list[str], attribute: str) -> AttributeError:

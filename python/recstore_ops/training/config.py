@@ -306,7 +306,10 @@ class TrainingConfig(ModelConfig, InputConfig):
 
     def admission(self) -> dict[str, Any] | None:
         """Returns which ids get a row, as tables take it."""
-        return None if self.admit_after is None else {"kind": "count", "threshold": self.admit_after}
+        if self.admit_after is None:
+            return None
+        shared = {} if self.shared_rows is None else {"shared_rows": self.shared_rows}
+        return {"kind": "count", "threshold": self.admit_after, **shared}
 
     def eviction(self) -> dict[str, Any] | None:
         """Returns which rows leave, as tables take it."""
@@ -401,6 +404,8 @@ class TrainingConfig(ModelConfig, InputConfig):
             raise ValueError("table_prefix must not be empty")
         if self.disk is not None and self.memory_limit is None:
             raise ValueError("disk needs a memory_limit: without one no row would ever go there")
+        if self.admit_after is None:
+            self._refuse(("shared_rows",), "a run without admit_after")
         if self.tables == "store":
             return
         self._refuse(("admit_after", *REASONS, "ttl_time", "memory_limit", "disk"), "a run with tables nn")

@@ -63,6 +63,8 @@ class ModelConfig:
         tables: what holds them: "store", or "nn" for `torch.nn.Embedding(sparse=True)` to compare with.
         row_type: the type in which the store keeps rows: "float32", "bfloat16", "float16", "int8" or "float8_e4m3fn".
         admit_after: an id gets a row with its update in that many steps; None: with the first.
+        shared_rows: of each table, the rows that ids share until `admit_after` gives them their own; None: they have
+            their initial values till then.
         ttl, min_norm, capacity: rows that no step updated for more steps leave their table, those of a smaller norm,
             and of each table, at each sweep, as many as it then has too many; None: none do.
         ttl_time: seconds; rows leave whose last update was with rows of the data of an older event time, counted from
@@ -196,6 +198,16 @@ class ModelConfig:
             _MODEL,
             shown="1",
             metavar="STEPS",
+        ),
+        _AT_LEAST_ONE,
+    ] = None
+    shared_rows: Annotated[
+        int | None,
+        Option(
+            "Rows of each table that ids share, by a hash, until admit-after gives them one of their own.",
+            _MODEL,
+            shown="none",
+            metavar="ROWS",
         ),
         _AT_LEAST_ONE,
     ] = None

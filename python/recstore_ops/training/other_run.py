@@ -40,8 +40,8 @@ _OF_THE_MODEL = (
 _OF_THE_ROWS = ("rating_threshold", "ignore_values")
 
 _OF_TABLES = (
-    *("table_prefix", "seed", "init_std", "row_type", "admit_after", "ttl", "min_norm", "capacity", "eviction_policy"),
-    *("eviction_interval", "optimizer", "optimizer_options", "convention", "beta", "l1", "l2"),
+    *("table_prefix", "seed", "init_std", "row_type", "admit_after", "shared_rows", "ttl", "min_norm", "capacity"),
+    *("eviction_policy", "eviction_interval", "optimizer", "optimizer_options", "convention", "beta", "l1", "l2"),
 )
 """Those by which tables differ; learning rate, weight decay and memory are no part of a checkpoint."""
 

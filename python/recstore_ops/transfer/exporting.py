@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.ops import operators
+from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.portions import as_tensor, rows_at_a_time
 from recstore_ops.transfer.row_ranges import ranged_name
@@ -26,9 +27,10 @@ def exported_ids(table: Table, as_matrix: bool) -> Tensor | range:
     """The ids that a table is exported with: those that have a row, rising, or all.
 
     Raises:
-        ValueError: as a matrix, a table without `num_embeddings`, or a sharded one.
+        ValueError: as a matrix, a table without `num_embeddings`, or a sharded one; else one whose ids share rows.
     """
     if not as_matrix:
+        refuse_shared_rows(table.name, table.config.admission, "a file of rows")
         return operators.hashtable_ids(table.handle).sort().values
     if table.is_sharded:
         raise ValueError(f'table "{table.name}" is sharded: this rank has some rows of its matrix, not all')

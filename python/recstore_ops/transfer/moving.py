@@ -187,7 +187,7 @@ def export_safetensors(
     Raises:
         KeyError: there is no table of a name.
         ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`, or a
-            sharded one.
+            sharded one; or a table has shared rows, which a file would not hold.
         OSError: a file cannot be written, or the directory holds something.
     """
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
@@ -212,6 +212,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
     Raises:
         ImportError: pyarrow is not installed.
         KeyError: there is no table of this name.
+        ValueError: the table has shared rows, which the file would not hold.
         OSError: the file cannot be written.
     """
     pyarrow, parquet = _pyarrow()

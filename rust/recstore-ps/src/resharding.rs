@@ -152,6 +152,7 @@ fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &Facts) -> 
     let keeps = |id| router.shard_of(id) == shard.number;
     let mut options = LoadOptions::default();
     options.keeps = Some(&keeps);
+    options.shard = Some(shard);
     options.without_counts = shard.number > 0;
     store.load(gathered, &options)?;
     let directory = workshop.join(directory_name(shard));

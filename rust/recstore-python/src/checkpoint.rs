@@ -172,6 +172,7 @@ pub(crate) fn load_tables<'py>(
     let keeps = shard.map(|(number, of)| move |id| Shard { number, of }.holds(id));
     let mut options = LoadOptions::default();
     options.keeps = keeps.as_ref().map(|keeps| keeps as &(dyn Fn(i64) -> bool + Sync));
+    options.shard = shard.map(|(number, of)| Shard { number, of });
     options.without_counts = shard.is_some_and(|(number, _)| number > 0);
     options.tables = tables.as_ref();
     options.without_rules = without_rules;

@@ -155,6 +155,7 @@ fn statistics_of(py: Python<'_>, table: i64) -> PyResult<Option<Bound<'_, PyDict
     statistics.set_item("rejections", found.rejections)?;
     statistics.set_item("evictions", found.evictions)?;
     statistics.set_item("candidates", found.candidates)?;
+    statistics.set_item("shared_rows", found.shared_rows)?;
     statistics.set_item("refusals", found.refusals)?;
     statistics.set_item("step", found.step)?;
     statistics.set_item("learning_rate", found.learning_rate)?;

@@ -104,6 +104,9 @@ pub struct TableStatistics {
     pub evictions: u64,
     /// Ids without a row that admission counts one by one.
     pub candidates: usize,
+    /// Rows in memory that ids without one of their own share.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shared_rows: usize,
     /// Rows and gradients refused or skipped because they were not finite.
     pub refusals: u64,
     /// Optimizer steps taken.
@@ -116,6 +119,11 @@ pub struct TableStatistics {
     /// alone: a fraction, times two to the power of an exponent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub idle_kept: Option<[f64; 2]>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands references")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 /// What the tables of a store take of memory together.

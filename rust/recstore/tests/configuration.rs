@@ -108,17 +108,24 @@ fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
 
 fn admission() -> impl Strategy<Value = AdmissionConfig> {
     let halving = || prop::option::of(1..=u64::MAX);
-    let count = (1..=u32::MAX, halving());
-    let sketch = (1..=u32::MAX, 1e-3..0.9f64, 1e-9..0.9f64, halving());
+    let shared = || prop::option::of(1..=1u32 << 30);
+    let count = (1..=u32::MAX, halving(), shared());
+    let sketch = (1..=u32::MAX, 1e-3..0.9f64, 1e-9..0.9f64, halving(), shared());
     prop_oneof![
-        count.prop_map(|(threshold, halve_every)| AdmissionConfig::Count { threshold, halve_every }),
-        sketch.prop_map(|(threshold, epsilon, delta, halve_every)| AdmissionConfig::Sketch {
+        count.prop_map(|(threshold, halve_every, shared_rows)| AdmissionConfig::Count {
+            threshold,
+            halve_every,
+            shared_rows
+        }),
+        sketch.prop_map(|(threshold, epsilon, delta, halve_every, shared_rows)| AdmissionConfig::Sketch {
             threshold,
             epsilon,
             delta,
-            halve_every
+            halve_every,
+            shared_rows
         }),
-        (0.0..=1.0f64).prop_map(|probability| AdmissionConfig::Probability { probability }),
+        (0.0..=1.0f64, shared())
+            .prop_map(|(probability, shared_rows)| AdmissionConfig::Probability { probability, shared_rows }),
     ]
 }
 
@@ -152,6 +159,7 @@ fn config() -> impl Strategy<Value = TableConfig> {
             let max_grad_norm = seed.is_multiple_of(2).then_some(0.5);
             let catches_up = matches!(optimizer, OptimizerConfig::Lion { catch_up: true, .. });
             let ema_decay = (seed.is_multiple_of(3) && !catches_up).then_some(0.75);
+            let admission = if catches_up { None } else { admission };
             let config = TableConfig { memory_limit: Some(bound), max_grad_norm, ema_decay, ..config };
             TableConfig { initializer, optimizer, nan_policy, admission, eviction, ..config }
         },

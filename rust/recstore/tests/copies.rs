@@ -65,6 +65,7 @@ fn each_config() -> Vec<String> {
         r#"{"dtype": "int8", "optimizer": {"kind": "adagrad"}}"#,
         r#"{"admission": {"kind": "count", "threshold": 3}}"#,
         r#"{"admission": {"kind": "sketch", "threshold": 3}}"#,
+        r#"{"admission": {"kind": "count", "threshold": 3, "shared_rows": 2}, "optimizer": {"kind": "adam"}}"#,
         r#"{"eviction": {"ttl": 3, "interval": 2, "delay": 1}, "optimizer": {"kind": "adam"}}"#,
         r#"{"eviction": {"capacity": 3, "interval": 2, "delay": 1}}"#,
     ];

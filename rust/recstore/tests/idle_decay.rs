@@ -265,6 +265,10 @@ fn what_does_not_go_together_is_refused_by_name() {
             r#"{"optimizer": {"kind": "adamw", "catch_up": true}, "ema_decay": 0.9}"#,
             "optimizer.catch_up and ema_decay",
         ),
+        (
+            r#"{"optimizer": {"kind": "sgd", "catch_up": true}, "admission": {"kind": "count", "threshold": 2, "shared_rows": 4}}"#,
+            "optimizer.catch_up and admission.shared_rows",
+        ),
         (r#"{"optimizer": {"kind": "adagrad", "catch_up": true}}"#, "catch_up"),
     ] {
         let refused = TableConfig::from_json(DIM, text).unwrap_err().to_string();

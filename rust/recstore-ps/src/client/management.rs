@@ -242,6 +242,7 @@ impl RemoteStore {
             sum.rejections += of_shard.rejections;
             sum.evictions += of_shard.evictions;
             sum.candidates += of_shard.candidates;
+            sum.shared_rows += of_shard.shared_rows;
             sum.memory.add(&of_shard.memory);
             sum.refusals += of_shard.refusals;
             sum.step = sum.step.max(of_shard.step);

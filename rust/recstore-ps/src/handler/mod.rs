@@ -481,6 +481,7 @@ impl Handler {
         if load.shard.of > 1 {
             options.keeps = Some(&keeps);
         }
+        options.shard = Some(load.shard);
         options.without_counts = load.shard.number > 0;
         options.tables = load.tables.as_ref();
         self.store.load(&load.directory, &options)

@@ -138,6 +138,7 @@ fn load_newest(
         let rules = read_only.as_ref().unwrap_or(store.rules);
         let mut table = Table::new(&entry.name, &config, rules, store.budget)?;
         let states = load_table(&mut table, directory, &parts, options, store.engine)?;
+        restore_shared_rows(&mut table, &states, options)?;
         restore_state(&mut table, entry, states, options)?;
         let progress =
             if options.without_counts { entry.progress.without_counts() } else { entry.progress.clone() };
@@ -223,6 +224,35 @@ fn load_table(
         }
     }
     Ok(states)
+}
+
+/// Gives a table the shared rows of the newest snapshot: of as many stores as save and load together those of its own,
+/// else the mean of those of all.
+fn restore_shared_rows(
+    table: &mut Table,
+    states: &[(PathBuf, TableState)],
+    options: &LoadOptions<'_>,
+) -> Result<()> {
+    if table.config().shared_rows().is_none() {
+        return Ok(());
+    }
+    let layout = Layout::of(table);
+    let own = options.shard.filter(|shard| shard.of == states.len()).map(|shard| shard.number);
+    let chosen = states.get(own.map_or(0..states.len(), |own| own..own + 1)).unwrap_or_default();
+    let mut all = Vec::new();
+    for (path, state) in chosen {
+        let records = state.shared_records(&layout).map_err(|message| refused(path, message))?;
+        table.put_shared_rows(&records).map_err(|message| refused(path, message))?;
+        all.push(records);
+    }
+    // Where nobody has trained any they have their initial values.
+    all.retain(|records| !records.is_empty());
+    let records = match &all[..] {
+        [] => return Ok(()),
+        [one] => one.clone(),
+        several => table.mean_of_records(several),
+    };
+    table.put_shared_rows(&records).map_err(|message| refused(FILE_NAME, message))
 }
 
 /// Gives a table what the shards of the newest snapshot remembered besides its rows.

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
+use super::parts::Shard;
 use super::progress::Progress;
 use crate::calls::TableId;
 
@@ -52,6 +53,9 @@ pub struct LoadOptions<'a> {
     /// Whether a row is loaded, by its id; all are without it. So any number of stores can share what any number of
     /// stores saved.
     pub keeps: Option<&'a (dyn Fn(i64) -> bool + Sync)>,
+    /// Which of the stores that share the load this is, if several do. Where as many saved, each gets the shared rows that
+    /// its own had.
+    pub shard: Option<Shard>,
     /// The only tables to load; all of the snapshot's without it.
     pub tables: Option<&'a BTreeSet<String>>,
     /// Whether the tables begin to count anew what was inserted, updated and so on. Of stores that share the rows of a save

@@ -248,8 +248,8 @@ fn write_table(
     progress: Option<&Progress>,
 ) -> Result<ShardEntry> {
     let deleted = cut.cut.is_delta.then_some(&cut.cut.deleted[..]);
-    let state =
-        TableState { admission: cut.admission.as_ref().map(AdmissionCounts::sorted), leaving: cut.leaving() };
+    let counts = cut.admission.as_ref().map(AdmissionCounts::sorted);
+    let state = TableState::of(layout, counts, cut.shared.clone().unwrap_or_default(), cut.leaving());
     let mut writer = Writer::create(path, layout, cut.cut.rows, deleted, &state)?;
     let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
     let (mut next, mut rows) = (Some(0), CopiedRows::default());

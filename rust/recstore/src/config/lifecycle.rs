@@ -6,7 +6,7 @@ use super::ranges::{finite, positive, require};
 use crate::Result;
 
 /// Which ids get a row by training. Until an id is admitted it reads as its initial value, and its gradients are
-/// dropped. A write gives it a row at once.
+/// dropped; with `shared_rows` it reads and trains a row that it shares with others. A write gives it a row at once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
 pub enum AdmissionConfig {
@@ -21,6 +21,10 @@ pub enum AdmissionConfig {
         /// Source: Einziger, Friedman and Manes 2017, "TinyLFU: a highly efficient cache admission policy", section 3.3.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         halve_every: Option<u64>,
+        /// So many rows are shared by the ids that have none of their own: each reads and trains the one that a hash of it
+        /// names, and its own row starts from that one's weights. There are none where it is absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared_rows: Option<u32>,
     },
     /// The same with counts of a sketch of fixed size: an id may be admitted early, never late. With a probability of
     /// at least `1 - delta` its count is too high by at most `epsilon` times all updates of ids without a row.
@@ -38,11 +42,17 @@ pub enum AdmissionConfig {
         /// As for `count`.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         halve_every: Option<u64>,
+        /// As for `count`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared_rows: Option<u32>,
     },
     /// Each step that updates an id admits it with this probability, decided by the table's seed, the id and the step.
     Probability {
         /// From 0, which admits none, to 1.
         probability: f64,
+        /// As for `count`.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        shared_rows: Option<u32>,
     },
 }
 
@@ -97,6 +107,9 @@ fn default_interval() -> u64 {
     1_000
 }
 
+/// Every one is kept from the first step on that trains any.
+const MOST_SHARED_ROWS: u32 = 1 << 30;
+
 /// Four GiB of counters.
 const MOST_COUNTERS: f64 = (1u64 << 30) as f64;
 
@@ -109,13 +122,26 @@ impl AdmissionConfig {
         }
     }
 
-    pub(super) fn validate(&self) -> Result<()> {
+    /// Returns how many rows ids without one share.
+    pub fn shared_rows(&self) -> Option<u32> {
         match *self {
-            Self::Count { threshold, halve_every } => {
+            Self::Count { shared_rows, .. }
+            | Self::Sketch { shared_rows, .. }
+            | Self::Probability { shared_rows, .. } => shared_rows,
+        }
+    }
+
+    pub(super) fn validate(&self) -> Result<()> {
+        require(self.shared_rows().is_none_or(|rows| (1..=MOST_SHARED_ROWS).contains(&rows)), || {
+            let got = self.shared_rows().unwrap_or_default();
+            format!("admission.shared_rows must lie in [1, {MOST_SHARED_ROWS}], got {got}")
+        })?;
+        match *self {
+            Self::Count { threshold, halve_every, .. } => {
                 at_least_one("admission.threshold", threshold.into())?;
                 at_least_one("admission.halve_every", halve_every.unwrap_or(1))
             }
-            Self::Sketch { threshold, epsilon, delta, halve_every } => {
+            Self::Sketch { threshold, epsilon, delta, halve_every, .. } => {
                 at_least_one("admission.threshold", threshold.into())?;
                 at_least_one("admission.halve_every", halve_every.unwrap_or(1))?;
                 within_one("admission.epsilon", epsilon)?;
@@ -125,7 +151,7 @@ impl AdmissionConfig {
                     format!("a sketch with admission.epsilon {epsilon} and delta {delta} exceeds 4 GiB")
                 })
             }
-            Self::Probability { probability } => {
+            Self::Probability { probability, .. } => {
                 finite("admission.probability", probability)?;
                 require((0.0..=1.0).contains(&probability), || {
                     format!("admission.probability must lie in [0, 1], got {probability}")

@@ -220,10 +220,19 @@ impl TableConfig {
         require(self.dtype == Dtype::Float32, || {
             format!("optimizer.catch_up needs rows of float32, got {}", self.dtype.name())
         })?;
+        require(self.shared_rows().is_none(), || {
+            "optimizer.catch_up and admission.shared_rows do not go together: shared rows do not decay"
+                .to_owned()
+        })?;
         require(self.ema_decay.is_none(), || {
             "optimizer.catch_up and ema_decay do not go together: the average of an idle row is that of one that stays"
                 .to_owned()
         })
+    }
+
+    /// Returns how many rows the table's ids without one share, if they share any.
+    pub fn shared_rows(&self) -> Option<u32> {
+        self.admission.as_ref().and_then(AdmissionConfig::shared_rows)
     }
 
     /// Returns what a checkpoint keeps of the configuration: where rows lie is a matter of the machine.

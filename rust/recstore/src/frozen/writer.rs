@@ -54,7 +54,7 @@ pub(super) fn write_file(
     let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
     let failed = |error: io::Error| refused(error.to_string());
     let lines = index::build(&mut ids).map_err(|id| refused(format!("id {id} is there twice")))?;
-    let (layout, header) = Layout::new(described(spec)?, ids.len(), lines.len()).map_err(refused)?;
+    let (layout, header) = Layout::new(described(spec, path)?, ids.len(), lines.len()).map_err(refused)?;
     let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = NamedTempFile::new_in(directory).map_err(failed)?;
     let mut writer = Writer::new(file.as_file_mut());
@@ -67,7 +67,16 @@ pub(super) fn write_file(
     Ok(layout.checks.end as u64)
 }
 
-fn described(spec: FrozenSpec<'_>) -> Result<Described> {
+fn described(spec: FrozenSpec<'_>, path: &Path) -> Result<Described> {
+    if spec.config.shared_rows().is_some() {
+        return Err(Error::Frozen {
+            path: path.display().to_string(),
+            message: format!(
+                "table \"{}\" has admission.shared_rows, which a frozen table cannot have",
+                spec.name
+            ),
+        });
+    }
     let text = spec.config.without_memory().to_json()?;
     let config =
         serde_json::from_str(&text).map_err(|error| Error::InvalidConfig { message: error.to_string() })?;

@@ -131,7 +131,7 @@ pub(crate) struct Gradients<'a> {
     /// Where each part begins, and at the end where the last one ends.
     pub(crate) starts: Vec<usize>,
     /// Where each chunk ends.
-    chunk_ends: Vec<usize>,
+    pub(super) chunk_ends: Vec<usize>,
 }
 
 impl<'a> Gradients<'a> {

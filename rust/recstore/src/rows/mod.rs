@@ -1,5 +1,6 @@
 //! Rows and their gradients, whichever table they are of.
 
+mod chosen_gradients;
 pub(crate) mod coded_row;
 pub(crate) mod distinct;
 pub(crate) mod gradient;

@@ -306,6 +306,11 @@ fn changed<K: PartialEq>(request: &PrefetchRequest<K>, changes: &[Change<K>]) ->
     if of_table().any(Option::is_none) {
         return (0..request.ids.len()).collect();
     }
+    // Any id without a row may have trained the row that another one reads.
+    let shares_rows = || request.table.describe().map_or(true, |table| table.config.shared_rows().is_some());
+    if of_table().next().is_some() && shares_rows() {
+        return (0..request.ids.len()).collect();
+    }
     let ids: Vec<i64> = of_table().flatten().flat_map(|ids| ids.iter().copied()).collect();
     let changed = IdSet::of(&ids);
     (0..request.ids.len()).filter(|&position| changed.has(request.ids[position])).collect()

@@ -43,7 +43,7 @@ impl Admission {
             AdmissionConfig::Sketch { threshold, epsilon, delta, .. } => {
                 Self::Sketch { threshold, sketch: Sketch::new(epsilon, delta) }
             }
-            AdmissionConfig::Probability { probability } => Self::Probability(probability),
+            AdmissionConfig::Probability { probability, .. } => Self::Probability(probability),
         }
     }
 

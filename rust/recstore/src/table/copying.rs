@@ -42,6 +42,9 @@ impl Table {
             let counts = rows.admission.as_ref().map(Admission::counts).unwrap_or_default();
             let added = copy.add_admission_counts(&counts, |_| true);
             added.map_err(|message| Error::StateMismatch { table: name.to_owned(), message })?;
+            let records = rows.shared.as_ref().map(|shared| shared.copied()).unwrap_or_default();
+            let shared = copy.put_shared_rows(&records);
+            shared.map_err(|message| Error::StateMismatch { table: name.to_owned(), message })?;
             (self.progress(&rows), rows.sweep.clone())
         };
         copy.take_progress(&progress)?;

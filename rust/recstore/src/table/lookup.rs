@@ -15,6 +15,7 @@ use std::sync::OnceLock;
 use super::ids::id_map::{BEHIND, Home, IdMap};
 use super::ids::row_index::{NO_INDEX, RowIndex};
 use super::initial_values::initializer::Initializer;
+use super::shared_rows::SharedRows;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use crate::Error;
@@ -38,12 +39,14 @@ const LINES_TOGETHER: usize = 64;
 /// Ids so few that there is nothing to overlap.
 const FEW_IDS: usize = 4;
 
-/// What a lookup reads: the ids' rows, or their initial values.
+/// What a lookup reads: the ids' rows, or those that they share, or their initial values.
 #[derive(Clone, Copy)]
 pub(super) struct RowSource<'a> {
     pub(super) ids: &'a IdMap,
     pub(super) storage: &'a SlotGroup,
     pub(super) initializer: &'a Initializer,
+    /// Of a table whose ids without a row share some.
+    pub(super) shared: Option<&'a SharedRows>,
     pub(super) dim: usize,
     /// Of a table whose rows may lie on disk.
     pub(super) cold: Option<ColdRows<'a>>,
@@ -205,7 +208,7 @@ impl InitialRows {
     #[inline(always)]
     fn complete<'a>(
         &'a mut self,
-        source: RowSource<'_>,
+        source: RowSource<'a>,
         row_type: impl RowType,
         ids: &[i64],
         words: &[&'a [f32]],
@@ -224,6 +227,12 @@ impl InitialRows {
         for (place, _) in words.iter().enumerate().filter(|(_, words)| words.is_empty()) {
             prefetch_copy(place);
         }
+        if let Some(shared) = source.shared {
+            if shared.len() > 0 {
+                return with_shared(shared, ids, words);
+            }
+            self.ids.iter_mut().for_each(|id| *id = SharedRows::first_value_of(shared.index_of(*id)));
+        }
         let row_words = source.storage.weight_words();
         self.values.resize(self.ids.len() * source.dim, 0.0);
         source.initializer.fill(&self.ids, &mut self.values);
@@ -241,6 +250,15 @@ impl InitialRows {
         let words = words.iter().map(|words| if words.is_empty() { initial.next() } else { Some(*words) });
         words.map(Option::unwrap_or_default).collect()
     }
+}
+
+/// Returns `words` of a group with the weights of shared rows in the empty places.
+fn with_shared<'a>(shared: &'a SharedRows, ids: &[i64], words: &[&'a [f32]]) -> Vec<&'a [f32]> {
+    let each = ids.iter().zip(words);
+    let each = each.map(|(id, words)| if words.is_empty() { shared.weights_of(*id) } else { Some(*words) });
+    let words: Vec<&[f32]> = each.map(Option::unwrap_or_default).collect();
+    words.iter().for_each(|words| prefetch(words, Cache::Second));
+    words
 }
 
 /// Writes the row of each id to `out`, and its index to `places` unless that is empty.

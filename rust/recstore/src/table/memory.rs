@@ -91,6 +91,7 @@ impl Rows {
             + self.bytes_of_freed(len)
             + self.usages.as_ref().map_or(0, |_| Usages::bytes_for(len))
             + self.admission.as_ref().map_or(0, |admission| admission.bytes_after(growth.candidates))
+            + self.shared.as_ref().map_or(0, |shared| shared.reserved_bytes())
             + self.indices.capacity() * size_of::<u32>()
             + self.tier.as_ref().map_or(0, |tier| tier.bytes_for(len))
     }
@@ -156,15 +157,19 @@ impl Rows {
         let reserved = self.ids.bytes_after(0)
             + self.changes.bytes_for(len)
             + self.bytes_of_freed(len)
-            + counted(|admission| admission.bytes_after(0));
+            + counted(|admission| admission.bytes_after(0))
+            + self.shared.as_ref().map_or(0, |shared| shared.reserved_bytes());
+        let [shared_weights, shared_slots, of_shared] =
+            self.shared.as_ref().map_or([0; 3], |shared| shared.bytes());
         let used =
             self.ids.bytes() + self.changes.bytes() + self.allocator.bytes() + counted(Admission::bytes);
         let index = self.index_bytes_after(Growth::NONE) - reserved + used;
         MemoryUse {
-            row_bytes: resident * weights,
-            slot_bytes: resident * (record - weights),
+            row_bytes: resident * weights + shared_weights,
+            slot_bytes: resident * (record - weights) + shared_slots,
             index_bytes: index as u64,
-            free_bytes: (supplied as u64).saturating_sub(resident * record),
+            free_bytes: (supplied as u64).saturating_sub(resident * record)
+                + of_shared.saturating_sub(shared_weights + shared_slots),
             memory_limit: Some(self.limit).filter(|&limit| limit != u64::MAX),
             resident_rows: resident,
             ..MemoryUse::default()

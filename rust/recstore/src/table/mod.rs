@@ -28,6 +28,7 @@ mod replacing;
 mod rowless;
 mod rows;
 mod saving;
+mod shared_rows;
 mod state;
 mod storage;
 mod sweep;

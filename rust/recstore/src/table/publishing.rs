@@ -83,6 +83,13 @@ pub(crate) fn end(tables: &[Arc<Table>], publication: u64) -> Result<()> {
 /// Locks tables, each with its place among them.
 fn lock(tables: &[Arc<Table>]) -> Result<Vec<(usize, RwLockWriteGuard<'_, Rows>)>> {
     tables.iter().try_for_each(|table| table.check_writable(OPERATION, 0))?;
+    if let Some(table) = tables.iter().find(|table| table.config.shared_rows().is_some()) {
+        let message = format!(
+            "{OPERATION}: table \"{}\" has admission.shared_rows, which those who follow a table cannot have",
+            table.name
+        );
+        return Err(Error::InvalidConfig { message });
+    }
     let mut order: Vec<_> = tables.iter().enumerate().collect();
     order.sort_by_key(|(_, table)| lock_order(table));
     if let Some(pair) = order.windows(2).find(|pair| Arc::ptr_eq(pair[0].1, pair[1].1)) {

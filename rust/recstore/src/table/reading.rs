@@ -133,6 +133,7 @@ impl Rows {
             ids: &self.ids,
             storage: &self.storage,
             initializer: &table.initializer,
+            shared: self.shared.as_deref(),
             dim: table.config.dim,
             cold,
             kept: table.config.optimizer.idle_decay().map(|_| self.kept),

@@ -12,6 +12,7 @@ use super::ids::id_map::IdMap;
 use super::ids::row_ids::RowIds;
 use super::ids::row_index::{NO_INDEX, RowIndex};
 use super::lookup::FindRows;
+use super::shared_rows::SharedRows;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use super::sweep::Sweep;
@@ -32,6 +33,8 @@ pub(super) struct Rows {
     pub(super) storage: SlotGroup,
     /// What decides which ids get a row by training; none: all do.
     pub(super) admission: Option<Admission>,
+    /// What ids without a row read and train; none: they read initial values.
+    pub(super) shared: Option<Box<SharedRows>>,
     /// None where rows never leave.
     pub(super) usages: Option<Usages>,
     /// Rows that will leave.

@@ -27,6 +27,8 @@ pub(crate) struct TableCut {
     pub(crate) table: Arc<Table>,
     pub(crate) cut: Cut,
     pub(crate) admission: Option<AdmissionCounts>,
+    /// The records of shared rows, for a table that has any; none as long as all have their initial values.
+    pub(crate) shared: Option<Vec<f32>>,
     sweep: Option<Arc<Sweep>>,
     pub(crate) progress: TableProgress,
 }
@@ -89,6 +91,7 @@ pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> 
             table: Arc::clone(table),
             cut: rows.changes.cut(rows.row_ids.used(), base, save),
             admission: rows.admission.as_ref().map(Admission::counts),
+            shared: rows.shared.as_ref().map(|shared| shared.copied()),
             sweep: rows.sweep.clone(),
             progress: table.progress(rows),
         }
@@ -284,6 +287,21 @@ impl Table {
         if let Some(admission) = &mut rows.admission {
             admission.add(counts, keeps)?;
             // Rows in memory took what room there was. What cannot go now goes with the next step.
+            _ = rows.shrink_frames(&Serial, Growth::NONE);
+            rows.settle();
+        }
+        Ok(())
+    }
+
+    /// Sets the records of shared rows.
+    ///
+    /// # Errors
+    /// Says what does not fit the table's configuration.
+    pub(crate) fn put_shared_rows(&mut self, records: &[f32]) -> std::result::Result<(), String> {
+        let rows = self.own_rows();
+        if let Some(shared) = &mut rows.shared {
+            shared.put(records)?;
+            // As for counts.
             _ = rows.shrink_frames(&Serial, Growth::NONE);
             rows.settle();
         }

@@ -11,6 +11,7 @@ use super::ids::id_map::IdMap;
 use super::ids::row_ids::RowIds;
 use super::initial_values::initializer::Initializer;
 use super::rows::{Rows, next_epoch};
+use super::shared_rows::SharedRows;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
 use super::usages::Usages;
@@ -47,10 +48,12 @@ impl Table {
         let optimizer = Optimizer::new(name, config, rules)?;
         let storage = new_storage(config, optimizer.slots().to_vec());
         let tier = new_tier(name, config, &storage)?;
+        let initializer = Initializer::new(name, config);
+        let shared = new_shared_rows(config, initializer.seed(), optimizer.slots());
         Ok(Self {
             name: name.to_owned(),
             config: config.clone(),
-            initializer: Initializer::new(name, config),
+            initializer,
             optimizer,
             generation: fork::generation(),
             refusals: AtomicU64::new(0),
@@ -65,6 +68,7 @@ impl Table {
                 limit: config.memory_limit.unwrap_or(u64::MAX),
                 account: Account::new(Arc::clone(budget)),
                 admission: config.admission.as_ref().map(Admission::new),
+                shared,
                 usages: config.eviction.as_ref().map(|_| Usages::default()),
                 sweep: None,
                 epoch: next_epoch(),
@@ -124,6 +128,7 @@ impl Table {
             rejections: rows.rejections,
             evictions: rows.evictions,
             candidates: rows.admission.as_ref().map_or(0, Admission::num_candidates),
+            shared_rows: rows.shared.as_ref().map_or(0, |shared| shared.len()),
             refusals: self.refusals.load(Ordering::Relaxed),
             step: rows.step,
             learning_rate: rows.learning_rate,
@@ -179,6 +184,14 @@ pub(super) fn new_storage(config: &TableConfig, slots: Vec<Slot>) -> SlotGroup {
         (Some(_), Some(limit)) => SlotGroup::within(words, limit, slots),
         _ => SlotGroup::new(words, config.block_size, slots),
     }
+}
+
+fn new_shared_rows(config: &TableConfig, seed: u64, slots: &[Slot]) -> Option<Box<SharedRows>> {
+    config.shared_rows().map(|count| {
+        let words = with_row_type!(config.dtype, row_type => row_type.words(config.dim));
+        let records = SlotGroup::new(words, config.block_size.min(count as usize), slots.to_vec());
+        Box::new(SharedRows::new(count, seed, records))
+    })
 }
 
 pub(super) fn new_tier(name: &str, config: &TableConfig, storage: &SlotGroup) -> Result<Option<Box<Tier>>> {

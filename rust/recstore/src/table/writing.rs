@@ -98,7 +98,7 @@ impl Table {
     }
 
     /// Keeps `weights` in a record, rounded to the row type, and brings its state in agreement.
-    fn store(&self, rule: &PreparedRule, weights: &[f32], words: &mut [f32], state: &mut [f32]) {
+    pub(super) fn store(&self, rule: &PreparedRule, weights: &[f32], words: &mut [f32], state: &mut [f32]) {
         with_row_type!(self.config.dtype, row_type => row_type.round(weights, words));
         let mut kept = weights.to_vec();
         with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut kept));
@@ -151,7 +151,7 @@ impl Table {
         let mut weights = vec![0.0; self.config.dim];
         for &id in ids {
             if let (index, true) = rows.find_or_allocate(id) {
-                self.initializer.fill(&[id], &mut weights);
+                self.fill_rowless(rows, &[id], &mut weights);
                 rows.change(index, true, |words, state| {
                     state.fill(0.0);
                     self.store(&rule, &weights, words, state);
@@ -185,6 +185,7 @@ impl Table {
             sweep.finish(self, rows);
         }
         rows.admission.iter_mut().for_each(Admission::clear);
+        rows.shared.iter_mut().for_each(|shared| shared.forget());
         rows.usages.iter_mut().for_each(|usages| *usages = Usages::default());
         rows.ids = IdMap::default();
         rows.row_ids = RowIds::default();

@@ -20,6 +20,7 @@ const USAGE_COUNT: &str = "usage.count";
 pub(super) const DELETED: &str = "deleted_ids";
 const ADMISSION_IDS: &str = "admission.ids";
 const ADMISSION_COUNTS: &str = "admission.counts";
+const SHARED: &str = "admission.shared.";
 const LEAVING: &str = "eviction.ids";
 pub(super) const HEADER: &str = "header";
 
@@ -50,6 +51,8 @@ pub(crate) struct Layout {
     pub(super) columns: Vec<Column>,
     pub(super) stride: usize,
     pub(super) has_admission: bool,
+    /// The columns of shared rows, for a table that has any.
+    shared: Vec<Column>,
     pub(super) has_eviction: bool,
 }
 
@@ -58,18 +61,21 @@ pub(crate) struct Layout {
 pub(crate) struct TableState {
     /// None for a table that admits all ids.
     pub(crate) admission: Option<AdmissionCounts>,
+    /// The columns of shared rows: names and types, and their bytes.
+    shared: Vec<(String, TensorType, Vec<u8>)>,
     /// Ids of rows that will leave; none for a table that no row leaves.
     pub(crate) leaving: Option<Vec<i64>>,
 }
 
 impl TableState {
     /// Returns the tensors: names, types and values.
-    pub(super) fn tensors(&self) -> Vec<(&'static str, TensorType, &[u8])> {
+    pub(super) fn tensors(&self) -> Vec<(&str, TensorType, &[u8])> {
         let mut tensors = Vec::new();
         if let Some(AdmissionCounts { ids, counts }) = &self.admission {
             tensors.push((ADMISSION_IDS, TensorType::I64, bytemuck::cast_slice(ids)));
             tensors.push((ADMISSION_COUNTS, TensorType::U32, bytemuck::cast_slice(counts)));
         }
+        tensors.extend(self.shared.iter().map(|(name, kind, bytes)| (&name[..], *kind, &bytes[..])));
         if let Some(ids) = &self.leaving {
             tensors.push((LEAVING, TensorType::I64, bytemuck::cast_slice(ids)));
         }
@@ -91,20 +97,57 @@ impl TableState {
             ids: vec![0; length(ADMISSION_IDS)],
             counts: vec![0; length(ADMISSION_COUNTS)],
         };
+        let shared = layout.shared.iter().map(|column| {
+            let bytes = length(&column.name) * column.tensor_type.bitsize() / 8;
+            (column.name.clone(), column.tensor_type, vec![0; bytes])
+        });
         Self {
             admission: layout.has_admission.then(admission),
+            shared: shared.collect(),
             leaving: layout.has_eviction.then(|| vec![0; length(LEAVING)]),
         }
     }
 
     pub(super) fn bytes_of(&mut self, name: &str) -> Option<&mut [u8]> {
-        let Self { admission, leaving } = self;
+        let Self { admission, shared, leaving } = self;
         match name {
             ADMISSION_IDS => admission.as_mut().map(|counts| bytemuck::cast_slice_mut(&mut counts.ids)),
             ADMISSION_COUNTS => admission.as_mut().map(|counts| bytemuck::cast_slice_mut(&mut counts.counts)),
             LEAVING => leaving.as_mut().map(|ids| bytemuck::cast_slice_mut(ids)),
-            _ => None,
+            _ => shared.iter_mut().find(|(known, ..)| known == name).map(|(.., bytes)| &mut bytes[..]),
         }
+    }
+
+    /// Returns what was counted, the records of shared rows and the ids that will leave as the tensors have them.
+    pub(crate) fn of(
+        layout: &Layout,
+        admission: Option<AdmissionCounts>,
+        shared: Vec<f32>,
+        leaving: Option<Vec<i64>>,
+    ) -> Self {
+        let (rows, mut buffer) = (CopiedRows { records: shared, ..CopiedRows::default() }, Vec::new());
+        let columns = layout.shared.iter().map(|column| {
+            let bytes = column.bytes(layout, &rows, &mut buffer).to_vec();
+            (column.name.clone(), column.tensor_type, bytes)
+        });
+        Self { admission, shared: columns.collect(), leaving }
+    }
+
+    /// Returns the records of shared rows.
+    ///
+    /// # Errors
+    /// Says which of their columns has another number of them.
+    pub(crate) fn shared_records(&self, layout: &Layout) -> Result<Vec<f32>, String> {
+        let columns = || layout.shared.iter().zip(&self.shared).map(|(column, (.., bytes))| (column, bytes));
+        let count = columns().map(|(column, bytes)| bytes.len() / column.row_bytes).next().unwrap_or(0);
+        let mut rows = CopiedRows { records: vec![0.0; count * layout.stride], ..CopiedRows::default() };
+        for (column, bytes) in columns() {
+            if bytes.len() != count * column.row_bytes {
+                return Err(format!("expected {count} rows of \"{}\", as of the others", column.name));
+            }
+            column.put(layout, bytes, &mut rows);
+        }
+        Ok(rows.records)
     }
 }
 
@@ -131,7 +174,14 @@ impl Layout {
             columns.push(integers(USAGE_STEP, Origin::UsageStep));
             columns.push(integers(USAGE_COUNT, Origin::UsageCount));
         }
-        Self { columns, stride, has_admission: table.config().admission.is_some(), has_eviction }
+        let has_admission = table.config().admission.is_some();
+        let of_record = columns.iter().filter(|column| matches!(column.origin, Origin::Record(_)));
+        let shared = |column: &Column| Column { name: format!("{SHARED}{}", column.name), ..column.clone() };
+        let shared = match table.config().shared_rows() {
+            Some(_) => of_record.map(shared).collect(),
+            None => Vec::new(),
+        };
+        Self { columns, stride, has_admission, shared, has_eviction }
     }
 
     /// Returns the tensors about the table, of these lengths.
@@ -139,9 +189,13 @@ impl Layout {
         let admission = [(ADMISSION_IDS, TensorType::I64), (ADMISSION_COUNTS, TensorType::U32)];
         let admission = admission.into_iter().filter(|_| self.has_admission);
         let eviction = self.has_eviction.then_some((LEAVING, TensorType::I64));
-        let tensor =
-            |(name, kind): (&str, _)| (name.to_owned(), kind, vec![lengths.get(name).copied().unwrap_or(0)]);
-        admission.chain(eviction).map(tensor).collect()
+        let length = |name: &str| lengths.get(name).copied().unwrap_or(0);
+        let tensor = |(name, kind): (&str, _)| (name.to_owned(), kind, vec![length(name)]);
+        let shared = self.shared.iter().map(|column| {
+            let shape = vec![length(&column.name) / column.width, column.width];
+            (column.name.clone(), column.tensor_type, shape)
+        });
+        admission.map(tensor).chain(shared).chain(eviction.map(tensor)).collect()
     }
 
     /// Returns the bytes of a row in a file.

@@ -80,6 +80,12 @@ impl SlotGroup {
         self.layout.stride()
     }
 
+    /// Returns the words that hold a row's weights.
+    #[inline(always)]
+    pub(crate) fn weights(&self, index: RowIndex) -> &[f32] {
+        &self.record(index)[..self.weight_words]
+    }
+
     #[inline(always)]
     pub(crate) fn record(&self, index: RowIndex) -> &[f32] {
         let (slab, start) = self.layout.locate(index);

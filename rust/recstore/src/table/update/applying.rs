@@ -3,6 +3,7 @@
 use super::finding::{find_rows, take_kept_places};
 use super::locked::Locked;
 use super::request::CheckedStep;
+use super::sharing::step_shared_rows;
 use super::stepping::step_rows;
 use crate::Result;
 use crate::kernel::parallel::for_each_mut;
@@ -34,6 +35,7 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Resu
     }
     for_each_mut(engine.executor, locked.iter_mut().filter(|locked| locked.misses()), Locked::insert_missing);
     step_rows(engine, &mut locked);
+    step_shared_rows(engine, &mut locked);
     // All come to their end, whichever fails.
     let finished: Vec<_> = locked.into_iter().map(Locked::finish).collect();
     finished.into_iter().sum()

@@ -33,10 +33,14 @@ pub(super) struct Locked<'a> {
     pub(super) indices: Vec<u32>,
     /// Whether a position's row was made by this step; empty where none was.
     pub(super) is_new: Vec<bool>,
+    /// The positions of ids that were not admitted, of a table whose ids share rows; they ascend.
+    pub(super) rejected: Vec<usize>,
     /// For each part, what its places tell.
     pub(super) known: Vec<Known>,
     pub(super) stepped: AtomicU64,
     pub(super) skipped: usize,
+    /// Whether sums over several ids may be beyond float32.
+    pub(super) may_overflow: bool,
 }
 
 impl<'a> Locked<'a> {
@@ -65,9 +69,11 @@ impl<'a> Locked<'a> {
             step_before,
             indices,
             is_new: Vec::new(),
+            rejected: Vec::new(),
             known,
             stepped: AtomicU64::new(0),
             skipped: checked.skipped,
+            may_overflow: merged.is_some(),
         }
     }
 
@@ -116,10 +122,16 @@ impl<'a> Locked<'a> {
         self.is_new.clear();
         self.is_new.resize(self.indices.len(), false);
         for position in positions {
-            // An id that was not admitted takes no step.
+            // An id that was not admitted takes no step of its own.
             let index = self.rows.ids.find(self.gradients.id(position));
             self.indices[position] = index.map_or(PADDING, |index| index.0);
             self.is_new[position] = index.is_some();
+            if index.is_none() && self.rows.shared.is_some() {
+                self.rejected.push(position);
+            }
+        }
+        if !self.rejected.is_empty() {
+            self.table.make_shared_rows(self.rows, &self.rule);
         }
     }
 

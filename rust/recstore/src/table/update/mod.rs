@@ -10,6 +10,7 @@ mod applying;
 mod finding;
 mod locked;
 mod request;
+mod sharing;
 mod stepping;
 
 pub(crate) use applying::apply;

@@ -15,7 +15,7 @@ use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
-use crate::kernel::sorting::{CountedKeys, SortedPart, ranges};
+use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
 use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::rows::gradient::Gradients;
 use crate::rows::row_type::{Float32, Narrow, Noise, RowType};
@@ -24,6 +24,7 @@ use crate::table::engine::Engine;
 use crate::table::ids::row_ids::RowIds;
 use crate::table::ids::row_index::{NO_INDEX, RowIndex};
 use crate::table::rows::Rows;
+use crate::table::shared_rows::SharedRows;
 use crate::table::storage::records::{RecordStart, SharedRecords};
 use crate::table::storage::tier::Tier;
 use crate::table::sweep::Sweep;
@@ -59,7 +60,7 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             Some((by_row, numbers)) => (by_row, *numbers),
             None => (locked.gradients, Default::default()),
         };
-        let Rows { storage, step, changes, row_ids, usages, sweep, tier, .. } = &mut *locked.rows;
+        let Rows { storage, step, changes, row_ids, usages, sweep, tier, shared, .. } = &mut *locked.rows;
         let rows = Arc::new(SteppedRows {
             table: locked.table,
             gradients,
@@ -72,6 +73,7 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             tier: tier.as_deref(),
             indices: [CountedKeys { keys: &locked.indices, padding: Some(PADDING), numbers }],
             is_new: &locked.is_new,
+            shared: shared.as_deref(),
             rule: &locked.rule,
             max_grad_norm: locked.table.config.max_grad_norm.map(|most| most as f32),
             noise: locked.table.noise(*step),
@@ -79,6 +81,14 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         });
         ranges(&rows.indices, parts).into_iter().map(move |range| (Arc::clone(&rows), range))
     });
+    walk_ranges(engine, work);
+}
+
+/// Takes the steps of the rows in some ranges, each on a thread of its own.
+pub(super) fn walk_ranges<'a, 'r: 'a>(
+    engine: Engine<'_>,
+    work: impl Iterator<Item = (Arc<SteppedRows<'r>>, RankRange<u32>)> + Send + 'a,
+) {
     thread_local! {
         // Kept for the next step: it takes as much memory again each time.
         static SORTED: RefCell<SortedPart<u32>> = RefCell::default();
@@ -93,26 +103,28 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
 }
 
 /// What the threads of one table's step share.
-struct SteppedRows<'a> {
-    table: &'a Table,
-    gradients: &'a Gradients<'a>,
+pub(super) struct SteppedRows<'a> {
+    pub(super) table: &'a Table,
+    pub(super) gradients: &'a Gradients<'a>,
     /// The floats of a record.
-    stride: usize,
-    records: SharedRecords<'a>,
-    changes: &'a Changes,
-    row_ids: &'a RowIds,
+    pub(super) stride: usize,
+    pub(super) records: SharedRecords<'a>,
+    pub(super) changes: &'a Changes,
+    pub(super) row_ids: &'a RowIds,
     /// None where rows never leave.
-    usages: Option<(&'a Usages, Option<&'a Sweep>)>,
+    pub(super) usages: Option<(&'a Usages, Option<&'a Sweep>)>,
     /// The step of rows that are updated now.
-    stamp: u64,
-    tier: Option<&'a Tier>,
-    indices: [CountedKeys<'a, u32>; 1],
-    is_new: &'a [bool],
-    rule: &'a PreparedRule,
+    pub(super) stamp: u64,
+    pub(super) tier: Option<&'a Tier>,
+    pub(super) indices: [CountedKeys<'a, u32>; 1],
+    pub(super) is_new: &'a [bool],
+    /// What new rows start from, if not from initial values.
+    pub(super) shared: Option<&'a SharedRows>,
+    pub(super) rule: &'a PreparedRule,
     /// The longest gradient of a row.
-    max_grad_norm: Option<f32>,
-    noise: u64,
-    stepped: &'a AtomicU64,
+    pub(super) max_grad_norm: Option<f32>,
+    pub(super) noise: u64,
+    pub(super) stepped: &'a AtomicU64,
 }
 
 /// One part's steps, before the types of rule and rows are known.
@@ -324,7 +336,7 @@ impl<T: RowType> Kernel for StartRows<'_, T> {
         }
         let dim = rows.gradients.dim;
         values.resize(ids.len() * dim, 0.0);
-        rows.table.initializer.fill(ids, values);
+        rows.fill_new(row_type, ids, values);
         for (index, weights) in indices.iter().zip(values.chunks_exact_mut(dim)) {
             // SAFETY: 1. located here; 2. as for steps: the rows are those of one part.
             let record = unsafe { rows.records.record_mut(rows.records.locate(rows.place(*index))) };
@@ -347,7 +359,7 @@ impl SteppedRows<'_> {
             let is_new = self.is_new.get(first).copied().unwrap_or(false);
             let mut step = |record: &mut [f32]| {
                 if is_new {
-                    self.table.initializer.fill(&[self.gradients.id(first)], &mut widened);
+                    self.fill_new(row_type, &[self.gradients.id(first)], &mut widened);
                     self.start_record(row_type, &mut widened, record);
                 }
                 self.step((rule, row_type), first, record, &sum, &mut widened);
@@ -535,6 +547,15 @@ impl SteppedRows<'_> {
         step(widened);
         let noise = Noise::new(mix(self.gradients.id(first)) ^ self.noise);
         row_type.round_stochastically(widened, words, noise);
+    }
+
+    /// Writes the weights that new rows start with.
+    #[inline(always)]
+    fn fill_new(&self, row_type: impl RowType, ids: &[i64], rows: &mut [f32]) {
+        match self.shared {
+            None => self.table.initializer.fill(ids, rows),
+            Some(shared) => shared.fill(row_type, &self.table.initializer, ids, rows),
+        }
     }
 
     /// Makes a record that of a new row with these weights, which become what the table keeps of them.
