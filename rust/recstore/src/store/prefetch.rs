@@ -14,6 +14,7 @@ use crossbeam_channel::{Sender, unbounded};
 use super::embedding_store::EmbeddingStore;
 use super::embedding_table::EmbeddingTable;
 use crate::calls::TableRead;
+use crate::config::TableConfig;
 use crate::kernel::drawn::drawn_number;
 use crate::rows::distinct::IdSet;
 use crate::{Error, Result, fork};
@@ -306,9 +307,11 @@ fn changed<K: PartialEq>(request: &PrefetchRequest<K>, changes: &[Change<K>]) ->
     if of_table().any(Option::is_none) {
         return (0..request.ids.len()).collect();
     }
-    // Any id without a row may have trained the row that another one reads.
-    let shares_rows = || request.table.describe().map_or(true, |table| table.config.shared_rows().is_some());
-    if of_table().next().is_some() && shares_rows() {
+    // Any id without a row may have trained the row that another one reads, and a step changes rows that decay.
+    let changes_others =
+        |config: &TableConfig| config.shared_rows().is_some() || config.optimizer.idle_decay().is_some();
+    let changes_others = || request.table.describe().map_or(true, |table| changes_others(&table.config));
+    if of_table().next().is_some() && changes_others() {
         return (0..request.ids.len()).collect();
     }
     let ids: Vec<i64> = of_table().flatten().flat_map(|ids| ids.iter().copied()).collect();
