@@ -89,7 +89,10 @@ pytestmark = pytest.mark.tier("quick")
         ({"tables": "disk"}, "tables must be one of store, nn, got 'disk'"),
         ({"tables": "nn", "optimizer": "ftrl"}, r"nn.Embedding\(sparse=True\) has no optimizer ftrl"),
         ({"tables": "nn", "optimizer": "adagrad"}, 'only with convention "torch"'),
-        ({"row_type": "float8"}, "row_type must be one of float32, bfloat16, float16, int8, float8_e4m3fn, got 'float8'"),
+        (
+            {"row_type": "float8"},
+            "row_type must be one of float32, bfloat16, float16, int8, float8_e4m3fn, got 'float8'",
+        ),
         ({"disk": "/tmp"}, "disk needs a memory_limit"),
         ({"memory_limit": 0}, "memory_limit must be at least 1, got 0"),
         ({"tables": "nn", "memory_limit": 1}, "tables nn takes no memory_limit"),
