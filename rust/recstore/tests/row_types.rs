@@ -436,11 +436,17 @@ fn z_of_ftrl_sums_up_over_many_steps_as_with_float32() {
     for RowType { name, spacing, .. } in ROW_TYPES {
         let (z, w) = ftrl_sums(name, &ids);
         let (above, most) = distance(&z, &exact_z);
-        // A weight of int8 is as far off as the greatest of its row, however small it is.
-        let bound = spacing * if name == "int8" { 320.0 } else { 40.0 };
-        assert!(above.abs() < f64::from(spacing) && most < bound, "{name} z: {above} {most}");
+        // A weight of int8 is as far off as the greatest of its row, which is two and more, however small it is.
+        let farther = if name == "int8" { 8.0 } else { 1.0 };
+        assert!(
+            above.abs() < f64::from(spacing) && most < 40.0 * farther * spacing,
+            "{name} z: {above} {most}"
+        );
         let (above, most) = distance(&w, &exact_w);
-        assert!(above.abs() < f64::from(spacing) / 16.0 && most < spacing, "{name} w: {above} {most}");
+        assert!(
+            above.abs() < f64::from(spacing) / 16.0 && most < farther * spacing,
+            "{name} w: {above} {most}"
+        );
     }
 }
 
