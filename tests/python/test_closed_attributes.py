@@ -12,7 +12,7 @@ from module_kinds import DIM, IDS, NUM, OPTIONS, Kind, Pair, each_kind, pair
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recstore_ops import DistEmbedding, DistTensor, HashTable, SparseOptimizer
+from recstore_ops import DistEmbedding, DistTensor, HashTable, SparseOptimizer, StagedRows
 
 __all__ = ["pair"]
 
@@ -56,7 +56,7 @@ def test_a_derived_class_has_attributes_of_its_own(table_name: Callable[[], str]
             self.scale = 2.0
             self.top: nn.Linear = nn.Linear(DIM, 1)
 
-        def forward(self, ids: Tensor) -> Tensor:
+        def forward(self, ids: Tensor | StagedRows) -> Tensor:
             return self.top(self.scale * super().forward(ids))
 
     module = Scaled(table_name())
