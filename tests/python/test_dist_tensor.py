@@ -128,7 +128,7 @@ def test_wrong_rows_are_refused_with_the_table(shape: tuple[int, ...], name: str
         ((5, 3, 1), torch.float32, ValueError, "must be (rows, dim), got (5, 3, 1)"),
         ((0, 3), torch.float32, ValueError, "num_embeddings"),
         ((5, 0), torch.float32, ValueError, "dim must be at least 1, got 0"),
-        ((5, 3), torch.float64, TypeError, "holds torch.float32, torch.bfloat16, torch.float16, got torch.float64"),
+        ((5, 3), torch.float64, TypeError, "torch.int8, torch.float8_e4m3fn, got torch.float64"),
         ((5, 3), torch.int64, TypeError, "got torch.int64"),
     ],
 )

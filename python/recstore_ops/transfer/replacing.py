@@ -93,7 +93,7 @@ def replace_embeddings(
             changes no row: make it anew.
 
     Example:
-        >>> model = nn.Sequential(nn.EmbeddingBag(1000, 8), nn.Linear(8, 1))
+        >>> model = torch.nn.Sequential(torch.nn.EmbeddingBag(1000, 8), torch.nn.Linear(8, 1))
         >>> replaced = replace_embeddings(model, prefix="clicks/", grows=True, optimizer={"kind": "adagrad", "lr": 0.1})
         >>> dense = torch.optim.Adagrad(replaced.dense_parameters(), lr=0.1)
         >>> model(torch.tensor([[7, 2**40]])).shape, replaced.tables

@@ -268,7 +268,7 @@ impl Table {
             (Some(_), Some(kept)) if kept.is_possible() => Ok(kept),
             (decay, kept) => {
                 let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };
-                let message = format!("expected {expected} as idle_kept, got {kept:?}");
+                let message = format!("expected {expected} as idle_kept, got {}", serde_json::json!(kept));
                 Err(Error::StateMismatch { table: self.name.clone(), message })
             }
         }

@@ -60,7 +60,8 @@ impl Table {
             (Some(_), _, Some(kept)) => Ok(kept),
             (decay, pair, _) => {
                 let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };
-                Err(self.state_mismatch(format!("expected {expected} as idle_kept, got {pair:?}")))
+                let got = serde_json::json!(pair);
+                Err(self.state_mismatch(format!("expected {expected} as idle_kept, got {got}")))
             }
         }
     }
