@@ -174,7 +174,7 @@ def rows_of(module: Any, size: int) -> Tensor:
     return module.weight[torch.arange(size)]
 
 
-@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("grows", [False, pytest.param(True, marks=pytest.mark.tier("all"))])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("make", MODELS)
 def test_a_model_trains_as_it_would_have(make: Callable[[], Any], name: str, grows: bool, prefix: str) -> None:
