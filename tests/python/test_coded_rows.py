@@ -14,7 +14,7 @@ import torch
 from checkpoints import drop_all_tables
 from optimizer_kinds import KINDS
 from safetensors.torch import load_file
-from test_row_types import auc_on_frappe
+from test_row_types import DIM, NUM, all_rows, auc_on_frappe, scattered, train
 from torch import Tensor, nn
 
 from recstore_ops import (
@@ -34,7 +34,6 @@ from recstore_ops.transfer import export_safetensors, from_embedding
 
 pytestmark = pytest.mark.tier("test")
 
-NUM, DIM = 40, 5
 GREATEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 FINEST = {torch.int8: 1 / 64, torch.float8_e4m3fn: 1 / 8}
 """How far apart the values from half of a row's greatest to it are, relative to them."""
@@ -54,10 +53,6 @@ def name(table_name: Callable[[], str]) -> str:
     return table_name()
 
 
-def scattered(*shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0))
-
-
 def scales(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """The least power of two by which each row can be divided to be no greater than the greatest code, `[N, 1]`."""
     powers = 2.0 ** torch.arange(-126, 120)
@@ -70,24 +65,6 @@ def rounded(rows: Tensor, dtype: torch.dtype) -> Tensor:
     codes = rows / scales(rows, dtype)
     codes = codes.round() if dtype == torch.int8 else codes.to(dtype).float()
     return codes * scales(rows, dtype)
-
-
-def all_rows(module: DistEmbedding | DistEmbeddingBag) -> Tensor:
-    return module.weight[torch.arange(NUM)]
-
-
-def train(name: str, dtype: torch.dtype, optimizer: Any, steps: int = 50, **options: Any) -> Tensor:
-    """Moves the rows of a new table towards some target, deletes the table, and returns them."""
-    module = DistEmbedding(NUM, DIM, name, optimizer=optimizer, dtype=dtype, **options)
-    stepper, target = SparseOptimizer(modules=[module]), scattered(NUM, DIM)
-    for step in range(steps):
-        ids = torch.arange(step % 3, NUM, 1 + step % 2)
-        stepper.zero_grad()
-        (module(ids) - target[ids]).square().sum().backward()
-        stepper.step()
-    rows = all_rows(module)
-    RecStoreClient().drop(name)
-    return rows
 
 
 # What is rounded.
