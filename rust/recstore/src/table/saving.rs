@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use serde::Serialize;
+
 use super::admission::{Admission, AdmissionCounts};
 use super::changes::{CopiedRows, Cut, SaveId};
 use super::engine::Engine;
@@ -247,7 +249,8 @@ impl Table {
     /// # Errors
     /// [`Error::InvalidLearningRate`]; [`Error::StateMismatch`].
     pub(super) fn take_progress(&mut self, progress: &TableProgress) -> Result<()> {
-        let kept = self.kept_of(progress)?;
+        let given = progress.idle_kept;
+        let kept = self.kept_of(given, given.filter(|kept| kept.is_possible()))?;
         self.set_learning_rate(progress.learning_rate, progress.learning_rate_was_set)?;
         *self.refusals.get_mut() = progress.refusals;
         let rows = self.own_rows();
@@ -261,14 +264,17 @@ impl Table {
         Ok(())
     }
 
-    /// Returns what the steps before left of weights that they did not change.
-    fn kept_of(&self, progress: &TableProgress) -> Result<Kept> {
-        match (self.config.optimizer.idle_decay(), progress.idle_kept) {
-            (None, None) => Ok(Kept::default()),
-            (Some(_), Some(kept)) if kept.is_possible() => Ok(kept),
-            (decay, kept) => {
+    /// Returns what the steps before left of weights that they did not change: the product that was `given`, if it is one.
+    ///
+    /// # Errors
+    /// [`Error::StateMismatch`]: none was given to a table that needs one, or one to another, or it is none.
+    pub(super) fn kept_of(&self, given: Option<impl Serialize>, product: Option<Kept>) -> Result<Kept> {
+        match (self.config.optimizer.idle_decay(), &given, product) {
+            (None, None, _) => Ok(Kept::default()),
+            (Some(_), _, Some(kept)) => Ok(kept),
+            (decay, ..) => {
                 let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };
-                let message = format!("expected {expected} as idle_kept, got {}", serde_json::json!(kept));
+                let message = format!("expected {expected} as idle_kept, got {}", serde_json::json!(given));
                 Err(Error::StateMismatch { table: self.name.clone(), message })
             }
         }

@@ -55,15 +55,7 @@ impl Table {
     }
 
     fn kept_of_state(&self, state: &OptimizerState<'_>) -> Result<Kept> {
-        match (self.config.optimizer.idle_decay(), state.idle_kept, state.idle_kept.and_then(Kept::of_pair)) {
-            (None, None, _) => Ok(Kept::default()),
-            (Some(_), _, Some(kept)) => Ok(kept),
-            (decay, pair, _) => {
-                let expected = if decay.is_some() { "a fraction and an exponent" } else { "none" };
-                let got = serde_json::json!(pair);
-                Err(self.state_mismatch(format!("expected {expected} as idle_kept, got {got}")))
-            }
-        }
+        self.kept_of(state.idle_kept, state.idle_kept.and_then(Kept::of_pair))
     }
 
     /// Returns where the rows of a state lie, which must be all that there are.
