@@ -374,8 +374,7 @@ def table_statistics(name: str) -> dict[str, Any]:
         rows) and `free_bytes` (records without a row); and the `memory_limit`. Of an optimizer with `catch_up`,
         `idle_kept`: a fraction and an exponent of two, what the steps left of a weight to which no gradient came. Of a
         table with a `disk`: `disk_bytes` of its file, `resident_rows` in memory, `rows_fetched` from the disk and
-        `rows_spilled` to it so far, and
-        `disk_nanoseconds` that calls spent on moving rows.
+        `rows_spilled` to it so far, and `disk_nanoseconds` that calls spent on moving rows.
 
     Raises:
         KeyError: there is no such table.

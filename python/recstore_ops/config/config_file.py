@@ -18,6 +18,7 @@ from typing import Any
 
 from typing_extensions import Unpack
 
+from recstore_ops.config.distinct_keys import distinct_keys
 from recstore_ops.config.json_schema import Problem, Schema, find_problems
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.paths import user_path
@@ -140,7 +141,9 @@ def read_document(path: Path) -> Any:
         OSError: the file cannot be read.
     """
     try:
-        return json.loads(path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=_distinct_keys)
+        return json.loads(
+            path.read_bytes(), parse_constant=_refuse_constant, object_pairs_hook=distinct_keys(_given_twice)
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     except RecursionError:
@@ -223,13 +226,8 @@ def _refuse_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON value")
 
 
-def _distinct_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f'the key "{key}" is given twice')
-        found[key] = value
-    return found
+def _given_twice(key: str, _first: Any, _second: Any) -> ValueError:
+    return ValueError(f'the key "{key}" is given twice')
 
 
 __all__ = [

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from recstore_ops.config.distinct_keys import distinct_keys
 from recstore_ops.config.paths import user_path
 from recstore_ops.transfer.safetensors_file import SafetensorsFile, bytes_of_tensors, without_tensor
 
@@ -118,7 +119,7 @@ def open_safetensors(path: str | PathLike[str]) -> SafetensorsFile | Safetensors
 def _read(path: str) -> tuple[dict[str, str], Any]:
     """The file of each tensor, and the size of all."""
     try:
-        index = json.loads(Path(path).read_bytes(), object_pairs_hook=_each_once)
+        index = json.loads(Path(path).read_bytes(), object_pairs_hook=distinct_keys(_twice))
         places, metadata = index["weight_map"], index.get("metadata") or {}
         total_size = metadata.get("total_size")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -131,10 +132,5 @@ def _read(path: str) -> tuple[dict[str, str], Any]:
     return places, total_size
 
 
-def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f'"{name}" is there twice, for {found[name]!r} and {value!r}')
-        found[name] = value
-    return found
+def _twice(name: str, first: Any, second: Any) -> ValueError:
+    return ValueError(f'"{name}" is there twice, for {first!r} and {second!r}')

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from recstore_ops.config.distinct_keys import distinct_keys
 from recstore_ops.serving.door.door import VERSION, InferRequest, Outputs
 from recstore_ops.serving.door.refusals import Refusal, invalid, quoted
 from recstore_ops.serving.door.signature import TensorSpec
@@ -97,7 +98,7 @@ _MOST_DIGITS = 15
 
 def _parsed(text: memoryview) -> dict[str, Any]:
     try:
-        document = json.loads(bytes(text), object_pairs_hook=_unique)
+        document = json.loads(bytes(text), object_pairs_hook=distinct_keys(_twice))
     except RecursionError:
         raise invalid("the JSON is nested too deeply") from None
     except ValueError as error:
@@ -107,13 +108,8 @@ def _parsed(text: memoryview) -> dict[str, Any]:
     return document
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise invalid(f"the JSON has the key {quoted(name)} twice")
-        found[name] = value
-    return found
+def _twice(name: str, _first: Any, _second: Any) -> Exception:
+    return invalid(f"the JSON has the key {quoted(name)} twice")
 
 
 def _check_keys(document: Mapping[str, Any], place: str, known: Sequence[str]) -> None:
