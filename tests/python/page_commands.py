@@ -18,7 +18,7 @@ _BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.
 
 
 class Command(NamedTuple):
-    """A line behind a prompt, and the lines that it prints; `...` stands for any number of them, or any part of one."""
+    """A line behind a prompt, and the lines that it prints; `...` stands for any part of them, also none."""
 
     line: str
     printed: list[str]
@@ -69,7 +69,8 @@ class Shell:
         """Runs commands, each of which prints what its page says."""
         for command in commands:
             printed = self.run(command)
-            assert re.fullmatch(_pattern(command.printed), "\n".join(printed), re.DOTALL), (command, printed)
+            text = "".join(f"{line}\n" for line in printed)
+            assert re.fullmatch(_pattern(command.printed), text, re.DOTALL), (command, printed)
 
     def run(self, command: Command) -> list[str]:
         """Returns what a command prints."""
@@ -104,5 +105,6 @@ def _posted(silent: str, address: str, option: str, body: str) -> list[str]:
 
 
 def _pattern(printed: list[str]) -> str:
-    """What fits lines, in which `...` stands for anything."""
-    return "\n".join(re.escape(line).replace(r"\.\.\.", ".*") for line in printed)
+    """What fits lines, in which `...` stands for anything, and for no line too where it is one."""
+    lines = (re.escape(f"{line}\n").replace(r"\.\.\.", ".*") for line in printed)
+    return "".join(r"(?:.*\n)?" if line == "..." else fits for line, fits in zip(printed, lines, strict=True))

@@ -111,7 +111,8 @@ def test_steps_too_small_for_the_row_type_are_right_on_average(dtype: torch.dtyp
     SparseOptimizer(modules=[module]).step()
     moved = 1 - module(ids).detach().double()
     assert len(moved.unique()) == 2
-    assert moved.mean().item() == pytest.approx(gradient, rel=0.03)
+    # Six times the deviation of the mean of 160,000 elements, of which one of 16 moves.
+    assert moved.mean().item() == pytest.approx(gradient, rel=0.06)
 
 
 @row_types

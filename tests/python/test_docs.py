@@ -39,7 +39,7 @@ MODULES = sorted(
 
 @pytest.fixture(autouse=True)
 def _tables_of_examples_are_new() -> None:
-    for name in {"item", "user"} & set(recstore_ops.table_names()):
+    for name in recstore_ops.table_names():
         recstore_ops.RecStoreClient().drop(name)
 
 

@@ -108,7 +108,7 @@ def test_steps_too_small_for_the_row_type_are_right_on_average(dtype: torch.dtyp
     SparseOptimizer(modules=[module]).step()
     moved = 1 - module(ids).detach().double()
     assert moved.unique().tolist() == [0, torch.finfo(dtype).eps / 2]
-    assert moved.mean().item() == pytest.approx(gradient, rel=0.03)
+    assert moved.mean().item() == pytest.approx(gradient, rel=0.06)
 
 
 @row_types
