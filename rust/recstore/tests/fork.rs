@@ -273,3 +273,23 @@ fn a_child_does_not_wait_for_its_parents_save() {
         has_ended.store(true, Ordering::Relaxed);
     });
 }
+
+#[test]
+fn the_saves_of_a_childs_threads_wait_for_each_other() {
+    let store = LocalStore::new(Box::new(Serial));
+    let outcome = in_forked_child(|| {
+        let own = store.open_numbered("own", &config()).map_err(|error| error.to_string())?;
+        let ids: Vec<i64> = (0..5_000).collect();
+        store.write(own, &ids, &vec![1.0; ids.len() * DIM]).map_err(|error| error.to_string())?;
+        thread::scope(|scope| {
+            let saving = || {
+                let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
+                let save = || store.save(directory.path(), &SaveOptions::default());
+                (0..20).try_for_each(|_| save().map(drop)).map_err(|error| error.to_string())
+            };
+            let threads = [(); 3].map(|()| scope.spawn(saving));
+            threads.into_iter().try_for_each(|thread| thread.join().map_err(|_| "a thread panicked")?)
+        })
+    });
+    assert_eq!(outcome, Ok(()));
+}

@@ -3,13 +3,12 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::path::Path;
-use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, TryLockError,
-};
+use std::sync::{Arc, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::embedding_store::EmbeddingStore;
 use super::embedding_table::EmbeddingTable;
 use super::local_table::LocalTable;
+use super::save_lock::SaveLock;
 use super::tables::Tables;
 use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
 use crate::checkpoint::{self, LoadOptions, LoadReport, LoadingStore, SaveOptions, SaveReport, Saves, Shard};
@@ -28,8 +27,7 @@ pub struct LocalStore {
     tables: RwLock<Tables>,
     budget: Arc<MemoryBudget>,
     rules: UpdateRules,
-    /// Saves and loads come one after another.
-    saves: Mutex<Saves>,
+    saves: SaveLock,
 }
 
 #[cfg(feature = "rayon")]
@@ -57,7 +55,7 @@ impl LocalStore {
             tables: RwLock::default(),
             budget: Arc::default(),
             rules: UpdateRules::default(),
-            saves: Mutex::default(),
+            saves: SaveLock::default(),
         }
     }
 
@@ -100,18 +98,12 @@ impl LocalStore {
         cut(&self.shared().all())
     }
 
-    /// Waits for the save or load under way. In a forked child that of the parent would never end.
+    /// Waits for the save or load under way.
     fn lock_saves(&self, directory: &Path) -> Result<MutexGuard<'_, Saves>> {
-        match self.saves.try_lock() {
-            Err(TryLockError::WouldBlock) if fork::is_child() => Err(Error::Checkpoint {
-                path: directory.display().to_string(),
-                message: "the parent of this forked process was saving or loading when it was forked"
-                    .to_owned(),
-            }),
-            Err(TryLockError::WouldBlock) => Ok(self.saves.lock().unwrap_or_else(PoisonError::into_inner)),
-            Err(TryLockError::Poisoned(poisoned)) => Ok(poisoned.into_inner()),
-            Ok(last) => Ok(last),
-        }
+        self.saves.lock().ok_or_else(|| Error::Checkpoint {
+            path: directory.display().to_string(),
+            message: "the parent of this forked process was saving or loading when it was forked".to_owned(),
+        })
     }
 
     fn shared(&self) -> RwLockReadGuard<'_, Tables> {

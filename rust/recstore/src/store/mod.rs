@@ -9,4 +9,5 @@ mod local_table;
 mod merging;
 pub(crate) mod overdue;
 pub(crate) mod prefetch;
+mod save_lock;
 mod tables;
