@@ -76,7 +76,7 @@ $(PACKAGE_READY): $(PACKAGE_SOURCES) $(BUILDER_READY)
 	@echo "== recstore-ops: compiles the store (the first time about four minutes on two cores), then installs it"
 	@command -v cargo >/dev/null || { echo "make: no cargo; install a Rust toolchain" >&2; exit 1; }
 	rm -f $(DEVELOPED)
-	$(PIP) install --verbose --no-build-isolation .
+	$(PIP) install --verbose --no-build-isolation '.[train]'
 	touch $@
 
 # What tests run on: the package as it lies here, with the native module of the profile `dev`. A change of a .py file
@@ -87,7 +87,7 @@ develop: $(DEVELOPED) ## installs recstore-ops into .venv as it lies here, for w
 $(DEVELOPED): Cargo.toml Cargo.lock pyproject.toml setup_torch.py $(RUST_SOURCES) $(TOOLS_READY)
 	@command -v cargo >/dev/null || { echo "make: no cargo; install a Rust toolchain" >&2; exit 1; }
 	rm -f $(PACKAGE_READY)
-	$(PIP) install --verbose --no-build-isolation --editable .
+	$(PIP) install --verbose --no-build-isolation --editable '.[train]'
 	touch $@
 
 .PHONY: train
@@ -171,7 +171,7 @@ TORCH_LIBRARIES := $(BIN)/python -c 'import importlib.util as u; print(u.find_sp
 
 # A file goes to one process: its tests share what they set up. Files go in the order of tests/python/tiers.py, those
 # that take longest first, and not by their numbers of tests.
-PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long
@@ -231,6 +231,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python .ci/rust_rooms.py
 	$(BIN)/python .ci/prose.py
+	$(BIN)/python .ci/third_party.py --check
 	$(BIN)/pyright
 
 .PHONY: runtime
@@ -265,7 +266,7 @@ PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check
 PEERS_READY := $(PEERS)/ready
 # The first brings what the wheel needs, the second this wheel in place of another of its version.
-INSTALL_WITH_PEERS = $(PEERS_PIP) install --quiet dist/*.whl && $(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
+INSTALL_WITH_PEERS = $(PEERS_PIP) install --quiet "$$(echo dist/*.whl)[train]" && $(PEERS_PIP) install --quiet --no-deps --force-reinstall dist/*.whl
 
 .PHONY: test-peers
 test-peers: wheel $(PEERS_READY) ## compares with TorchRec, FBGEMM and published models, in an environment of their own

@@ -39,7 +39,7 @@ def test_on(version: str, wheel: Path) -> str:
         subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
         python = ENVIRONMENT / "bin" / "python"
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        subprocess.run([*install, f"torch=={version}", *pinned_tools(), wheel], check=True)
+        subprocess.run([*install, f"torch=={version}", *pinned_tools(), f"{wheel}[train]"], check=True)
         more = (
             "test_compile.py",
             "test_large_results.py",

@@ -2,61 +2,67 @@
 
 from recstore_ops.ops import require_torch  # noqa: F401  isort: skip
 
+import importlib
+from typing import TYPE_CHECKING, Any
 
-from recstore_ops import checkpoint
+# What a program that was exported needs: the operators, their gradients, and the classes that it may take.
+from recstore_ops import autograd, servers, sparse  # noqa: F401
 from recstore_ops._native import __version__
-from recstore_ops.autograd import merge_gradients, set_merge
-from recstore_ops.client.client import (
-    EmbeddingTableConfig,
-    KVClient,
-    RecStoreClient,
-    get_kv_client,
-    memory_in_use,
-    set_memory_limit,
-    table_statistics,
-)
-from recstore_ops.client.dist_tensor import DistTensor
-from recstore_ops.client.kv_worker import KVWorker
-from recstore_ops.client.request_queue import KVResponse
-from recstore_ops.config.collection_config import EmbeddingBagConfig, EmbeddingConfig
-from recstore_ops.config.config_file import active_config, load_config_file
-from recstore_ops.config.table_config import TableConfig
-from recstore_ops.config.table_options import TableOptions
-from recstore_ops.forgetting import ForgetReport, forget
-from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
-from recstore_ops.inspect.table_report import inspect_table
-from recstore_ops.nn.averaged import averaged
-from recstore_ops.nn.dist_embedding import DistEmbedding
-from recstore_ops.nn.embedding_bag import DistEmbeddingBag
-from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
-from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
-from recstore_ops.nn.functional import embedding, embedding_bag
-from recstore_ops.nn.hashtable import HashTable, HashTableRegister
-from recstore_ops.nn.ngram_memory import NGramMemory
-from recstore_ops.nn.optimizer import SparseOptimizer
-from recstore_ops.nn.prefetch import PrefetchingDataLoader
-from recstore_ops.nn.staging import StagedRows, StagingDataLoader
-from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
-from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
-from recstore_ops.servers.store import table_names
-from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
-from recstore_ops.serving import (
-    Bundle,
-    FollowingBundle,
-    FrozenTable,
-    Publisher,
-    PublisherAddress,
-    export,
-    freeze,
-    load_bundle,
-    publish,
-)
-from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
-from recstore_ops.table.table import Table, default_table
-from recstore_ops.table.unpickling import opening_empty_tables
-from recstore_ops.table.update_rule import UpdateRule, register_rule
-from recstore_ops.transfer.replacing import ReplacedEmbeddings, replace_embeddings
-from recstore_ops.transfer.restoring import restore_embeddings
+
+if TYPE_CHECKING:
+    from recstore_ops import checkpoint
+    from recstore_ops.autograd import merge_gradients, set_merge
+    from recstore_ops.client.client import (
+        EmbeddingTableConfig,
+        KVClient,
+        RecStoreClient,
+        get_kv_client,
+        memory_in_use,
+        set_memory_limit,
+        table_statistics,
+    )
+    from recstore_ops.client.dist_tensor import DistTensor
+    from recstore_ops.client.kv_worker import KVWorker
+    from recstore_ops.client.request_queue import KVResponse
+    from recstore_ops.config.collection_config import EmbeddingBagConfig, EmbeddingConfig
+    from recstore_ops.config.config_file import active_config, load_config_file
+    from recstore_ops.config.table_config import TableConfig
+    from recstore_ops.config.table_options import TableOptions
+    from recstore_ops.forgetting import ForgetReport, forget
+    from recstore_ops.inspect.checkpoint_report import inspect_checkpoint
+    from recstore_ops.inspect.table_report import inspect_table
+    from recstore_ops.nn.averaged import averaged
+    from recstore_ops.nn.dist_embedding import DistEmbedding
+    from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+    from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
+    from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
+    from recstore_ops.nn.functional import embedding, embedding_bag
+    from recstore_ops.nn.hashtable import HashTable, HashTableRegister
+    from recstore_ops.nn.ngram_memory import NGramMemory
+    from recstore_ops.nn.optimizer import SparseOptimizer
+    from recstore_ops.nn.prefetch import PrefetchingDataLoader
+    from recstore_ops.nn.staging import StagedRows, StagingDataLoader
+    from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
+    from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
+    from recstore_ops.servers.store import table_names
+    from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
+    from recstore_ops.serving import (
+        Bundle,
+        FollowingBundle,
+        FrozenTable,
+        Publisher,
+        PublisherAddress,
+        export,
+        freeze,
+        load_bundle,
+        publish,
+    )
+    from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from recstore_ops.table.table import Table, default_table
+    from recstore_ops.table.unpickling import opening_empty_tables
+    from recstore_ops.table.update_rule import UpdateRule, register_rule
+    from recstore_ops.transfer.replacing import ReplacedEmbeddings, replace_embeddings
+    from recstore_ops.transfer.restoring import restore_embeddings
 
 __all__ = [
     "Bundle",
@@ -132,13 +138,94 @@ __all__ = [
     "table_statistics",
 ]
 
+# Where a public name comes from, once it is first asked for.
+_HOMES = {
+    "Bundle": "serving",
+    "DistEmbedding": "nn.dist_embedding",
+    "DistEmbeddingBag": "nn.embedding_bag",
+    "DistTensor": "client.dist_tensor",
+    "EmbeddingBagConfig": "config.collection_config",
+    "EmbeddingConfig": "config.collection_config",
+    "EmbeddingTableConfig": "client.client",
+    "FollowingBundle": "serving",
+    "ForgetReport": "forgetting",
+    "FrozenTable": "serving",
+    "HashTable": "nn.hashtable",
+    "HashTableRegister": "nn.hashtable",
+    "JaggedTensor": "sparse",
+    "KVClient": "client.client",
+    "KVResponse": "client.request_queue",
+    "KVWorker": "client.kv_worker",
+    "KeyedJaggedTensor": "sparse",
+    "KeyedTensor": "sparse",
+    "NGramMemory": "nn.ngram_memory",
+    "PrefetchingDataLoader": "nn.prefetch",
+    "Publisher": "serving",
+    "PublisherAddress": "serving",
+    "RecStoreClient": "client.client",
+    "RecStoreEmbeddingBagCollection": "nn.embedding_bag_collection",
+    "RecStoreEmbeddingCollection": "nn.embedding_collection",
+    "ReplacedEmbeddings": "transfer.replacing",
+    "SparseOptimizer": "nn.optimizer",
+    "StagedRows": "nn.staging",
+    "StagingDataLoader": "nn.staging",
+    "Table": "table.table",
+    "TableConfig": "config.table_config",
+    "TableOptions": "config.table_options",
+    "UpdateRule": "table.update_rule",
+    "active_config": "config.config_file",
+    "averaged": "nn.averaged",
+    "bucket_ids": "ops.made_ids",
+    "cross_ids": "ops.made_ids",
+    "current_ps_backend": "servers.choosing",
+    "default_table": "table.table",
+    "embedding": "nn.functional",
+    "embedding_bag": "nn.functional",
+    "export": "serving",
+    "forget": "forgetting",
+    "freeze": "serving",
+    "get_kv_client": "client.client",
+    "hash_strings": "ops.made_ids",
+    "inspect_checkpoint": "inspect.checkpoint_report",
+    "inspect_table": "inspect.table_report",
+    "leave_ps_workers": "servers.workers",
+    "load_bundle": "serving",
+    "load_config_file": "config.config_file",
+    "memory_in_use": "client.client",
+    "merge_gradients": "autograd",
+    "ngram_ids": "ops.made_ids",
+    "opening_empty_tables": "table.unpickling",
+    "prefix_ids": "ops.made_ids",
+    "ps_barrier": "servers.workers",
+    "ps_workers": "servers.workers",
+    "publish": "serving",
+    "register_rule": "table.update_rule",
+    "replace_embeddings": "transfer.replacing",
+    "restore_embeddings": "transfer.restoring",
+    "set_memory_limit": "client.client",
+    "set_merge": "autograd",
+    "set_ps_backend": "servers.choosing",
+    "set_ps_config": "servers.choosing",
+    "set_ps_servers": "servers.choosing",
+    "table_names": "servers.store",
+    "table_statistics": "client.client",
+}
 
-# What is pickled names a class by its module: a pickle must not depend on the room that the class lies in.
-def _take_home(names: list[str]) -> None:
-    for name in names:
-        if isinstance(public := globals()[name], type):
-            public.__module__ = __name__
+
+if not TYPE_CHECKING:  # To a checker of types a name that is not there is an error.
+
+    def __getattr__(name: str) -> Any:
+        """Imports a public name, or a room of the package."""
+        home = _HOMES.get(name)
+        try:
+            found = importlib.import_module(f"{__name__}.{home or name}")
+        except ModuleNotFoundError as error:
+            if home or error.name != f"{__name__}.{name}":
+                raise
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+        globals()[name] = getattr(found, name) if home else found
+        return globals()[name]
 
 
-_take_home(__all__)
-del _take_home
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

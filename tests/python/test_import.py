@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -80,7 +83,9 @@ def test_importing_works_in_any_directory_and_leaves_the_compiler_and_the_comman
     script = """
 import sys
 import recstore_ops
-heavy = ["torch._dynamo", "torch._inductor", "matplotlib", "typer", "rich"]
+heavy = ["torch._dynamo", "torch._inductor", "matplotlib", "typer", "rich", "pyarrow", "safetensors"]
+rooms = ["nn", "client", "checkpoint", "serving", "transfer", "forgetting", "inspect", "training", "cli"]
+heavy += [f"recstore_ops.{room}" for room in rooms]
 print(*(name for name in heavy if name in sys.modules), sep="\\n")
 print(*recstore_ops.table_names(), sep="\\n")
 """
@@ -88,6 +93,46 @@ print(*recstore_ops.table_names(), sep="\\n")
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == []
     assert list(tmp_path.iterdir()) == []
+
+
+def test_public_names_come_from_where_type_checkers_find_them() -> None:
+    source = Path(recstore_ops.__file__).read_text(encoding="utf-8")
+    checked = next(node for node in ast.parse(source).body if isinstance(node, ast.If))
+    imports = [node for node in checked.body if isinstance(node, ast.ImportFrom)]
+    found = {name.name: str(node.module) for node in imports for name in node.names}
+    assert found.pop("checkpoint") == "recstore_ops"
+    assert {name: f"recstore_ops.{home}" for name, home in recstore_ops._HOMES.items()} == found
+    assert sorted([*found, "checkpoint", "__version__"]) == recstore_ops.__all__
+
+
+def test_public_classes_are_of_the_package_wherever_they_lie() -> None:
+    public = [getattr(recstore_ops, name) for name in recstore_ops.__all__]
+    assert {kind.__module__ for kind in public if isinstance(kind, type)} == {"recstore_ops"}
+
+
+def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
+    assert set(recstore_ops.__all__) <= set(dir(recstore_ops))
+    assert attrgetter("nn.__name__")(recstore_ops) == "recstore_ops.nn"
+    with pytest.raises(AttributeError, match=r"^module 'recstore_ops' has no attribute 'DistEmbeding'$"):
+        attrgetter("DistEmbeding")(recstore_ops)
+
+
+@pytest.mark.tier("all")
+def test_the_import_takes_little_beside_that_of_torch(tmp_path: Path) -> None:
+    def microseconds() -> dict[str, int]:
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", "-c", "import torch; import recstore_ops"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        found = re.findall(r"\| +(\d+) \| (torch|recstore_ops)$", done.stderr, re.MULTILINE)
+        return {name: int(time) for time, name in found}
+
+    runs = [microseconds() for _ in range(7)]
+    fastest = {name: min(run[name] for run in runs) for name in ("torch", "recstore_ops")}
+    assert fastest["recstore_ops"] < 0.06 * fastest["torch"]  # 60 ms beside one second.
 
 
 def test_all_public_names_are_there_and_documented() -> None:

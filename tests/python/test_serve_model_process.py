@@ -226,7 +226,7 @@ def test_packages_that_are_missing_are_named(bundle: Path, package: str) -> None
     )
     done = run_program(code)
     assert done.returncode == 2, done.stderr
-    assert "recstore: serve-model needs more packages, pip install 'recstore-ops[serving]': " in done.stderr
+    assert f"recstore: serve-model needs {package}: pip install 'recstore-ops[serve]'" in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])

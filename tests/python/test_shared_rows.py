@@ -146,8 +146,8 @@ def test_an_id_starts_from_its_shared_row(table_name: TableName) -> None:
     assert torch.equal(module(torch.tensor([77]))[0], shared)
 
 
-def test_tables_on_servers_share_rows_among_the_ids_of_each(tmp_path: Path, table_name: TableName) -> None:
-    name = table_name()
+def test_tables_on_servers_share_rows_among_the_ids_of_each(tmp_path: Path, fixed_table_name: TableName) -> None:
+    name = fixed_table_name()  # It decides which ids share a row.
     options: dict[str, Any] = {"optimizer": {"kind": "adagrad", "lr": 0.1}, "admission": NEVER}
     alone = trained(DistEmbedding(None, DIM, name, **options))(IDS).detach()
     for count in (1, 2):

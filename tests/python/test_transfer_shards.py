@@ -457,7 +457,7 @@ for path, name in (("largeFalse", "large"), ("largeTrue", "large.weight")):
 @pytest.mark.tier("test")
 def test_sharded_exports_and_imports_need_little_memory(tmp_path: Path) -> None:
     of_exports, *of_imports = output_of(MEMORY, cwd=tmp_path).splitlines()
-    assert int(of_exports) < 80  # MiB, of 146: twice 16 at a time, and ids.
+    assert int(of_exports) < 100  # MiB, of 146: twice 16 at a time, ids, and what the allocator keeps.
     for each in of_imports:
         grown, rows = map(int, each.split())
         assert rows == 600_000

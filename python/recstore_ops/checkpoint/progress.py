@@ -1,13 +1,11 @@
 """A progress bar of what the store does to a checkpoint."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event, Thread
 
-from tqdm import tqdm
-
 from recstore_ops import _native
+from recstore_ops.config.progress_bars import shown_bar, shows_progress
 
 _SECONDS_BETWEEN_LOOKS = 0.1
 
@@ -16,11 +14,11 @@ _SECONDS_BETWEEN_LOOKS = 0.1
 def shown(what: str, progress: bool | None) -> Iterator[_native.CheckpointProgress]:
     """Shows how far the work within is, if asked for."""
     native = _native.CheckpointProgress()
-    if not (sys.stderr.isatty() if progress is None else progress):
+    if not shows_progress(progress):
         yield native
         return
     ended = Event()
-    bar = tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, file=sys.stderr)
+    bar = shown_bar(desc=what, unit="B", unit_scale=True, unit_divisor=1024)
 
     def look() -> None:
         done, bar.total = native.bytes()

@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, Literal
 
 from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops.config.extras import imported
 
 _OF_SERVERS = ("recstore-shard.json", "lock", "incarnation", "checkpoint", "log")
 """What the directory of a server has beside a checkpoint."""
@@ -120,8 +121,7 @@ def plain_file(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
         if "compressed" not in entry:
             yield file, entry["bytes"]
             return
-        import pyarrow
-
+        pyarrow = imported("pyarrow", "train", "a compressed checkpoint's verification")
         with pyarrow.CompressedInputStream(file, entry["compressed"]["kind"]) as plain:
             yield plain, entry["compressed"]["bytes"]
 

@@ -22,6 +22,7 @@ from recstore_ops.cli.reshard import reshard_command
 from recstore_ops.cli.serve import serve_command
 from recstore_ops.cli.serve_model import serve_model_command
 from recstore_ops.cli.top import top_command
+from recstore_ops.config.extras import MissingPackage
 from recstore_ops.training.command import train_command
 from recstore_ops.training.generated.command import generate_command
 
@@ -53,9 +54,9 @@ app.command("doctor")(doctor_command)
 
 
 def main() -> None:
-    """Runs `recstore`; a ValueError or OSError ends it with exit code 2."""
+    """Runs `recstore`; a ValueError, an OSError or a missing package ends it with exit code 2."""
     try:
         app()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingPackage) as error:
         print(f"recstore: {error}", file=sys.stderr)
         sys.exit(2)

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tqdm import tqdm
 
 from recstore_ops.cli.finished_run import FieldName, RunPath, TableName, WhichCheckpoint
 from recstore_ops.config.command_options import path_option
+from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.training.finished_run import load
 from recstore_ops.training.vectors import Vectors
 from recstore_ops.training.vectors_file import write_vectors
@@ -32,7 +32,6 @@ def export_vectors_command(
     A .parquet file has the columns id and vector. For NAME.npy the ids are in NAME.ids.npy.
     """
     vectors = Vectors(load(run, which=which), table, field)
-    # None: tqdm looks whether the standard error is a terminal.
-    with tqdm(total=len(vectors), desc="exporting", unit="row", unit_scale=True, disable=None) as bar:
+    with progress_bar(None, total=len(vectors), desc="exporting", unit="row", unit_scale=True) as bar:
         files = write_vectors(output, vectors, replaces=replace, on_rows=bar.update)
     print(f"{' and '.join(map(str, files))}: {len(vectors):,} vectors of dim {vectors.dim}")

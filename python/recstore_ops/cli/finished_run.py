@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from tqdm import tqdm
 
 from recstore_ops.config.command_options import read_user_path
+from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.training.finished_run import LoadedRun
 from recstore_ops.training.loop import EVALUATION_ROWS
 from recstore_ops.training.quality.evaluation import Scores
@@ -48,8 +48,7 @@ def shown_scores(
 ) -> Iterator[Scores]:
     """Yields what the model says of rows, batch by batch; a terminal sees how far it is."""
     batches = read_ahead(regroup(rows, batch_size))
-    # None: tqdm looks whether the standard error is a terminal.
-    shown = tqdm(total=rows.estimated_rows, desc=what, unit="row", unit_scale=True, disable=None)
+    shown = progress_bar(None, total=rows.estimated_rows, desc=what, unit="row", unit_scale=True)
     with closing(batches), shown as bar:
         for scores in run.scores(batches, segment_field=segment_field):
             yield scores

@@ -10,6 +10,7 @@ import typer
 
 from recstore_ops.cli.access_options import Insecure, TlsCertificate, TlsClientCa, TlsKey, TokenFile
 from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
+from recstore_ops.config.extras import require
 from recstore_ops.servers.server_config import Tls, read_token
 from recstore_ops.serving import PublisherAddress, load_bundle
 from recstore_ops.serving.access import Access
@@ -84,10 +85,9 @@ def serve_model_command(
     """
     # Otherwise gRPC writes a line for each peer that fails to encrypt, as many as a flood has.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
-    try:
-        from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
-    except ImportError as error:
-        raise ValueError(f"serve-model needs more packages, pip install 'recstore-ops[serving]': {error}") from None
+    require("serve", "serve-model")
+    from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
+
     settings = DoorSettings(**given)
     token = None if token_file is None else read_token(token_file)
     has_tls = not (tls_certificate is None and tls_key is None and tls_client_ca is None)

@@ -37,6 +37,8 @@ class EmbeddingTableConfig:
         learning_rate: the learning rate, where neither `optimizer` nor the configuration file has one.
     """
 
+    __module__ = "recstore_ops"
+
     num_embeddings: int | None
     embedding_dim: int
     optimizer: str | dict[str, Any] | None = None
@@ -62,6 +64,8 @@ class RecStoreClient:
 
     Every method that takes a table's name raises `KeyError` for a table that does not exist.
     """
+
+    __module__ = "recstore_ops"
 
     def __init__(self) -> None:
         self._tables: dict[str, tuple[int, Table]] = {}

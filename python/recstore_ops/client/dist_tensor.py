@@ -47,6 +47,8 @@ class DistTensor:
     have.
     """
 
+    __module__ = "recstore_ops"
+
     __slots__ = ("__weakref__", "_options", "_owner", "_shape", "_table")
 
     def __init__(

@@ -53,6 +53,8 @@ class KVWorker:
         ValueError: the configuration is invalid, the table exists with another one, or a limit is not positive.
     """
 
+    __module__ = "recstore_ops"
+
     @takes(ConfigOptions, _DEFAULTS)
     def __init__(
         self,

@@ -30,6 +30,8 @@ class KVResponse:
         error: why it failed, else `None`.
     """
 
+    __module__ = "recstore_ops"
+
     timestamp: int
     rows: Tensor | None = None
     error: BaseException | None = None

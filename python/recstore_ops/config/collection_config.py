@@ -28,6 +28,8 @@ class EmbeddingConfig:
         ValueError: an empty name, or a feature twice.
     """
 
+    __module__ = "recstore_ops"
+
     name: str
     num_embeddings: int | None
     embedding_dim: int
@@ -63,6 +65,8 @@ class EmbeddingBagConfig(EmbeddingConfig):
     Raises:
         ValueError: another pooling; further as `EmbeddingConfig`.
     """
+
+    __module__ = "recstore_ops"
 
     pooling: str = "sum"
 

@@ -26,6 +26,8 @@ class TableConfig:
     The values are checked when a table is opened; an unknown key or kind is refused by name.
     """
 
+    __module__ = "recstore_ops"
+
     num_embeddings: int | None = None
     dtype: str = "float32"
     seed: int = 0

@@ -97,6 +97,9 @@ class TableOptions(ConfigOptions, total=False):
     on_existing: OnExisting | None
 
 
+TableOptions.__module__ = "recstore_ops"  # Not in its body, where names of types would be looked up there.
+
+
 DEFAULTS: TableOptions = {"grad_reduce": "mean"}
 """The options whose default is no `None`."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from recstore_ops.config.extras import imported
 from recstore_ops.forgetting.id_set import Found, IdSet
 
 _ROWS_AT_A_TIME = 1 << 16
@@ -21,7 +21,7 @@ def in_parquet(path: Path, ids: IdSet) -> dict[str, Found]:
         ValueError, OSError: the file is damaged.
     """
     # Not with the package: it takes a tenth of a second.
-    pa, pc, pq = (import_module(f"pyarrow{part}") for part in ("", ".compute", ".parquet"))
+    pa, pc, pq = (imported(f"pyarrow{part}", "train", "a Parquet file") for part in ("", ".compute", ".parquet"))
     texts = pa.array(ids.texts())
     found: dict[str, Found] = {}
     with pq.ParquetFile(path) as file:

@@ -82,6 +82,8 @@ class ForgetReport:
         remaining: what still holds ids, or may: files that `forget` does not change.
     """
 
+    __module__ = "recstore_ops"
+
     tables: tuple[str, ...]
     ids: tuple[int, ...]
     dry_run: bool

@@ -7,17 +7,15 @@ import gzip
 import lzma
 import os
 import stat
-import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
+from recstore_ops.config.extras import imported
+from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.forgetting.binary import in_binary_file
 from recstore_ops.forgetting.columns import in_parquet
 from recstore_ops.forgetting.id_set import IdSet
@@ -34,7 +32,7 @@ Opener = Callable[[Path], Any]
 
 
 def _zstd(path: Path) -> Any:
-    return import_module("pyarrow").input_stream(str(path), compression="zstd")
+    return imported("pyarrow", "train", "a file of zstd").input_stream(str(path), compression="zstd")
 
 
 _COMPRESSED: dict[bytes, Opener] = {
@@ -61,9 +59,8 @@ def scan(
     files = sorted({file for directory in directories for file in _files_below(directory)} - known)
     sizes = {file: file.stat().st_size for file in files}
     found: list[Held] = []
-    is_shown = sys.stderr.isatty() if progress is None else progress
-    with tqdm(
-        total=sum(sizes.values()), desc="looking through files", unit="B", unit_scale=True, disable=not is_shown
+    with progress_bar(
+        progress, total=sum(sizes.values()), desc="looking through files", unit="B", unit_scale=True
     ) as bar:
         for file, size in sizes.items():
             found.extend(look_into(file, tables, ids))

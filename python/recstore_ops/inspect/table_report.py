@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor
 
 from recstore_ops.client.client import table_statistics
+from recstore_ops.config.extras import imported
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -86,9 +87,8 @@ class TableReport:
         Args:
             console: where to; standard output by default.
         """
-        from rich.console import Console
-
-        console = console or Console()
+        if console is None:
+            console = cast("Console", imported("rich.console", "train", "a printed report").Console())
         console.print(self._overview())
         if self.rows:
             console.print(self._rows_grid())

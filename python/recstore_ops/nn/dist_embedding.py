@@ -272,6 +272,8 @@ class DistEmbedding(TableModule):
         torch.Size([2, 2, 16])
     """
 
+    __module__ = "recstore_ops"
+
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, name: str, freeze: bool = True, **kwargs: Any) -> "DistEmbedding":
         """Opens a new table with the rows of a matrix.

@@ -29,6 +29,8 @@ class DistEmbeddingBag(TableModule):
         ValueError: an unknown mode, or an argument that is not supported; further as `TableModule`.
     """
 
+    __module__ = "recstore_ops"
+
     @takes(TableOptions, DEFAULTS)
     def __init__(
         self,

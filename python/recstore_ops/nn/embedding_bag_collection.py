@@ -74,6 +74,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         torch.Size([2, 3, 8])
     """
 
+    __module__ = "recstore_ops"
+
     @takes(TableOptions, DEFAULTS)
     def __init__(
         self,

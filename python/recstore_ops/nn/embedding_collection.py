@@ -40,6 +40,8 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
             `process_group`; or another rank could not make its tables.
     """
 
+    __module__ = "recstore_ops"
+
     @takes(TableOptions, DEFAULTS)
     def __init__(
         self,

@@ -44,6 +44,8 @@ _IDS_PER_LOOKUP = 1 << 16
 class HashTableRegister:
     """The names of the live `HashTable`s of this process; every call of the class returns the same register."""
 
+    __module__ = "recstore_ops"
+
     _only: ClassVar["HashTableRegister | None"] = None
     _claims: weakref.WeakValueDictionary[str, "NameClaim"]
 
@@ -142,6 +144,8 @@ class HashTable(TableModule):
         >>> table.slot_names()
         ['embedding', 'exp_avg', 'exp_avg_sq']
     """
+
+    __module__ = "recstore_ops"
 
     @takes(TableOptions, DEFAULTS)
     def __init__(

@@ -43,6 +43,8 @@ class NGramMemory(nn.Module):
         ValueError: `n` below 2, or `rows` or `heads` below 1; further as `DistEmbedding`.
     """
 
+    __module__ = "recstore_ops"
+
     @takes(TableOptions, DEFAULTS)
     def __init__(
         self,

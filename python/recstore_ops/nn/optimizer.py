@@ -53,6 +53,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         ValueError: a learning rate out of range, or modules without any table.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(
         self,
         kv_client: RecStoreClient | None = None,

@@ -173,6 +173,8 @@ class PrefetchingDataLoader:
         5
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(
         self,
         dataloader: Iterable[Any],

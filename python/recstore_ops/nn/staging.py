@@ -45,6 +45,8 @@ class StagedRows:
         RuntimeError: a sharded table.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, table: Table, ids: Tensor, padding_idx: PaddingIdx, copies: Copies) -> None:
         if table.is_sharded:
             raise RuntimeError(
@@ -177,6 +179,8 @@ class StagingDataLoader:
         >>> for tokens, rows in StagingDataLoader(loader, memory, "cuda"):  # doctest: +SKIP
         ...     hidden = memory(embedding(tokens.to("cuda")), rows)
     """
+
+    __module__ = "recstore_ops"
 
     def __init__(
         self,

@@ -7,6 +7,8 @@ Rows and gradients go over the servers' own ports; Ray places the servers, watch
     servers.use()                                              # in this process; tasks call on_ray.connect()
 """
 
+from recstore_ops.ray import needs_extra  # noqa: F401  isort: skip
+
 from recstore_ops.ray.starting import DURABILITIES, PLACEMENTS, Servers, connect, disconnect, start_servers
 
 __all__ = ["DURABILITIES", "PLACEMENTS", "Servers", "connect", "disconnect", "start_servers"]

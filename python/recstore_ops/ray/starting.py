@@ -17,10 +17,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-try:
-    import ray
-except ImportError:
-    raise ImportError("recstore_ops.ray needs Ray: pip install 'recstore-ops[ray]'") from None
+import ray
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy

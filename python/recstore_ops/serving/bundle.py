@@ -67,6 +67,8 @@ class Bundle(nn.Module):
         manifest: what is in it.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, path: Path, manifest: Manifest, model: Model) -> None:
         super().__init__()
         self.path = path

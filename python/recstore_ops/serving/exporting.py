@@ -11,13 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_flatten
 
+from recstore_ops.config.extras import imported
 from recstore_ops.config.paths import user_path
 from recstore_ops.serving import graph
 from recstore_ops.serving.compiled import processor, with_named_handles, write_compiled
@@ -197,7 +197,7 @@ class ExportedModel:
             (directory / GRAPH).write_text(self._graph, encoding="utf-8")
             # Those that are one tensor under several names are written apart.
             state = {name: value.contiguous().clone() for name, value in self._state().items()}
-            safetensors.torch.save_file(state, directory / STATE)
+            imported("safetensors.torch", "serve", "an export").save_file(state, directory / STATE)
             files += [GRAPH, STATE]
         if self._to_compile is not None:
             write_compiled(self._to_compile, directory / COMPILED)

@@ -45,6 +45,8 @@ class FrozenTable:
         OSError: the file cannot be read, was cut off or changed, or is no frozen table that this version knows.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, path: str | os.PathLike[str], memory: FrozenMemory = "mapped") -> None:
         self.path = Path(user_path(path, "path"))
         opened = _native.open_frozen(str(self.path), memory)

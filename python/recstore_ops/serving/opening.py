@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import safetensors.torch
 from torch import Tensor
 
+from recstore_ops.config.extras import imported
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Graph
 from recstore_ops.serving.manifest import GRAPH, STATE, BundledTable, Manifest
@@ -29,7 +29,7 @@ def read_state(path: Path, manifest: Manifest) -> dict[str, Tensor]:
     Raises:
         OSError: their file is missing or changed.
     """
-    return aligned(safetensors.torch.load_file(manifest.check_file(path, STATE)))
+    return aligned(imported("safetensors.torch", "serve", "a bundle").load_file(manifest.check_file(path, STATE)))
 
 
 def aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,6 +29,8 @@ class JaggedTensor:
                 [9, 0]])
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(
         self,
         values: Tensor,

@@ -40,6 +40,8 @@ class KeyedJaggedTensor:
         [tensor([1, 2]), tensor([], dtype=torch.int64), tensor([3])]
     """
 
+    __module__ = "recstore_ops"
+
     _lengths_BF: Tensor | None = None
 
     def __init__(

@@ -24,6 +24,8 @@ class KeyedTensor:
         (torch.Size([3, 24]), torch.Size([3, 8]))
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1) -> None:
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)

@@ -59,6 +59,8 @@ class Table:
             another rank could not open its shard.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
         with disagreeing_on_error(shard):
             servers.prepare()

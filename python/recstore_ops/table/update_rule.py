@@ -23,6 +23,8 @@ class UpdateRule(abc.ABC):
     Duplicate ids are summed before. Equal arguments must give equal results.
     """
 
+    __module__ = "recstore_ops"
+
     def slots(self, dim: int) -> dict[str, int]:
         """Returns the names and the widths, in elements, of what is kept beside each row of `dim` elements.
 

@@ -3,6 +3,8 @@
 `recstore train` is this package on the command line.
 """
 
+from recstore_ops.training import needs_extra  # noqa: F401  isort: skip
+
 from recstore_ops.training.build import build_model, table_rows
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.finished_run import LoadedRun, load

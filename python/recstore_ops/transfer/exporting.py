@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from torch import Tensor
-from tqdm import tqdm
 
+from recstore_ops.config.progress_bars import Bar
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.ops import operators
 from recstore_ops.table.refusals import refuse_shared_rows
@@ -53,7 +52,7 @@ class Export:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def parts(self, bar: tqdm[Any], first: int = 0, end: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def parts(self, bar: Bar, first: int = 0, end: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
         """Ids and float32 rows from place `first` on, some at a time."""
         ids, count = self.ids[first:end], rows_at_a_time(self.table)
         for start in range(0, len(ids), count):
@@ -61,7 +60,7 @@ class Export:
             yield ids_N, operators.emb_read(self.table.handle, ids_N, self.table.dim)
             bar.update(ids_N.numel())
 
-    def columns(self, bar: tqdm[Any], first: int, end: int) -> list[Column]:
+    def columns(self, bar: Bar, first: int, end: int) -> list[Column]:
         """The tensors of a safetensors file with the rows from place `first` on, in their own type."""
         dtype = VALUE_TYPES[self.table.config.dtype]
         rows = (rows_ND.to(dtype) for _, rows_ND in self.parts(bar, first, end))
@@ -75,6 +74,6 @@ class Export:
         name = f"{self.table.name}.{what}"
         return name if (first, end) == (0, len(self)) else ranged_name(name, first, end)
 
-    def splittable(self, bar: tqdm[Any]) -> Splittable:
+    def splittable(self, bar: Bar) -> Splittable:
         """What may be cut into several files."""
         return Splittable(self.table.name, len(self), partial(self.columns, bar))

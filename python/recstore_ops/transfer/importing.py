@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from recstore_ops.config.progress_bars import Bar
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
@@ -80,7 +79,7 @@ class Import:
                 id = int(ids_N[is_finite_N.logical_not()][0])
                 raise ValueError(f'the row of id {id} for table "{self.table.name}" is not finite{self.where}')
 
-    def write(self, bar: tqdm[Any]) -> None:
+    def write(self, bar: Bar) -> None:
         """Writes all rows."""
         for ids_N, rows_ND in self.parts():
             operators.emb_write(self.table.handle, ids_N, rows_ND.to(torch.float32))

@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from recstore_ops.client.dist_tensor import DistTensor
+from recstore_ops.config.extras import imported
 from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
@@ -237,11 +238,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
 
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError as error:
-        raise ImportError("export_parquet needs pyarrow, which is not installed: run `pip install pyarrow`") from error
+    pyarrow, parquet = (imported(module, "train", "export_parquet") for module in ("pyarrow", "pyarrow.parquet"))
     return pyarrow, parquet
 
 

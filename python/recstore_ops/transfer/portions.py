@@ -5,12 +5,10 @@ Shape suffix: N ids.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
+from recstore_ops.config.progress_bars import Bar, progress_bar
 from recstore_ops.table.table import Table
 
 _BYTES_AT_A_TIME = 16 << 20
@@ -26,6 +24,6 @@ def as_tensor(ids: Tensor | range) -> Tensor:
     return ids if isinstance(ids, Tensor) else torch.arange(ids.start, ids.stop, dtype=torch.int64, device="cpu")
 
 
-def bar_of_rows(what: str, rows: int, progress: bool | None) -> tqdm[Any]:
-    """A progress bar; by default if the standard error is a terminal, which tqdm looks at."""
-    return tqdm(total=rows, desc=what, unit="row", unit_scale=True, disable=None if progress is None else not progress)
+def bar_of_rows(what: str, rows: int, progress: bool | None) -> Bar:
+    """A progress bar; by default if the standard error is a terminal."""
+    return progress_bar(progress, total=rows, desc=what, unit="row", unit_scale=True)

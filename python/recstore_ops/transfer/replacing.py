@@ -43,6 +43,8 @@ class ReplacedEmbeddings:
         tables: the name of each table by the path of its module; of a collection by `<path>.<table>`.
     """
 
+    __module__ = "recstore_ops"
+
     model: nn.Module
     optimizer: SparseOptimizer
     tables: dict[str, str]

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from recstore_ops.config.extras import imported
 from recstore_ops.config.paths import user_path
 
 TYPES: dict[str, torch.dtype] = {
@@ -159,9 +159,11 @@ class SafetensorsFile:
         self.path = user_path(path)
         with open(self.path, "rb"):  # What the system refuses, Python reports with the file's name.
             pass
+        safetensors = imported("safetensors", "train", f"the safetensors file {self.path}")
+        self._error: type[Exception] = safetensors.SafetensorError
         try:
-            self._file = safe_open(self.path, framework="pt")
-        except SafetensorError as error:
+            self._file = safetensors.safe_open(self.path, framework="pt")
+        except self._error as error:
             raise ValueError(f"{self.path} is not a safetensors file: {error}") from None
 
     def names(self) -> list[str]:
@@ -178,7 +180,7 @@ class SafetensorsFile:
             raise without_tensor(self.path, name, self.names())
         try:
             return self._file.get_tensor(name)
-        except SafetensorError as error:
+        except self._error as error:
             raise ValueError(f'the tensor "{name}" of {self.path} cannot be read: {error}') from None
 
 

@@ -177,6 +177,8 @@ class FollowingBundle(Bundle):
         follower: what keeps it up.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, path: Path, manifest: Manifest, source: Source, memory: FrozenMemory) -> None:
         follower = Follower(manifest, source, memory)
         super().__init__(path, manifest, follower)

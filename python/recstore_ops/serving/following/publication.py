@@ -20,11 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 
+from recstore_ops.config.extras import imported
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
 from recstore_ops.serving.opening import aligned
 
@@ -161,7 +160,7 @@ class Update:
                 tensors[f"table/{number}/{part}"] = _as_tensor(value)
         about = {"history": self.history, "number": self.number, "step": self.step, "time": self.time}
         about["tables"] = list(self.tables)
-        body = safetensors.torch.save(tensors, {"update": json.dumps(about)})
+        body = _safetensors().save(tensors, {"update": json.dumps(about)})
         return _MAGIC + _CRC.pack(zlib.crc32(body)) + body
 
     @classmethod
@@ -179,7 +178,7 @@ class Update:
             raise OSError(f"{expected} is damaged: its checksum is another")
         (length,) = struct.unpack_from("<Q", body)
         about: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["update"])
-        tensors = safetensors.torch.load(body)
+        tensors = _safetensors().load(body)
         parts = ("ids", "rows", "deleted")
         tables = {
             name: TableChanges(*(tensors[f"table/{number}/{part}"].numpy().tobytes() for part in parts))
@@ -190,6 +189,10 @@ class Update:
         if update.name != expected:
             raise OSError(f"{expected} is another update, {update.name}")
         return update
+
+
+def _safetensors() -> Any:
+    return imported("safetensors.torch", "serve", "a publication")
 
 
 def update_name(history: str, number: int) -> str:

@@ -23,6 +23,8 @@ class Publisher(ABC):
         steps: how many were counted.
     """
 
+    __module__ = "recstore_ops"
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.problem: Exception | None = None

@@ -79,6 +79,8 @@ class PublisherAddress:
         ValueError: another address.
     """
 
+    __module__ = "recstore_ops"
+
     address: str
     token: str | None = None
     tls: Tls | None = None

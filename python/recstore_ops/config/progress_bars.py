@@ -1,0 +1,60 @@
+"""Progress bars on the standard error: those of tqdm, where they are shown."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, Protocol
+
+from typing_extensions import Self
+
+from recstore_ops.config.extras import imported, is_installed
+
+
+class Bar(Protocol):
+    """What work tells of itself; a context that closes the bar."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *error: object) -> object: ...
+
+    def update(self, n: int) -> object:
+        """Says that `n` more are done."""
+
+
+class _Hidden:
+    """The bar of work that shows none."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def update(self, n: int) -> None:
+        pass
+
+
+def shows_progress(progress: bool | None) -> bool:
+    """Whether a bar is shown: if asked for; by default if the standard error is a terminal and tqdm is installed."""
+    return sys.stderr.isatty() and is_installed("tqdm") if progress is None else progress
+
+
+def shown_bar(**options: Any) -> Any:
+    """A bar with the options of tqdm.
+
+    Raises:
+        ImportError: tqdm is not installed.
+    """
+    return imported("tqdm", "train", "a progress bar").tqdm(**options, file=sys.stderr)
+
+
+def progress_bar(progress: bool | None, **options: Any) -> Bar:
+    """A bar with the options of tqdm, if it is shown.
+
+    Raises:
+        ImportError: it was asked for, and tqdm is not installed.
+    """
+    return shown_bar(**options) if shows_progress(progress) else _Hidden()
+
+
+__all__ = ["Bar", "progress_bar", "shown_bar", "shows_progress"]
