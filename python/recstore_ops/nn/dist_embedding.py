@@ -266,7 +266,7 @@ class DistEmbedding(TableModule):
     Takes the arguments of `TableModule`. The gradients that `backward` collects are applied by
     `SparseOptimizer.step`.
 
-    Example:
+    Examples:
         >>> user = DistEmbedding(None, 16, "user", optimizer={"kind": "adagrad", "lr": 0.1})
         >>> user(torch.tensor([[7, -3], [2**62, 7]])).shape
         torch.Size([2, 2, 16])

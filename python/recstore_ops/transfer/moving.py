@@ -60,7 +60,7 @@ def from_embedding(
         ValueError: a table that exists, or `max_norm`.
         RuntimeError: a weight that is not finite.
 
-    Example:
+    Examples:
         >>> item = torch.nn.Embedding(100, 8, padding_idx=0)
         >>> ours = from_embedding(item, "item", optimizer="adagrad")
         >>> torch.equal(ours(torch.tensor([0, 7])), item(torch.tensor([0, 7])))
