@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
 import recstore_ops
 
@@ -115,6 +116,25 @@ def test_the_guide_to_servers_lists_the_requests_that_grpc_lacks() -> None:
     assert len(requests) > 20
     lacking = {name for name in requests if not any(call.startswith(name) for call in calls)}
     assert set(listed) == lacking
+
+
+def test_the_ratios_of_the_readme_are_those_of_the_benches() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How fast")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (?!work|---).*$", text, re.MULTILINE)
+    benches = (ROOT / "benches/README.md").read_text(encoding="utf-8")
+    summary = benches.partition("<!-- summary -->")[2].partition("<!-- /summary -->")[0]
+    assert len(rows) > 5
+    assert set(rows) <= set(summary.splitlines())
+    for name in ("date", "commit"):
+        value = re.findall(rf"^\| {name} \| (\S+) \|$", benches, re.MULTILINE)[0]
+        assert value in text
+
+
+def test_the_citation_names_the_version_and_the_license() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == recstore_ops.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
 
 
 def test_every_public_name_is_documented() -> None:
