@@ -150,6 +150,9 @@ class TableModule(ClosedModule):
                 self._start_rows(None, torch.float32)
             note_module(self.table)
 
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
     @property
     def weight(self) -> DistTensor:
         """The table as a `DistTensor` that outlives this module; of a sharded one this rank's rows only."""
