@@ -268,6 +268,10 @@ sdist: $(BUILDER_READY) ## dist/*.tar.gz
 	$(BIN)/python -c 'import setup_torch; setup_torch.build_sdist("dist")'
 	@ls dist/*.tar.gz
 
+.PHONY: stranger
+stranger: wheel ## times the first steps of a stranger: a clone, a wheel, a CSV file, an answer over HTTP; takes many minutes
+	$(BIN)/python .ci/stranger.py $(ARGS)
+
 .PHONY: compat
 compat: wheel ## runs the op tests of one wheel on several torch versions, in docs/compat.md
 	$(BIN)/python .ci/compat.py dist/*.whl
