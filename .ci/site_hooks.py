@@ -70,3 +70,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     # Code is left as it is: split() gives the fences too, each behind the text before it.
     parts = _FENCE.split(markdown)
     return "".join(part if number % 2 else _LINK.sub(rewritten, part) for number, part in enumerate(parts))
+
+
+def on_page_content(html: str, **_: object) -> str:
+    """Takes the backslash from `\\|` in the code of a table's cell, where GitHub takes it too."""
+    return re.sub(r"(?<=<code>)([^<]*?)\\\|", r"\1|", html)
