@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from recstore_ops.config.watched import is_watched
+from recstore_ops.config.progress_bars import is_watched
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord

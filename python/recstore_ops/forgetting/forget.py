@@ -61,7 +61,7 @@ def forget(
         timeout: as in `set_ps_servers`.
         scan: further directories whose files are looked through. They are not changed.
         dry_run: whether nothing is changed.
-        progress: whether to show progress bars; by default if the standard error is a terminal.
+        progress: whether to show progress bars; by default if the standard error is a terminal or a notebook.
         on_plan: called with what the places have, before anything is changed.
 
     Returns:

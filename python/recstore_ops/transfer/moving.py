@@ -86,7 +86,7 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
         table: an open table or its name.
         ids: int64, `[N]`; of duplicates the last one wins.
         rows: floating point, `[N, dim]`; rounded to the nearest where rows are narrower than float32.
-        progress: whether to show a progress bar; by default if the standard error is a terminal.
+        progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Raises:
         KeyError: there is no table of this name.

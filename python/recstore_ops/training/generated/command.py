@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from tqdm import tqdm
 
 from recstore_ops.config.command_options import read_user_path
-from recstore_ops.config.watched import is_watched
+from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.training.generated.criteo import write_criteo
 
 
@@ -30,7 +29,7 @@ def generate_command(
     Integers, categories, gaps and popularity are like the real ones; labels depend on categories and pairs of them.
     """
     console = Console()
-    with tqdm(total=rows, desc="writing", unit="row", unit_scale=True, leave=False, disable=not is_watched()) as bar:
+    with progress_bar(None, total=rows, desc="writing", unit="row", unit_scale=True, leave=False) as bar:
         written = write_criteo(path, rows, seed=seed, model_seed=model_seed, on_rows=bar.update)
     console.print(
         f"{path}: {written.num_rows:,} rows, {written.num_positives / written.num_rows:.1%} positive; the true model "

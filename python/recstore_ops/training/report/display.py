@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from tqdm import tqdm
 
-from recstore_ops.config.watched import is_watched
+from recstore_ops.config.progress_bars import is_watched
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
