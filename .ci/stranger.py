@@ -45,7 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         chosen = [path for path in PATHS if path in options.paths]
         ended_well = [_walk(path, _steps(path, options), Path(folder), rows) for path in chosen]
-    print("\n".join(["", "| path | step | seconds |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]))
+        table = ["", "| path | step | seconds |", "|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows)]
+        print("\n".join(table), flush=True)  # Before the folder is deleted, which takes a while.
     return 0 if all(ended_well) else 1
 
 
