@@ -105,8 +105,8 @@ test: venv ## all that must hold before a change goes in; sets up all it needs
 	$(BIN)/python .ci/parts.py build-tests test-rust+test-python+check test-served
 
 .PHONY: test-all
-test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, kills, churn
-	$(BIN)/python .ci/parts.py --record docs/testing.md build-tests check test-rust test-torch test-sanitized \
+test-all: venv ## everything, and writes down what it took: AddressSanitizer, servers, ranks, Ray, kills, churn, the site
+	$(BIN)/python .ci/parts.py --record docs/testing.md build-tests check docs test-rust test-torch test-sanitized \
 	  test-python-all+test-kills test-served-all test-churn
 
 .PHONY: build-tests
@@ -215,11 +215,21 @@ test-long: $(DEVELOPED) ## every property with many more examples, and an hour o
 	PROPTEST_CASES=2000 cargo test --quiet --release
 	RECSTORE_LONG_TESTS=1 RECSTORE_SOAK_SECONDS=3600 $(PYTEST) tests/python
 
+# Docstrings are read and not imported, so the site needs neither torch nor the package.
+DOCS := .venv-docs
+DOCS_BIN := $(DOCS)/bin
+DOCS_READY := $(DOCS)/ready
+
 .PHONY: docs
-docs: $(DEVELOPED) ## the Python API from its docstrings, in docs/api
-	rm -rf docs/api
-	$(BIN)/pdoc --docformat google --output-directory docs/api recstore_ops
-	@echo "docs/api/index.html"
+docs: $(DOCS_READY) ## the site of docs/, with the Python API from its docstrings, in build/site
+	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --strict
+	@echo "build/site/index.html"
+
+$(DOCS_READY): requirements-docs.txt
+	@echo "== mkdocs in $(DOCS)"
+	test -x $(DOCS_BIN)/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS_BIN)/python -m pip --disable-pip-version-check install --quiet --requirement requirements-docs.txt
+	touch $@
 
 .PHONY: check
 check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
@@ -260,6 +270,10 @@ sdist: $(BUILDER_READY) ## dist/*.tar.gz
 	mkdir -p dist
 	$(BIN)/python -c 'import setup_torch; setup_torch.build_sdist("dist")'
 	@ls dist/*.tar.gz
+
+.PHONY: stranger
+stranger: wheel ## times the first steps of a stranger: a clone, a wheel, a CSV file, an answer over HTTP; takes many minutes
+	$(BIN)/python .ci/stranger.py $(ARGS)
 
 .PHONY: compat
 compat: wheel ## runs the op tests of one wheel on several torch versions, in docs/compat.md

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
-DOCUMENTS = ("*.md", "benches/*.md", "deploy/*.md", "docs/*.md", "examples/*.md")
+DOCUMENTS = ("*.md", "benches/*.md", "deploy/*.md", "docs/**/*.md", "examples/*.md")
 
 MOST_WORDS = {"README.md": 1_600, "docs/design.md": 5_000}
 """The length of a document as `wc -w` counts it, with code and tables."""

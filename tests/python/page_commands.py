@@ -11,10 +11,19 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.request import urlopen
 
+from warm_programs import WarmProgram
 from warm_recstore import WarmRecstore
 
 _DOCS = Path(__file__).parents[2] / "docs"
-_BLOCK = re.compile(r"^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(?P<kind>\w+)(?: title=\"(?P<file>[\w.]+)\")?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+class Block(NamedTuple):
+    """A block of code: its kind, the file that its title names, if it has one, and its text."""
+
+    kind: str
+    file: str | None
+    text: str
 
 
 class Command(NamedTuple):
@@ -33,17 +42,23 @@ def page_of(name: str, ports: Iterable[str]) -> str:
     return page
 
 
+def all_blocks_of(page: str) -> list[Block]:
+    """The blocks of code of a page."""
+    return [Block(*found.group("kind", "file", "text")) for found in _BLOCK.finditer(page)]
+
+
 def blocks_of(page: str, kind: str) -> list[str]:
     """The texts of the blocks of a kind."""
-    return [found["text"] for found in _BLOCK.finditer(page) if found["kind"] == kind]
+    return [block.text for block in all_blocks_of(page) if block.kind == kind]
 
 
 def commands_of(page: str) -> list[Command]:
     """The commands of a page's blocks `console`, each with what it prints."""
-    return [command for text in blocks_of(page, "console") for command in _commands_of(text)]
+    return [command for text in blocks_of(page, "console") for command in commands_in(text)]
 
 
-def _commands_of(text: str) -> Iterator[Command]:
+def commands_in(text: str) -> Iterator[Command]:
+    """The commands of a block."""
     for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
         line, *printed = part.rstrip("\n").split("\n")
         yield Command(line, printed)
@@ -59,7 +74,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 class Shell:
-    """Runs `recstore` and `curl` in a folder; commands that end with `&` go on until `kill` ends them."""
+    """Runs `recstore`, `python FILE` and `curl` in a folder; what ends with `&` goes on until `kill` ends it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -69,7 +84,7 @@ class Shell:
         """Runs commands, each of which prints what its page says."""
         for command in commands:
             printed = self.run(command)
-            text = "".join(f"{line}\n" for line in printed)
+            text = "".join(f"{line.rstrip()}\n" for line in printed)
             assert re.fullmatch(_pattern(command.printed), text, re.DOTALL), (command, printed)
 
     def run(self, command: Command) -> list[str]:
@@ -81,6 +96,9 @@ class Shell:
         program, *arguments = shlex.split(command.line.removesuffix("&"))
         if program == "curl":
             return _posted(*arguments)
+        if program == "python":
+            code = (self._folder / arguments[0]).read_text("utf-8")
+            return WarmProgram(code, *arguments[1:], cwd=self._folder).communicate()[0].splitlines()
         assert program == "recstore"
         goes_on = command.line.endswith("&")
         # What a server logs comes when it will.

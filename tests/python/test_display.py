@@ -5,12 +5,16 @@ from __future__ import annotations
 import io
 import math
 import re
+import sys
+import types
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from recstore_ops.config.progress_bars import is_watched
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
@@ -80,20 +84,25 @@ def test_files_that_are_followed_are_named(tmp_path: Path) -> None:
     assert [line.split()[-1] for line in (header, first, second)] == ["file", "[day]0.csv", "[day]1.csv"]
 
 
+def with_bar(show: Callable[[Display], None]) -> tuple[str, str]:
+    """What the lines and the bar of a display are."""
+    lines, bar = io.StringIO(), io.StringIO()
+    with Display(Console(file=lines, width=120), epochs=3, bar_file=bar) as display:
+        show(display)
+        display._bar.refresh()
+    return lines.getvalue(), bar.getvalue()
+
+
 def test_the_bar_says_which_file_the_run_is_at_and_that_it_waits(tmp_path: Path) -> None:
-    file = io.StringIO()
-    with Display(Console(file=file, width=200, force_terminal=True), epochs=1) as display:
-        for show in (
-            lambda: display.on_waiting(Path("in")),
-            lambda: display.on_file(tmp_path / "[b]1.csv"),
-            lambda: display.on_batch(7, 256, None, 0.6),
-        ):
-            show()
-            display._progress.refresh()
-    shown = file.getvalue()
+    def show(display: Display) -> None:
+        display.on_waiting(Path("in"))
+        display.on_file(tmp_path / "[b]1.csv")
+        display.on_batch(7, 256, None, 0.6)
+
+    lines, bar = with_bar(show)
     for text in ("waiting for files in in", "evaluating [b]1.csv", "file 7: [b]1.csv"):
-        assert text in shown
-    assert "note: waiting" not in shown
+        assert text in bar
+    assert lines == ""
 
 
 def test_columns_lie_below_their_names_and_fit_100_columns() -> None:
@@ -118,20 +127,66 @@ def test_without_a_terminal_there_is_no_bar() -> None:
     assert shown() == []
 
 
-def test_on_a_terminal_the_bar_shows_epoch_loss_and_tables() -> None:
-    file = io.StringIO()
-    with Display(Console(file=file, width=120, force_terminal=True), epochs=3) as display:
-        display.on_batch(2, 256, 1024, 0.6543)
+def test_the_bar_shows_epoch_loss_and_tables_and_goes() -> None:
+    def show(display: Display) -> None:
         display.on_steps(STEPS)
+        display.on_batch(2, 256, 1024, 0.6543)
         display.note("one [thing]")
-    text = file.getvalue()
-    assert "epoch 2/3" in text
-    assert "loss 0.6543" in text
-    assert "1,234 table rows" in text
-    assert "note: one [thing]" in text
+
+    lines, bar = with_bar(show)
+    assert lines == "note: one [thing]\n"
+    assert re.search(r"epoch 2/3:  25%\|.*\| 256/1\.02k .*loss 0\.6543, 1,234 table rows", bar)
+    assert bar.endswith("\r")
+    assert "\n" not in bar
+
+
+def test_an_evaluation_is_no_part_of_the_bars_rate() -> None:
+    def show(display: Display) -> None:
+        display.on_batch(1, 256, 1024, 0.5)
+        display.on_evaluation(evaluation(epoch=0.5))
+        display.on_batch(1, 512, 1024, 0.5)
+        assert (display._bar.n, display._bar.initial) == (512, 512)
+
+    with_bar(show)
 
 
 def test_more_rows_than_expected_do_not_overflow_the_bar() -> None:
-    with Display(Console(file=io.StringIO(), width=120, force_terminal=True), epochs=1) as display:
-        display.on_batch(1, 2048, 1024, 0.5)
-        assert display._progress.tasks[0].percentage == 100
+    _, bar = with_bar(lambda display: display.on_batch(1, 2048, 1024, 0.5))
+    assert "100%" in bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Notebook:
+    """What `IPython` is within a notebook."""
+
+    kernel = object()
+
+    def get_ipython(self) -> Notebook:
+        return self
+
+
+def test_a_person_sees_a_terminal_and_a_notebook_and_no_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", None)
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    assert not is_watched()
+    monkeypatch.setitem(sys.modules, "IPython", Notebook())
+    assert is_watched()
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: None))
+    assert not is_watched()
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    assert is_watched()
+
+
+@pytest.mark.parametrize("stderr", [io.StringIO, Terminal])
+def test_the_bar_is_on_the_standard_error_where_that_is_seen(
+    stderr: type[io.StringIO], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", stderr())
+    with Display(Console(file=io.StringIO()), epochs=1) as display:
+        display.on_batch(1, 256, 1024, 0.5)
+    assert isinstance(sys.stderr, io.StringIO)
+    assert ("reading" in sys.stderr.getvalue()) == (stderr is Terminal)

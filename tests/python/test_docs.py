@@ -8,10 +8,9 @@ import pkgutil
 import re
 from pathlib import Path
 
-import pdoc
-import pdoc.render
 import pytest
 import torch
+import yaml
 
 import recstore_ops
 
@@ -20,12 +19,13 @@ pytestmark = pytest.mark.tier("quick")
 ROOT = Path(__file__).parents[2]
 GUIDES = (
     "README.md",
-    *(f"docs/{page}.md" for page in ("checkpoints", "ids", "modules", "planted", "servers", "serving", "tables")),
+    *(f"docs/{page}.md" for page in ("checkpoints", "ids", "index", "modules", "planted")),
+    *(f"docs/{page}.md" for page in ("servers", "serving", "tables")),
 )
-RUN_ELSEWHERE = {"docs/state_dict.md"}
+RUN_ELSEWHERE = {"docs/state_dict.md", *(f"docs/tutorials/{page.name}" for page in (ROOT / "docs/tutorials").iterdir())}
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in ("", "benches", "deploy", "docs", "examples")
+    for folder in ("", "benches", "deploy", "docs", "docs/api", "docs/tutorials", "examples")
     for path in (ROOT / folder).glob("*.md")
 )
 MODULES = sorted(
@@ -45,7 +45,7 @@ def _tables_of_examples_are_new() -> None:
 
 def code_blocks(guide: str) -> list[tuple[str, str]]:
     text = (ROOT / guide).read_text(encoding="utf-8")
-    return [(guide, code) for code in re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)]
+    return [(guide, code) for code in re.findall(r"```python(?: title=\S+)?\n(.*?)```", text, flags=re.DOTALL)]
 
 
 @pytest.mark.parametrize(("guide", "code"), [block for guide in GUIDES for block in code_blocks(guide)])
@@ -102,13 +102,6 @@ def is_defined_in(value: object, module: str) -> bool:
     return any(function.__module__ == module for function in functions)
 
 
-def test_the_documentation_of_the_api_builds(tmp_path: Path) -> None:
-    pdoc.render.configure(docformat="google")
-    pdoc.pdoc("recstore_ops", output_directory=tmp_path)
-    page = (tmp_path / "recstore_ops.html").read_text(encoding="utf-8")
-    assert all(name in page for name in recstore_ops.__all__)
-
-
 def test_the_guide_to_servers_lists_the_requests_that_grpc_lacks() -> None:
     wire = (ROOT / "rust/recstore-ps/src/wire/codec/management.rs").read_text(encoding="utf-8")
     requests = re.findall(
@@ -123,6 +116,25 @@ def test_the_guide_to_servers_lists_the_requests_that_grpc_lacks() -> None:
     assert len(requests) > 20
     lacking = {name for name in requests if not any(call.startswith(name) for call in calls)}
     assert set(listed) == lacking
+
+
+def test_the_ratios_of_the_readme_are_those_of_the_benches() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## How fast")[2].partition("## ")[0]
+    rows = re.findall(r"^\| (?!work|---).*$", text, re.MULTILINE)
+    benches = (ROOT / "benches/README.md").read_text(encoding="utf-8")
+    summary = benches.partition("<!-- summary -->")[2].partition("<!-- /summary -->")[0]
+    assert len(rows) > 5
+    assert set(rows) <= set(summary.splitlines())
+    for name in ("date", "commit"):
+        value = re.findall(rf"^\| {name} \| (\S+) \|$", benches, re.MULTILINE)[0]
+        assert value in text
+
+
+def test_the_citation_names_the_version_and_the_license() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert citation["version"] == recstore_ops.__version__
+    assert citation["license"] == "Apache-2.0"
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
 
 
 def test_every_public_name_is_documented() -> None:

@@ -20,6 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as parquet
 import pytest
 import torch
+from notebook_tables import Shown
 from numpy.typing import NDArray
 from saved_runs import rows_of, run_train, state_of
 from test_train_on_ranks import run, torchrun
@@ -105,6 +106,14 @@ def expected(trained: Path) -> NDArray[np.float64]:
 
 def best_of(run: Path) -> dict[str, Any]:
     return min(metrics_of(run, "evaluation"), key=lambda line: line["validation_logloss"])
+
+
+def test_a_notebook_shows_model_tables_and_options_of_a_run(trained: Path) -> None:
+    loaded = load(trained / "runs" / "fm")
+    rows = Shown(loaded).rows
+    assert rows[0] == [f"fm after step {loaded.step:,}", ""]
+    assert ["table v", f"{len(loaded.table('v')):,} rows of 4"] in rows
+    assert ["model", "fm"] in rows
 
 
 def test_predictions_are_those_of_the_formula_over_the_saved_rows(trained: Path, expected: NDArray[np.float64]) -> None:

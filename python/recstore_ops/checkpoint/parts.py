@@ -43,7 +43,7 @@ def save_part(
         shard: the number of this process's part, from 0.
         num_shards: how many parts there are.
         kind: as in `save`, and so is `compression`; the kind is the same for all shards.
-        progress: whether to show a progress bar; by default if the standard error is a terminal.
+        progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
         What this process wrote.

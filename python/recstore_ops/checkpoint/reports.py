@@ -1,7 +1,9 @@
 """What saves and loads of checkpoints return."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+from recstore_ops.config.html_table import html_facts, html_table, shown
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,9 @@ class SaveReport:
     deleted: int
     bytes: int
 
+    def _repr_html_(self) -> str:
+        return html_facts("saved", asdict(self))
+
 
 @dataclass(frozen=True)
 class LoadReport:
@@ -36,3 +41,7 @@ class LoadReport:
     snapshot: str
     metadata: Any
     tables: dict[str, int]
+
+    def _repr_html_(self) -> str:
+        tables = ((name, shown(rows)) for name, rows in self.tables.items())
+        return html_table((f"loaded {self.snapshot}", "rows"), tables, figures_from=1)

@@ -57,8 +57,8 @@ def save(
             saved nor loaded; else that is refused.
         storage_options: for a URL of `s3://`: `region`, `endpoint`, `access_key_id`, `secret_access_key` and other
             options of the Rust crate `object_store`. What is not given is taken from `AWS_REGION` and the like.
-        progress: whether to show a progress bar; by default if the standard error is a terminal. Servers do not tell
-            how far they are.
+        progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook. Servers
+            do not tell how far they are.
 
     Returns:
         What was written.
@@ -148,7 +148,7 @@ def load(
             processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0.
         tables: the names of the only tables to load; all of the snapshot's by default.
         storage_options: as in `save`.
-        progress: whether to show a progress bar; by default if the standard error is a terminal.
+        progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
         What was read.
@@ -201,7 +201,7 @@ def compact(path: str | PathLike[str], *, progress: bool | None = None) -> SaveR
 
     Args:
         path: the directory.
-        progress: whether to show a progress bar; by default if the standard error is a terminal.
+        progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Returns:
         What was written, or `None` if the newest snapshot follows no other: then it stays as it is.

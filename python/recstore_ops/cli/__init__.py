@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
+from recstore_ops._native import __version__
 from recstore_ops.cli.checkpoint import checkpoint_commands
 from recstore_ops.cli.compact import compact_command
 from recstore_ops.cli.doctor import doctor_command
@@ -30,9 +32,25 @@ app = typer.Typer(
     name="recstore",
     help="An embedding store for PyTorch.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"recstore {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _of_all_commands(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
 app.command("train")(train_command)
 app.command("evaluate")(evaluate_command)
 app.command("predict")(predict_command)

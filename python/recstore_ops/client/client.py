@@ -13,6 +13,7 @@ from recstore_ops.checkpoint.saving import Compression, LoadReport, PendingSave,
 from recstore_ops.client.dist_tensor import DistTensor, global_names
 from recstore_ops.client.update_queue import UpdateQueue
 from recstore_ops.config.config_file import configure_table
+from recstore_ops.config.html_table import Figures
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.config.table_config import TableConfig, check_learning_rate
 from recstore_ops.config.table_options import DEFAULT_LR, options_of
@@ -386,4 +387,4 @@ def table_statistics(name: str) -> dict[str, Any]:
     statistics = store.table_statistics(name)
     if statistics is None:
         raise KeyError(f'there is no table "{name}"')
-    return statistics
+    return Figures(statistics)

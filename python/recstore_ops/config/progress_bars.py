@@ -34,9 +34,15 @@ class _Hidden:
         pass
 
 
+def is_watched() -> bool:
+    """Whether a person sees the standard error: a terminal, or the page of a notebook, and no pipe, log or service."""
+    ipython = sys.modules.get("IPython")
+    return sys.stderr.isatty() or (ipython is not None and hasattr(ipython.get_ipython(), "kernel"))
+
+
 def shows_progress(progress: bool | None) -> bool:
-    """Whether a bar is shown: if asked for; by default if the standard error is a terminal and tqdm is installed."""
-    return sys.stderr.isatty() and is_installed("tqdm") if progress is None else progress
+    """Whether a bar is shown: if asked for; by default if the standard error is watched and tqdm is installed."""
+    return is_watched() and is_installed("tqdm") if progress is None else progress
 
 
 def shown_bar(**options: Any) -> Any:
@@ -57,4 +63,4 @@ def progress_bar(progress: bool | None, **options: Any) -> Bar:
     return shown_bar(**options) if shows_progress(progress) else _Hidden()
 
 
-__all__ = ["Bar", "progress_bar", "shown_bar", "shows_progress"]
+__all__ = ["Bar", "is_watched", "progress_bar", "shown_bar", "shows_progress"]

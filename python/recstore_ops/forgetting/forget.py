@@ -55,10 +55,13 @@ def forget(
         ids: which. Those without a row are told, and are no error.
         servers: `host:port` of running servers, as `set_ps_servers` takes them. They delete the rows, and save to their
             directories, so that no log has the ids.
-        hash_method, token, tls, timeout: as in `set_ps_servers`.
+        hash_method: how the servers spread ids.
+        token: the servers' token.
+        tls: as in `set_ps_servers`.
+        timeout: as in `set_ps_servers`.
         scan: further directories whose files are looked through. They are not changed.
         dry_run: whether nothing is changed.
-        progress: whether to show progress bars; by default if the standard error is a terminal.
+        progress: whether to show progress bars; by default if the standard error is a terminal or a notebook.
         on_plan: called with what the places have, before anything is changed.
 
     Returns:

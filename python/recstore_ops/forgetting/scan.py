@@ -54,7 +54,7 @@ def scan(
         known: files that are left out, as resolved paths.
         tables: whose ids they are.
         ids: which.
-        progress: whether to show a bar; by default if the standard error is a terminal.
+        progress: whether to show a bar; by default if the standard error is a terminal or a notebook.
     """
     files = sorted({file for directory in directories for file in _files_below(directory)} - known)
     sizes = {file: file.stat().st_size for file in files}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.saving import LoadReport, load_to_read
+from recstore_ops.config.html_table import html_table, shown
 from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_table
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -76,6 +77,18 @@ class CheckpointReport:
     path: Path
     snapshots: list[SnapshotReport]
     tables: dict[str, SavedTableReport]
+
+    def _repr_html_(self) -> str:
+        snapshots = (
+            (each.id, each.kind, f"{each.created:%Y-%m-%d %H:%M:%S}", f"{each.bytes:,}") for each in self.snapshots
+        )
+        tables = (
+            (name, str(each.table.dim), shown(each.table.config.optimizer), shown(each.table.statistics["rows"]))
+            for name, each in self.tables.items()
+        )
+        return html_table((f"snapshots of {self.path}", "kind", "saved, UTC", "bytes"), snapshots) + html_table(
+            ("table", "dim", "optimizer", "rows"), tables
+        )
 
 
 def inspect_checkpoint(

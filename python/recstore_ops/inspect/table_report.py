@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from recstore_ops.client.client import table_statistics
 from recstore_ops.config.extras import imported
+from recstore_ops.config.html_table import html_facts, html_table, shown
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -93,6 +94,12 @@ class TableReport:
         if self.rows:
             console.print(self._rows_grid())
 
+    def _repr_html_(self) -> str:
+        overview = html_facts(f'table "{self.name}"', self._facts())
+        return (
+            overview + html_table(("id", "stored", "values", *self.slots), self._row_cells()) if self.rows else overview
+        )
+
     def _overview(self) -> Grid:
         from rich.markup import escape
         from rich.table import Table as Grid
@@ -103,8 +110,8 @@ class TableReport:
         return grid
 
     def _facts(self) -> dict[str, str]:
-        counts = {name.replace("_", " "): _shown(value) for name, value in self.statistics.items()}
-        options = {name.replace("_", " "): _shown(value) for name, value in asdict(self.config).items()}
+        counts = {name.replace("_", " "): shown(value) for name, value in self.statistics.items()}
+        options = {name.replace("_", " "): shown(value) for name, value in asdict(self.config).items()}
         slots = ", ".join(f"{name} [{width}]" for name, width in self.slots.items()) or "none"
         layout = {"dim": str(self.dim), "slots": slots, "bytes a row": f"{self.bytes_per_row:,}"}
         return {**layout, **options, **counts, "norms": _norms_line(self.norms)}
@@ -113,10 +120,14 @@ class TableReport:
         from rich.table import Table as Grid
 
         grid = Grid("id", "stored", "values", *self.slots, box=None)
+        for cells in self._row_cells():
+            grid.add_row(*cells)
+        return grid
+
+    def _row_cells(self) -> Iterator[list[str]]:
         for row in self.rows:
             slots = [_vector(row.slots[name]) if row.is_stored else "-" for name in self.slots]
-            grid.add_row(str(row.id), "yes" if row.is_stored else "no", _vector(row.values), *slots)
-        return grid
+            yield [str(row.id), shown(row.is_stored), _vector(row.values), *slots]
 
 
 def inspect_table(name: str, ids: Tensor | Iterable[int] | None = None, sample: int = 100_000) -> TableReport:
@@ -187,11 +198,3 @@ def _norms_line(norms: RowNorms | None) -> str:
 def _vector(values: Tensor) -> str:
     shown = " ".join(f"{value:.4g}" for value in values[:_SHOWN_VALUES].tolist())
     return f"{shown} ..." if values.numel() > _SHOWN_VALUES else shown
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(str(item) if key == "kind" else f"{key} {item}" for key, item in value.items())
-    if isinstance(value, bool) or value is None:
-        return {True: "yes", False: "no", None: "none"}[value]
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -150,6 +150,9 @@ class TableModule(ClosedModule):
                 self._start_rows(None, torch.float32)
             note_module(self.table)
 
+    def _repr_html_(self) -> str:
+        return self.table._repr_html_()
+
     @property
     def weight(self) -> DistTensor:
         """The table as a `DistTensor` that outlives this module; of a sharded one this rank's rows only."""
@@ -266,7 +269,7 @@ class DistEmbedding(TableModule):
     Takes the arguments of `TableModule`. The gradients that `backward` collects are applied by
     `SparseOptimizer.step`.
 
-    Example:
+    Examples:
         >>> user = DistEmbedding(None, 16, "user", optimizer={"kind": "adagrad", "lr": 0.1})
         >>> user(torch.tensor([[7, -3], [2**62, 7]])).shape
         torch.Size([2, 2, 16])

@@ -62,7 +62,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
             `process_group`; or another rank could not make its tables.
 
-    Example:
+    Examples:
         >>> bags = RecStoreEmbeddingBagCollection([
         ...     {"name": "user", "num_embeddings": None, "embedding_dim": 8, "feature_names": ["user"]},
         ...     {"name": "item", "num_embeddings": 100, "embedding_dim": 8, "feature_names": ["seen", "bought"]},

@@ -137,7 +137,7 @@ class HashTable(TableModule):
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a
             `process_group`.
 
-    Example:
+    Examples:
         >>> table = HashTable([2, 3], "user", optimizer={"kind": "adam", "lr": 0.1})
         >>> table(torch.tensor([7, -3, 7])).shape
         torch.Size([3, 2, 3])

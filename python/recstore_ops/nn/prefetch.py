@@ -161,7 +161,7 @@ class PrefetchingDataLoader:
         TypeError: a module that reads nothing ahead.
         ValueError: a `prefetch_count` below 1.
 
-    Example:
+    Examples:
         >>> from recstore_ops import RecStoreEmbeddingBagCollection
         >>> bags = RecStoreEmbeddingBagCollection(
         ...     [{"name": "item", "num_embeddings": None, "embedding_dim": 4, "feature_names": ["seen"]}]

@@ -175,7 +175,7 @@ class StagingDataLoader:
             lie.
         RuntimeError: there is no CUDA here.
 
-    Example:
+    Examples:
         >>> for tokens, rows in StagingDataLoader(loader, memory, "cuda"):  # doctest: +SKIP
         ...     hidden = memory(embedding(tokens.to("cuda")), rows)
     """

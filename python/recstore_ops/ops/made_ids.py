@@ -66,7 +66,7 @@ def hash_strings(
         ValueError: a string is missing and there is no id for it, or a text has no UTF-8; the message names its
             position.
 
-    Example:
+    Examples:
         >>> hash_strings(["Bern", b"Bern", None], missing=-1)
         tensor([700966251408354108, 700966251408354108,                 -1])
     """
@@ -100,7 +100,7 @@ def cross_ids(ids: Sequence[Tensor], seed: int = 0) -> Tensor:
     Raises:
         RuntimeError: no tensors, or shapes that differ.
 
-    Example:
+    Examples:
         >>> cross_ids([torch.tensor([1, 2]), torch.tensor([2, 1])])
         tensor([-4838594755968170389, -2274933249722822011])
     """
@@ -126,7 +126,7 @@ def ngram_ids(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) ->
     Raises:
         RuntimeError: a number out of its range.
 
-    Example:
+    Examples:
         >>> ngram_ids(torch.tensor([[5, 6, 5, 6]]), 2, 2, 1000)[0]
         tensor([[208, 946],
                 [311, 695],
@@ -151,7 +151,7 @@ def prefix_ids(codes: Tensor, sizes: Sequence[int]) -> Tensor:
     Raises:
         RuntimeError: a code that is not of its level; a size below 1; too many prefixes.
 
-    Example:
+    Examples:
         >>> prefix_ids(torch.tensor([[0, 0], [2, 3]]), [3, 4])
         tensor([[ 0,  3],
                 [ 2, 14]])
@@ -175,7 +175,7 @@ def bucket_ids(ids: Tensor, buckets: int, seed: int = 0) -> Tensor:
     Raises:
         RuntimeError: `buckets` is below 1.
 
-    Example:
+    Examples:
         >>> bucket_ids(torch.tensor([0, 1, 2, -1]), 1000)
         tensor([535, 465, 110, 936])
     """

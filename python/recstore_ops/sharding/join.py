@@ -391,7 +391,7 @@ def join(
         RuntimeError: a rank left by an error, or did something else than the others; names it. Further what is not
             announced to ranks without batches, such as clipping, scaling, opening a table or a checkpoint.
 
-    Example:
+    Examples:
         ``with join([bags], [top]):`` around the loop over batches, where `top` is a `DistributedDataParallel`.
     """
     tables = [table for module in modules for table in module.tables()]

@@ -22,7 +22,7 @@ class JaggedTensor:
         TypeError: an argument of another type.
         ValueError: shapes that do not fit together, or bags that do not cover the values.
 
-    Example:
+    Examples:
         >>> JaggedTensor(torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 0, 1])).to_padded_dense()
         tensor([[7, 8],
                 [0, 0],

@@ -28,7 +28,7 @@ class KeyedJaggedTensor:
         TypeError: an argument of another type.
         ValueError: a key twice, shapes that do not fit together, or bags that do not cover the values.
 
-    Example:
+    Examples:
         Two features of three examples; the second example has no `item`:
 
         >>> features = KeyedJaggedTensor(

@@ -18,7 +18,7 @@ class KeyedTensor:
     Raises:
         ValueError: a key twice, or lengths that do not fit keys and values.
 
-    Example:
+    Examples:
         >>> pooled = KeyedTensor.from_tensor_list(["user", "item"], [torch.zeros(3, 16), torch.zeros(3, 8)])
         >>> pooled.values().shape, pooled["item"].shape
         (torch.Size([3, 24]), torch.Size([3, 8]))

@@ -42,7 +42,7 @@ def tables_left_out() -> Iterator[None]:
 
     For who keeps the tables elsewhere, in a checkpoint for example.
 
-    Example:
+    Examples:
         >>> from recstore_ops import DistEmbedding
         >>> model = torch.nn.Sequential(DistEmbedding(None, 2, "item"), torch.nn.Linear(2, 1))
         >>> with tables_left_out():
@@ -119,8 +119,9 @@ def replace_rows(table: Table, state: Any) -> None:
     rows that are not finite are left out and counted.
 
     Raises:
-        As `check_rows`.
-        RuntimeError: a table of a forked child's parent.
+        TypeError: as `check_rows`.
+        ValueError: as `check_rows`.
+        IndexError: as `check_rows`.
     """
     ids_N, rows_ND = check_rows(table, state)
     is_skipping = table.config.nan_policy == "skip"

@@ -24,7 +24,7 @@ def shard_of(ids: Tensor, num_shards: int) -> Tensor:
         TypeError: ids of another type.
         ValueError: `num_shards` is not positive.
 
-    Example:
+    Examples:
         >>> shard_of(torch.tensor([0, 1, 2, -1]), 3)
         tensor([1, 2, 1, 2])
     """

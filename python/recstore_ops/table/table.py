@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from recstore_ops import _native, servers
+from recstore_ops.config.html_table import html_facts
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
@@ -257,6 +258,13 @@ class Table:
 
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim})"
+
+    def _repr_html_(self) -> str:
+        try:
+            statistics = self.statistics()
+        except RuntimeError as error:  # Dropped, or on servers that do not answer.
+            statistics = {"statistics": str(error)}
+        return html_facts(f'table "{self.name}"', {"dim": self.dim, **asdict(self.config), **statistics})
 
     def __reduce__(self) -> tuple[Callable[..., "Table"], tuple[Any, ...]]:
         if self.shard is not None:

@@ -23,7 +23,7 @@ def opening_empty_tables() -> Iterator[None]:
     open, since all its ids would have their initial values. It concerns the thread that enters it. On an error within
     it, the tables that were made are dropped again.
 
-    Example:
+    Examples:
         >>> import pickle
         >>> from recstore_ops import DistEmbedding, RecStoreClient
         >>> module = DistEmbedding(None, 2, "item", initializer="zeros")

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, RecStoreClient, Table, TableConfig, table_names
 from recstore_ops._native import copy_table
+from recstore_ops.config.html_table import html_facts
 from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import ROW_TYPES
 from recstore_ops.servers.choosing import embedded_for
@@ -58,6 +59,13 @@ class LoadedRun:
             OSError: a file cannot be read.
         """
         return open_rows_of_run(self.config, self.form, paths, on_bad_line, group_by=group_by)
+
+    def _repr_html_(self) -> str:
+        tables = {
+            f"table {short_name(table.name)}": f"{len(table):,} rows of {table.dim}" for table in tables_of(self.model)
+        }
+        options = {name: value for name, value in asdict(self.config).items() if value is not None}
+        return html_facts(f"{self.config.model} after step {self.step:,}", tables | options)
 
     def table(self, name: str) -> Table:
         """Returns the table that the model calls `name`, as `v`.

@@ -31,6 +31,7 @@ from recstore_ops.training.phases import Phases
 from recstore_ops.training.process_memory import process_bytes
 from recstore_ops.training.quality.evaluation import Evaluation, Scores, predict
 from recstore_ops.training.quality.retrieval import RankedPart, Retriever, evaluate_retrieval
+from recstore_ops.training.report.evaluations_table import Evaluations
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.batching import regroup, shuffled
@@ -85,7 +86,7 @@ def train(
     job: Job | None = None,
     start: DenseStart | None = None,
     phases: Phases | None = None,
-) -> list[EvaluationRecord]:
+) -> Evaluations:
     """Trains a model and returns the record of each evaluation.
 
     Args:
@@ -125,7 +126,7 @@ class Run:
         job: Job,
         phases: Phases | None = None,
     ) -> None:
-        self.records: list[EvaluationRecord] = []
+        self.records = Evaluations()
         self.finished = False
         self._file: str | None = None
         self._checkpoints = checkpoints
@@ -168,7 +169,7 @@ class Run:
         self._since_log = Stretch()
         self._since_evaluation = Stretch()
 
-    def to_its_end(self, start: DenseStart | None) -> list[EvaluationRecord]:
+    def to_its_end(self, start: DenseStart | None) -> Evaluations:
         """Trains until the run is finished, and returns its records; arguments and errors as those of `train`."""
         self._phases.begin()
         with torch.random.fork_rng(devices=[]):
@@ -370,7 +371,7 @@ class Run:
         self._step, self._rows = state["step"], state["rows"]
         self._epoch, self._epoch_steps, self._epoch_rows = state["epoch"], state["epoch_steps"], state["epoch_rows"]
         self._expected_rows = state["expected_rows"]
-        self.records = [EvaluationRecord.of(fields) for fields in state["records"]]
+        self.records = Evaluations(EvaluationRecord.of(fields) for fields in state["records"])
         self._since_log.load_state_dict(state["since_log"])
         self._since_evaluation.load_state_dict(state["since_evaluation"])
         self._schedule.load_state_dict(state["schedule"])

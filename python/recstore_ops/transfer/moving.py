@@ -60,7 +60,7 @@ def from_embedding(
         ValueError: a table that exists, or `max_norm`.
         RuntimeError: a weight that is not finite.
 
-    Example:
+    Examples:
         >>> item = torch.nn.Embedding(100, 8, padding_idx=0)
         >>> ours = from_embedding(item, "item", optimizer="adagrad")
         >>> torch.equal(ours(torch.tensor([0, 7])), item(torch.tensor([0, 7])))
@@ -86,7 +86,7 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
         table: an open table or its name.
         ids: int64, `[N]`; of duplicates the last one wins.
         rows: floating point, `[N, dim]`; rounded to the nearest where rows are narrower than float32.
-        progress: whether to show a progress bar; by default if the standard error is a terminal.
+        progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
 
     Raises:
         KeyError: there is no table of this name.

@@ -25,5 +25,5 @@ def as_tensor(ids: Tensor | range) -> Tensor:
 
 
 def bar_of_rows(what: str, rows: int, progress: bool | None) -> Bar:
-    """A progress bar; by default if the standard error is a terminal."""
+    """A progress bar; by default if the standard error is a terminal or a notebook."""
     return progress_bar(progress, total=rows, desc=what, unit="row", unit_scale=True)

@@ -94,7 +94,7 @@ def replace_embeddings(
         UserWarning: an attribute of the model holds a weight too, as an optimizer or a list for a penalty does, which
             changes no row: make it anew.
 
-    Example:
+    Examples:
         >>> model = torch.nn.Sequential(torch.nn.EmbeddingBag(1000, 8), torch.nn.Linear(8, 1))
         >>> replaced = replace_embeddings(model, prefix="clicks/", grows=True, optimizer={"kind": "adagrad", "lr": 0.1})
         >>> dense = torch.optim.Adagrad(replaced.dense_parameters(), lr=0.1)

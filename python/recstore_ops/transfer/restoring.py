@@ -48,7 +48,7 @@ def restore_embeddings(
         ValueError: a model without such modules, or one that cannot be restored: each by its path, with the reason; a
             pattern that matches none.
 
-    Example:
+    Examples:
         >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1))
         >>> replace_embeddings(model, prefix="there and back/").tables
         {'0': 'there and back/0'}

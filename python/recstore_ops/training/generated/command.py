@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from recstore_ops.config.command_options import read_user_path
+from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.training.generated.criteo import write_criteo
 
 
@@ -29,12 +29,8 @@ def generate_command(
     Integers, categories, gaps and popularity are like the real ones; labels depend on categories and pairs of them.
     """
     console = Console()
-    columns = (TextColumn("writing"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("writing", total=rows)
-        written = write_criteo(
-            path, rows, seed=seed, model_seed=model_seed, on_rows=lambda count: progress.advance(task, count)
-        )
+    with progress_bar(None, total=rows, desc="writing", unit="row", unit_scale=True, leave=False) as bar:
+        written = write_criteo(path, rows, seed=seed, model_seed=model_seed, on_rows=bar.update)
     console.print(
         f"{path}: {written.num_rows:,} rows, {written.num_positives / written.num_rows:.1%} positive; the true model "
         f"has AUC {written.bayes_auc:.4f}, logloss {written.bayes_logloss:.4f} nats",

@@ -1,27 +1,22 @@
-"""Shows a run on the terminal: a progress bar, and one line of figures an evaluation.
+"""Shows a run: one line of figures an evaluation, and a progress bar on the standard error.
 
-Where the output is not a terminal there is no bar, and nothing is written but the lines.
+Where the standard error is neither a terminal nor a notebook there is no bar, and nothing is written but the lines.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Table
-from rich.text import Text
+from tqdm import tqdm
 
+from recstore_ops.config.progress_bars import is_watched
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
@@ -52,31 +47,27 @@ class Display:
         console: to write to.
         epochs: that the run has at most.
         retrieves: whether the model is one that retrieves.
+        bar_file: where the bar is drawn; by default on the standard error, if a person sees it.
     """
 
-    def __init__(self, console: Console, epochs: int, *, retrieves: bool = False) -> None:
+    def __init__(
+        self, console: Console, epochs: int, *, retrieves: bool = False, bar_file: TextIO | None = None
+    ) -> None:
         self._console = console
         self._columns = _columns(_OF_RETRIEVAL if retrieves else _OF_CLICKS)
         self._epochs = epochs
         self._wrote_header = False
         self._file: str | None = None
         self._noted: set[str] = set()
-        self._progress = Progress(
-            # Names of files stand in it, which are no markup.
-            TextColumn("{task.description}", markup=False),
-            BarColumn(),
-            TextColumn("loss {task.fields[loss]:.4f}"),
-            _RowsPerSecondColumn(),
-            TextColumn("{task.fields[table_rows]:,} table rows"),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self._task = self._progress.add_task("reading", total=None, loss=0.0, table_rows=0)
+        self._bar_file = sys.stderr if bar_file is None and is_watched() else bar_file
+        self._bar: tqdm[Any] = tqdm(disable=True)
+        self._table_rows = 0
 
     def __enter__(self) -> Display:
-        self._progress.start()
+        shown = self._bar_file is not None
+        self._bar = tqdm(
+            desc="reading", unit="row", unit_scale=True, leave=False, file=self._bar_file, disable=not shown
+        )
         return self
 
     def __exit__(
@@ -85,21 +76,25 @@ class Display:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        self._bar.close()
 
     def on_batch(self, epoch: int, rows: int, expected_rows: int | None, loss: float) -> None:
-        """Moves the bar; rich redraws it a few times a second only."""
-        self._progress.update(
-            self._task,
-            description=f"epoch {epoch}/{self._epochs}" if self._file is None else f"file {epoch}: {self._file}",
-            completed=rows,
-            total=None if expected_rows is None else max(expected_rows, rows),
-            loss=loss,
+        """Moves the bar, which is drawn again ten times a second only."""
+        bar = self._bar
+        if bar.disable:
+            return
+        if rows < bar.n or bar.n == 0:  # An epoch begins, or goes on after an evaluation: no rate counts from before.
+            bar.n = bar.initial = bar.last_print_n = rows
+        bar.total = None if expected_rows is None else max(expected_rows, rows)
+        bar.set_description(
+            f"epoch {epoch}/{self._epochs}" if self._file is None else f"file {epoch}: {self._file}", refresh=False
         )
+        bar.set_postfix_str(f"loss {loss:.4f}, {self._table_rows:,} table rows", refresh=False)
+        bar.update(rows - bar.n)
 
     def on_steps(self, record: StepRecord) -> None:
         """Shows beside the bar how the tables grow."""
-        self._progress.update(self._task, table_rows=record.table_rows)
+        self._table_rows = record.table_rows
 
     def on_evaluation(self, record: EvaluationRecord) -> None:
         """Writes the evaluation's line; the time that it took does not count in the bar's rows a second."""
@@ -115,17 +110,19 @@ class Display:
         self._write_cells(cells, "" if record.file is None else f"  {record.file}")
         self._note_one_class("validation", record.validation)
         self._note_one_class("test", record.test)
-        self._progress.reset(self._task, loss=record.train_loss, table_rows=record.table_rows)
+        self._table_rows = record.table_rows
+        if not self._bar.disable:
+            self._bar.reset()
 
     def on_file(self, path: Path) -> None:
         """Shows beside the bar which file the run is at."""
         self._file = path.name
-        self._progress.update(self._task, description=f"evaluating {path.name}")
+        self._bar.set_description(f"evaluating {path.name}")
 
     def on_waiting(self, directory: Path) -> None:
         """Shows that the run waits for a file; where there is no bar, says so the first time."""
-        self._progress.update(self._task, description=f"waiting for files in {directory}")
-        if self._progress.disable and "waiting" not in self._noted:
+        self._bar.set_description(f"waiting for files in {directory}")
+        if self._bar.disable and "waiting" not in self._noted:
             self._noted.add("waiting")
             self.note(f"waiting for files in {directory}")
 
@@ -135,7 +132,8 @@ class Display:
 
     def show(self, table: Table) -> None:
         """Writes a table."""
-        self._console.print(table)
+        with tqdm.external_write_mode():
+            self._console.print(table)
 
     def _write_header(self) -> None:
         if not self._wrote_header:
@@ -152,12 +150,8 @@ class Display:
         self._write("  ".join(aligned) + end)
 
     def _write(self, line: str) -> None:
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-class _RowsPerSecondColumn(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text("- rows/s" if task.speed is None else f"{task.speed:,.0f} rows/s")
+        with tqdm.external_write_mode():
+            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _epoch(epochs: float) -> str:

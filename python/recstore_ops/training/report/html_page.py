@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation
+from recstore_ops.config.html_table import html_table
 from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder
-from recstore_ops.training.report.records import EvaluationRecord, best_record
+from recstore_ops.training.report.evaluations_table import evaluations_table, figure
+from recstore_ops.training.report.records import EvaluationRecord
 from recstore_ops.training.schema.columns import Schema
 
 _MOST_SEGMENTS = 20
@@ -67,15 +67,7 @@ class RunPage:
     def _evaluations(self) -> str:
         if not self.evaluations:
             return "<p>The run ended before its first evaluation.</p>\n"
-        best = best_record(list(self.evaluations))
-        parts = [part for part in ("validation", "test") if getattr(best, part) is not None]
-        titles = [f"{part} {FIGURE_TITLES[name]}" for part in parts for name in getattr(best, part).figures()]
-        rows = [_evaluation_row(record, parts) for record in self.evaluations]
-        titles = ["epoch", "step", "train loss", *titles, "rows/s", "table rows"]
-        if best.file is not None:
-            titles.append("file")
-            rows = [[*row, str(record.file)] for row, record in zip(rows, self.evaluations, strict=True)]
-        table = _table(titles, rows, best=self.evaluations.index(best))
+        table = evaluations_table(self.evaluations)
         return f"<h2>Evaluations</h2>\n{table}<p>The model is that of the line in bold.</p>\n"
 
     def _plots(self) -> str:
@@ -86,7 +78,7 @@ class RunPage:
         if self.schema is None:
             return ""
         rows = ([column.name, column.role, column.type, column.rule or column.reason] for column in self.schema.columns)
-        return f"<h2>Columns</h2>\n{_table(['column', 'role', 'type', 'rule'], rows, figures_from=4)}"
+        return f"<h2>Columns</h2>\n{html_table(['column', 'role', 'type', 'rule'], rows, figures_from=4)}"
 
     def _segments(self) -> str:
         shown = (
@@ -99,24 +91,7 @@ class RunPage:
 
     def _configuration(self) -> str:
         rows = ([name, str(value)] for name, value in self.config.items() if value is not None)
-        return f"<h2>Configuration</h2>\n{_table(['option', 'value'], rows, figures_from=2)}"
-
-
-def _evaluation_row(record: EvaluationRecord, parts: Sequence[str]) -> list[str]:
-    return [
-        *(f"{record.epoch:g}", f"{record.step:,}", f"{record.train_loss:.4f}"),
-        *_part_figures(record, parts),
-        *(f"{record.rows_per_second:,.0f}", f"{record.table_rows:,}"),
-    ]
-
-
-def _part_figures(record: EvaluationRecord, parts: Sequence[str]) -> list[str]:
-    figures: list[str] = []
-    for part in parts:
-        result: Evaluation | None = getattr(record, part)
-        shown = ("", "", "") if result is None else result.figures().values()
-        figures += [_figure(each) for each in shown]
-    return figures
+        return f"<h2>Configuration</h2>\n{html_table(['option', 'value'], rows, figures_from=2)}"
 
 
 def _segment_table(figures: SegmentFigures) -> str:
@@ -124,33 +99,13 @@ def _segment_table(figures: SegmentFigures) -> str:
     columns = zip(*(column[:_MOST_SEGMENTS].tolist() for column in (figures.rows, *ratios)), strict=True)
     # Of a million segments no text is made but of those that are shown.
     shown = (
-        [name, f"{rows}", *map(_figure, figures_of_one)]
+        [name, f"{rows}", *map(figure, figures_of_one)]
         for name, (rows, *figures_of_one) in zip(figures.names(_MOST_SEGMENTS), columns, strict=True)
     )
     titles = ["segment", "rows", "share positive", "mean prediction", "logloss", "AUC", "calibration"]
-    return _table(titles, shown, figures_from=1)
-
-
-def _table(
-    titles: Sequence[str], rows: Iterable[Sequence[str]], *, figures_from: int = 0, best: int | None = None
-) -> str:
-    """Returns a table; columns from `figures_from` on are figures, and the row `best` stands out."""
-    marks = ["" if place < figures_from else ' class="figure"' for place in range(len(titles))]
-    head = "".join(f"<th{mark}>{escape(title)}</th>" for mark, title in zip(marks, titles, strict=True))
-    lines = []
-    for number, row in enumerate(rows):
-        cells = "".join(f"<td{mark}>{escape(cell)}</td>" for mark, cell in zip(marks, row, strict=True))
-        mark = ' class="best"' if number == best else ""
-        lines.append(f"<tr{mark}>{cells}</tr>\n")
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{''.join(lines)}</tbody></table>\n"
+    return html_table(titles, shown, figures_from=1)
 
 
 def _image(title: str, path: Path) -> str:
     content = base64.b64encode(path.read_bytes()).decode("ascii")
     return f'<img alt="{escape(title)}" src="data:image/png;base64,{content}">\n'
-
-
-def _figure(value: float | str) -> str:
-    if isinstance(value, str):
-        return value
-    return "-" if math.isnan(value) else f"{value:.4f}"
