@@ -52,6 +52,7 @@ from recstore_ops.serving import (
     publish,
 )
 from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.table.table import Table, default_table
 from recstore_ops.table.unpickling import opening_empty_tables
 from recstore_ops.table.update_rule import UpdateRule, register_rule
@@ -136,9 +137,9 @@ __all__ = [
 # What is pickled names a class by its module: a pickle must not depend on the room that the class lies in.
 def _take_home(names: list[str]) -> None:
     for name in names:
-        if isinstance(public := globals()[name], type):
+        if isinstance(public := globals()[name], type) and not isinstance(public, Proxyable):
             public.__module__ = __name__
 
 
 _take_home(__all__)
-del _take_home
+del Proxyable, _take_home
