@@ -135,11 +135,12 @@ __all__ = [
 
 
 # What is pickled names a class by its module: a pickle must not depend on the room that the class lies in.
-def _take_home(names: list[str]) -> None:
+# Batches stay where they are written, for TorchScript, and see to their pickles themselves.
+def _take_home(names: list[str], but: type) -> None:
     for name in names:
-        if isinstance(public := globals()[name], type) and not isinstance(public, Proxyable):
+        if isinstance(public := globals()[name], type) and not isinstance(public, but):
             public.__module__ = __name__
 
 
-_take_home(__all__)
+_take_home(__all__, but=Proxyable)
 del Proxyable, _take_home

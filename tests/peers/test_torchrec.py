@@ -19,7 +19,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     OptimType,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.modules import embedding_configs as torchrec_configs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse import jagged_tensor as torchrec_sparse

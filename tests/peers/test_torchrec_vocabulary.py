@@ -173,7 +173,7 @@ KEYED: dict[str, Callable[[Any], Any]] = {
         (part.keys(), part.values(), part.lengths().numel()) for part in keyed(kind).split([0, 2, 0])
     ],
     "permute": lambda kind: keyed(kind, weights=WEIGHTS).permute([1, 0]),
-    "permute with a tensor": lambda kind: keyed(kind).permute([1, 0], torch.tensor([1, 0])),
+    "permute with a tensor": lambda kind: keyed(kind).permute([1, 0], torch.tensor([1, 0], dtype=torch.int32)),
     "permute with duplicates": lambda kind: keyed(kind).permute([1, 0, 1]),
     "permute of variable strides": lambda kind: variable(kind, weights=WEIGHTS).permute([1, 0]),
     "flatten_lengths": lambda kind: keyed(kind, lengths=LENGTHS.view(2, 4)).flatten_lengths(),

@@ -119,9 +119,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
         Raises:
             TypeError: something else than a batch, or ids or weights of another type.
-            ValueError: features are missing or there are others, there are ids behind the last bag, weights are
-                missing where the collection `is_weighted`, or features have different numbers of examples without
-                inverse indices.
+            ValueError: features are missing or come twice, or there are others; weights are missing where the
+                collection `is_weighted`; features have different numbers of examples without inverse indices.
+            RuntimeError: ids behind the last bag.
             IndexError: an id out of its table's `num_embeddings`.
         """
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)

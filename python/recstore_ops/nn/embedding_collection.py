@@ -68,8 +68,8 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
 
         Returns:
             For each feature a `JaggedTensor` of rows, `[ids of the feature, dim]`, with the batch's lengths, and its
-            weights where it has any, or with its ids in their place (`need_indices`); TorchRec's for TorchRec's batch. A feature that looks up several tables comes
-            as `feature@table`.
+            weights where it has any, or with its ids in their place (`need_indices`); TorchRec's for TorchRec's batch.
+            A feature that looks up several tables comes as `feature@table`.
 
         Raises:
             TypeError: something else than a batch, or ids of another type.

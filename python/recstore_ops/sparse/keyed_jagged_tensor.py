@@ -232,7 +232,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
     def sync(self) -> "KeyedJaggedTensor":
         """Computes what is told of each feature, so that later calls wait for no device; a graph does not."""
         if may_keep():
-            self.offset_per_key()
+            self.length_per_key()
         return self
 
     def unsync(self) -> "KeyedJaggedTensor":
@@ -545,7 +545,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             weights,
             lengths,
             None,
-            self.stride() if strides_FR is None else None,
+            self.stride(),
             strides_FR,
             None,
             length_per_key,
