@@ -153,6 +153,10 @@ def test_batches_are_copied_whole() -> None:
     assert KeyedJaggedTensor(["a", "b", "c"], IDS[:5].to("meta"), lengths=LENGTHS[:3].to("meta")).length_per_key() == [
         *(3, 1, 1)
     ]
+    whole = KeyedJaggedTensor(["a"], IDS.clone(), lengths=torch.tensor([2, 4]))
+    whole.offsets()
+    whole.copy_(KeyedJaggedTensor(["a"], IDS * 2, lengths=torch.tensor([5, 1])))
+    assert (whole.values().tolist(), whole.offsets().tolist()) == ((IDS * 2).tolist(), [0, 5, 6])
     filled = variable(weights=torch.zeros(6), inverse_indices=(["b", "a"], torch.zeros(2, 4, dtype=torch.int64)))
     assert torch.equal(filled.copy_(batch).weights(), torch.ones(6))
     assert torch.equal(filled.inverse_indices()[1], INVERSE[1])

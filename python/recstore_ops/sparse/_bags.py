@@ -42,7 +42,7 @@ def bounds_of(sizes: list[int]) -> list[int]:
 
 def may_keep() -> bool:
     """Whether a batch may keep what it computes of itself: not what a graph, a transform or inference mode owns."""
-    if torch.jit.is_scripting():
+    if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
         return True
     else:
         return not (

@@ -55,7 +55,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
         self._weights = weights
         self._lengths = lengths
         self._offsets = offsets
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             check_values(values, weights)
             check_bags(values, lengths, offsets)
 

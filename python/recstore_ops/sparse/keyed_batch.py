@@ -18,8 +18,11 @@ from recstore_ops.sparse.tensors import BatchTensors
 class KeyedBatch(BatchTensors):
     """A batch of features by name, made of bags."""
 
+    _weights: Tensor | None
     _inverse_indices: tuple[list[str], Tensor] | None
     _stride_per_key_per_rank: Tensor | None
+    _jt_dict: dict[str, Any] | None
+    _lengths_BF: Tensor | None
 
     if TYPE_CHECKING:
         keys: Callable[[], list[str]]
@@ -47,8 +50,9 @@ class KeyedBatch(BatchTensors):
 
     def copy_(self, other: Any, non_blocking: bool = False) -> Self:
         """Copies the tensors of a batch with equal shapes into those of this one, and takes over its strides."""
-        for name in ("stride_per_key_per_rank", "stride_per_key", "length_per_key", "offset_per_key", "jt_dict"):
+        for name in ("stride", "stride_per_key_per_rank", "stride_per_key", "length_per_key", "offset_per_key"):
             setattr(self, f"_{name}", getattr(other, f"_{name}"))
+        self._jt_dict = self._lengths_BF = None  # Of what was here before.
         super().copy_(other, non_blocking)
         own, others = self._inverse_indices, other._inverse_indices
         if own is not None and others is not None:

@@ -103,7 +103,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         self._index_per_key = index_per_key
         self._jt_dict = jt_dict
         self._inverse_indices = inverse_indices
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             check_values(values, weights)
             check_bags(values, lengths, offsets, 2)
             _check_keys(self)
@@ -455,7 +455,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             return given
         bounds = self.lengths_offset_per_key()
         sizes = self.length_per_key()
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             check_cover(self._values.shape[0], sum(sizes))
         values = torch.split(self._values, sizes)
         weights = self._weights

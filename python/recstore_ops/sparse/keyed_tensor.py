@@ -61,7 +61,7 @@ class KeyedTensor(_PrintedColumns, metaclass=Proxyable):
         self._key_dim = key_dim
         self._offset_per_key = offset_per_key
         self._index_per_key = index_per_key
-        if not torch.jit.is_scripting():
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             _check(self)
 
     @staticmethod

@@ -5,7 +5,7 @@ import pkgutil
 from collections.abc import Callable
 from typing import Any
 
-from torch.fx import Proxy, ProxyableClassMeta
+from torch.fx import Proxy, ProxyableClassMeta  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Proxyable(ProxyableClassMeta):

@@ -44,7 +44,9 @@ class BatchTensors:
     def copy_(self, other: Any, non_blocking: bool = False) -> Self:
         """Copies the tensors of a batch with equal shapes into those of this one, where both have them."""
         for name in self._tensors:
-            own, others = getattr(self, name), getattr(other, name)
+            own = getattr(self, name)
+            is_told = own is not None and name in ("_lengths", "_offsets")  # Of either, whichever the other was given.
+            others = getattr(other, name.removeprefix("_"))() if is_told else getattr(other, name)
             if own is not None and others is not None:
                 own.copy_(others, non_blocking=non_blocking)
         return self

@@ -41,7 +41,7 @@ def reordered(tensor: Tensor, bounds: list[int], order: list[int]) -> Tensor:
 
 def reordered_strides(strides_FR: Tensor | None, order: list[int]) -> Tensor | None:
     """The strides of some features."""
-    return None if strides_FR is None else strides_FR[order]
+    return None if strides_FR is None else strides_FR[list(order)]
 
 
 def shared_out(count: int, parts: int) -> list[int]:
