@@ -73,7 +73,9 @@ def arrived_of_variable_batch(
     weights = tensors[3] if len(tensors) > 3 else None
     strides_FR = strides.reshape(num_ranks, num_features).T.cpu()
     if stagger > 1:
-        strides_FR = strides_FR[:, torch.arange(num_ranks, device="cpu").view(stagger, -1).T.reshape(-1)]
+        strides_FR = strides_FR[
+            :, torch.arange(num_ranks, dtype=torch.int64, device="cpu").view(stagger, -1).T.reshape(-1)
+        ]
     if not strides_FR.numel():
         strides_FR = torch.zeros(num_features, 1, dtype=torch.int64, device="cpu")
     if recat is None:

@@ -569,7 +569,7 @@ def _joined(features: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
         _joined_weights([feature.weights_or_none() for feature in features.values()]),
         torch.cat([feature.lengths() for feature in features.values()]),
         stride=stride,
-        stride_per_key_per_rank=None if stride is not None else torch.tensor(sizes, dtype=torch.int32).reshape(-1, 1),
+        stride_per_key_per_rank=None if stride is not None else [[size] for size in sizes],
     ).sync()
 
 
