@@ -122,7 +122,6 @@ def of_a_class() -> EmbeddingBagCollection:
             lambda: bags(data_type=DataType.FP16),
             'table "t1": a table of a collection is made of torch.float32, and',
         ),
-        (lambda: rows(need_indices=True), '"sparse": it has need_indices'),
         (shared_features, r"a prefix would change the names of the outputs of \['a'\], which look up several tables"),
         (on_meta, 'table "t1": its weight is on the meta device'),
         (of_a_class, "it is a Sharded, and only plain EmbeddingBagCollection and EmbeddingCollection are replaced"),

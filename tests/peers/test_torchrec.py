@@ -19,7 +19,7 @@ from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     OptimType,
     SplitTableBatchedEmbeddingBagsCodegen,
 )
-from torch import Tensor, nn
+from torch import Tensor
 from torchrec.modules import embedding_configs as torchrec_configs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse import jagged_tensor as torchrec_sparse
@@ -222,11 +222,8 @@ def test_a_table_that_cannot_be_taken_over_is_refused() -> None:
     half = torchrec_configs.EmbeddingBagConfig(
         NUM_IDS, 4, "half", data_type=torchrec_configs.DataType.FP16, feature_names=["a"]
     )
-    own = torchrec_configs.EmbeddingBagConfig(NUM_IDS, 4, "own", feature_names=["a"], init_fn=nn.init.zeros_)
     with pytest.raises(ValueError, match='table "half" must hold float32, got FP16'):
         RecStoreEmbeddingBagCollection([half])
-    with pytest.raises(ValueError, match='table "own" has an init_fn of its own'):
-        RecStoreEmbeddingBagCollection([own])
 
 
 def test_batches_answer_as_torchrecs() -> None:

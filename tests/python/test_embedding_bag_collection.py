@@ -576,14 +576,7 @@ def test_a_batch_of_the_same_interface_is_taken(table_name: Callable[[], str]) -
     class Foreign:
         keys, values, offsets, weights_or_none = batch.keys, batch.values, batch.offsets, batch.weights_or_none
 
-    class Variable(Foreign):
-        @staticmethod
-        def variable_stride_per_key() -> bool:
-            return True
-
     assert torch.equal(bags(Foreign()), bags(batch))
-    with pytest.raises(ValueError, match="different numbers of examples"):
-        bags(Variable())
 
 
 def test_ids_may_be_int32_or_uint64(table_name: Callable[[], str]) -> None:

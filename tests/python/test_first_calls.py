@@ -158,7 +158,7 @@ WITHOUT_STORE = {
     *("inspect_checkpoint", "register_rule", "UpdateRule"),
     # They are given what has been opened before.
     *("PrefetchingDataLoader", "StagedRows", "StagingDataLoader"),
-    *("transfer.import_torchrec", "export", "freeze", "publish", "averaged"),
+    *("transfer.import_torchrec", "transfer.export_torchrec", "export", "freeze", "publish", "averaged"),
     *("restore_embeddings", "transfer.restore_embeddings", "ReplacedEmbeddings", "transfer.ReplacedEmbeddings"),
     # Their tables are files, whatever store was chosen.
     *("Bundle", "FollowingBundle", "ForgetReport", "FrozenTable", "Publisher", "PublisherAddress"),

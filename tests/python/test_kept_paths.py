@@ -48,7 +48,8 @@ KEPT = {
     "sharding": "ShardedPipeline shard_of save load exchange_statistics Shard GradReduce",
     "state": "tables_left_out table_rows replace_rows",
     "training": "train TrainingConfig build_model open_input FactorizationMachine",
-    "transfer": "from_embedding import_rows import_safetensors import_torchrec export_safetensors export_parquet",
+    "transfer": "from_embedding import_rows import_safetensors import_torchrec export_safetensors export_parquet "
+    "export_torchrec",
     "workers": "ps_barrier ps_workers leave_ps_workers Teamwork WorkerState",
 }
 

@@ -56,7 +56,7 @@ def assert_holds(batch: KeyedJaggedTensor, bags: Bags) -> None:
     assert batch.offsets().tolist() == [sum(lengths[:count]) for count in range(len(lengths) + 1)]
     assert batch.length_per_key() == [sum(map(len, feature)) for feature in bags.values()]
     assert batch.offset_per_key() == [sum(batch.length_per_key()[:count]) for count in range(len(bags) + 1)]
-    assert batch.stride() == len(flat) // len(bags) if bags else batch.stride() == 0
+    assert batch.stride() == len(flat) // len(bags) if bags else batch.lengths().numel() == 0
     for key, feature in bags.items():
         assert [bag.tolist() for bag in batch[key].to_dense()] == feature
     if batch.weights_or_none() is not None:
@@ -170,13 +170,13 @@ def refused(**changes: Any) -> dict[str, Any]:
         (refused(lengths=None), ValueError, "lengths or offsets must be given"),
         (refused(lengths=[1, 0, 3, 0]), TypeError, "lengths must be an int32 or int64 tensor, got list"),
         (refused(lengths=torch.ones(4)), TypeError, "lengths must be an int32 or int64 tensor, got torch.float32"),
-        (refused(lengths=torch.ones(2, 2).long()), ValueError, r"lengths must be 1-D, got the shape \(2, 2\)"),
-        (refused(lengths=torch.tensor([1, 1, 1, 0])), ValueError, "must cover the 4 values, from 0 on, got 0 to 3"),
+        (refused(lengths=torch.ones(1, 2, 2).long()), ValueError, r"must be 1-D or 2-D, got the shape \(1, 2, 2\)"),
+        (refused(lengths=None, offsets=torch.ones(2, 2).long()), ValueError, "offsets must be 1-D, got the shape"),
+        (refused(lengths=torch.tensor([1, 1, 1, 2])), ValueError, "lie within the 4 values, from 0 on, got 0 to 5"),
         (refused(lengths=torch.tensor([5, 0, 0, -1])), ValueError, "no bag has a negative length, got -1 for bag 3"),
         (refused(lengths=torch.tensor([1, 0, 3])), ValueError, "3 bags cannot be shared out over 2 keys"),
         (refused(lengths=None, offsets=torch.tensor([1, 2, 4])), ValueError, "from 0 on, got 1 to 4"),
         (refused(lengths=None, offsets=torch.tensor([0, 4, 1, 2, 4])), ValueError, "negative length, got -3 for bag 1"),
-        (refused(lengths=None, offsets=torch.tensor([]).long()), ValueError, "the end of the last bag, got none"),
         (refused(offsets=torch.tensor([0, 4])), ValueError, "offsets of 1 bags do not fit 4 lengths"),
         (refused(offsets=torch.tensor([0, 0, 0, 0, 4])), ValueError, "lengths and offsets do not agree"),
         (refused(values=[1, 2]), TypeError, "values must be a tensor, got list"),
@@ -206,15 +206,15 @@ def test_operations_on_batches_refuse_what_does_not_fit_together() -> None:
         batch["a"].weights()
     with pytest.raises(ValueError, match="segments must add up to 2 features"):
         batch.split([1])
-    for indices in ([2], [-1], [0, 0]):
-        with pytest.raises(ValueError, match="indices must be distinct and within"):
+    for indices in ([2], [-1]):
+        with pytest.raises(ValueError, match=r"indices must be within \[0, 2\)"):
             batch.permute(indices)
+    with pytest.raises(ValueError, match=r"indices_tensor must hold the indices \[1, 0\]"):
+        batch.permute([1, 0], torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="keys must be distinct"):
         KeyedJaggedTensor.concat([batch, batch])
     with pytest.raises(ValueError, match="equally many examples"):
         KeyedJaggedTensor.concat([batch, longer])
-    with pytest.raises(ValueError, match="equally many examples"):
-        KeyedJaggedTensor.from_jt_dict({"a": batch["a"], "d": longer["d"]})
     with pytest.raises(ValueError, match="either all features must have weights or none"):
         KeyedJaggedTensor.concat([batch, weighted])
     with pytest.raises(ValueError, match="at least one"):
@@ -259,5 +259,5 @@ def test_a_keyed_tensor_refuses_what_does_not_fit_together() -> None:
     keyed = KeyedTensor(["a", "b"], [1, 1], torch.ones(3, 2))
     with pytest.raises(KeyError, match='there is no part "x"'):
         keyed["x"]
-    with pytest.raises(KeyError, match=r"there are no parts \['x'\]"):
+    with pytest.raises(KeyError, match='there is no part "x" among'):
         KeyedTensor.regroup([keyed], [["a", "x"]])

@@ -30,6 +30,7 @@ from recstore_ops.ops import operators
 from recstore_ops.transfer import (
     export_parquet,
     export_safetensors,
+    export_torchrec,
     from_embedding,
     import_rows,
     import_safetensors,
@@ -436,6 +437,23 @@ def test_the_weights_of_torchrec_collections_are_imported(prefix: str, table_nam
         import_torchrec({**state, "over.linear.weight": torch.zeros(1)}, cls(tables))
         for name in names:
             assert rows_of(name) == dict(enumerate(state[f"{prefix}{kind}.{name}.weight"].tolist()))
+
+
+def test_a_collection_gives_the_state_of_torchrecs(table_name: Callable[[], str]) -> None:
+    for cls, kind in (
+        (RecStoreEmbeddingBagCollection, "embedding_bags"),
+        (RecStoreEmbeddingCollection, "embeddings"),
+    ):
+        name = table_name()
+        ours = cls([{"name": name, "num_embeddings": 4, "embedding_dim": DIM, "feature_names": [name]}])
+        state = torchrec_state(kind, [name])
+        import_torchrec(state, ours)
+        exported = export_torchrec(ours)
+        assert exported.keys() == state.keys()
+        assert all(torch.equal(exported[key], state[key]) for key in state)
+    growing = RecStoreEmbeddingCollection([{"name": table_name(), "num_embeddings": None, "embedding_dim": DIM}])
+    with pytest.raises(ValueError, match="has no num_embeddings"):
+        export_torchrec(growing)
 
 
 def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(table_name: Callable[[], str]) -> None:

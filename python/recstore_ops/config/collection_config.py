@@ -1,12 +1,13 @@
 """What describes a table of a collection, and the features that look it up."""
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from os import PathLike
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from recstore_ops.config.table_options import TableOptions, options_of
 
@@ -22,7 +23,9 @@ class EmbeddingConfig:
         num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
         embedding_dim: elements a row.
         feature_names: the features that look it up; the table's name where empty.
-        optimizer: this and all that follow as in `recstore_ops.TableOptions`; the collection's where absent.
+        optimizer: this and all that follow but `init_fn` as in `recstore_ops.TableOptions`; the collection's where
+            absent.
+        init_fn: fills the rows `[num_embeddings, embedding_dim]` of a new table in place, as `torch.nn.init` does.
 
     Raises:
         ValueError: an empty name, or a feature twice.
@@ -40,6 +43,7 @@ class EmbeddingConfig:
     eviction: dict[str, Any] | None = None
     memory_limit: int | None = None
     disk: str | PathLike[str] | None = None
+    init_fn: Callable[[Tensor], Any] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -48,6 +52,14 @@ class EmbeddingConfig:
         if len(set(features)) < len(features):
             raise ValueError(f'the features of table "{self.name}" must be distinct, got {features}')
         object.__setattr__(self, "feature_names", features)
+
+    def first_rows(self, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+        """The rows of a new table with an `init_fn`."""
+        assert self.init_fn is not None
+        rows = torch.zeros(shape, dtype=torch.float32, device="cpu")
+        with torch.no_grad():
+            self.init_fn(rows)
+        return rows.to(dtype)
 
     def options(self, shared: TableOptions) -> TableOptions:
         """What the table is opened with: its own options before those that it shares with the other tables."""
@@ -117,13 +129,13 @@ def _from_torchrec(config: Any, kind: type[_Config]) -> _Config:
     if config.data_type.name != "FP32":
         raise ValueError(f'table "{config.name}" must hold float32, got {config.data_type.name}')
     initial = config.init_fn
-    if not isinstance(initial, functools.partial) or initial.func is not torch.nn.init.uniform_:
-        raise ValueError(f'table "{config.name}" has an init_fn of its own; write its rows after opening it instead')
+    is_uniform = isinstance(initial, functools.partial) and initial.func is torch.nn.init.uniform_
     return kind(
         name=config.name,
         num_embeddings=config.num_embeddings,
         embedding_dim=config.embedding_dim,
         feature_names=config.feature_names,
-        initializer={"kind": "uniform", **initial.keywords},
+        initializer={"kind": "uniform", **initial.keywords} if is_uniform else None,
+        init_fn=None if is_uniform else initial,
         **({"pooling": config.pooling} if hasattr(config, "pooling") else {}),
     )

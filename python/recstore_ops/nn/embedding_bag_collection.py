@@ -21,6 +21,7 @@ from recstore_ops.nn.features import Features, features_at
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.table_collection import Output, TableCollection
+from recstore_ops.nn.variable_batch import expanded, with_one_stride, without_weights
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import pool_rows
@@ -53,6 +54,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             `recstore_ops.servers`.
         ps_port: its port.
         keyed_output: whether `forward` gives a `KeyedTensor` where all dims agree, too.
+        is_weighted: whether every batch must have weights (`True`), or those of batches are left out (`False`); by
+            default weights count where a batch has them.
+        device: the device of the module, as `to` gives it; rows stay where they are.
         **options: see `recstore_ops.TableOptions`, for the tables that have no such option of their own. With a
             `process_group` a batch is one exchange for all tables.
 
@@ -87,16 +91,19 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         ps_port: int | None = None,
         *,
         keyed_output: bool = False,
+        is_weighted: bool | None = None,
+        device: torch.device | str | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
         with disagreeing_on_error(Shard.of(options)):
             if not 1 <= fusion_k <= 62:
                 raise ValueError(f"fusion_k must be within [1, 62], got {fusion_k}")
-        super().__init__(EmbeddingBagConfig, embedding_bag_configs, _open_bags, lr, ps_host, ps_port, options)
+        super().__init__(EmbeddingBagConfig, embedding_bag_configs, _open_bags, lr, ps_host, ps_port, options, device)
         self._embedding_bag_configs = self._configs
         self.enable_fusion = enable_fusion
         self.fusion_k = fusion_k
         self.keyed_output = keyed_output
+        self._is_weighted = is_weighted
         self._prefetches = PendingPrefetches()
         self._prefetch_handles: dict[str, int] = {}
 
@@ -105,7 +112,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
         Args:
             features: a `KeyedJaggedTensor` of int64 ids, ours or TorchRec's, with the features of this collection
-                in any order.
+                in any order. Features may have different numbers of examples, with inverse indices.
 
         Returns:
             `[B, F, dim]`, float32 unless the module was converted, features in the order of the tables. Where dims
@@ -114,7 +121,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
         Raises:
             TypeError: something else than a batch, or ids or weights of another type.
-            ValueError: features are missing or there are others, or weights come with a `mean`.
+            ValueError: features are missing or come twice, or there are others; weights are missing where the
+                collection `is_weighted`; features have different numbers of examples without inverse indices.
+            RuntimeError: ids behind the last bag.
             IndexError: an id out of its table's `num_embeddings`.
         """
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
@@ -122,6 +131,7 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         if pooled_BD.dtype != output_dtype:
             pooled_BD = pooled_BD.to(output_dtype)
         dims = self._dims(self._outputs)
+        pooled_BD = self._of_all_examples(features, pooled_BD, dims)
         if not self.keyed_output and len(set(dims)) == 1:
             return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
         names = [output.name for output in self._outputs]
@@ -130,6 +140,10 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """What describes the tables."""
         return self._embedding_bag_configs
+
+    def is_weighted(self) -> bool:
+        """Whether every batch must have weights."""
+        return self._is_weighted is True
 
     @property
     def embedding_bags(self) -> dict[str, DistEmbeddingBag]:
@@ -391,10 +405,24 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
 
     def _by_output(self, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
         """The batch with a key for each output: a feature that looks up several tables comes several times."""
+        batch = with_one_stride(self._with_weights_asked(batch))
         if len(self._outputs) == len(self.feature_keys):
             return batch
         parts = batch.to_dict()
         return KeyedJaggedTensor.from_jt_dict({output.name: parts[output.feature] for output in self._outputs})
+
+    def _with_weights_asked(self, batch: KeyedJaggedTensor) -> KeyedJaggedTensor:
+        has_weights = batch.weights_or_none() is not None
+        if self._is_weighted and not has_weights:
+            raise ValueError("the collection is_weighted, and the batch has no weights")
+        return without_weights(batch) if self._is_weighted is False and has_weights else batch
+
+    def _of_all_examples(self, features: Any, pooled_BD: Tensor, dims: list[int]) -> Tensor:
+        """What the examples of the batch get, where features hold equal bags once."""
+        inverse_indices = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
+        if inverse_indices is None:
+            return pooled_BD
+        return expanded(pooled_BD, dims, [output.feature for output in self._outputs], inverse_indices)
 
     def _in_order_of(self, batch: KeyedJaggedTensor) -> list[Output]:
         names = batch.keys()
@@ -418,6 +446,7 @@ def _open_bags(config: EmbeddingBagConfig, lr: float, options: TableOptions) -> 
         config.name,
         "mean" if config.pooling == "mean" else "sum",
         include_last_offset=True,
+        init_func=None if config.init_fn is None else config.first_rows,
         lr=lr,
         **options,
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
@@ -30,6 +31,8 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         ps_host: the address of a parameter server, where the tables are opened, and all after them; see
             `recstore_ops.servers`.
         ps_port: its port.
+        device: the device of the module, as `to` gives it; rows stay where they are.
+        need_indices: whether outputs have the ids as their weights, in the place of those of the batch.
         **options: see `recstore_ops.TableOptions`, for the tables that have no such option of their own. With a
             `process_group` a batch is one exchange for all tables.
 
@@ -49,10 +52,14 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         lr: float = DEFAULT_LR,
         ps_host: str | None = None,
         ps_port: int | None = None,
+        *,
+        device: torch.device | str | None = None,
+        need_indices: bool = False,
         **options: Unpack[TableOptions],
     ) -> None:
-        super().__init__(EmbeddingConfig, embedding_configs, _open_table, lr, ps_host, ps_port, options)
+        super().__init__(EmbeddingConfig, embedding_configs, _open_table, lr, ps_host, ps_port, options, device)
         self._embedding_configs = self._configs
+        self._need_indices = need_indices
 
     def forward(self, features: Any) -> dict[str, Any]:
         """Reads the row of every id.
@@ -63,8 +70,8 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
 
         Returns:
             For each feature a `JaggedTensor` of rows, `[ids of the feature, dim]`, with the batch's lengths, and its
-            weights where it has any; TorchRec's for TorchRec's batch. A feature that looks up several tables comes
-            as `feature@table`.
+            weights where it has any, or with its ids in their place (`need_indices`); TorchRec's for TorchRec's batch.
+            A feature that looks up several tables comes as `feature@table`.
 
         Raises:
             TypeError: something else than a batch, or ids of another type.
@@ -77,7 +84,8 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         rows = {}
         for output, each in zip(self._outputs, values, strict=True):
             part = parts[output.feature]
-            rows[output.name] = jagged(values=each, weights=part.weights_or_none(), lengths=part.lengths())
+            weights = part.values() if self._need_indices else part.weights_or_none()
+            rows[output.name] = jagged(values=each, weights=weights, lengths=part.lengths())
         return rows
 
     def requests(self, features: Any) -> list[Request]:
@@ -106,6 +114,14 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         """What describes the tables."""
         return self._embedding_configs
 
+    def need_indices(self) -> bool:
+        """Whether outputs have the ids as their weights."""
+        return self._need_indices
+
+    def embedding_dim(self) -> int:
+        """Elements a row of the first table; TorchRec's collection has one number for all."""
+        return self._embedding_configs[0].embedding_dim
+
     @property
     def embeddings(self) -> dict[str, DistEmbedding]:
         """The module of each table by its name; `embeddings[name].weight` reads and writes rows."""
@@ -113,4 +129,5 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
 
 
 def _open_table(config: EmbeddingConfig, lr: float, options: TableOptions) -> DistEmbedding:
-    return DistEmbedding(config.num_embeddings, config.embedding_dim, config.name, lr=lr, **options)
+    init_func = None if config.init_fn is None else config.first_rows
+    return DistEmbedding(config.num_embeddings, config.embedding_dim, config.name, init_func, lr, **options)

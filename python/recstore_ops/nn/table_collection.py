@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from recstore_ops.client.client import RecStoreClient, get_kv_client
@@ -47,6 +48,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         ps_host: the address of a parameter server, where the tables are opened, and all after them.
         ps_port: its port.
         options: for the tables that have no such option of their own.
+        device: the device of the module, as `to` gives it.
 
     Attributes:
         feature_keys: the features that a batch must hold, in the order of the tables.
@@ -66,6 +68,7 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         ps_host: str | None,
         ps_port: int | None,
         options: TableOptions,
+        device: torch.device | str | None = None,
     ) -> None:
         with disagreeing_on_error(Shard.of(options)):
             use_constructor_address(ps_host, ps_port)
@@ -78,6 +81,8 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         self._outputs = _outputs(tables)
         self.feature_keys = list(dict.fromkeys(output.feature for output in self._outputs))
         self._config_names = {output.name: tables[output.table].name for output in self._outputs}
+        if device is not None:
+            self.to(device)
 
     def __getstate__(self) -> dict[str, Any]:
         # As plain tuples: a pickle must not name a type that is not public.
@@ -103,6 +108,16 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
     def tables(self) -> list[Table]:
         """The tables, each once."""
         return list(self._tables)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module; what `forward` gives lies on that of the ids."""
+        return next(self.parameters()).device
+
+    def embedding_names_by_table(self) -> list[list[str]]:
+        """The names of what `forward` gives, those of each table together."""
+        places = range(len(self._configs))
+        return [[output.name for output in self._outputs if output.table == place] for place in places]
 
     def _is_sharded(self) -> bool:
         return self._tables[0].is_sharded
@@ -171,12 +186,14 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
 
         Raises:
             TypeError: no `KeyedJaggedTensor`.
-            ValueError: features are missing, or there are others.
+            ValueError: features are missing or come twice, or there are others.
         """
         batch = own_batch(features)
         keys = batch.keys()
         if keys == self.feature_keys:
             return batch
+        if len(set(keys)) < len(keys):
+            raise ValueError(f"the batch must hold each feature once, got {keys}")
         missing = [key for key in self.feature_keys if key not in keys]
         extra = [key for key in keys if key not in self.feature_keys]
         if missing or extra:

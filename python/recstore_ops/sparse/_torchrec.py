@@ -12,7 +12,6 @@ def own_batch(features: Any) -> KeyedJaggedTensor:
 
     Raises:
         TypeError: something else.
-        ValueError: a batch whose features have different numbers of examples.
     """
     if isinstance(features, KeyedJaggedTensor):
         return features
@@ -20,9 +19,16 @@ def own_batch(features: Any) -> KeyedJaggedTensor:
     interface = ("keys", "values", "offsets", "weights_or_none")
     if not all(hasattr(features, method) for method in interface):
         raise TypeError(f"features must be a KeyedJaggedTensor, got {type(features).__name__}")
-    if hasattr(features, "variable_stride_per_key") and features.variable_stride_per_key():
-        raise ValueError("features with different numbers of examples (a variable stride per key) are not supported")
-    return KeyedJaggedTensor(features.keys(), features.values(), features.weights_or_none(), offsets=features.offsets())
+    strides = features.stride_per_key_per_rank() if getattr(features, "variable_stride_per_key", bool)() else None
+    inverse_indices = features.inverse_indices_or_none() if hasattr(features, "inverse_indices_or_none") else None
+    return KeyedJaggedTensor(
+        features.keys(),
+        features.values(),
+        features.weights_or_none(),
+        offsets=features.offsets(),
+        stride_per_key_per_rank=strides,
+        inverse_indices=inverse_indices,
+    )
 
 
 def type_beside(features: Any, name: str) -> Any:

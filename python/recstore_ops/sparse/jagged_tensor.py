@@ -1,15 +1,30 @@
 """`JaggedTensor`: one feature of a batch, a bag of values for each example.
 
-Shape suffixes: N values, B examples, L longest bag.
+Shape suffixes: N values, B examples, L longest bag. TorchScript compiles the class but for what it inherits.
 """
 
 import torch
 from torch import Tensor
 
-from recstore_ops.sparse._bags import check_values, lengths_and_offsets, moved
+from recstore_ops.sparse._bags import check_bags, check_values, lengths_of, may_keep, offsets_of
+from recstore_ops.sparse.dense import cut, lengths_of_each, padded, within_lengths
+from recstore_ops.sparse.printing import block, jagged_text
+from recstore_ops.sparse.proxyable import Proxyable
+from recstore_ops.sparse.tensors import BatchTensors
 
 
-class JaggedTensor:
+class _PrintedBags(BatchTensors):
+    """How a `JaggedTensor` prints."""
+
+    def __str__(self: "JaggedTensor") -> str:  # type: ignore[misc]
+        text = jagged_text(self.values(), self.weights_or_none(), self.offsets().tolist(), "    ")
+        return block("JaggedTensor", [text if self.weights_or_none() is not None else f"    {text}"])
+
+    def __repr__(self: "JaggedTensor") -> str:  # type: ignore[misc]
+        return f"JaggedTensor({[bag.tolist() for bag in self.to_dense()]})"
+
+
+class JaggedTensor(_PrintedBags, metaclass=Proxyable):
     """Values in bags of different lengths.
 
     Args:
@@ -20,7 +35,7 @@ class JaggedTensor:
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: shapes that do not fit together, or bags that do not cover the values.
+        ValueError: shapes that do not fit together, or bags that do not lie within the values.
 
     Examples:
         >>> JaggedTensor(torch.tensor([7, 8, 9]), lengths=torch.tensor([2, 0, 1])).to_padded_dense()
@@ -29,8 +44,6 @@ class JaggedTensor:
                 [9, 0]])
     """
 
-    __module__ = "recstore_ops"
-
     def __init__(
         self,
         values: Tensor,
@@ -38,10 +51,53 @@ class JaggedTensor:
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
     ) -> None:
-        check_values(values, weights)
         self._values = values
         self._weights = weights
-        self._lengths, self._offsets = lengths_and_offsets(values, lengths, offsets)
+        self._lengths = lengths
+        self._offsets = offsets
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            check_values(values, weights)
+            check_bags(values, lengths, offsets)
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> "JaggedTensor":
+        """No bags, of the types given; values and weights of torch's default type where absent."""
+        weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
+        none = torch.empty(0, dtype=lengths_dtype, device=device)
+        return JaggedTensor(torch.empty(0, dtype=values_dtype, device=device), weights, none, none)
+
+    @staticmethod
+    def empty_like(jt: "JaggedTensor", device: torch.device | None = None) -> "JaggedTensor":
+        """No bags, of the types of another; with a device tensors of the same shapes there, not filled."""
+        if device is not None:
+            return jt._mapped(lambda tensor: torch.empty_like(tensor, device=device))
+        weights = jt.weights_or_none()
+        return JaggedTensor(
+            jt.values().new_empty(0), None if weights is None else weights.new_empty(0), jt.lengths().new_empty(0)
+        )
+
+    @staticmethod
+    def from_dense_lengths(values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> "JaggedTensor":
+        """Takes the first values of each row.
+
+        Args:
+            values: `[B, L, ...]`.
+            lengths: `[B]`, how many of each row.
+            weights: `[B, L, ...]`.
+        """
+        is_taken_BL = within_lengths(values.shape[1], lengths)
+        return JaggedTensor(values[is_taken_BL], None if weights is None else weights[is_taken_BL], lengths)
+
+    @staticmethod
+    def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":
+        """Joins bags, each a tensor `[length, ...]`, with weights of the same lengths."""
+        return JaggedTensor(torch.cat(values), None if weights is None else torch.cat(weights), lengths_of_each(values))
 
     def values(self) -> Tensor:
         """The values of all bags, `[N, ...]`."""
@@ -53,9 +109,10 @@ class JaggedTensor:
         Raises:
             ValueError: there are none.
         """
-        if self._weights is None:
+        weights = self._weights
+        if weights is None:
             raise ValueError("this JaggedTensor has no weights")
-        return self._weights
+        return weights
 
     def weights_or_none(self) -> Tensor | None:
         """The weights of all values, `[N, ...]`, where there are any."""
@@ -63,28 +120,38 @@ class JaggedTensor:
 
     def lengths(self) -> Tensor:
         """The number of values of each bag, `[B]`."""
+        lengths = lengths_of(self._lengths, self._offsets)
+        if may_keep():
+            self._lengths = lengths
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """The number of values of each bag, `[B]`, where it was given or computed."""
         return self._lengths
 
     def offsets(self) -> Tensor:
         """Where each bag starts, and the end of the last one, `[B + 1]`."""
+        offsets = offsets_of(self._lengths, self._offsets)
+        if may_keep():
+            self._offsets = offsets
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Where each bag starts, and the end of the last one, `[B + 1]`, where it was given or computed."""
         return self._offsets
 
     def device(self) -> torch.device:
         """The device of the values."""
         return self._values.device
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "JaggedTensor":
-        """A copy on a device."""
-        return JaggedTensor(
-            self._values.to(device, non_blocking=non_blocking),
-            moved(self._weights, device, non_blocking),
-            self._lengths.to(device, non_blocking=non_blocking),
-            self._offsets.to(device, non_blocking=non_blocking),
-        )
-
     def to_dense(self) -> list[Tensor]:
         """The bags one by one: B tensors `[length, ...]`."""
-        return list(self._values.split(self._lengths.tolist()))
+        return cut(self._values, self.offsets())
+
+    def to_dense_weights(self) -> list[Tensor] | None:
+        """The weights of the bags one by one, where there are any."""
+        weights = self._weights
+        return None if weights is None else cut(weights, self.offsets())
 
     def to_padded_dense(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor:
         """The bags as the rows of one tensor.
@@ -96,15 +163,17 @@ class JaggedTensor:
         Returns:
             `[B, L, ...]`, of the values' type.
         """
-        bags = self._lengths.shape[0]
-        length = desired_length
-        if length is None:
-            length = int(self._lengths.max()) if bags else 0
-        bag_N = torch.repeat_interleave(self._lengths, output_size=self._values.shape[0])
-        place_N = torch.arange(bag_N.shape[0], dtype=torch.int64, device=bag_N.device) - self._offsets[bag_N]
-        kept_N = place_N < length
-        dense_BL = self._values.new_full((bags, length, *self._values.shape[1:]), padding_value)
-        return dense_BL.index_put((bag_N[kept_N], place_N[kept_N]), self._values[kept_N])
+        return padded(self._values, self.offsets(), self._longest(desired_length), padding_value)
 
-    def __repr__(self) -> str:
-        return f"JaggedTensor({[bag.tolist() for bag in self.to_dense()]})"
+    def to_padded_dense_weights(self, desired_length: int | None = None, padding_value: float = 0.0) -> Tensor | None:
+        """The weights as the rows of one tensor, as `to_padded_dense` has the values, where there are any."""
+        weights = self._weights
+        if weights is None:
+            return None
+        return padded(weights, self.offsets(), self._longest(desired_length), padding_value)
+
+    def _longest(self, desired_length: int | None) -> int:
+        if desired_length is not None:
+            return desired_length
+        lengths = self.lengths()
+        return int(lengths.max()) if lengths.shape[0] > 0 else 0

@@ -1,32 +1,64 @@
 """`KeyedJaggedTensor`: the sparse features of a batch, a bag of ids for each feature and example.
 
-Shape suffixes: F features, B examples, N ids of all features.
+Shape suffixes: F features, B examples, N ids of all features. TorchScript compiles the class but for what it
+inherits, so it is written in what that understands: within methods it is made with all arguments.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import torch
+import torch.fx
 from torch import Tensor
 
-from recstore_ops.sparse._bags import check_values, lengths_and_offsets, moved
+from recstore_ops.sparse._bags import (
+    bounds_of,
+    check_bags,
+    check_cover,
+    check_values,
+    lengths_of,
+    may_keep,
+    offsets_of,
+)
+from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
+from recstore_ops.sparse.keyed_batch import KeyedBatch
+from recstore_ops.sparse.proxyable import Proxyable
+from recstore_ops.sparse.variable_batch import (
+    examples_of,
+    reordered,
+    reordered_strides,
+    shared_out,
+    strides_tensor,
+    sums_over_ranks,
+)
 
 
-class KeyedJaggedTensor:
+class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
     """Bags of values, feature by feature: the bag of feature f and example b is number `f * B + b`.
+
+    Features may have different numbers of examples; see `stride_per_key_per_rank`. Then the bags of a feature come
+    behind all bags of the features before it.
 
     Args:
         keys: the names of the F features.
         values: `[N]`: the ids of all bags, one bag after the other.
         weights: `[N]`: a weight for each id.
-        lengths: int32 or int64, `[F * B]`: the number of ids of each bag. Lengths or offsets must be given.
+        lengths: int32 or int64, `[F * B]` or `[F, B]`: the number of ids of each bag. Lengths or offsets must be given.
         offsets: int32 or int64, `[F * B + 1]`: where each bag starts, and the end of the last one.
         stride: the number of examples B; told by the number of bags where absent.
+        stride_per_key_per_rank: the number of examples of each feature and of each rank that the batch comes from,
+            `[F, R]`; one rank is `[[3], [1]]`.
+        stride_per_key: the number of examples of each feature; this and all that follow but `inverse_indices` are
+            computed where absent.
+        length_per_key: the number of ids of each feature.
+        lengths_offset_per_key: where the bags of each feature start, and the end of the last one.
+        offset_per_key: where the ids of each feature start, and the end of the last one.
+        index_per_key: the place of each feature; with it a key may come twice.
+        jt_dict: the features by name.
+        inverse_indices: names of features, and for each of them and each of B examples the example among the feature's
+            own that it stands for, `[F, B]`: for batches that hold equal bags once.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a key twice, shapes that do not fit together, or bags that do not cover the values.
+        ValueError: a key twice, shapes that do not fit together, or bags that do not lie within the values.
 
     Examples:
         Two features of three examples; the second example has no `item`:
@@ -40,87 +72,174 @@ class KeyedJaggedTensor:
         [tensor([1, 2]), tensor([], dtype=torch.int64), tensor([3])]
     """
 
-    __module__ = "recstore_ops"
-
-    _lengths_BF: Tensor | None = None
-
     def __init__(
         self,
-        keys: Sequence[str],
+        keys: list[str],
         values: Tensor,
         weights: Tensor | None = None,
         lengths: Tensor | None = None,
         offsets: Tensor | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Tensor | list[list[int]] | None = None,
+        stride_per_key: list[int] | None = None,
+        length_per_key: list[int] | None = None,
+        lengths_offset_per_key: list[int] | None = None,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+        jt_dict: dict[str, JaggedTensor] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> None:
-        check_values(values, weights)
         self._keys = list(keys)
         self._values = values
         self._weights = weights
-        self._lengths, self._offsets = lengths_and_offsets(values, lengths, offsets)
-        _check_keys(self._keys, self._lengths.shape[0], stride)
+        self._lengths = lengths
+        self._offsets = offsets
+        self._stride = stride
+        self._stride_per_key_per_rank = strides_tensor(stride_per_key_per_rank)
+        self._stride_per_key = stride_per_key
+        self._length_per_key = length_per_key
+        self._lengths_offset_per_key = lengths_offset_per_key
+        self._offset_per_key = offset_per_key
+        self._index_per_key = index_per_key
+        self._jt_dict = jt_dict
+        self._inverse_indices = inverse_indices
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            check_values(values, weights)
+            check_bags(values, lengths, offsets, 2)
+            _check_keys(self)
 
     @staticmethod
     def from_offsets_sync(
-        keys: Sequence[str],
+        keys: list[str],
         values: Tensor,
         offsets: Tensor,
         weights: Tensor | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Tensor | list[list[int]] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
-        """The constructor with offsets, under TorchRec's name."""
-        return KeyedJaggedTensor(keys, values, weights, offsets=offsets, stride=stride)
+        """The constructor with offsets, and `sync`."""
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            None,
+            offsets,
+            stride,
+            stride_per_key_per_rank=stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
+        ).sync()
 
     @staticmethod
     def from_lengths_sync(
-        keys: Sequence[str],
+        keys: list[str],
         values: Tensor,
         lengths: Tensor,
         weights: Tensor | None = None,
         stride: int | None = None,
+        stride_per_key_per_rank: Tensor | list[list[int]] | None = None,
+        inverse_indices: tuple[list[str], Tensor] | None = None,
     ) -> "KeyedJaggedTensor":
-        """The constructor with lengths, under TorchRec's name."""
-        return KeyedJaggedTensor(keys, values, weights, lengths=lengths, stride=stride)
+        """The constructor with lengths, and `sync`."""
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            lengths,
+            None,
+            stride,
+            stride_per_key_per_rank=stride_per_key_per_rank,
+            inverse_indices=inverse_indices,
+        ).sync()
 
     @staticmethod
     def from_jt_dict(jt_dict: dict[str, JaggedTensor]) -> "KeyedJaggedTensor":
-        """Joins features of equally many examples.
+        """Joins features. Where they have different numbers of examples, the batch is one of variable strides.
 
         Raises:
-            ValueError: no feature, different numbers of examples, or weights of some features only.
+            ValueError: no feature, or weights of some features only.
         """
-        if not jt_dict:
-            raise ValueError("from_jt_dict needs at least one feature")
-        sizes = {key: feature.lengths().shape[0] for key, feature in jt_dict.items()}
-        if len(set(sizes.values())) > 1:
-            raise ValueError(f"features must have equally many examples, got {sizes}")
-        features = list(jt_dict.values())
-        return KeyedJaggedTensor(
-            list(jt_dict),
-            torch.cat([feature.values() for feature in features]),
-            _joined_weights([feature.weights_or_none() for feature in features]),
-            torch.cat([feature.lengths() for feature in features]),
-        )
+        return _joined(jt_dict)
 
     @staticmethod
-    def concat(kjt_list: Sequence["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
+    def concat(kjt_list: list["KeyedJaggedTensor"]) -> "KeyedJaggedTensor":
         """Joins the features of batches of the same examples.
 
         Raises:
-            ValueError: no batch, different numbers of examples, a key twice, or weights in some batches only.
+            ValueError: no batch, different numbers of examples, a key twice, or weights, variable strides or inverse
+                indices in some batches only.
         """
-        if not kjt_list:
-            raise ValueError("concat needs at least one KeyedJaggedTensor")
-        strides = [batch.stride() for batch in kjt_list]
-        if len(set(strides)) > 1:
-            raise ValueError(f"batches must have equally many examples, got {strides}")
-        keys_of_batches = [batch.keys() for batch in kjt_list]
+        return _concat(kjt_list)
+
+    @staticmethod
+    def empty(
+        is_weighted: bool = False,
+        device: torch.device | None = None,
+        values_dtype: torch.dtype | None = None,
+        weights_dtype: torch.dtype | None = None,
+        lengths_dtype: torch.dtype = torch.int32,
+    ) -> "KeyedJaggedTensor":
+        """No features, of the types given; values and weights of torch's default type where absent."""
+        keys = torch.jit.annotate(list[str], [])
+        weights = torch.empty(0, dtype=weights_dtype, device=device) if is_weighted else None
+        values = torch.empty(0, dtype=values_dtype, device=device)
+        return KeyedJaggedTensor(keys, values, weights, torch.empty(0, dtype=lengths_dtype, device=device), stride=0)
+
+    @staticmethod
+    def empty_like(kjt: "KeyedJaggedTensor", device: torch.device | None = None) -> "KeyedJaggedTensor":
+        """No features, of the types and strides of another; with a device tensors of the same shapes, not filled."""
+        return _empty_like(kjt, device)
+
+    @staticmethod
+    def dist_init(
+        keys: list[str],
+        tensors: list[Tensor],
+        variable_stride_per_key: bool,
+        num_workers: int,
+        recat: Tensor | None,
+        stride_per_rank: list[int] | None,
+        stagger: int = 1,
+    ) -> "KeyedJaggedTensor":
+        """Makes a batch of what ranks sent of the features that this one owns.
+
+        Args:
+            keys: the names of these features.
+            tensors: `dist_tensors` of the ranks, each of them rank by rank.
+            variable_stride_per_key: whether features have different numbers of examples.
+            num_workers: the number of ranks.
+            recat: the order of what arrived that stands feature by feature; as it is where absent.
+            stride_per_rank: the examples of each rank, for features that have equally many.
+            stagger: the ranks of a host, where those of several hosts came in turns.
+
+        Raises:
+            ValueError: another number of tensors, or no `stride_per_rank` where it is needed.
+        """
+        least = 3 if variable_stride_per_key else 2
+        if not least <= len(tensors) <= least + 1:
+            raise ValueError(f"expected {least} tensors, or {least + 1} with weights, got {len(tensors)}")
+        if variable_stride_per_key:
+            arrived = arrived_of_variable_batch(tensors, recat, len(keys), num_workers, stagger)
+            stride = None
+        else:
+            if stride_per_rank is None:
+                raise ValueError("stride_per_rank must be given where strides are not variable")
+            arrived = arrived_of_equal_features(tensors, recat, stride_per_rank)
+            stride = sum(stride_per_rank)
         return KeyedJaggedTensor(
-            [key for keys in keys_of_batches for key in keys],
-            torch.cat([batch.values() for batch in kjt_list]),
-            _joined_weights([batch.weights_or_none() for batch in kjt_list]),
-            torch.cat([batch.lengths() for batch in kjt_list]),
-        )
+            keys, arrived.values, arrived.weights, arrived.lengths, None, stride, arrived.strides_FR
+        ).sync()
+
+    def sync(self) -> "KeyedJaggedTensor":
+        """Computes what is told of each feature, so that later calls wait for no device; a graph does not."""
+        if may_keep():
+            self.length_per_key()
+        return self
+
+    def unsync(self) -> "KeyedJaggedTensor":
+        """Forgets what `sync` computed."""
+        self._length_per_key = None
+        self._offset_per_key = None
+        return self
 
     def keys(self) -> list[str]:
         """The names of the features."""
@@ -136,9 +255,10 @@ class KeyedJaggedTensor:
         Raises:
             ValueError: there are none.
         """
-        if self._weights is None:
+        weights = self._weights
+        if weights is None:
             raise ValueError("this KeyedJaggedTensor has no weights")
-        return self._weights
+        return weights
 
     def weights_or_none(self) -> Tensor | None:
         """The weights of all ids, `[N]`, where there are any."""
@@ -146,41 +266,122 @@ class KeyedJaggedTensor:
 
     def lengths(self) -> Tensor:
         """The number of ids of each bag, `[F * B]`."""
+        lengths = lengths_of(self._lengths, self._offsets)
+        if may_keep():
+            self._lengths = lengths
+        return lengths
+
+    def lengths_or_none(self) -> Tensor | None:
+        """The number of ids of each bag, where it was given or computed."""
         return self._lengths
 
     def offsets(self) -> Tensor:
         """Where each bag starts, and the end of the last one, `[F * B + 1]`."""
+        offsets = offsets_of(self._lengths, self._offsets)
+        if may_keep():
+            self._offsets = offsets
+        return offsets
+
+    def offsets_or_none(self) -> Tensor | None:
+        """Where each bag starts, and the end of the last one, where it was given or computed."""
         return self._offsets
 
     def stride(self) -> int:
-        """The number of examples B."""
-        return self._lengths.shape[0] // len(self._keys) if self._keys else 0
+        """The number of examples B; of features with different ones those of the inverse indices, else the most."""
+        stride = self._stride
+        strides_FR = self._stride_per_key_per_rank
+        if stride is not None:
+            return stride
+        if len(self._keys) == 0:
+            return 0
+        if strides_FR is not None:
+            return examples_of(strides_FR, self._inverse_indices)
+        return self._num_bags() // len(self._keys)
+
+    def stride_per_key(self) -> list[int]:
+        """The number of examples of each feature."""
+        given = self._stride_per_key
+        strides_FR = self._stride_per_key_per_rank
+        if given is not None:
+            return given
+        if strides_FR is not None:
+            return sums_over_ranks(strides_FR)
+        return [self.stride()] * len(self._keys)
+
+    def stride_per_key_per_rank(self) -> list[list[int]]:
+        """The number of examples of each feature and rank, where features have different ones; else an empty list."""
+        strides_FR = self._stride_per_key_per_rank
+        if strides_FR is None:
+            return torch.jit.annotate(list[list[int]], [])
+        strides: list[list[int]] = strides_FR.tolist()
+        return strides
+
+    def variable_stride_per_key(self) -> bool:
+        """Whether features may have different numbers of examples."""
+        return self._stride_per_key_per_rank is not None
+
+    def inverse_indices(self) -> tuple[list[str], Tensor]:
+        """The names of features, and the example among its own that each of the B examples stands for, `[F, B]`.
+
+        Raises:
+            ValueError: there are none.
+        """
+        inverse_indices = self._inverse_indices
+        if inverse_indices is None:
+            raise ValueError("this KeyedJaggedTensor has no inverse indices")
+        return inverse_indices
+
+    def inverse_indices_or_none(self) -> tuple[list[str], Tensor] | None:
+        """The same, where there are any."""
+        return self._inverse_indices
+
+    def index_per_key(self) -> dict[str, int]:
+        """The place of each feature."""
+        given = self._index_per_key
+        if given is not None:
+            return given
+        return {key: index for index, key in enumerate(self._keys)}
 
     def offset_per_key(self) -> list[int]:
         """Where the ids of each feature start, and the end of the last one: F + 1 numbers."""
-        first_bags = torch.arange(len(self._keys) + 1, dtype=torch.int64, device=self._offsets.device) * self.stride()
-        return self._offsets[first_bags].tolist()
+        given = self._offset_per_key
+        lengths = self._length_per_key
+        if given is not None:
+            return given
+        bounds = bounds_of(lengths) if lengths is not None else self._bounds()
+        if may_keep():
+            self._offset_per_key = bounds
+        return bounds
+
+    def offset_per_key_or_none(self) -> list[int] | None:
+        """Where the ids of each feature start, where it was given or computed."""
+        return self._offset_per_key
 
     def length_per_key(self) -> list[int]:
-        """The number of ids of each feature: F numbers."""
+        """The number of ids of each feature: F numbers. On the meta device, which has no lengths, equal shares."""
+        given = self._length_per_key
+        if given is not None:
+            return given
         bounds = self.offset_per_key()
-        return [end - start for start, end in pairwise(bounds)]
+        lengths = [bounds[index + 1] - bounds[index] for index in range(len(self._keys))]
+        if may_keep():
+            self._length_per_key = lengths
+        return lengths
+
+    def length_per_key_or_none(self) -> list[int] | None:
+        """The number of ids of each feature, where it was given or computed."""
+        return self._length_per_key
+
+    def lengths_offset_per_key(self) -> list[int]:
+        """Where the bags of each feature start, and the end of the last one: F + 1 numbers."""
+        given = self._lengths_offset_per_key
+        return given if given is not None else bounds_of(self.stride_per_key())
 
     def device(self) -> torch.device:
         """The device of the values."""
         return self._values.device
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedJaggedTensor":
-        """A copy on a device."""
-        return KeyedJaggedTensor(
-            self._keys,
-            self._values.to(device, non_blocking=non_blocking),
-            moved(self._weights, device, non_blocking),
-            self._lengths.to(device, non_blocking=non_blocking),
-            self._offsets.to(device, non_blocking=non_blocking),
-        )
-
-    def split(self, segments: Sequence[int]) -> list["KeyedJaggedTensor"]:
+    def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
         """Cuts the features into groups.
 
         Args:
@@ -189,36 +390,89 @@ class KeyedJaggedTensor:
         Raises:
             ValueError: segments that do not add up to F.
         """
-        if sum(segments) != len(self._keys) or any(segment < 0 for segment in segments):
-            raise ValueError(f"segments must add up to {len(self._keys)} features, got {list(segments)}")
-        bounds, stride, groups, first = self.offset_per_key(), self.stride(), [], 0
+        if sum(segments) != len(self._keys) or (len(segments) > 0 and min(segments) < 0):
+            raise ValueError(f"segments must add up to {len(self._keys)} features, got {segments}")
+        groups = torch.jit.annotate(list["KeyedJaggedTensor"], [])
+        first = 0
         for segment in segments:
-            last = first + segment
-            ids, bags = slice(bounds[first], bounds[last]), slice(first * stride, last * stride)
-            weights = None if self._weights is None else self._weights[ids]
-            groups.append(KeyedJaggedTensor(self._keys[first:last], self._values[ids], weights, self._lengths[bags]))
-            first = last
+            groups.append(self._between(first, first + segment))
+            first += segment
         return groups
 
-    def permute(self, indices: Sequence[int]) -> "KeyedJaggedTensor":
-        """Chooses features by their place, in the order given.
+    def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
+        """Chooses features by their place, in the order given; one may come several times.
+
+        Args:
+            indices: the places.
+            indices_tensor: the same as a tensor, where the caller has it; checked.
 
         Raises:
-            ValueError: no place, one that is out of range, or one twice among `indices`.
+            ValueError: a place that is out of range, or a tensor of others.
         """
-        if len(set(indices)) < len(indices) or any(not 0 <= index < len(self._keys) for index in indices):
-            raise ValueError(f"indices must be distinct and within [0, {len(self._keys)}), got {list(indices)}")
-        parts = list(self.to_dict().values())
-        return KeyedJaggedTensor.from_jt_dict({self._keys[index]: parts[index] for index in indices})
-
-    def to_dict(self) -> dict[str, JaggedTensor]:
-        """The features by name."""
+        if len(indices) > 0 and (min(indices) < 0 or max(indices) >= len(self._keys)):
+            raise ValueError(f"indices must be within [0, {len(self._keys)}), got {indices}")
+        if indices_tensor is not None and not torch.equal(
+            indices_tensor.to(torch.int64), torch.tensor(indices, dtype=torch.int64, device=indices_tensor.device)
+        ):
+            raise ValueError(f"indices_tensor must hold the indices {indices}, got {indices_tensor}")
         lengths = self.length_per_key()
-        values = self._values.split(lengths)
-        weights = [None] * len(values) if self._weights is None else self._weights.split(lengths)
-        bags = self._lengths.view(len(self._keys), self.stride()) if self._keys else []
-        columns = zip(self._keys, values, weights, bags, strict=True)
-        return {key: JaggedTensor(ids, weight, length) for key, ids, weight, length in columns}
+        weights = self._weights
+        bounds = self.offset_per_key()
+        keys = [self._keys[index] for index in indices]
+        return self._made(
+            keys,
+            reordered(self._values, bounds, indices),
+            None if weights is None else reordered(weights, bounds, indices),
+            reordered(self.lengths().reshape(-1), self.lengths_offset_per_key(), indices),
+            reordered_strides(self._stride_per_key_per_rank, indices),
+            [lengths[index] for index in indices],
+            {key: index for index, key in enumerate(keys)},
+        )
+
+    def flatten_lengths(self) -> "KeyedJaggedTensor":
+        """The same batch with lengths `[F * B]`, which may have been `[F, B]`."""
+        return self._made(
+            self._keys,
+            self._values,
+            self._weights,
+            self.lengths().reshape(-1),
+            self._stride_per_key_per_rank,
+            self.length_per_key(),
+            self._index_per_key,
+        )
+
+    def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
+        """The features by name.
+
+        Args:
+            compute_offsets: whether to compute the offsets of all features together, ahead of who asks for them.
+
+        Raises:
+            ValueError: there are values behind the last bag.
+        """
+        given = self._jt_dict
+        if given is not None:
+            return given
+        bounds = self.lengths_offset_per_key()
+        sizes = self.length_per_key()
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            check_cover(self._values.shape[0], sum(sizes))
+        values = torch.split(self._values, sizes)
+        weights = self._weights
+        weights_of = torch.split(self._values if weights is None else weights, sizes)
+        lengths = self.lengths().reshape(-1)
+        features: dict[str, JaggedTensor] = {}
+        for index, key in enumerate(self._keys):
+            feature = JaggedTensor(
+                values[index],
+                None if weights is None else weights_of[index],
+                lengths[bounds[index] : bounds[index + 1]],
+                None,
+            )
+            if compute_offsets:
+                feature.offsets()
+            features[key] = feature
+        return features
 
     def __getitem__(self, key: str) -> JaggedTensor:
         """One feature.
@@ -226,30 +480,191 @@ class KeyedJaggedTensor:
         Raises:
             KeyError: there is no such feature.
         """
-        if key not in self._keys:
+        places = self.index_per_key()
+        if key not in places:
             raise KeyError(f'there is no feature "{key}" among {self._keys}')
-        index = self._keys.index(key)
-        start, end = self.offset_per_key()[index : index + 2]
-        weights = None if self._weights is None else self._weights[start:end]
-        bags = slice(index * self.stride(), (index + 1) * self.stride())
-        return JaggedTensor(self._values[start:end], weights, self._lengths[bags])
+        index = places[key]
+        start, end = self.offset_per_key()[index], self.offset_per_key()[index + 1]
+        bounds = self.lengths_offset_per_key()
+        weights = self._weights
+        return JaggedTensor(
+            self._values[start:end],
+            None if weights is None else weights[start:end],
+            self.lengths().reshape(-1)[bounds[index] : bounds[index + 1]],
+            None,
+        )
 
-    def __repr__(self) -> str:
-        features = {key: [bag.tolist() for bag in feature.to_dense()] for key, feature in self.to_dict().items()}
-        return f"KeyedJaggedTensor({features})"
+    def _num_bags(self) -> int:
+        lengths = self._lengths
+        return lengths.numel() if lengths is not None else max(offsets_of(lengths, self._offsets).shape[0] - 1, 0)
+
+    def _bounds(self) -> list[int]:
+        """Where the ids of each feature start, looked up in the offsets."""
+        if len(self._keys) == 0:
+            return [0]
+        if self._values.is_meta:
+            return bounds_of(shared_out(self._values.shape[0], len(self._keys)))
+        offsets = self.offsets()
+        if self._stride_per_key_per_rank is None and self._stride_per_key is None:
+            places = torch.arange(len(self._keys) + 1, dtype=torch.int64, device=offsets.device) * self.stride()
+        else:
+            places = torch.tensor(self.lengths_offset_per_key(), dtype=torch.int64, device=offsets.device)
+        bounds: list[int] = offsets[places].tolist()
+        return bounds
+
+    def _between(self, first: int, last: int) -> "KeyedJaggedTensor":
+        """The features at the places from `first` to before `last`."""
+        bounds = self.offset_per_key()
+        bags = self.lengths_offset_per_key()
+        strides_FR = self._stride_per_key_per_rank
+        weights = self._weights
+        return self._made(
+            self._keys[first:last],
+            self._values[bounds[first] : bounds[last]],
+            None if weights is None else weights[bounds[first] : bounds[last]],
+            self.lengths().reshape(-1)[bags[first] : bags[last]],
+            None if strides_FR is None else strides_FR[first:last],
+            self.length_per_key()[first:last],
+            None,
+        )
+
+    def _made(
+        self,
+        keys: list[str],
+        values: Tensor,
+        weights: Tensor | None,
+        lengths: Tensor,
+        strides_FR: Tensor | None,
+        length_per_key: list[int],
+        index_per_key: dict[str, int] | None,
+    ) -> "KeyedJaggedTensor":
+        """Features of this batch's examples."""
+        return KeyedJaggedTensor(
+            keys,
+            values,
+            weights,
+            lengths,
+            None,
+            self.stride(),
+            strides_FR,
+            None,
+            length_per_key,
+            None,
+            None,
+            index_per_key,
+            None,
+            None,
+        )
 
 
-def _check_keys(keys: list[str], bags: int, stride: int | None) -> None:
-    if len(set(keys)) < len(keys):
+@torch.fx.wrap
+def _joined(features: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
+    if len(features) == 0:
+        raise ValueError("from_jt_dict needs at least one feature")
+    sizes = [feature.lengths().shape[0] for feature in features.values()]
+    stride = sizes[0] if min(sizes) == max(sizes) else None
+    return KeyedJaggedTensor(
+        list(features.keys()),
+        torch.cat([feature.values() for feature in features.values()]),
+        _joined_weights([feature.weights_or_none() for feature in features.values()]),
+        torch.cat([feature.lengths() for feature in features.values()]),
+        stride=stride,
+        stride_per_key_per_rank=None if stride is not None else [[size] for size in sizes],
+    ).sync()
+
+
+@torch.fx.wrap
+def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
+    if len(batches) == 0:
+        raise ValueError("concat needs at least one KeyedJaggedTensor")
+    are_variable = [batch.variable_stride_per_key() for batch in batches]
+    if any(are_variable) != all(are_variable):
+        raise ValueError("either all batches must have variable strides or none")
+    strides = [batch.stride() for batch in batches]
+    if not any(are_variable) and min(strides) != max(strides):
+        raise ValueError(f"batches must have equally many examples, got {strides}")
+    keys = torch.jit.annotate(list[str], [])
+    strides_FR = torch.jit.annotate(list[Tensor], [])
+    for batch in batches:
+        keys += batch.keys()
+        strides_of = batch._stride_per_key_per_rank
+        if strides_of is not None:
+            strides_FR.append(strides_of)
+    return KeyedJaggedTensor(
+        keys,
+        torch.cat([batch.values() for batch in batches]),
+        _joined_weights([batch.weights_or_none() for batch in batches]),
+        torch.cat([batch.lengths().reshape(-1) for batch in batches]),
+        stride=None if any(are_variable) else strides[0],
+        stride_per_key_per_rank=torch.cat(strides_FR) if any(are_variable) else None,
+        inverse_indices=_joined_inverse_indices(batches),
+    )
+
+
+def _joined_weights(weights: list[Tensor | None]) -> Tensor | None:
+    given = torch.jit.annotate(list[Tensor], [])
+    for weight in weights:
+        if weight is not None:
+            given.append(weight)
+    if 0 < len(given) < len(weights):
+        raise ValueError("either all features must have weights or none")
+    return torch.cat(given) if len(given) > 0 else None
+
+
+def _joined_inverse_indices(batches: list[KeyedJaggedTensor]) -> tuple[list[str], Tensor] | None:
+    keys = torch.jit.annotate(list[str], [])
+    indices = torch.jit.annotate(list[Tensor], [])
+    for batch in batches:
+        inverse_indices = batch.inverse_indices_or_none()
+        if inverse_indices is not None:
+            keys += inverse_indices[0]
+            indices.append(inverse_indices[1])
+    if 0 < len(indices) < len(batches):
+        raise ValueError("either all batches must have inverse indices or none")
+    return (keys, torch.cat(indices)) if len(indices) > 0 else None
+
+
+@torch.fx.wrap
+def _empty_like(batch: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
+    if device is not None:
+        return batch._mapped(lambda tensor: torch.empty_like(tensor, device=device))
+    weights = batch.weights_or_none()
+    return KeyedJaggedTensor(
+        [],
+        batch.values().new_empty(0),
+        None if weights is None else weights.new_empty(0),
+        batch.lengths().new_empty(0),
+        stride=None if batch.variable_stride_per_key() else batch.stride(),
+        stride_per_key_per_rank=batch._stride_per_key_per_rank,
+    )
+
+
+def _check_keys(batch: KeyedJaggedTensor) -> None:
+    keys, stride, strides_FR = batch._keys, batch._stride, batch._stride_per_key_per_rank
+    bags = batch._num_bags()
+    if batch._index_per_key is None and len(set(keys)) < len(keys):
         raise ValueError(f"keys must be distinct, got {keys}")
+    for name in ("stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key"):
+        given, needed = getattr(batch, f"_{name}"), len(keys) + ("offset" in name)
+        if given is not None and len(given) != needed:
+            raise ValueError(f"{name} must hold {needed} numbers for {len(keys)} keys, got {len(given)}")
+    if strides_FR is not None:
+        _check_strides(keys, bags, strides_FR)
+        return
     if bags // max(len(keys), 1) * len(keys) != bags:
         raise ValueError(f"{bags} bags cannot be shared out over {len(keys)} keys")
     if stride is not None and stride * len(keys) != bags:
         raise ValueError(f"{len(keys)} keys with a stride of {stride} need {stride * len(keys)} bags, got {bags}")
 
 
-def _joined_weights(weights: Sequence[Tensor | None]) -> Tensor | None:
-    given = [weight for weight in weights if weight is not None]
-    if 0 < len(given) < len(weights):
-        raise ValueError("either all features must have weights or none")
-    return torch.cat(given) if given else None
+def _check_strides(keys: list[str], bags: int, strides_FR: Tensor) -> None:
+    if not keys or torch.compiler.is_compiling():
+        return
+    if strides_FR.dim() != 2 or strides_FR.shape[0] != len(keys):
+        raise ValueError(
+            f"stride_per_key_per_rank must be [{len(keys)}, ranks] for {len(keys)} keys, "
+            f"got the shape {tuple(strides_FR.shape)}"
+        )
+    needed = int(strides_FR.sum())
+    if needed != bags:
+        raise ValueError(f"strides of {needed} examples in all need as many bags, got {bags}")

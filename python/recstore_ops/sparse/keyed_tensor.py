@@ -1,12 +1,32 @@
-"""`KeyedTensor`: dense columns of several features side by side, each found by its name."""
+"""`KeyedTensor`: dense columns of several features side by side, each found by its name.
 
-from collections.abc import Sequence
+TorchScript compiles the class but for what it inherits.
+"""
 
 import torch
+import torch.fx
 from torch import Tensor
 
+from recstore_ops.sparse._bags import bounds_of
+from recstore_ops.sparse.printing import keyed_block
+from recstore_ops.sparse.proxyable import Proxyable
+from recstore_ops.sparse.tensors import BatchTensors
 
-class KeyedTensor:
+
+class _PrintedColumns(BatchTensors):
+    """How a `KeyedTensor` prints."""
+
+    _tensors = ("_values",)
+
+    def __str__(self: "KeyedTensor") -> str:  # type: ignore[misc]
+        return keyed_block("KeyedTensor", ((key, str(self[key].tolist())) for key in self.keys()))
+
+    def __repr__(self: "KeyedTensor") -> str:  # type: ignore[misc]
+        lengths = dict(zip(self.keys(), self.length_per_key(), strict=True))
+        return f"KeyedTensor({lengths}, values of shape {tuple(self.values().shape)})"
+
+
+class KeyedTensor(_PrintedColumns, metaclass=Proxyable):
     """Tensors joined along one dimension.
 
     Args:
@@ -14,6 +34,8 @@ class KeyedTensor:
         length_per_key: the size of each part along `key_dim`.
         values: the joined parts, `[B, sum of length_per_key]` for parts that are pooled rows.
         key_dim: the dimension that the parts are joined along.
+        offset_per_key: where each part starts, and the end of the last one; computed where absent.
+        index_per_key: the place of each part; with it a key may come twice.
 
     Raises:
         ValueError: a key twice, or lengths that do not fit keys and values.
@@ -24,43 +46,50 @@ class KeyedTensor:
         (torch.Size([3, 24]), torch.Size([3, 8]))
     """
 
-    __module__ = "recstore_ops"
-
-    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor, key_dim: int = 1) -> None:
+    def __init__(
+        self,
+        keys: list[str],
+        length_per_key: list[int],
+        values: Tensor,
+        key_dim: int = 1,
+        offset_per_key: list[int] | None = None,
+        index_per_key: dict[str, int] | None = None,
+    ) -> None:
         self._keys = list(keys)
         self._length_per_key = list(length_per_key)
         self._values = values
         self._key_dim = key_dim
-        if len(set(self._keys)) < len(self._keys):
-            raise ValueError(f"keys must be distinct, got {self._keys}")
-        if len(self._keys) != len(self._length_per_key):
-            raise ValueError(f"{len(self._keys)} keys need as many lengths, got {len(self._length_per_key)}")
-        if sum(self._length_per_key) != values.shape[key_dim]:
-            raise ValueError(
-                f"length_per_key {self._length_per_key} does not add up to the {values.shape[key_dim]} columns"
-            )
+        self._offset_per_key = offset_per_key
+        self._index_per_key = index_per_key
+        if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            _check(self)
 
     @staticmethod
-    def from_tensor_list(
-        keys: Sequence[str], tensors: Sequence[Tensor], key_dim: int = 1, cat_dim: int = 1
-    ) -> "KeyedTensor":
+    def from_tensor_list(keys: list[str], tensors: list[Tensor], key_dim: int = 1, cat_dim: int = 1) -> "KeyedTensor":
         """Joins tensors along `cat_dim`, which is `key_dim` in all but exotic cases."""
         lengths = [tensor.shape[key_dim] for tensor in tensors]
-        return KeyedTensor(keys, lengths, torch.cat(list(tensors), dim=cat_dim), key_dim)
+        return KeyedTensor(keys, lengths, torch.cat(tensors, dim=cat_dim), key_dim)
 
     @staticmethod
-    def regroup(keyed_tensors: Sequence["KeyedTensor"], groups: Sequence[Sequence[str]]) -> list[Tensor]:
+    def regroup(keyed_tensors: list["KeyedTensor"], groups: list[list[str]]) -> list[Tensor]:
         """Joins the parts named by each group, in its order, to one tensor a group.
 
         Raises:
             KeyError: a name that none of the tensors has.
         """
-        parts = {key: part for tensor in keyed_tensors for key, part in tensor.to_dict().items()}
-        missing = [key for group in groups for key in group if key not in parts]
-        if missing:
-            raise KeyError(f"there are no parts {missing} among {list(parts)}")
-        key_dim = keyed_tensors[0].key_dim()
-        return [torch.cat([parts[key] for key in group], dim=key_dim) for group in groups]
+        return _regrouped(keyed_tensors, groups)
+
+    @staticmethod
+    def regroup_as_dict(
+        keyed_tensors: list["KeyedTensor"], groups: list[list[str]], keys: list[str]
+    ) -> dict[str, Tensor]:
+        """The same with a name for each group.
+
+        Raises:
+            KeyError: a name that none of the tensors has.
+            ValueError: another number of names than of groups.
+        """
+        return _regrouped_by_name(keyed_tensors, groups, keys)
 
     def keys(self) -> list[str]:
         """The names of the parts."""
@@ -80,21 +109,24 @@ class KeyedTensor:
 
     def offset_per_key(self) -> list[int]:
         """Where each part starts, and the end of the last one: F + 1 numbers."""
-        return [sum(self._length_per_key[:count]) for count in range(len(self._keys) + 1)]
+        given = self._offset_per_key
+        return given if given is not None else bounds_of(self._length_per_key)
+
+    def index_per_key(self) -> dict[str, int]:
+        """The place of each part."""
+        given = self._index_per_key
+        if given is not None:
+            return given
+        return {key: index for index, key in enumerate(self._keys)}
 
     def device(self) -> torch.device:
         """The device of the values."""
         return self._values.device
 
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> "KeyedTensor":
-        """A copy on a device."""
-        values = self._values.to(device, non_blocking=non_blocking)
-        return KeyedTensor(self._keys, self._length_per_key, values, self._key_dim)
-
     def to_dict(self) -> dict[str, Tensor]:
         """The parts by name."""
-        parts = self._values.split(self._length_per_key, dim=self._key_dim)
-        return dict(zip(self._keys, parts, strict=True))
+        parts = torch.split(self._values, self._length_per_key, dim=self._key_dim)
+        return {key: parts[index] for key, index in self.index_per_key().items()}
 
     def __getitem__(self, key: str) -> Tensor:
         """One part.
@@ -102,11 +134,44 @@ class KeyedTensor:
         Raises:
             KeyError: there is no such part.
         """
-        if key not in self._keys:
+        places = self.index_per_key()
+        if key not in places:
             raise KeyError(f'there is no part "{key}" among {self._keys}')
-        index = self._keys.index(key)
+        index = places[key]
         return self._values.narrow(self._key_dim, self.offset_per_key()[index], self._length_per_key[index])
 
-    def __repr__(self) -> str:
-        lengths = dict(zip(self._keys, self._length_per_key, strict=True))
-        return f"KeyedTensor({lengths}, values of shape {tuple(self._values.shape)})"
+
+@torch.fx.wrap
+def _regrouped(keyed_tensors: list[KeyedTensor], groups: list[list[str]]) -> list[Tensor]:
+    parts: dict[str, Tensor] = {}
+    for tensor in keyed_tensors:
+        parts.update(tensor.to_dict())
+    key_dim = keyed_tensors[0].key_dim()
+    joined = torch.jit.annotate(list[Tensor], [])
+    for group in groups:
+        for key in group:
+            if key not in parts:
+                raise KeyError(f'there is no part "{key}" among {list(parts.keys())}')
+        joined.append(torch.cat([parts[key] for key in group], dim=key_dim))
+    return joined
+
+
+@torch.fx.wrap
+def _regrouped_by_name(keyed_tensors: list[KeyedTensor], groups: list[list[str]], keys: list[str]) -> dict[str, Tensor]:
+    if len(keys) != len(groups):
+        raise ValueError(f"{len(groups)} groups need as many names, got {len(keys)}")
+    joined = _regrouped(keyed_tensors, groups)
+    return {key: joined[index] for index, key in enumerate(keys)}
+
+
+def _check(tensor: KeyedTensor) -> None:
+    keys, lengths, columns = tensor._keys, tensor._length_per_key, tensor._values.shape[tensor._key_dim]
+    if tensor._index_per_key is None and len(set(keys)) < len(keys):
+        raise ValueError(f"keys must be distinct, got {keys}")
+    if len(keys) != len(lengths):
+        raise ValueError(f"{len(keys)} keys need as many lengths, got {len(lengths)}")
+    if sum(lengths) != columns:
+        raise ValueError(f"length_per_key {lengths} does not add up to the {columns} columns")
+    offsets = tensor._offset_per_key
+    if offsets is not None and list(offsets) != bounds_of(lengths):
+        raise ValueError(f"offset_per_key must be {bounds_of(lengths)}, got {offsets}")

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils._pytree import GetAttrKey, KeyEntry, register_pytree_node
 
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recstore_ops.sparse.keyed_tensor import KeyedTensor
+from recstore_ops.sparse.variable_batch import strides_tensor
 
 _JAGGED = ("values", "lengths", "weights")
+_COMPUTED = (
+    *("_stride", "_stride_per_key_per_rank", "_stride_per_key", "_length_per_key", "_lengths_offset_per_key"),
+    *("_offset_per_key", "_index_per_key", "_jt_dict", "_inverse_indices"),
+)
 
 
 def register() -> None:
@@ -42,18 +46,46 @@ def _register(cls: type, take_apart: Any, put_together: Any) -> None:
     )
 
 
-def _take_apart_keyed_jagged(features: KeyedJaggedTensor) -> tuple[list[Any], list[str]]:
-    if features._lengths_BF is None:  # Once: `torch.export` looks for the very tensors that it saw before.
-        features._lengths_BF = features.lengths().view(len(features.keys()), features.stride()).T.contiguous()
+def _take_apart_keyed_jagged(features: Any) -> tuple[list[Any], Any]:
+    if features.variable_stride_per_key() or features.inverse_indices_or_none() is not None:
+        return _take_apart_variable(features)
+    if getattr(features, "_lengths_BF", None) is None:
+        # Once: `torch.export` looks for the very tensors that it saw before.
+        features._lengths_BF = features.lengths().reshape(len(features.keys()), features.stride()).T.contiguous()
     return _tensors_of(features, features._lengths_BF), features.keys()
 
 
-def _put_together_keyed_jagged(leaves: Any, keys: list[str]) -> KeyedJaggedTensor:
-    features = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
-    features._keys = list(keys)
+def _put_together_keyed_jagged(leaves: Any, context: Any) -> KeyedJaggedTensor:
+    features: Any = KeyedJaggedTensor.__new__(KeyedJaggedTensor)
+    for name in _COMPUTED:
+        setattr(features, name, None)
+    if isinstance(context, dict):
+        return _put_together_variable(features, leaves, context)
+    features._keys = list(context)
     values, features._lengths_BF, *weights = leaves
     lengths = features._lengths_BF
     return _filled(features, [values, lengths.T.reshape(-1) if isinstance(lengths, Tensor) else lengths, *weights])
+
+
+def _take_apart_variable(features: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Lengths stay as they are where features have strides of their own; these are numbers of the context."""
+    inverse = features.inverse_indices_or_none()
+    context = {
+        "keys": features.keys(),
+        "strides": features.stride_per_key_per_rank() or None,
+        "inverse": None if inverse is None else inverse[0],
+    }
+    tensors = _tensors_of(features, features.lengths())
+    return [*tensors, *([] if inverse is None else [inverse[1]])], context
+
+
+def _put_together_variable(features: Any, leaves: Any, context: dict[str, Any]) -> KeyedJaggedTensor:
+    features._keys = list(context["keys"])
+    features._stride_per_key_per_rank = strides_tensor(context["strides"])
+    tensors = list(leaves)
+    if context["inverse"] is not None:
+        features._inverse_indices = (list(context["inverse"]), tensors.pop())
+    return _filled(features, tensors)
 
 
 def _take_apart_jagged(feature: JaggedTensor) -> tuple[list[Any], None]:
@@ -72,14 +104,8 @@ def _tensors_of(bags: JaggedTensor | KeyedJaggedTensor, lengths: Tensor) -> list
 def _filled(bags: Any, leaves: Any) -> Any:
     bags._values, bags._lengths, *weights = leaves
     bags._weights = weights[0] if weights else None
-    bags._offsets = _offsets_of(bags._lengths)
+    bags._offsets = None
     return bags
-
-
-def _offsets_of(lengths: Any) -> Any:
-    if not isinstance(lengths, Tensor):
-        return None
-    return torch.cat([lengths.new_zeros(1), lengths.cumsum(0).to(lengths.dtype)])
 
 
 def _take_apart_keyed(tensor: KeyedTensor) -> tuple[list[Any], list[Any]]:
@@ -87,7 +113,8 @@ def _take_apart_keyed(tensor: KeyedTensor) -> tuple[list[Any], list[Any]]:
 
 
 def _put_together_keyed(leaves: Any, context: list[Any]) -> KeyedTensor:
-    tensor = KeyedTensor.__new__(KeyedTensor)
+    tensor: Any = KeyedTensor.__new__(KeyedTensor)
+    tensor._offset_per_key = tensor._index_per_key = None
     tensor._keys, tensor._length_per_key, tensor._key_dim = list(context[0]), list(context[1]), context[2]
     (tensor._values,) = leaves
     return tensor

@@ -12,6 +12,7 @@ Shape suffixes: N ids, D dim.
 from recstore_ops.transfer.moving import (
     export_parquet,
     export_safetensors,
+    export_torchrec,
     from_embedding,
     import_rows,
     import_safetensors,
@@ -24,6 +25,7 @@ __all__ = [
     "ReplacedEmbeddings",
     "export_parquet",
     "export_safetensors",
+    "export_torchrec",
     "from_embedding",
     "import_rows",
     "import_safetensors",

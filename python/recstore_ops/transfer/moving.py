@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from recstore_ops.client.dist_tensor import DistTensor
@@ -21,6 +22,7 @@ from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.servers import store
 from recstore_ops.table.table import Table
@@ -153,6 +155,33 @@ def import_torchrec(
     )
 
 
+def export_torchrec(collection: TableCollection[Any, Any], *, progress: bool | None = None) -> dict[str, Tensor]:
+    """Makes the state of a TorchRec collection of the tables of ours, for its `load_state_dict`.
+
+    Args:
+        collection: a collection whose tables have `num_embeddings`.
+        progress: as in `import_rows`.
+
+    Returns:
+        `embedding_bags.<table>.weight` or `embeddings.<table>.weight` for each table, `[num_embeddings, dim]`, in the
+        row type. An id without a row has its initial value.
+
+    Raises:
+        ValueError: a table without `num_embeddings`, or a sharded one.
+    """
+    kind = "embedding_bags" if isinstance(collection, RecStoreEmbeddingBagCollection) else "embeddings"
+    exports = {name: Export(each.table, exported_ids(each.table, True)) for name, each in collection._by_name().items()}
+    with bar_of_rows("exporting", sum(len(export) for export in exports.values()), progress) as bar:
+        return {f"{kind}.{name}.weight": _matrix_of(export, bar) for name, export in exports.items()}
+
+
+def _matrix_of(export: Export, bar: Any) -> Tensor:
+    rows = torch.empty(len(export), export.table.dim, dtype=VALUE_TYPES[export.table.config.dtype], device="cpu")
+    for ids_N, rows_ND in export.parts(bar):
+        rows[ids_N] = rows_ND.to(rows.dtype)
+    return rows
+
+
 def _weight_of(state_dict: Mapping[str, Any], table: str) -> Tensor:
     ends = [f".{kind}.{table}.weight" for kind in ("embedding_bags", "embeddings")]
     keys = [key for key in state_dict if f".{key}".endswith(tuple(ends))]
@@ -259,6 +288,7 @@ def _opened(table: AnyTable) -> Table:
 __all__ = [
     "export_parquet",
     "export_safetensors",
+    "export_torchrec",
     "from_embedding",
     "import_rows",
     "import_safetensors",

@@ -44,8 +44,6 @@ def collection_problems(module: Any, prefix: str) -> Iterator[str]:
         yield f"it is a {kind.__name__}, and only plain {' and '.join(_PLAIN)} are replaced: before they are sharded"
         return
     yield from hook_problems(module)
-    if not _has_bags(module) and module.need_indices():
-        yield "it has need_indices, and a collection over tables gives no indices"
     features = Counter(feature for config in configs_of_collection(module) for feature in config.feature_names)
     shared = [feature for feature, count in features.items() if count > 1]
     if prefix and shared:
@@ -73,9 +71,11 @@ def collection_over_tables(module: Any, prefix: str, grows: bool, options: dict[
     ours: Collection
     with opening:
         if _has_bags(module):
-            ours = RecStoreEmbeddingBagCollection(described, keyed_output=True, **options)
+            ours = RecStoreEmbeddingBagCollection(
+                described, keyed_output=True, is_weighted=module.is_weighted(), **options
+            )
         else:
-            ours = RecStoreEmbeddingCollection(described, **options)
+            ours = RecStoreEmbeddingCollection(described, need_indices=module.need_indices(), **options)
         for own, theirs in zip(ours._each_module(), tables.values(), strict=True):
             write_first_rows(own.table, theirs.weight.detach())
             own.frozen = not theirs.weight.requires_grad

@@ -1,0 +1,101 @@
+"""What ranks send each other of a batch, and the batch that one makes of what it got.
+
+Each rank sends to each other one the features that it owns. What arrives comes rank by rank, and in it feature by
+feature; `recat` says the order in which these parts stand feature by feature.
+
+Shape suffixes: F features, R ranks.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from recstore_ops.sparse._bags import bounds_of, complete_sums
+from recstore_ops.sparse.variable_batch import reordered
+
+
+class Arrived(NamedTuple):
+    """What a batch is made of, feature by feature.
+
+    Attributes:
+        lengths: of the bags.
+        values: of the bags.
+        weights: of the values, where there are any.
+        strides_FR: of each feature and rank, where these differ.
+    """
+
+    lengths: Tensor
+    values: Tensor
+    weights: Tensor | None
+    strides_FR: Tensor | None
+
+
+def sums_of_splits(numbers: Sequence[int], splits: Sequence[int]) -> list[int]:
+    """The sum of the first `splits[0]` numbers, of the next `splits[1]`, and so on."""
+    bounds = [0, *accumulate(splits)]
+    return [sum(numbers[start : start + count]) for start, count in zip(bounds, splits, strict=False)]
+
+
+def arrived_of_equal_features(tensors: Sequence[Tensor], recat: Tensor | None, strides_R: Sequence[int]) -> Arrived:
+    """Puts in order what ranks sent of features that have one stride on each rank.
+
+    Args:
+        tensors: lengths, values and, where there are any, weights.
+        recat: the places of the parts, each the lengths of a feature and a rank. Where ranks have different strides:
+            the places of the single lengths.
+        strides_R: the examples of each rank.
+    """
+    lengths, values = tensors[0].reshape(-1), tensors[1]
+    weights = tensors[2] if len(tensors) > 2 else None
+    if recat is None or not lengths.numel():
+        return Arrived(lengths, values, weights, None)
+    size = strides_R[0] if len(set(strides_R)) == 1 else 1
+    sizes = [size] * (lengths.shape[0] // size)
+    return _in_order(lengths, values, weights, sizes, recat, None)
+
+
+def arrived_of_variable_batch(
+    tensors: Sequence[Tensor], recat: Tensor | None, num_features: int, num_ranks: int, stagger: int
+) -> Arrived:
+    """Puts in order what ranks sent of features that have strides of their own.
+
+    Args:
+        tensors: lengths, values, the strides of each rank's features, and, where there are any, weights.
+        recat: the places of the parts, each a feature of a rank.
+        num_features: F.
+        num_ranks: R.
+        stagger: the ranks of a host that came in turns with those of other hosts; 1 where they did not.
+    """
+    lengths, values, strides = tensors[:3]
+    weights = tensors[3] if len(tensors) > 3 else None
+    strides_FR = strides.reshape(num_ranks, num_features).T.cpu()
+    if stagger > 1:
+        strides_FR = strides_FR[
+            :, torch.arange(num_ranks, dtype=torch.int64, device="cpu").view(stagger, -1).T.reshape(-1)
+        ]
+    if not strides_FR.numel():
+        strides_FR = torch.zeros(num_features, 1, dtype=torch.int64, device="cpu")
+    if recat is None:
+        return Arrived(lengths, values, weights, strides_FR)
+    return _in_order(lengths, values, weights, strides.tolist(), recat, strides_FR)
+
+
+def _in_order(
+    lengths: Tensor,
+    values: Tensor,
+    weights: Tensor | None,
+    sizes: list[int],
+    recat: Tensor,
+    strides_FR: Tensor | None,
+) -> Arrived:
+    order, bag_bounds = recat.tolist(), bounds_of(sizes)
+    bounds = complete_sums(lengths)[bag_bounds].tolist()
+    return Arrived(
+        reordered(lengths, bag_bounds, order),
+        reordered(values, bounds, order),
+        None if weights is None else reordered(weights, bounds, order),
+        strides_FR,
+    )

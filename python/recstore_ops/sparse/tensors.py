@@ -1,0 +1,65 @@
+"""What is done with all tensors of a batch alike: copies, streams, memory. TorchScript leaves this out."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from typing_extensions import Self
+
+
+class BatchTensors:
+    """A batch as the tensors it is made of."""
+
+    _tensors = ("_values", "_weights", "_lengths", "_offsets")
+    """The attributes that hold them, each a tensor or `None`."""
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
+        """A copy on a device."""
+        return self._mapped(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> Self:
+        """A copy in memory that a GPU reads without waiting."""
+        return self._mapped(torch.Tensor.pin_memory)
+
+    def record_stream(self, stream: torch.Stream) -> None:
+        """Notes that work on a stream uses the tensors, so that their memory is kept until it is done."""
+        for tensor in self._each_tensor():
+            tensor.record_stream(stream)
+
+    def size_in_bytes(self) -> int:
+        """The bytes of all tensors that are there; lengths and offsets count once they are computed."""
+        return sum(tensor.element_size() * tensor.numel() for tensor in self._each_tensor())
+
+    def clear_storage(self) -> int:
+        """Frees the memory of the tensors, also for those that share it; returns the bytes of the tensors."""
+        size = self.size_in_bytes()
+        for tensor in self._each_tensor():
+            tensor.untyped_storage().resize_(0)
+        return size
+
+    def copy_(self, other: Any, non_blocking: bool = False) -> Self:
+        """Copies the tensors of a batch with equal shapes into those of this one, where both have them."""
+        for name in self._tensors:
+            own = getattr(self, name)
+            is_told = own is not None and name in ("_lengths", "_offsets")  # Of either, whichever the other was given.
+            others = getattr(other, name.removeprefix("_"))() if is_told else getattr(other, name)
+            if own is not None and others is not None:
+                own.copy_(others, non_blocking=non_blocking)
+        return self
+
+    def _mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
+        made = copy.copy(self)
+        for name in self._tensors:
+            tensor = getattr(self, name)
+            setattr(made, name, None if tensor is None else function(tensor))
+        return made
+
+    def _each_tensor(self) -> Iterator[Tensor]:
+        for name in self._tensors:
+            tensor = getattr(self, name)
+            if tensor is not None:
+                yield tensor
