@@ -151,7 +151,7 @@ def test_no_ids_and_no_offsets_are_no_bags(table_name: Callable[[], str]) -> Non
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"offsets": [0, 9]}, "the bags must cover the 3 values, from 0 on, got 0 to 9"),
+        ({"offsets": [0, 9]}, "the bags must lie within the 3 values, from 0 on, got 0 to 9"),
         ({"offsets": [0, 9, 3]}, "no bag has a negative length, got -6 for bag 1"),
         ({"lengths": [4, -1]}, "no bag has a negative length, got -1 for bag 1"),
         ({"lengths": [1, 1]}, "the bags must cover the 3 values, from 0 on, got 0 to 2"),

@@ -122,8 +122,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         Raises:
             TypeError: something else than a batch, or ids or weights of another type.
             ValueError: features are missing or come twice, or there are others; weights are missing where the
-                collection `is_weighted`; features have different numbers of examples without inverse indices.
-            RuntimeError: ids behind the last bag.
+                collection `is_weighted`; features have different numbers of examples without inverse indices;
+                there are ids behind the last bag.
             IndexError: an id out of its table's `num_embeddings`.
         """
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)

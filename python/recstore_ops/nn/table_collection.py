@@ -13,6 +13,7 @@ from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.dist_embedding import TableModule
 from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse._bags import check_cover
 from recstore_ops.sparse._torchrec import own_batch
 from recstore_ops.state.keys import check_state, names_in, tensor_of_names
 from recstore_ops.state.rows import are_tables_left_out
@@ -186,9 +187,12 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
 
         Raises:
             TypeError: no `KeyedJaggedTensor`.
-            ValueError: features are missing or come twice, or there are others.
+            ValueError: features are missing or come twice, or there are others; or there are ids behind the last bag.
         """
         batch = own_batch(features)
+        offsets = batch.offsets()
+        if offsets.is_cpu and not torch.compiler.is_compiling() and offsets.numel():
+            check_cover(batch.values().shape[0], int(offsets[-1]))
         keys = batch.keys()
         if keys == self.feature_keys:
             return batch

@@ -114,7 +114,7 @@ def check_cover(num_values: int, num_in_bags: int) -> None:
         ValueError: there are values behind the last bag.
     """
     if not torch.compiler.is_compiling() and num_values != num_in_bags:
-        raise ValueError(f"the bags must cover the {num_values} values, got 0 to {num_in_bags}")
+        raise ValueError(f"the bags must cover the {num_values} values, from 0 on, got 0 to {num_in_bags}")
 
 
 def check_values(values: Tensor, weights: Tensor | None) -> None:
