@@ -17,8 +17,11 @@ from recstore_ops.sparse._bags import (
     may_keep,
     offsets_of,
 )
+from recstore_ops.sparse.apart import taken_apart
 from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
+from recstore_ops.sparse.joining import joined_inverse_indices, joined_weights
+from recstore_ops.sparse.key_checks import check_keys, check_places
 from recstore_ops.sparse.keyed_batch import KeyedBatch
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.variable_batch import (
@@ -106,7 +109,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             check_values(values, weights)
             check_bags(values, lengths, offsets, 2)
-            _check_keys(self)
+            check_keys(self)
 
     @staticmethod
     def from_offsets_sync(
@@ -409,12 +412,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         Raises:
             ValueError: a place that is out of range, or a tensor of others.
         """
-        if len(indices) > 0 and (min(indices) < 0 or max(indices) >= len(self._keys)):
-            raise ValueError(f"indices must be within [0, {len(self._keys)}), got {indices}")
-        if indices_tensor is not None and not torch.equal(
-            indices_tensor.to(torch.int64), torch.tensor(indices, dtype=torch.int64, device=indices_tensor.device)
-        ):
-            raise ValueError(f"indices_tensor must hold the indices {indices}, got {indices_tensor}")
+        check_places(indices, indices_tensor, len(self._keys))
         lengths = self.length_per_key()
         weights = self._weights
         bounds = self.offset_per_key()
@@ -457,21 +455,11 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         sizes = self.length_per_key()
         if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             check_cover(self._values.shape[0], sum(sizes))
-        values = torch.split(self._values, sizes)
-        weights = self._weights
-        weights_of = torch.split(self._values if weights is None else weights, sizes)
         lengths = self.lengths().reshape(-1)
-        features: dict[str, JaggedTensor] = {}
-        for index, key in enumerate(self._keys):
-            feature = JaggedTensor(
-                values[index],
-                None if weights is None else weights_of[index],
-                lengths[bounds[index] : bounds[index + 1]],
-                None,
-            )
-            if compute_offsets:
+        features = taken_apart(self._keys, self._values, self._weights, lengths, sizes, bounds)
+        if compute_offsets:
+            for feature in features.values():
                 feature.offsets()
-            features[key] = feature
         return features
 
     def __getitem__(self, key: str) -> JaggedTensor:
@@ -544,16 +532,10 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             values,
             weights,
             lengths,
-            None,
-            self.stride(),
-            strides_FR,
-            None,
-            length_per_key,
-            None,
-            None,
-            index_per_key,
-            None,
-            None,
+            stride=self.stride(),
+            stride_per_key_per_rank=strides_FR,
+            length_per_key=length_per_key,
+            index_per_key=index_per_key,
         )
 
 
@@ -566,7 +548,7 @@ def _joined(features: dict[str, JaggedTensor]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         list(features.keys()),
         torch.cat([feature.values() for feature in features.values()]),
-        _joined_weights([feature.weights_or_none() for feature in features.values()]),
+        joined_weights([feature.weights_or_none() for feature in features.values()]),
         torch.cat([feature.lengths() for feature in features.values()]),
         stride=stride,
         stride_per_key_per_rank=None if stride is not None else [[size] for size in sizes],
@@ -593,35 +575,12 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
     return KeyedJaggedTensor(
         keys,
         torch.cat([batch.values() for batch in batches]),
-        _joined_weights([batch.weights_or_none() for batch in batches]),
+        joined_weights([batch.weights_or_none() for batch in batches]),
         torch.cat([batch.lengths().reshape(-1) for batch in batches]),
         stride=None if any(are_variable) else strides[0],
         stride_per_key_per_rank=torch.cat(strides_FR) if any(are_variable) else None,
-        inverse_indices=_joined_inverse_indices(batches),
+        inverse_indices=joined_inverse_indices([batch.inverse_indices_or_none() for batch in batches]),
     )
-
-
-def _joined_weights(weights: list[Tensor | None]) -> Tensor | None:
-    given = torch.jit.annotate(list[Tensor], [])
-    for weight in weights:
-        if weight is not None:
-            given.append(weight)
-    if 0 < len(given) < len(weights):
-        raise ValueError("either all features must have weights or none")
-    return torch.cat(given) if len(given) > 0 else None
-
-
-def _joined_inverse_indices(batches: list[KeyedJaggedTensor]) -> tuple[list[str], Tensor] | None:
-    keys = torch.jit.annotate(list[str], [])
-    indices = torch.jit.annotate(list[Tensor], [])
-    for batch in batches:
-        inverse_indices = batch.inverse_indices_or_none()
-        if inverse_indices is not None:
-            keys += inverse_indices[0]
-            indices.append(inverse_indices[1])
-    if 0 < len(indices) < len(batches):
-        raise ValueError("either all batches must have inverse indices or none")
-    return (keys, torch.cat(indices)) if len(indices) > 0 else None
 
 
 @torch.fx.wrap
@@ -637,34 +596,3 @@ def _empty_like(batch: KeyedJaggedTensor, device: torch.device | None) -> KeyedJ
         stride=None if batch.variable_stride_per_key() else batch.stride(),
         stride_per_key_per_rank=batch._stride_per_key_per_rank,
     )
-
-
-def _check_keys(batch: KeyedJaggedTensor) -> None:
-    keys, stride, strides_FR = batch._keys, batch._stride, batch._stride_per_key_per_rank
-    bags = batch._num_bags()
-    if batch._index_per_key is None and len(set(keys)) < len(keys):
-        raise ValueError(f"keys must be distinct, got {keys}")
-    for name in ("stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key"):
-        given, needed = getattr(batch, f"_{name}"), len(keys) + ("offset" in name)
-        if given is not None and len(given) != needed:
-            raise ValueError(f"{name} must hold {needed} numbers for {len(keys)} keys, got {len(given)}")
-    if strides_FR is not None:
-        _check_strides(keys, bags, strides_FR)
-        return
-    if bags // max(len(keys), 1) * len(keys) != bags:
-        raise ValueError(f"{bags} bags cannot be shared out over {len(keys)} keys")
-    if stride is not None and stride * len(keys) != bags:
-        raise ValueError(f"{len(keys)} keys with a stride of {stride} need {stride * len(keys)} bags, got {bags}")
-
-
-def _check_strides(keys: list[str], bags: int, strides_FR: Tensor) -> None:
-    if not keys or torch.compiler.is_compiling():
-        return
-    if strides_FR.dim() != 2 or strides_FR.shape[0] != len(keys):
-        raise ValueError(
-            f"stride_per_key_per_rank must be [{len(keys)}, ranks] for {len(keys)} keys, "
-            f"got the shape {tuple(strides_FR.shape)}"
-        )
-    needed = int(strides_FR.sum())
-    if needed != bags:
-        raise ValueError(f"strides of {needed} examples in all need as many bags, got {bags}")
