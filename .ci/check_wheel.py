@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-INSTALLED_BYTES = 15_000_000
+INSTALLED_BYTES = 20_000_000
 PLATFORM = "manylinux_2_28_x86_64"
 REQUIRED = {"torch", "numpy"}
 SHIPPED = ("licenses/LICENSE", "licenses/third_party/LICENSES.txt", "sboms/recstore-ops.cdx.json")

@@ -523,19 +523,13 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         weights: Tensor | None,
         lengths: Tensor,
         strides_FR: Tensor | None,
-        length_per_key: list[int],
-        index_per_key: dict[str, int] | None,
+        sizes: list[int],
+        places: dict[str, int] | None,
     ) -> "KeyedJaggedTensor":
         """Features of this batch's examples."""
+        # TorchScript wants every argument, and none by name.
         return KeyedJaggedTensor(
-            keys,
-            values,
-            weights,
-            lengths,
-            stride=self.stride(),
-            stride_per_key_per_rank=strides_FR,
-            length_per_key=length_per_key,
-            index_per_key=index_per_key,
+            keys, values, weights, lengths, None, self.stride(), strides_FR, None, sizes, None, None, places, None, None
         )
 
 
