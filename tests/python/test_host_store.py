@@ -70,8 +70,6 @@ for number in range(2 * int(sys.argv[5])):
     if world > 1:
         dist.barrier()
 tell_rows()
-if world > 1:
-    dist.barrier()
 """
 
 TOGETHER = """
@@ -83,8 +81,6 @@ for number in range(int(sys.argv[5])):
 if world > 1:
     dist.barrier()
 tell_rows()
-if world > 1:
-    dist.barrier()
 """
 
 ENDLESS = """

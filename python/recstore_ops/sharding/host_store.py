@@ -111,7 +111,7 @@ def _start(teamwork: Teamwork) -> str:
     if teamwork.workers is not None:
         options += ["--workers", str(teamwork.workers), "--consistency", teamwork.consistency.value]
         options += ["--combine", teamwork.combine.value]
-    command = [sys.executable, "-m", "recstore_ops.cli", "serve", *options]
+    command = [sys.executable, "-m", "recstore_ops", "serve", *options]
     # A session of its own: what ends the group of this process does not end it.
     server = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, start_new_session=True
