@@ -1,7 +1,8 @@
 """`torchrun ... -m benches.cells.sharded_process ROWS BATCH STEPS [WAY]` prints, on rank 0, the seconds of steps.
 
 The collection has four tables of one feature each; every rank has its share of the same batches. Also runs alone, with
-tables that are not sharded. `WAY` takes TorchRec's collection instead, sharded in this way. All rows are there before.
+tables that are not sharded. `WAY` takes TorchRec's collection instead, sharded in this way; `store` has one store for
+all ranks in the place of shards. All rows are there before.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benches.competitors import sharded_torchrec
 from benches.competitors.recstore import ADAGRAD, emb_write
 from benches.ids import ids_of
 from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
-from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of
+from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of, share_host_store
 from recstore_ops.table.shard import Shard
 from recstore_ops.training.job import joined_job
 
@@ -32,6 +33,7 @@ _TABLES, _DIM = 4, 64
 _LATENCY_SECONDS, _BYTES_A_SECOND = 1e-4, 125e6
 # So many batches a pipeline takes to find out whether it pays.
 _WARM_UP, _ROWS_A_WRITE = 20, 65_536
+STORE = "store"
 KEYS = [f"f{number}" for number in range(_TABLES)]
 
 
@@ -66,14 +68,33 @@ def _top() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(_TABLES * _DIM, 512), torch.nn.ReLU(), torch.nn.Linear(512, 1))
 
 
-def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
-    """Seconds a step without and with an exchange ahead, and what was exchanged."""
-    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
-    collection = RecStoreEmbeddingBagCollection(
+def measured_in_one_store(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
+    """Seconds a step of tables in one store that the ranks share; each rank makes its own optimizer steps."""
+    share_host_store(group)
+    collection = _collection(None)
+    if dist.get_rank(group) == 0:
+        _fill(collection, rows)
+    own = batches(places(rows, batch, steps + _WARM_UP))
+    top, stepper = _top(), SparseOptimizer(modules=[collection])
+    dist.barrier(group)
+    seconds = torch.tensor([_train(own, collection, top, stepper) / steps])
+    # The slower rank decides: nothing else makes one wait for the other.
+    dist.all_reduce(seconds, dist.ReduceOp.MAX, group)
+    return {"plain": float(seconds)}
+
+
+def _collection(group: Any) -> RecStoreEmbeddingBagCollection:
+    return RecStoreEmbeddingBagCollection(
         [{"name": key, "num_embeddings": None, "embedding_dim": _DIM, "feature_names": [key]} for key in KEYS],
         optimizer=ADAGRAD,
         process_group=group,
     )
+
+
+def measured(rows: int, batch: int, steps: int, group: Any) -> dict[str, float]:
+    """Seconds a step without and with an exchange ahead, and what was exchanged."""
+    rank, world = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+    collection = _collection(group)
     _fill(collection, rows)
     top, stepper = _top(), SparseOptimizer(modules=[collection])
     own = batches(places(rows, batch, steps + _WARM_UP))
@@ -144,7 +165,12 @@ def main() -> None:
     rows, batch, steps = map(int, sys.argv[1:4])
     way = sys.argv[4] if len(sys.argv) > 4 else None
     with joined_job() as job:
-        figures = measured(rows, batch, steps, job.group) if way is None else measured_torchrec(rows, batch, steps, way)
+        if way is None:
+            figures = measured(rows, batch, steps, job.group)
+        elif way == STORE:
+            figures = measured_in_one_store(rows, batch, steps, job.group)
+        else:
+            figures = measured_torchrec(rows, batch, steps, way)
         if job.is_first:
             print(json.dumps(figures))
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from benches.cells.sharded_process import STORE
 from benches.cells.stage import Stage
 from benches.competitors import sharded_torchrec
 from benches.measured import Figure
@@ -34,12 +35,22 @@ def _figures(scale: Scale) -> Iterator[Figure]:
     ways = sharded_torchrec.WAYS if sharded_torchrec.is_installed() else ()
     # What a process gets of the system's memory at each step differs from process to process.
     rounds = [
-        (_measured(1, sizes), _measured(2, sizes), *(_measured(2, sizes, way) for way in ways)) for _ in range(_ROUNDS)
+        (
+            _measured(1, sizes),
+            _measured(2, sizes),
+            _measured(2, sizes, STORE),
+            *(_measured(2, sizes, way) for way in ways),
+        )
+        for _ in range(_ROUNDS)
     ]
-    alone, ranks, *torchrec = (_medians(of_rounds) for of_rounds in zip(*rounds, strict=True))
+    of_shards, of_alone = (median(of[2]["plain"] / of[other]["plain"] for of in rounds) for other in (1, 0))
+    alone, ranks, store, *torchrec = (_medians(of_rounds) for of_rounds in zip(*rounds, strict=True))
     yield Figure(CELL, "a step in one process of two threads", 1e3 * alone["plain"], "ms")
     yield Figure(CELL, "a step on two ranks of one thread", 1e3 * ranks["plain"], "ms")
     yield Figure(CELL, "a step on two ranks, exchanged ahead", 1e3 * ranks["ahead"], "ms")
+    yield Figure(CELL, "a step on two ranks through one store", 1e3 * store["plain"], "ms")
+    yield Figure(CELL, "the same over a step on two ranks", of_shards, "x", "<= 0.8")
+    yield Figure(CELL, "the same over a step in one process", of_alone, "x", "<= 1.1")
     yield Figure(CELL, "communication exposed in a step", 1e3 * ranks["plain exposed"], "ms")
     yield Figure(CELL, "communication exposed in a step, exchanged ahead", 1e3 * ranks["ahead exposed"], "ms")
     for name, what in (("plain", ""), ("ahead", ", exchanged ahead")):

@@ -150,6 +150,7 @@ WITHOUT_STORE = {
     *("TableConfig", "TableOptions", "__version__", "active_config", "load_config_file", "merge_gradients"),
     *("bucket_ids", "cross_ids", "hash_strings", "ngram_ids", "prefix_ids"),
     *("set_merge", "set_ps_backend", "set_ps_config", "set_ps_servers", "client.set_ps_config"),
+    "sharding.share_host_store",
     *("checkpoint.Compression", "checkpoint.LoadReport", "checkpoint.SaveKind", "checkpoint.SaveReport"),
     *("checkpoint.FileFinding", "checkpoint.PendingSave", "checkpoint.PruneReport", "checkpoint.VerifyReport"),
     *("checkpoint.verify", "checkpoint.prune"),
@@ -244,7 +245,8 @@ def public_names() -> set[str]:
     names |= {f"client.{name}" for name in vars(RecStoreClient) if not name.startswith("_")}
     names |= {f"checkpoint.{name}" for name in checkpoint.__all__}
     names |= {f"transfer.{name}" for name in transfer.__all__}
-    names |= {"sharding.save", "sharding.load"} & {f"sharding.{name}" for name in sharding.__all__}
+    asking = {"sharding.save", "sharding.load", "sharding.share_host_store"}
+    names |= asking & {f"sharding.{name}" for name in sharding.__all__}
     return names
 
 

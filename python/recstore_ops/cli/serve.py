@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,6 +33,19 @@ _Host = Annotated[str | None, typer.Option(help="Listen here instead of what the
 _Port = Annotated[
     int | None,
     typer.Option(help="The bulk port of one shard; 0 for any that is free.", min=0, max=65535, show_default="15000"),
+]
+_Unix = Annotated[
+    Path | None,
+    path_option("Listen on this Unix socket in place of a port; large requests of clients go through shared memory."),
+]
+_ExitWhenUnused = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SECONDS",
+        help="End when no client has been connected for so long, or none in the first minute.",
+        min=0.1,
+        show_default="never",
+    ),
 ]
 _GrpcPort = Annotated[
     int | None,
@@ -79,6 +94,8 @@ def serve_command(
     shard: _Shard = None,
     host: _Host = None,
     port: _Port = None,
+    unix: _Unix = None,
+    exit_when_unused: _ExitWhenUnused = None,
     grpc_port: _GrpcPort = None,
     health_port: _HealthPort = None,
     metrics_port: _MetricsPort = None,
@@ -103,13 +120,17 @@ def serve_command(
     settings = serve_settings(file, given)
     served = _served(file, tls_certificate, tls_key, tls_client_ca, token_file)
     shards = _shards(served, shard, host, port, metrics_port)
-    _check_ports(shards, {"--grpc-port": grpc_port, "--health-port": health_port})
+    _check_ports(shards, {"--grpc-port": grpc_port, "--health-port": health_port, "--unix": unix})
+    if unix is not None and port is not None:
+        raise ValueError(f"--unix {unix} takes the place of --port {port}: give one of them")
+    life = _Life(settings.checkpoint_every, exit_when_unused)
     followed = _followed(follow, synchronous, shards, settings)
     if reshard:
         _reshard(settings, len(served.servers))
     log = _native.log_to_stderr(settings.log_level.value)
     try:
-        failures = _serve(served, shards, (grpc_port, health_port), insecure, settings, followed)
+        places = _Places(unix, grpc_port, health_port)
+        failures = _serve(served, shards, places, insecure, settings, followed, life)
     except RuntimeError as error:
         raise ValueError(str(error)) from None
     finally:
@@ -148,15 +169,44 @@ def _followed(leader: str | None, synchronous: bool, shards: list[ServerAddress]
     return _Followed(leader, synchronous)
 
 
+@dataclass(frozen=True)
+class _Places:
+    """Where else than at its bulk port a shard is served: a socket in its place, and ports beside it."""
+
+    unix: Path | None
+    grpc_port: int | None
+    health_port: int | None
+
+
+@dataclass(frozen=True)
+class _Life:
+    """How often a server looks up from serving, and what ends it."""
+
+    checkpoint_every: float
+    exit_when_unused: float | None
+
+    def is_over(self, signals: EndSignals, running: list[_Running]) -> bool:
+        """Waits until the end, which it returns True for, or until it is time to save."""
+        due = time.monotonic() + self.checkpoint_every
+        while (left := due - time.monotonic()) > 0:
+            if signals.came(left if self.exit_when_unused is None else min(left, self.exit_when_unused / 4)):
+                return True
+            limit = self.exit_when_unused
+            if limit is not None and all(one.is_unused_for(limit) for one in running):
+                return True
+        return False
+
+
 def _serve(
     served: ServerList,
     shards: list[ServerAddress],
-    ports: tuple[int | None, int | None],
+    places: _Places,
     insecure: bool,
     settings: ServeSettings,
     followed: _Followed,
+    life: _Life,
 ) -> list[str]:
-    """Serves shards until a signal comes, and returns which of them could not be saved at the end, and why."""
+    """Serves shards until the end, and returns which of them could not be saved at the end, and why."""
     signals = EndSignals()
     running: list[_Running] = []
     try:
@@ -164,9 +214,9 @@ def _serve(
             directory = (
                 None if settings.data is None else shard_directory(settings.data, address.shard, len(served.servers))
             )
-            server = _start(served, address, ports, insecure, directory, settings, followed)
+            server = _start(served, address, places, insecure, directory, settings, followed)
             running.append(_Running(address.shard, server, directory, settings.durability))
-        while not signals.came(settings.checkpoint_every):
+        while not life.is_over(signals, running):
             for one in running:
                 one.checkpoint()
     finally:
@@ -182,6 +232,11 @@ class _Running:
     server: _native.Server
     directory: Path | None
     durability: Durability
+
+    def is_unused_for(self, seconds: float) -> bool:
+        """Whether nobody has been connected for so long."""
+        unused = self.server.unused_for()
+        return unused is not None and unused >= seconds
 
     def checkpoint(self) -> None:
         """Saves while others go on. What keeps it from doing so is told, and the next one tries again."""
@@ -239,8 +294,8 @@ def _shards(
     return [replace(address, port=address.port if port is None else port) for address in shards]
 
 
-def _check_ports(shards: list[ServerAddress], ports: dict[str, int | None]) -> None:
-    """Refuses a port that more shards than one would have."""
+def _check_ports(shards: list[ServerAddress], ports: Mapping[str, int | Path | None]) -> None:
+    """Refuses a port, or a socket, that more shards than one would have."""
     for option, port in ports.items():
         if port is not None and len(shards) > 1:
             raise ValueError(f"{option} is of one shard: choose one with --shard")
@@ -249,7 +304,7 @@ def _check_ports(shards: list[ServerAddress], ports: dict[str, int | None]) -> N
 def _start(
     served: ServerList,
     address: ServerAddress,
-    ports: tuple[int | None, int | None],
+    places: _Places,
     insecure: bool,
     directory: Path | None,
     settings: ServeSettings,
@@ -260,8 +315,9 @@ def _start(
         port=address.port,
         shard=address.shard,
         num_shards=len(served.servers),
-        grpc_port=ports[0],
-        health_port=ports[1],
+        unix_socket=None if places.unix is None else str(places.unix),
+        grpc_port=places.grpc_port,
+        health_port=places.health_port,
         metrics_host=settings.metrics_host,
         metrics_port=address.metrics_port,
         max_connections=settings.max_connections,

@@ -1,10 +1,12 @@
-"""Addresses of servers as programs write them: `host:port`, an IPv6 address in brackets."""
+"""Addresses of servers as programs write them: `host:port`, an IPv6 address in brackets; `unix:` and a path."""
 
 import re
 from collections.abc import Sequence
 
 _ADDRESS = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:\s/]+):(?P<port>\d+)")
 _LAST_PORT = 65535
+UNIX_PREFIX = "unix:"
+"""What an address begins with that is the path of a Unix socket."""
 REPLICA_SEPARATOR = "|"
 """Stands between the addresses of servers of one shard."""
 
@@ -14,7 +16,7 @@ def check_addresses(servers: Sequence[str]) -> list[str]:
 
     Raises:
         TypeError: a text in the place of a list, or an address that is no text.
-        ValueError: an address that is not `host:port`.
+        ValueError: an address that is neither `host:port` nor a Unix socket.
     """
     if isinstance(servers, str):
         raise TypeError(f'servers must be a list of "host:port", got the text "{servers}"; write ["{servers}"]')
@@ -25,10 +27,10 @@ def _checked(shard: int, server: str) -> str:
     if not isinstance(server, str):
         raise TypeError(f'server {shard} must be a text "host:port", got {server!r}')
     for address in server.split(REPLICA_SEPARATOR):
-        if not is_address(address):
+        if not is_address(address) and not is_socket(address):
             raise ValueError(
-                f'server {shard} must be "host:port", with a port from 1 to {_LAST_PORT} '
-                f'and an IPv6 address in brackets, got "{address}"'
+                f'server {shard} must be "host:port", with a port from 1 to {_LAST_PORT} and an IPv6 address in '
+                f'brackets, or "{UNIX_PREFIX}" and an absolute path, got "{address}"'
             )
     return server
 
@@ -37,3 +39,8 @@ def is_address(text: str) -> bool:
     """Whether a text is `host:port`."""
     found = _ADDRESS.fullmatch(text)
     return found is not None and 0 < int(found["port"]) <= _LAST_PORT
+
+
+def is_socket(text: str) -> bool:
+    """Whether a text is `unix:` and an absolute path."""
+    return text.startswith(f"{UNIX_PREFIX}/")

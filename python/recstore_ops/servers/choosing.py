@@ -59,6 +59,7 @@ class ServerChoice:
     timeout: float = 30.0
     worker: int | None = None
     wire_dtype: WireDtype = "float32"
+    shared_memory: bool = True
 
 
 def set_ps_config(host: str, port: int) -> None:
@@ -83,12 +84,14 @@ def set_ps_servers(
     timeout: float = 30.0,
     worker: int | None = None,
     wire_dtype: WireDtype = "float32",
+    shared_memory: bool = True,
 ) -> None:
     """Opens tables on servers from now on, each row on one of them.
 
     Args:
         servers: `host:port` of the bulk ports, in the order of the shards. The servers of one shard that follow one
-            another stand together, `host:port|host:port`: the one that leads is called.
+            another stand together, `host:port|host:port`: the one that leads is called. A server of this machine may
+            be the path of its Unix socket, `unix:/path`.
         hash_method: how ids are spread, `city_hash` or `simple_mod`; all programs that share servers say the same.
         token: what the servers want to hear.
         tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
@@ -98,15 +101,18 @@ def set_ps_servers(
         wire_dtype: how the rows of lookups and gradients travel. `bfloat16` halves their bytes and rounds each value to
             the nearest, which is off by 2^-9 of it at most. Rows on the servers, and all else that travels, stay as
             they are.
+        shared_memory: whether ids, rows and gradients go through memory that is shared with the server, where it is
+            called by its Unix socket. If there is none to share, they go through the socket, and a line on the error
+            stream says so once.
 
     Raises:
         TypeError: servers that are no list of texts.
-        ValueError: no server, one that is not `host:port`, an unknown `hash_method` or `wire_dtype`, a file of `tls`
-            that is of no use, or a worker that the servers do not expect.
+        ValueError: no server, one that is neither `host:port` nor a socket, an unknown `hash_method` or `wire_dtype`, a
+            file of `tls` that is of no use, or a worker that the servers do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
     """
     addresses = tuple(check_addresses(servers))
-    use_servers(ServerChoice(addresses, hash_method, token, tls, timeout, worker, wire_dtype))
+    use_servers(ServerChoice(addresses, hash_method, token, tls, timeout, worker, wire_dtype, shared_memory))
 
 
 def use_servers(choice: ServerChoice) -> int:
@@ -115,7 +121,14 @@ def use_servers(choice: ServerChoice) -> int:
     wait(list(_under_way))
     with _lock:
         number = _native.use_servers(
-            addresses, hash_method, choice.token, choice.timeout, choice.tls, choice.worker, choice.wire_dtype
+            addresses,
+            hash_method,
+            choice.token,
+            choice.timeout,
+            choice.tls,
+            choice.worker,
+            choice.wire_dtype,
+            choice.shared_memory,
         )
         _choice.backend, _choice.was_made = SERVERS, True
     return number

@@ -5,6 +5,7 @@ lookup sends each distinct id to its owner and gets its row back, and gradients 
 """
 
 from recstore_ops.sharding.checkpoint import load, save
+from recstore_ops.sharding.host_store import share_host_store
 from recstore_ops.sharding.join import join
 from recstore_ops.sharding.pipeline import ShardedPipeline
 from recstore_ops.sharding.statistics import ExchangeStatistics, exchange_statistics
@@ -21,4 +22,5 @@ __all__ = [
     "load",
     "save",
     "shard_of",
+    "share_host_store",
 ]

@@ -1,12 +1,14 @@
 //! How a server is set up.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use recstore::{Error, Shard};
 
 use crate::durable::state_directory::KeptState;
+use crate::wire::address::BulkAddress;
 use crate::wire::tls::ServerTls;
 use crate::workers::Teamwork;
 
@@ -18,6 +20,9 @@ pub struct ServerConfig {
     pub host: String,
     /// The bulk port; 0 takes any that is free.
     pub port: u16,
+    /// A Unix socket in the place of the bulk port, for clients of this machine and this user. Large frames of theirs go
+    /// through shared memory.
+    pub unix_socket: Option<PathBuf>,
     /// The gRPC port, beside the bulk port; 0 takes any that is free, `None` has none.
     pub grpc_port: Option<u16>,
     /// A port of the gRPC health check alone, without encryption and token, for probes; as `grpc_port`.
@@ -43,7 +48,7 @@ pub struct ServerConfig {
     pub max_connections: usize,
     /// The most bytes of a request or an answer: a connection takes no more memory than one of each.
     pub max_frame_bytes: u64,
-    /// How long a connection may have nothing to ask.
+    /// How long a connection may have nothing to ask; over a Unix socket, as long as its client lives.
     pub idle_timeout: Duration,
     /// How long a request may take to come, and an answer to be taken.
     pub transfer_timeout: Duration,
@@ -56,6 +61,7 @@ impl Default for ServerConfig {
         Self {
             host: "127.0.0.1".to_owned(),
             port: 0,
+            unix_socket: None,
             grpc_port: None,
             health_port: None,
             metrics_host: "127.0.0.1".to_owned(),
@@ -86,6 +92,12 @@ pub enum ServerError {
         /// The address.
         address: String,
     },
+    /// Nobody but the system sees what goes over a Unix socket.
+    #[error("{} is a Unix socket, which is not encrypted: leave TLS away, or listen on a port", path.display())]
+    EncryptedSocket {
+        /// The socket.
+        path: PathBuf,
+    },
     /// The address is none, or taken.
     #[error("cannot listen on {address}: {error}")]
     Bind {
@@ -109,17 +121,28 @@ pub enum ServerError {
 
 impl ServerConfig {
     /// Returns where to listen.
-    pub(crate) fn address(&self) -> Result<SocketAddr, ServerError> {
+    pub(crate) fn address(&self) -> Result<BulkAddress, ServerError> {
         let Shard { number, of } = self.shard;
         if number >= of {
             return Err(ServerError::Shard { number, of });
         }
+        if let Some(path) = &self.unix_socket {
+            return match self.tls {
+                None => Ok(BulkAddress::Unix(path.clone())),
+                Some(_) => Err(ServerError::EncryptedSocket { path: path.clone() }),
+            };
+        }
         let address = resolved(&self.host, self.port)?;
         let is_guarded = self.tls.is_some() && self.token.is_some();
         match address.ip().is_loopback() || is_guarded || self.insecure {
-            true => Ok(address),
+            true => Ok(BulkAddress::Tcp(address)),
             false => Err(ServerError::Insecure { address: format!("{}:{}", self.host, self.port) }),
         }
+    }
+
+    /// Returns the address of the ports beside the bulk port.
+    pub(crate) fn ip(&self) -> Result<IpAddr, ServerError> {
+        Ok(resolved(&self.host, 0)?.ip())
     }
 
     /// Returns where to tell metrics, if they are wanted.

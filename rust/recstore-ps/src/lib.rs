@@ -46,6 +46,7 @@ pub use forgetting::forget;
 pub use handler::Handler;
 pub use resharding::{Resharded, reshard};
 pub use server::Server;
+pub use wire::address::BulkAddress;
 pub use wire::codec::{self, ClientId, WorkerState};
 pub use wire::facts::Facts;
 pub use wire::standing::{Position, Role, Run, Standing};

@@ -206,7 +206,7 @@ fn health_reflection_and_the_bulk_port_are_told() {
         assert_eq!(health.status(), tonic_health::pb::health_check_response::ServingStatus::Serving);
         let server =
             RecStoreClient::new(channel.clone()).server(proto::ServerRequest {}).await.unwrap().into_inner();
-        assert_eq!(server.bulk_port, u32::from(cluster.servers[0].address().port()));
+        assert_eq!(server.bulk_port, u32::from(cluster.servers[0].address().tcp().unwrap().port()));
         assert_eq!((server.shard, server.num_shards, server.frame_version), (0, 1, 1));
         let list = ServerReflectionRequest {
             message_request: Some(MessageRequest::ListServices(String::new())),

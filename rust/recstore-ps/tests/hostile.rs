@@ -40,7 +40,7 @@ fn refusal(config: recstore_ps::RemoteConfig) -> String {
 #[test]
 fn thousands_of_malformed_connections_leave_a_server_serving() {
     let cluster = Cluster::start(1);
-    let address = cluster.servers[0].address();
+    let address = cluster.servers[0].address().tcp().unwrap();
     for number in 0..2_000u32 {
         let mut stream = TcpStream::connect(address).unwrap();
         let mut noise: Vec<u8> = (0..number % 97).map(|place| (place * number) as u8).collect();
@@ -58,7 +58,7 @@ fn thousands_of_malformed_connections_leave_a_server_serving() {
 #[test]
 fn another_version_is_refused_in_words() {
     let cluster = Cluster::start(1);
-    let mut stream = TcpStream::connect(cluster.servers[0].address()).unwrap();
+    let mut stream = TcpStream::connect(cluster.servers[0].address().tcp().unwrap()).unwrap();
     stream.write_all(&hello(9)).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
@@ -74,7 +74,7 @@ fn slow_peers_are_cut_off_and_cost_nothing() {
         config.transfer_timeout = Duration::from_millis(100);
         config.idle_timeout = Duration::from_millis(300);
     });
-    let address = cluster.servers[0].address();
+    let address = cluster.servers[0].address().tcp().unwrap();
     let started = Instant::now();
     let silent: Vec<_> = (0..100).map(|_| TcpStream::connect(address).unwrap()).collect();
     let trickle = thread::spawn(move || {
@@ -106,7 +106,7 @@ fn slow_peers_are_cut_off_and_cost_nothing() {
 #[test]
 fn connections_beyond_the_limit_are_turned_away() {
     let cluster = Cluster::configured(1, |config| config.max_connections = 2);
-    let address = cluster.servers[0].address();
+    let address = cluster.servers[0].address().tcp().unwrap();
     let held: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
     thread::sleep(Duration::from_millis(100));
     let refused = refusal(config(cluster.addresses(), SHORT));
@@ -183,7 +183,7 @@ fn a_server_that_answers_nothing_is_given_up_at_the_deadline() {
 fn a_restarted_server_is_not_taken_for_the_one_before_until_it_is_loaded() {
     let directory = tempfile::tempdir().unwrap();
     let first = Cluster::start(1);
-    let address = first.servers[0].address();
+    let address = first.servers[0].address().tcp().unwrap();
     let store = connect(first.addresses(), SHORT);
     let [table, other] = ["t", "u"].map(|name| store.open_numbered(name, &TableConfig::new(1)).unwrap());
     store.write(table, &[5], &[2.5]).unwrap();

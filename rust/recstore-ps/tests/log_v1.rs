@@ -215,7 +215,7 @@ fn a_server_keeps_the_number_that_tells_it_from_others() {
     let mut config = ServerConfig::default();
     config.kept = Some(KeptState::logged(directory.path()));
     let server = Server::start(Arc::new(LocalStore::new(Box::new(Serial))), config).unwrap();
-    let mut stream = TcpStream::connect(server.address()).unwrap();
+    let mut stream = TcpStream::connect(server.address().tcp().unwrap()).unwrap();
     stream.write_all(b"RECSTORE\x01\0\x01\0\0\0\0\0................").unwrap();
     let mut welcome = [0; 40];
     stream.read_exact(&mut welcome).unwrap();

@@ -220,12 +220,12 @@ fn refused_peers_of_the_bulk_port_are_counted_by_reason() {
         until(&cluster, "recstore_refused_connections_total", &["\"bulk\"", reason], count);
     };
     let open = |count| until(&cluster, "recstore_connections", &["port=\"bulk\""], count);
-    let mut stranger = TcpStream::connect(cluster.servers[0].address()).unwrap();
+    let mut stranger = TcpStream::connect(cluster.servers[0].address().tcp().unwrap()).unwrap();
     stranger.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     refused("handshake", 1.0);
     open(0.0);
     // Whoever only tries whether somebody listens is no stranger.
-    let curious = TcpStream::connect(cluster.servers[0].address()).unwrap();
+    let curious = TcpStream::connect(cluster.servers[0].address().tcp().unwrap()).unwrap();
     open(1.0);
     drop(curious);
     open(0.0);

@@ -373,7 +373,7 @@ fn steps_that_workers_have_made_survive_a_restart() {
     let server = durable(directory.path(), bounded);
     let store = worker(vec![server.address().to_string()], 0);
     assert_eq!(made(&server, &store, 2), 3);
-    let port = server.address().port();
+    let port = server.address().tcp().unwrap().port();
     server.stop(Duration::from_secs(1));
     let mut config = ServerConfig::default();
     (config.kept, config.teamwork, config.port) =

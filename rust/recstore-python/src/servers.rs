@@ -64,10 +64,12 @@ pub(crate) fn use_servers(
     tls: Option<TlsFiles>,
     worker: Option<u32>,
     wire_dtype: &str,
+    shared_memory: bool,
 ) -> PyResult<usize> {
     let mut config = RemoteConfig::new(servers);
     config.wire_dtype = wire_dtype.parse().map_err(raise)?;
     config.worker = worker;
+    config.shared_memory = shared_memory;
     config.hash_method = hash_method.parse().map_err(raise)?;
     config.token = token;
     config.tls = tls.map(|tls| tls.of_client()).transpose()?;
@@ -173,7 +175,7 @@ impl Server {
     /// service.
     #[new]
     #[expect(clippy::too_many_arguments, reason = "keywords in Python")]
-    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, durability, workers, follow, synchronous))]
+    #[pyo3(signature = (*, host, port, shard, num_shards, grpc_port, health_port, metrics_host, metrics_port, max_connections, token, tls, insecure, directory, durability, workers, follow, synchronous, unix_socket=None))]
     fn new(
         py: Python<'_>,
         host: String,
@@ -193,11 +195,12 @@ impl Server {
         workers: Workers,
         follow: Option<String>,
         synchronous: bool,
+        unix_socket: Option<PathBuf>,
     ) -> PyResult<Self> {
         let store = Arc::new(LocalStore::default());
         let mut config = ServerConfig::default();
         (config.host, config.port, config.grpc_port) = (host, port, grpc_port);
-        config.health_port = health_port;
+        (config.unix_socket, config.health_port) = (unix_socket, health_port);
         (config.metrics_host, config.metrics_port) = (metrics_host, metrics_port);
         (config.token, config.insecure, config.max_connections) = (token, insecure, max_connections);
         let to_leader = tls.as_ref().filter(|_| follow.is_some()).map(TlsFiles::of_client).transpose()?;
@@ -220,7 +223,7 @@ impl Server {
         Ok(Self { running, handler, address, grpc_address, health_address, metrics_address })
     }
 
-    /// `host:port` of the bulk port.
+    /// `host:port` of the bulk port, or `unix:` and the path of its socket.
     #[getter]
     fn address(&self) -> &str {
         &self.address
@@ -242,6 +245,12 @@ impl Server {
     #[getter]
     fn metrics_address(&self) -> Option<&str> {
         self.metrics_address.as_deref()
+    }
+
+    /// Returns for how many seconds nobody has been connected, or `None` while somebody is.
+    fn unused_for(&self) -> Option<f64> {
+        let running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
+        running.as_ref()?.unused_for().map(|time| time.as_secs_f64())
     }
 
     /// Saves the tables to the server's directory, drops the log before, and returns the number of rows; one that was
@@ -330,6 +339,8 @@ fn cannot_start(error: ServerError) -> PyErr {
     match error {
         ServerError::Bind { .. } => PyOSError::new_err(error.to_string()),
         ServerError::Store(error) => raise(error),
-        ServerError::Insecure { .. } | ServerError::Shard { .. } => PyValueError::new_err(error.to_string()),
+        ServerError::Insecure { .. } | ServerError::EncryptedSocket { .. } | ServerError::Shard { .. } => {
+            PyValueError::new_err(error.to_string())
+        }
     }
 }

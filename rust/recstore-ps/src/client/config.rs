@@ -12,7 +12,7 @@ use crate::wire::tls::ClientTls;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RemoteConfig {
-    /// The bulk ports, `host:port`, in the order of the shards. Where servers follow one another, all of a shard stand
+    /// The bulk ports, `host:port`, or `unix:` and the path of a Unix socket, in the order of the shards. Where servers follow one another, all of a shard stand
     /// together, with a bar between them: `host:port|host:port`.
     pub servers: Vec<String>,
     /// How ids are spread over them. All clients of the servers must say the same.
@@ -23,6 +23,8 @@ pub struct RemoteConfig {
     pub tls: Option<ClientTls>,
     /// How rows that are read and gradients travel.
     pub wire_dtype: WireDtype,
+    /// Whether memory is shared with servers that are called by their Unix sockets, for what is large.
+    pub shared_memory: bool,
     /// The number of the worker that this client is, from 0, where servers know workers.
     pub worker: Option<u32>,
     /// How often a worker says that it lives.
@@ -68,6 +70,7 @@ impl RemoteConfig {
             token: None,
             tls: None,
             wire_dtype: WireDtype::default(),
+            shared_memory: true,
             worker: None,
             heartbeat: Duration::from_secs(1),
             connect_timeout: Duration::from_secs(5),

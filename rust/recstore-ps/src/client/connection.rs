@@ -2,18 +2,25 @@
 
 use std::io::{self, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Instant;
 
 use recstore::{Error, Shard};
 
 use super::config::{RemoteConfig, WireDtype};
+use super::sharing::Sharing;
+use crate::wire::address::{UNIX_PREFIX, check_socket_path};
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
-    ClientId, FrameError, Kind, Managed, Management, Reply, Request, read_frame, take_part,
+    ClientId, Frame, FrameError, Kind, Managed, Management, Received, Reply, Request, read_frame, take_part,
+    write_in_segment,
 };
 use crate::wire::facts::Facts;
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, VERSIONS, WITH_BFLOAT16, Welcome};
+use crate::wire::socket::Socket;
 use crate::wire::standing::Standing;
 use crate::wire::transport::Timed;
 
@@ -104,6 +111,7 @@ pub(crate) struct Connection {
     last: u64,
     /// Whether rows and gradients go as bfloat16.
     is_narrow: bool,
+    sharing: Sharing,
 }
 
 impl Connection {
@@ -115,6 +123,9 @@ impl Connection {
         deadline: Instant,
     ) -> Result<Self, Failure> {
         let deadline = deadline.min(Instant::now() + config.connect_timeout);
+        if config.tls.is_some() && address.starts_with(UNIX_PREFIX) {
+            return Err(Failure::Final("a Unix socket is not encrypted: leave TLS away".to_owned()));
+        }
         let tls = config.tls.as_ref().map(|tls| tls.connection(address)).transpose();
         let tls = tls.map_err(Failure::Final)?;
         let mut stream = Channel::of_client(Timed::new(connect(address, deadline)?, deadline), tls);
@@ -123,7 +134,11 @@ impl Connection {
         let welcome = Welcome::read(&mut stream).map_err(|error| unwelcome(error, config.tls.is_some()))?;
         match &welcome.version {
             Err(refusal) => Err(Failure::Final(format!("the server refused: {refusal}"))),
-            Ok(_) => Ok(Self { address: address.to_owned(), stream, welcome, last: 0, is_narrow: false }),
+            Ok(_) => {
+                let sharing = Sharing::new(config.shared_memory && stream.hands_over());
+                let address = address.to_owned();
+                Ok(Self { address, stream, welcome, last: 0, is_narrow: false, sharing })
+            }
         }
     }
 
@@ -226,15 +241,65 @@ impl Connection {
         sequence: u64,
         deadline: Instant,
     ) -> Result<u64, Failure> {
+        self.share(request, deadline)?;
         self.last += 1;
-        let mut stream = Gathered::new(self.stream.until(deadline));
+        let Self { stream, sharing, last, .. } = self;
+        let mut stream = Gathered::new(stream.until(deadline));
         let is_narrow = self.is_narrow && matches!(request, Request::Update(_));
-        request.with_frame(self.last, sequence, |frame| match is_narrow {
-            true => frame.narrowed(|frame| frame.write(&mut stream)),
-            false => frame.write(&mut stream),
+        let mut write = |frame: &Frame<'_>| match sharing.write(frame)? {
+            Some(bytes) => write_in_segment(*last, bytes, &mut stream),
+            None => frame.write(&mut stream),
+        };
+        request.with_frame(*last, sequence, |frame| match is_narrow {
+            true => frame.narrowed(write),
+            false => write(frame),
         })??;
         stream.flush()?;
         Ok(self.last)
+    }
+
+    /// Has the server share a larger segment, if a request wants one.
+    fn share(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), Failure> {
+        let bytes = request.with_frame(0, 0, |frame| frame.bytes())?;
+        let (segment, file) = match self.sharing.grown(bytes) {
+            Ok(None) => return Ok(()),
+            Ok(Some(grown)) => grown,
+            Err(error) => {
+                self.sharing.end(&error.to_string());
+                return Ok(());
+            }
+        };
+        match self.hand_over(&file, deadline)? {
+            Ok(_) => self.sharing.take(segment),
+            Err(refusal) => self.sharing.end(&refusal.to_string()),
+        }
+        Ok(())
+    }
+
+    fn hand_over(&mut self, file: &OwnedFd, deadline: Instant) -> Result<Result<Reply, Error>, Failure> {
+        self.last += 1;
+        let request = Request::Manage(Management::AttachSegment {});
+        let bytes = request.with_frame(self.last, 0, |frame| frame.to_bytes())??;
+        self.stream.until(deadline).hand_over(&bytes, file.as_fd())?;
+        self.receive(self.last, deadline, |_, _| Ok(()))
+    }
+
+    /// Reads a frame from the socket, or one of those that it says lie in the segment: where, and up to where.
+    fn next_frame(
+        &mut self,
+        shared: &mut Option<(usize, usize)>,
+        deadline: Instant,
+    ) -> Result<Received, Failure> {
+        let limit = self.welcome.max_frame_bytes.saturating_mul(2);
+        if shared.is_none() {
+            let frame = read_frame(self.stream.until(deadline), limit)?;
+            let Some(end) = frame.bytes_in_segment()? else { return Ok(frame) };
+            *shared = Some((0, end));
+        }
+        let (place, end) = shared.unwrap_or_default();
+        let (frame, place) = self.sharing.read(place, end, limit)?;
+        *shared = Some((place, end));
+        Ok(frame)
     }
 
     /// Waits for the reply to a request. `take` gets the rows that come before it, and how many floats came before them;
@@ -245,12 +310,13 @@ impl Connection {
         deadline: Instant,
         mut take: impl FnMut(usize, &[f32]) -> Result<(), FrameError>,
     ) -> Result<Result<Reply, Error>, Failure> {
-        let limit = self.welcome.max_frame_bytes.saturating_mul(2);
-        let mut place = 0;
+        let (mut place, mut over_the_socket, mut shared) = (0, 0, None);
         take(place, &[])?;
         loop {
-            let frame = read_frame(self.stream.until(deadline), limit)?.widened()?;
+            let frame = self.next_frame(&mut shared, deadline)?.widened()?;
+            over_the_socket += if shared.is_none() { frame.bytes() } else { 0 };
             if frame.header.kind != Kind::Part {
+                self.sharing.came_over_the_socket(over_the_socket);
                 return Ok(Reply::of(frame, request)?);
             }
             take_part(&frame, request, |rows| {
@@ -262,7 +328,10 @@ impl Connection {
     }
 }
 
-fn connect(address: &str, deadline: Instant) -> Result<TcpStream, Failure> {
+fn connect(address: &str, deadline: Instant) -> Result<Socket, Failure> {
+    if let Some(path) = address.strip_prefix(UNIX_PREFIX) {
+        return connect_to_socket(Path::new(path));
+    }
     let mut failure = Failure::Passing("the name has no address".to_owned());
     for address in address.to_socket_addrs()? {
         let left = deadline.saturating_duration_since(Instant::now());
@@ -272,10 +341,26 @@ fn connect(address: &str, deadline: Instant) -> Result<TcpStream, Failure> {
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                return Ok(stream);
+                return Ok(Socket::Tcp(stream));
             }
             Err(error) => failure = error.into(),
         }
     }
     Err(failure)
+}
+
+/// Connects to the server that listens on a Unix socket.
+fn connect_to_socket(path: &Path) -> Result<Socket, Failure> {
+    check_socket_path(path).map_err(|error| Failure::Final(error.to_string()))?;
+    let found = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Failure::Passing("there is no socket".to_owned()),
+        io::ErrorKind::ConnectionRefused => {
+            Failure::Passing("no server listens on the socket any more: its file is left over".to_owned())
+        }
+        io::ErrorKind::PermissionDenied => {
+            Failure::Final("the socket is for the user alone who started its server".to_owned())
+        }
+        _ => error.into(),
+    };
+    Ok(UnixStream::connect(path).map_err(found)?.into())
 }

@@ -13,6 +13,7 @@ mod management;
 mod moving;
 mod publications;
 mod session;
+mod sharing;
 mod store;
 mod table;
 mod tables;

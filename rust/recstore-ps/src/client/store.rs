@@ -11,7 +11,6 @@ use recstore::{
     TableConfig, TableId, TableRead, TableUpdate,
 };
 
-use super::RemoteStore;
 use super::changes::change;
 use super::distinct::Distinct;
 use super::errors::{misfit, translated};
@@ -19,6 +18,8 @@ use super::fetch::{Wanted, fetch};
 use super::session::{Call, Session};
 use super::table::OpenTable;
 use super::tables::RemoteTable;
+use super::{RemoteStore, WireDtype};
+use crate::wire::address::UNIX_PREFIX;
 use crate::wire::codec::{Floats, MergedUpdate, Request};
 
 /// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
@@ -97,7 +98,10 @@ impl EmbeddingStore for RemoteStore {
             let tables = updates.iter().map(|update| session.lock_tables().get(OPERATION, update.table));
             let tables = tables.collect::<Result<Vec<_>>>()?;
             let checked: Vec<_> = tables.iter().map(|table| &table.checks).zip(updates).collect();
-            let unmerged = if self.one_server_checks() { RowlessTable::unmerged(&checked)? } else { None };
+            let unmerged = match self.one_server_checks() {
+                true => RowlessTable::unmerged(&checked, self.is_beside_its_server())?,
+                false => None,
+            };
             let merged = unmerged.map_or_else(|| RowlessTable::merge(&*self.executor, &checked), Ok)?;
             let parts: Vec<Part<'_>> =
                 tables.iter().zip(merged).map(|(table, merged)| self.part(table, merged)).collect();
@@ -259,6 +263,12 @@ impl RemoteStore {
     /// Whether nobody else is troubled by what the one server refuses: gradients need not be read once more to find out.
     fn one_server_checks(&self) -> bool {
         self.router.shards() == 1 && self.config.worker.is_none()
+    }
+
+    /// Whether bytes to the server cost less than merging gradients, which it does while it takes the step.
+    fn is_beside_its_server(&self) -> bool {
+        let is_local = |server: &String| server.starts_with(UNIX_PREFIX);
+        self.config.servers.iter().all(is_local) && self.config.wire_dtype == WireDtype::Float32
     }
 
     fn part<'a>(&self, table: &RemoteTable, merged: DistinctGradients<'a>) -> Part<'a> {

@@ -317,6 +317,8 @@ impl Handler {
     fn carry_out(&self, client: ClientId, request: &Request<'_>) -> Result<Answer> {
         let store = &*self.store;
         match *request {
+            // Only a Unix socket hands descriptors over.
+            Request::Manage(Management::AttachSegment {}) => Err(no_segment("no descriptor came with it")),
             Request::Manage(ref management) => {
                 let publishing = self.publications.carry_out(store, management, self.max_frame_bytes);
                 publishing.unwrap_or_else(|| self.manage(client, management).map(Answer::Managed))
@@ -459,13 +461,11 @@ impl Handler {
             // Done before the request came here: barriers, what publishers ask, and how a connection's rows go.
             Management::Barrier { .. }
             | Management::Narrow {}
+            | Management::AttachSegment {}
             | Management::BeginPublication { .. }
             | Management::TakeChanges(_)
             | Management::EndPublication { .. } => Managed::Done {},
-            Management::Workers {} => {
-                let (workers, most_ahead) = workers.states();
-                Managed::Workers { workers, most_ahead }
-            }
+            Management::Workers {} => states(workers),
         })
     }
 
@@ -495,8 +495,18 @@ fn own_directory() -> SaveOptions<'static> {
     options
 }
 
+/// Says why memory cannot be shared with a client.
+pub(crate) fn no_segment(why: impl std::fmt::Display) -> Error {
+    Error::Unsupported { operation: "connect", message: why.to_string() }
+}
+
 fn done(result: Result<()>) -> Result<Managed> {
     result.map(|()| Managed::Done {})
+}
+
+fn states(workers: &Workers) -> Managed {
+    let (workers, most_ahead) = workers.states();
+    Managed::Workers { workers, most_ahead }
 }
 
 fn described(table: &dyn EmbeddingTable) -> Result<Managed> {

@@ -36,6 +36,7 @@ pub(super) enum Verb {
     Promote,
     StandDown,
     Narrow,
+    AttachSegment,
     Checkpoint,
     BeginPublication,
     TakeChanges,
@@ -43,7 +44,7 @@ pub(super) enum Verb {
 }
 
 /// All verbs, each at the place that its number says, and what they are called.
-pub(super) const VERBS: [(Verb, &str); 35] = [
+pub(super) const VERBS: [(Verb, &str); 36] = [
     (Verb::Read, "read"),
     (Verb::Write, "write"),
     (Verb::Update, "update"),
@@ -75,6 +76,7 @@ pub(super) const VERBS: [(Verb, &str); 35] = [
     (Verb::Promote, "promote"),
     (Verb::StandDown, "stand_down"),
     (Verb::Narrow, "narrow"),
+    (Verb::AttachSegment, "attach_segment"),
     (Verb::Checkpoint, "checkpoint"),
     (Verb::BeginPublication, "begin_publication"),
     (Verb::TakeChanges, "take_changes"),
@@ -121,6 +123,7 @@ impl Verb {
             Management::Promote {} => Self::Promote,
             Management::StandDown { .. } => Self::StandDown,
             Management::Narrow {} => Self::Narrow,
+            Management::AttachSegment {} => Self::AttachSegment,
             Management::Checkpoint {} => Self::Checkpoint,
             Management::BeginPublication { .. } => Self::BeginPublication,
             Management::TakeChanges(_) => Self::TakeChanges,

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,27 +10,37 @@ use std::time::{Duration, Instant};
 
 use recstore::{Error, Result as StoreResult};
 
+use super::listener::Listener;
+use super::terms::Terms;
 use crate::config::ServerConfig;
 use crate::durable::log::Staged;
 use crate::following::Following;
 use crate::handler::Handler;
 use crate::metrics::{OpenConnection, Refusal};
+use crate::wire::address::BulkAddress;
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
-    Answer, ClientId, FrameError, Header, Management, Received, Request, read_frame_beside, write_reply,
+    Answer, ClientId, FrameError, Header, Management, Received, Request, read_frame_beside,
 };
 use crate::wire::gathered::Gathered;
 use crate::wire::handshake::{Hello, WITH_STANDING, Welcome};
+use crate::wire::socket::Socket;
 use crate::wire::transport::Timed;
 
 /// How long a peer that is turned away may take to hear why.
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long the first client may take, once the server serves.
+const FIRST_CONNECTION: Duration = Duration::from_secs(60);
+
+/// Longer than any job.
+const FOREVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
+
 /// The bulk port and its connections.
 #[derive(Debug)]
 pub(super) struct Bulk {
     shared: Arc<Shared>,
-    address: SocketAddr,
+    address: BulkAddress,
     acceptor: JoinHandle<()>,
 }
 
@@ -44,11 +54,13 @@ pub(super) struct Shared {
     ended: Condvar,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Connections {
     stopping: bool,
     last: u64,
-    open: HashMap<u64, TcpStream>,
+    open: HashMap<u64, Socket>,
+    /// When the last one ended.
+    unused_since: Instant,
 }
 
 impl Bulk {
@@ -56,11 +68,12 @@ impl Bulk {
         handler: Arc<Handler>,
         following: Option<Arc<Following>>,
         config: ServerConfig,
-        address: SocketAddr,
+        address: &BulkAddress,
     ) -> io::Result<Self> {
-        let listener = TcpListener::bind(address)?;
-        let address = listener.local_addr()?;
-        let connections = Mutex::default();
+        let listener = Listener::bind(address)?;
+        let address = listener.address()?;
+        let (stopping, last, open, unused_since) = (false, 0, HashMap::new(), Instant::now());
+        let connections = Mutex::new(Connections { stopping, last, open, unused_since });
         let shared = Arc::new(Shared { handler, following, config, connections, ended: Condvar::new() });
         let accepting = Arc::clone(&shared);
         let acceptor = thread::Builder::new()
@@ -69,8 +82,19 @@ impl Bulk {
         Ok(Self { shared, address, acceptor })
     }
 
-    pub(super) fn address(&self) -> SocketAddr {
-        self.address
+    pub(super) fn address(&self) -> &BulkAddress {
+        &self.address
+    }
+
+    /// Returns how long there has been no connection, if there is none. The first one may take a while to come.
+    pub(super) fn unused_for(&self) -> Option<Duration> {
+        let connections = self.shared.lock();
+        let unused = connections.unused_since.elapsed();
+        match (connections.open.is_empty(), connections.last) {
+            (false, _) => None,
+            (true, 0) => unused.checked_sub(FIRST_CONNECTION),
+            (true, _) => Some(unused),
+        }
     }
 
     pub(super) fn stop(self, grace: Duration) {
@@ -84,27 +108,13 @@ impl Bulk {
         connections.open.values().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
         drop(connections);
         // Wakes the acceptor, which sees that it is over.
-        if TcpStream::connect_timeout(&reachable(self.address), REFUSAL_TIMEOUT).is_ok() {
+        if self.address.knock(REFUSAL_TIMEOUT) {
             _ = self.acceptor.join();
         }
     }
 }
 
-/// Returns an address by which this machine reaches a listener on any of its own.
-fn reachable(mut address: SocketAddr) -> SocketAddr {
-    match address {
-        SocketAddr::V4(v4) if v4.ip().is_unspecified() => {
-            address.set_ip(std::net::Ipv4Addr::LOCALHOST.into())
-        }
-        SocketAddr::V6(v6) if v6.ip().is_unspecified() => {
-            address.set_ip(std::net::Ipv6Addr::LOCALHOST.into())
-        }
-        _ => {}
-    }
-    address
-}
-
-fn accept(listener: &TcpListener, shared: &Arc<Shared>) {
+fn accept(listener: &Listener, shared: &Arc<Shared>) {
     loop {
         let accepted = listener.accept();
         if shared.lock().stopping {
@@ -124,8 +134,7 @@ impl Shared {
     }
 
     /// Gives a connection a thread, unless there are too many.
-    fn begin(self: &Arc<Self>, stream: TcpStream, peer: SocketAddr) {
-        _ = stream.set_nodelay(true);
+    fn begin(self: &Arc<Self>, stream: Socket, peer: SocketAddr) {
         let Ok(control) = stream.try_clone() else { return };
         let Some(number) = self.register(control) else {
             let limit = self.config.max_connections;
@@ -151,7 +160,7 @@ impl Shared {
         self.lock().stopping
     }
 
-    fn register(&self, control: TcpStream) -> Option<u64> {
+    fn register(&self, control: Socket) -> Option<u64> {
         let mut connections = self.lock();
         if connections.open.len() >= self.config.max_connections {
             return None;
@@ -163,12 +172,15 @@ impl Shared {
     }
 
     fn forget(&self, number: u64) {
-        self.lock().open.remove(&number);
+        let mut connections = self.lock();
+        connections.open.remove(&number);
+        connections.unused_since = Instant::now();
+        drop(connections);
         self.ended.notify_all();
     }
 
     /// Says why, unless that would have to be encrypted: that much work is not for one who is turned away.
-    fn turn_away(&self, stream: TcpStream, why: String) {
+    fn turn_away(&self, stream: Socket, why: String) {
         if self.config.tls.is_none() {
             let mut stream = Timed::new(stream, Instant::now() + REFUSAL_TIMEOUT);
             _ = self.welcome(Err(why)).write(&mut stream);
@@ -187,7 +199,7 @@ impl Shared {
     }
 
     /// Answers one request after another until the peer ends, fails or breaks the rules.
-    fn serve(&self, stream: TcpStream, connection: &OpenConnection) -> Result<(), FrameError> {
+    fn serve(&self, stream: Socket, connection: &OpenConnection) -> Result<(), FrameError> {
         let socket = Timed::new(stream, Instant::now() + self.config.handshake_timeout);
         let mut stream = Channel::of_server(socket, self.config.tls.as_ref().map(|tls| &tls.config))?;
         let hello = Hello::read(&mut stream);
@@ -204,13 +216,16 @@ impl Shared {
         if is_refused {
             return Ok(());
         }
-        let mut is_narrow = false;
+        let mut terms = Terms::default();
+        // A process of this machine that went away has closed its socket.
+        let idle_timeout = if stream.hands_over() { FOREVER } else { self.config.idle_timeout };
         loop {
-            let idle = (self.config.idle_timeout, self.config.transfer_timeout);
+            let idle = (idle_timeout, self.config.transfer_timeout);
             let (from, limit) = (stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
-            self.answer(&mut stream, hello.client, frame.widened()?, staged, &mut is_narrow)?;
+            let frame = terms.frame_of(frame, limit)?.widened()?;
+            self.answer(&mut stream, hello.client, frame, staged, &mut terms)?;
         }
     }
 
@@ -239,7 +254,7 @@ impl Shared {
         client: ClientId,
         frame: Received,
         staged: Option<Staged>,
-        is_narrow: &mut bool,
+        terms: &mut Terms,
     ) -> Result<(), FrameError> {
         let metrics = self.handler.metrics();
         metrics.bytes_received.inc_by(frame.bytes() as u64);
@@ -247,6 +262,12 @@ impl Shared {
         let request = Request::of(&frame)?;
         if let Request::Manage(Management::Follow(follow)) = &request {
             return self.send_changes(stream, client, number, follow);
+        }
+        if let Request::Manage(Management::AttachSegment {}) = &request {
+            // Room for the largest answer, and for a segment to have the next power of two.
+            let limit = self.config.max_frame_bytes.saturating_mul(4);
+            let attached = terms.attach(stream.take_handed(), limit);
+            return self.reply(stream, number, &attached);
         }
         let outcome = self.guarded(|| match (&request, &self.following) {
             (Request::Manage(Management::Promote {}), Some(following)) => {
@@ -258,11 +279,11 @@ impl Shared {
             // Who finds the connection ended looks for the server that leads.
             return Err(io::Error::from(io::ErrorKind::ConnectionAborted).into());
         }
-        *is_narrow |= matches!(&request, Request::Manage(Management::Narrow {})) && outcome.is_ok();
+        terms.is_narrow |= matches!(&request, Request::Manage(Management::Narrow {})) && outcome.is_ok();
         // The answer is made: the request's memory can go before the peer takes it.
         drop(frame);
         let mut stream = Gathered::new(stream.until(Instant::now() + self.config.transfer_timeout));
-        let sent = write_reply(number, &outcome, *is_narrow, &mut stream)?;
+        let sent = terms.send(number, &outcome, &mut stream)?;
         stream.flush()?;
         metrics.bytes_sent.inc_by(sent);
         Ok(())

@@ -2,11 +2,13 @@
 
 mod bulk;
 mod exposition;
+mod listener;
 mod metrics_port;
 mod sending;
+mod terms;
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +18,7 @@ use crate::config::{ServerConfig, ServerError};
 use crate::following::Following;
 use crate::grpc::Grpc;
 use crate::handler::Handler;
+use crate::wire::address::BulkAddress;
 use bulk::Bulk;
 use metrics_port::MetricsPort;
 
@@ -44,14 +47,14 @@ impl Server {
         };
         let handler = Arc::new(handler);
         let start_metrics =
-            |address| MetricsPort::start(Arc::clone(&handler), address).map_err(cannot(address));
+            |address| MetricsPort::start(Arc::clone(&handler), address).map_err(cannot(&address));
         let metrics = metrics_address.map(start_metrics).transpose()?;
         let start = |followed| Arc::new(Following::start(&handler, shard, followed, config.token.clone()));
         let following = config.kept.as_ref().and_then(|kept| kept.follows.as_ref()).map(start);
-        let bulk = Bulk::start(Arc::clone(&handler), following.clone(), config.clone(), address);
-        let bulk = bulk.map_err(cannot(address))?;
+        let bulk = Bulk::start(Arc::clone(&handler), following.clone(), config.clone(), &address);
+        let bulk = bulk.map_err(cannot(&address))?;
         let mut server = Self { bulk, grpc: None, probe: None, metrics, handler, following };
-        match server.open_grpc(&config, address.ip()) {
+        match server.open_grpc(&config) {
             Ok(()) => {
                 server.tell_of_start(shard);
                 Ok(server)
@@ -64,15 +67,17 @@ impl Server {
     }
 
     /// Opens the ports of gRPC that are asked for.
-    fn open_grpc(&mut self, config: &ServerConfig, ip: IpAddr) -> Result<(), ServerError> {
+    fn open_grpc(&mut self, config: &ServerConfig) -> Result<(), ServerError> {
+        let ip = config.ip()?;
+        let bulk_port = self.bulk.address().tcp().map_or(0, |address| address.port());
         if let Some(port) = config.grpc_port {
             let (handler, address) = (Arc::clone(&self.handler), SocketAddr::new(ip, port));
-            let started = Grpc::start(handler, config, address, self.bulk.address().port());
-            self.grpc = Some(started.map_err(cannot(address))?);
+            let started = Grpc::start(handler, config, address, bulk_port);
+            self.grpc = Some(started.map_err(cannot(&address))?);
         }
         if let Some(port) = config.health_port {
             let address = SocketAddr::new(ip, port);
-            self.probe = Some(Grpc::start_probe(address).map_err(cannot(address))?);
+            self.probe = Some(Grpc::start_probe(address).map_err(cannot(&address))?);
         }
         Ok(())
     }
@@ -83,8 +88,14 @@ impl Server {
     }
 
     /// Returns the address of the bulk port.
-    pub fn address(&self) -> SocketAddr {
+    pub fn address(&self) -> &BulkAddress {
         self.bulk.address()
+    }
+
+    /// Returns how long nobody has been connected to the bulk port; none while somebody is, or if nobody came in the first
+    /// minute.
+    pub fn unused_for(&self) -> Option<Duration> {
+        self.bulk.unused_for()
     }
 
     /// Returns the address of the gRPC port, if there is one.
@@ -130,6 +141,7 @@ impl Server {
 }
 
 /// Says where a server cannot listen.
-fn cannot(address: SocketAddr) -> impl Fn(io::Error) -> ServerError {
-    move |error| ServerError::Bind { address: address.to_string(), error }
+fn cannot(address: &impl ToString) -> impl Fn(io::Error) -> ServerError {
+    let address = address.to_string();
+    move |error| ServerError::Bind { address: address.clone(), error }
 }

@@ -44,7 +44,7 @@ impl Shared {
         Err(io::Error::from(io::ErrorKind::ConnectionAborted).into())
     }
 
-    fn reply(
+    pub(super) fn reply(
         &self,
         stream: &mut Channel,
         request: u64,

@@ -2,15 +2,16 @@
 //! sending an encrypted record byte by byte.
 
 use std::io::{self, BufReader, IoSlice, Read, Write};
-use std::net::TcpStream;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustls::{ClientConnection, ServerConfig, ServerConnection, StreamOwned};
 
+use crate::wire::socket;
 use crate::wire::transport::Timed;
 
-type Socket = Timed<TcpStream>;
+type Socket = Timed<socket::Socket>;
 
 /// A connection, encrypted or not.
 #[derive(Debug)]
@@ -43,6 +44,25 @@ impl Channel {
             Self::Server(stream) => &mut stream.sock,
             Self::Client(stream) => &mut stream.sock,
         }
+    }
+
+    /// Whether descriptors can be handed over.
+    pub(crate) fn hands_over(&self) -> bool {
+        matches!(self, Self::Plain(stream) if stream.get_ref().stream().hands_over())
+    }
+
+    /// Writes `bytes`, with a descriptor.
+    ///
+    /// # Errors
+    /// As the system's call; over TCP, and over an encrypted connection, none can be handed over.
+    pub(crate) fn hand_over(&mut self, bytes: &[u8], descriptor: BorrowedFd<'_>) -> io::Result<()> {
+        let sent = self.socket().stream().hand_over(bytes, descriptor)?;
+        self.write_all(&bytes[sent..])
+    }
+
+    /// Takes the descriptor that came over last.
+    pub(crate) fn take_handed(&mut self) -> Option<OwnedFd> {
+        self.socket().stream_mut().take_handed()
     }
 
     /// Reads and writes until `deadline`.

@@ -1,10 +1,13 @@
 //! What goes over connections, and the connections themselves.
 
+pub(crate) mod address;
 pub(crate) mod channel;
 pub mod codec;
 pub(crate) mod facts;
 pub(crate) mod gathered;
 pub(crate) mod handshake;
+pub(crate) mod segment;
+pub(crate) mod socket;
 pub(crate) mod standing;
 pub(crate) mod tls;
 pub(crate) mod transport;

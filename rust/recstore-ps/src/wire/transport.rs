@@ -1,7 +1,6 @@
 //! Streams with deadlines: no peer holds a thread longer than it may, whatever it sends, or does not.
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
-use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 /// A stream whose reads and writes can be given a limit of time.
@@ -17,16 +16,6 @@ pub(crate) trait Transport: Read + Write + Send {
     /// # Errors
     /// As the system's call.
     fn set_write_timeout(&self, timeout: Duration) -> io::Result<()>;
-}
-
-impl Transport for TcpStream {
-    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
-        Self::set_read_timeout(self, Some(timeout))
-    }
-
-    fn set_write_timeout(&self, timeout: Duration) -> io::Result<()> {
-        Self::set_write_timeout(self, Some(timeout))
-    }
 }
 
 /// A stream that fails once its deadline is over, even for a peer that sends a byte now and then.
@@ -53,6 +42,14 @@ impl<S: Transport> Timed<S> {
     pub(crate) fn waiting(&mut self, idle: Duration, rest: Duration) -> &mut Self {
         (self.deadline, self.after_first) = (Instant::now() + idle, Some(rest));
         self
+    }
+
+    pub(crate) fn stream(&self) -> &S {
+        &self.stream
+    }
+
+    pub(crate) fn stream_mut(&mut self) -> &mut S {
+        &mut self.stream
     }
 
     fn left(&self) -> io::Result<Duration> {

@@ -64,7 +64,7 @@ impl<'a> GradientPart<'a> {
     }
 
     /// Whether the matrix is the gradients of the ids, in their order, and nothing else.
-    fn is_one_row_an_id(&self, dim: usize) -> bool {
+    pub(super) fn is_one_row_an_id(&self, dim: usize) -> bool {
         let is_whole = self.stride == dim && self.gradients.len() == self.ids.len() * dim;
         is_whole && self.row_of.is_empty() && self.weights.is_empty() && self.padding_idx.is_none()
     }
@@ -114,10 +114,11 @@ pub struct MergedGradients {
     pub sums: Vec<f32>,
 }
 
-/// Distinct ids in any order and the sum of the gradients of each, row-major.
+/// Distinct ids in any order and the sum of the gradients of each, row-major; or ids and gradients in input order, if
+/// they were left unmerged.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DistinctGradients<'a> {
-    /// The distinct ids.
+    /// The ids.
     pub ids: Cow<'a, [i64]>,
     /// A row of `dim` elements for each of `ids`.
     pub sums: Cow<'a, [f32]>,

@@ -14,7 +14,7 @@ use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::{Executor, Serial, for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::optimizer::UpdateRules;
-use crate::rows::gradient::DistinctGradients;
+use crate::rows::gradient::{DistinctGradients, Gradients};
 use crate::rows::pooling::{BagInput, Piece, Pooling, for_each_piece};
 use crate::{Error, Result};
 
@@ -148,13 +148,22 @@ impl RowlessTable {
         Ok(merged.into_iter().flatten().collect())
     }
 
-    /// Returns the gradients of updates where they lie, if each has those of distinct ids, a row each. They are checked as by
-    /// [`RowlessTable::merge`], but for their values, which are left to the table that gets them.
+    /// Returns the gradients of updates where they lie, if each has those of distinct ids, a row each; or `in_order`, with
+    /// those of equal ids side by side, if each is of one backward pass. They are checked as by [`RowlessTable::merge`],
+    /// but for their values, which are left to the table that gets them.
     ///
     /// # Errors
     /// As [`RowlessTable::merge`], but for [`Error::NonFinite`].
-    pub fn unmerged<'a>(updates: &[(&Self, &TableUpdate<'a>)]) -> Result<Option<Vec<DistinctGradients<'a>>>> {
-        Ok(requests(updates)?.iter().map(|request| request.gradients.as_they_lie()).collect())
+    pub fn unmerged<'a>(
+        updates: &[(&Self, &TableUpdate<'a>)],
+        in_order: bool,
+    ) -> Result<Option<Vec<DistinctGradients<'a>>>> {
+        let requests = requests(updates)?;
+        let gradients = requests.iter().map(|request| &request.gradients);
+        Ok(match in_order {
+            true => gradients.map(Gradients::in_order).collect(),
+            false => gradients.map(Gradients::as_they_lie).collect(),
+        })
     }
 
     /// Checks a lookup of bags as [`crate::EmbeddingStore::bag`] does; `lengths` are those of the pooled values, the

@@ -5,13 +5,13 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Mutex;
 
 /// Smaller buffers are as cheap to make.
-const LEAST_WORDS: usize = (1 << 20) / size_of::<u64>();
+const LEAST_WORDS: usize = (128 << 10) / size_of::<u64>();
 
 /// Larger buffers are not kept.
 const MOST_WORDS: usize = (64 << 20) / size_of::<u64>();
 
-/// The buffers kept: a quarter of a gigabyte, at most.
-const MOST_BUFFERS: usize = 4;
+/// The buffers kept: half a gigabyte, at most.
+const MOST_BUFFERS: usize = 8;
 
 static KEPT: Mutex<Vec<Vec<u64>>> = Mutex::new(Vec::new());
 
@@ -22,8 +22,13 @@ pub(super) fn take(count: usize) -> Vec<u64> {
     }
     // Who finds others at it does without: a child forked in that moment must not wait.
     let kept = KEPT.try_lock().ok().and_then(|mut kept| {
-        let largest = (0..kept.len()).max_by_key(|&place| kept[place].len().min(count))?;
-        Some(kept.swap_remove(largest))
+        // The smallest that is large enough, or the largest.
+        let fit = |&place: &usize| match kept[place].len() {
+            len if len < count => (1, usize::MAX - len),
+            len => (0, len),
+        };
+        let best = (0..kept.len()).min_by_key(fit)?;
+        Some(kept.swap_remove(best))
     });
     let mut words = kept.unwrap_or_default();
     words.truncate(count);

@@ -57,6 +57,8 @@ pub enum Kind {
     Slot = 8,
     /// The step of several clients; only servers write it, to their logs.
     Round = 9,
+    /// Frames that lie in the memory which both sides share, and how many bytes they take there.
+    InSegment = 10,
     /// The answer to a request.
     Reply = 128,
     /// The error that a request met.
@@ -66,7 +68,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Manage,
         Self::Read,
         Self::Write,
@@ -76,6 +78,7 @@ impl Kind {
         Self::Ids,
         Self::Slot,
         Self::Round,
+        Self::InSegment,
         Self::Reply,
         Self::Refused,
         Self::Part,
@@ -131,6 +134,14 @@ impl Frame<'_> {
     /// # Errors
     /// As `to`; more sections than a header can count.
     pub fn write(&self, to: &mut impl Write) -> io::Result<()> {
+        self.write_checked(Checksum::Taken, to)
+    }
+
+    /// Writes the frame, without a checksum of its body where that never leaves memory.
+    ///
+    /// # Errors
+    /// As [`Frame::write`].
+    pub(crate) fn write_checked(&self, body: Checksum, to: &mut impl Write) -> io::Result<()> {
         let count = u16::try_from(self.sections.len()).map_err(io::Error::other)?;
         let mut header = [0; HEADER_BYTES];
         header[0] = VERSION;
@@ -142,7 +153,7 @@ impl Frame<'_> {
         header[32..40].copy_from_slice(&self.header.sequence.to_le_bytes());
         let checksum = crc32fast::hash(&header);
         header[4..8].copy_from_slice(&checksum.to_le_bytes());
-        let mut summed = Summed::new(&mut *to);
+        let mut summed = Summed::new(&mut *to, body);
         summed.write_all(&header)?;
         self.sections.iter().try_for_each(|section| section.write(&mut summed))?;
         let trailer = summed.trailer();
@@ -159,27 +170,41 @@ impl Frame<'_> {
     }
 }
 
+/// Whether a checksum stands behind a body, or zeros.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checksum {
+    Taken,
+    Left,
+}
+
 /// Takes the checksum of what goes through, block by block.
 struct Summed<S> {
     stream: S,
-    checksum: crc32fast::Hasher,
+    checksum: Option<crc32fast::Hasher>,
 }
 
 impl<S> Summed<S> {
-    fn new(stream: S) -> Self {
-        Self { stream, checksum: crc32fast::Hasher::new() }
+    fn new(stream: S, checksum: Checksum) -> Self {
+        let checksum = (checksum == Checksum::Taken).then(crc32fast::Hasher::new);
+        Self { stream, checksum }
     }
 
     /// Returns what stands behind a body that has gone through with its header.
     fn trailer(self) -> u64 {
-        u64::from(self.checksum.finalize()) << 32
+        u64::from(self.checksum.map_or(0, crc32fast::Hasher::finalize)) << 32
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        if let Some(checksum) = &mut self.checksum {
+            checksum.update(bytes);
+        }
     }
 }
 
 impl<S: Write> Write for Summed<S> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let count = self.stream.write(&bytes[..bytes.len().min(BLOCK_BYTES)])?;
-        self.checksum.update(&bytes[..count]);
+        self.note(&bytes[..count]);
         Ok(count)
     }
 
@@ -192,7 +217,7 @@ impl<S: Read> Read for Summed<S> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let most = bytes.len().min(BLOCK_BYTES);
         let count = self.stream.read(&mut bytes[..most])?;
-        self.checksum.update(&bytes[..count]);
+        self.note(&bytes[..count]);
         Ok(count)
     }
 }
@@ -252,7 +277,19 @@ impl Received {
 /// # Errors
 /// [`FrameError`]; a reader that ends before the frame gives [`FrameError::Io`].
 pub fn read_frame(from: &mut impl Read, limit: u64) -> Result<Received, FrameError> {
-    read_frame_beside(from, limit, |_, _| None::<io::Sink>).map(|(received, _)| received)
+    read_frame_checked(Checksum::Taken, from, limit)
+}
+
+/// As [`read_frame`], of a body with a checksum or without.
+///
+/// # Errors
+/// As [`read_frame`].
+pub(crate) fn read_frame_checked(
+    body: Checksum,
+    from: &mut impl Read,
+    limit: u64,
+) -> Result<Received, FrameError> {
+    read_beside(body, from, limit, |_, _| None::<io::Sink>).map(|(received, _)| received)
 }
 
 /// As [`read_frame`]; writes the frame's bytes, as they come, to what `beside` returns for its header and its number of
@@ -265,8 +302,17 @@ pub(crate) fn read_frame_beside<W: Write>(
     limit: u64,
     beside: impl FnOnce(&Header, u64) -> Option<W>,
 ) -> Result<(Received, Option<W>), FrameError> {
+    read_beside(Checksum::Taken, from, limit, beside)
+}
+
+fn read_beside<W: Write>(
+    body: Checksum,
+    from: &mut impl Read,
+    limit: u64,
+    beside: impl FnOnce(&Header, u64) -> Option<W>,
+) -> Result<(Received, Option<W>), FrameError> {
     let mut bytes = [0; HEADER_BYTES];
-    let mut summed = Summed::new(&mut *from);
+    let mut summed = Summed::new(&mut *from, body);
     summed.read_exact(&mut bytes)?;
     let (header, count, len) = parse_header(&bytes, limit)?;
     let mut copied =

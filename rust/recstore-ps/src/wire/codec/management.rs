@@ -141,6 +141,8 @@ pub enum Management {
     Promote {},
     /// Has rows that are read on this connection come as bfloat16; [`Managed::Done`]. Since version 3.
     Narrow {},
+    /// Puts large frames into the memory whose descriptor comes along, over a Unix socket; [`Managed::Done`].
+    AttachSegment {},
     /// Says that another server leads the shard; [`Managed::StoodDown`]. Since version 3.
     StandDown {
         /// The epoch since when, which is beyond the server's own.

@@ -6,7 +6,7 @@ use recstore::{ChangedRows, Error};
 
 use super::buffers::Floats;
 use super::error::WireError;
-use super::frame::{Frame, Header, Kind, Received};
+use super::frame::{Checksum, Frame, Header, Kind, Received};
 use super::frame_error::{FrameError, malformed, parse};
 use super::management::Managed;
 use super::section::{Section, unexpected};
@@ -142,12 +142,26 @@ pub(crate) fn write_reply(
     is_narrow: bool,
     to: &mut impl Write,
 ) -> Result<u64, FrameError> {
+    write_reply_checked(Checksum::Taken, request, outcome, is_narrow, to)
+}
+
+/// As [`write_reply`], with checksums or without.
+///
+/// # Errors
+/// As [`write_reply`].
+pub(crate) fn write_reply_checked(
+    body: Checksum,
+    request: u64,
+    outcome: &Result<Answer, Error>,
+    is_narrow: bool,
+    to: &mut impl Write,
+) -> Result<u64, FrameError> {
     let mut bytes = 0;
     let is_narrow = is_narrow && matches!(outcome, Ok(Answer::Rows(_)));
     let mut write = |frame: &Frame<'_>| -> Result<(), FrameError> {
         let mut write = |frame: &Frame<'_>| {
             bytes += frame.bytes() as u64;
-            frame.write(to)
+            frame.write_checked(body, to)
         };
         let written = if is_narrow { frame.narrowed(write) } else { write(frame) };
         Ok(written?)

@@ -91,7 +91,7 @@ pub struct MergedUpdate<'a> {
     pub table: TableId,
     /// The step that this is.
     pub step: Step,
-    /// Distinct ids.
+    /// Distinct ids; or any, with a gradient for each time that one comes, of one backward pass.
     pub ids: &'a [i64],
     /// A gradient for each.
     pub sums: &'a [f32],

@@ -1,0 +1,33 @@
+//! The frame that says that frames lie in the memory which both sides of a connection share.
+
+use std::io::{self, Write};
+
+use super::frame::{Frame, Header, Kind, Received};
+use super::frame_error::FrameError;
+use super::section::{Section, unexpected};
+
+/// Says that the frames of a request, or of its answer, take the first `bytes` of the segment.
+///
+/// # Errors
+/// As `to`.
+pub(crate) fn write_in_segment(request: u64, bytes: usize, to: &mut impl Write) -> io::Result<()> {
+    let bytes = [bytes as i64];
+    let sections = vec![Section::I64(&bytes)];
+    Frame { header: Header::new(Kind::InSegment, request), sections }.write(to)
+}
+
+impl Received {
+    /// Returns how many bytes of the segment the frames take; none if this frame does not say so.
+    ///
+    /// # Errors
+    /// [`FrameError::Malformed`].
+    pub(crate) fn bytes_in_segment(&self) -> Result<Option<usize>, FrameError> {
+        if self.header.kind != Kind::InSegment {
+            return Ok(None);
+        }
+        match self.sections()?[..] {
+            [Section::I64(&[bytes])] if bytes >= 0 => Ok(Some(bytes as usize)),
+            ref sections => Err(unexpected("InSegment", sections)),
+        }
+    }
+}
