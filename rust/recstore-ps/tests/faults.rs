@@ -52,9 +52,8 @@ impl Shards {
         let directory = tempfile::tempdir().unwrap();
         let start = |number| Process::start(directory.path(), free_port(), Shard { number, of: SHARDS });
         let servers: Vec<_> = (0..SHARDS).map(start).collect();
-        let proxies = (0..)
-            .zip(&servers)
-            .map(|(shard, server)| Proxy::start(server.address().tcp().unwrap(), faults(shard)));
+        let proxies =
+            (0..).zip(&servers).map(|(shard, server)| Proxy::start(server.address(), faults(shard)));
         Self { proxies: proxies.collect(), servers, _directory: directory }
     }
 

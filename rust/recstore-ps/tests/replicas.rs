@@ -218,12 +218,12 @@ fn changes_that_only_a_demoted_leader_has_are_given_up() {
     let table = table_on(&leading);
     table.write(&[1], &[1.0]).unwrap();
     wait_for(&leading);
-    let address = leading.address();
+    let address = leading.address().to_string();
     following.stop(GRACE);
     table.write(&[1, 2], &[-1.0, -2.0]).unwrap();
     leading.stop(Duration::ZERO);
     // It has what the other one had when it was there last.
-    let mut again = config(other.path(), Some(Follows { leader: address.to_string(), synchronous: false }));
+    let mut again = config(other.path(), Some(Follows { leader: address, synchronous: false }));
     again.port = 0;
     let promoted_one = start(again);
     promoted(&promoted_one).unwrap();

@@ -15,7 +15,7 @@ use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags};
 
 /// What the system says of the file system that memory without a name lies in.
-const TMPFS_MAGIC: i64 = 0x0102_1994;
+const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 
 /// Smaller frames go over the socket, which takes one call of the system for them.
 pub(crate) const LEAST_SHARED_BYTES: usize = 16 << 10;
@@ -49,8 +49,7 @@ impl Segment {
         // Memory behind an end that moves, or that only a few pages of the machine can fill, would end this process.
         let seals = rustix::fs::fcntl_get_seals(file).unwrap_or(SealFlags::empty());
         let kind = rustix::fs::fstatfs(file)?.f_type;
-        #[expect(clippy::unnecessary_cast, reason = "the type differs between machines")]
-        if !seals.contains(SealFlags::SHRINK) || kind as i64 != TMPFS_MAGIC {
+        if !seals.contains(SealFlags::SHRINK) || kind != TMPFS_MAGIC {
             return wrong("it is no memory that cannot shrink".to_owned());
         }
         let bytes = rustix::fs::fstat(file)?.st_size as u64;
