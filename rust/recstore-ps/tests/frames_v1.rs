@@ -125,6 +125,7 @@ fn answers() -> Vec<(&'static str, Kind, Vec<Section<'static>>)> {
         ),
         ("rows_as_bfloat16", Kind::Reply, vec![Section::Bf16(BFLOAT16), Section::Bf16(&[])]),
         ("part", Kind::Part, vec![Section::F32(FLOATS), Section::F32(&FLOATS[..1])]),
+        ("in_segment", Kind::InSegment, vec![Section::I64(&[70_000])]),
     ]
 }
 
