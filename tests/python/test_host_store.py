@@ -154,6 +154,7 @@ def test_ranks_in_turn_train_as_one_process_does_to_the_bit(tmp_path: Path, way:
     assert not path_of(outcomes[0]["address"]).exists()
 
 
+@pytest.mark.tier("all")
 def test_synchronous_ranks_make_one_step_of_all_gradients(tmp_path: Path) -> None:
     first, second = all_told(ranks_of(tmp_path / "job", "synchronous", TOGETHER))
     (alone,) = all_told(ranks_of(tmp_path / "alone", "", TOGETHER, world=1))
@@ -161,7 +162,7 @@ def test_synchronous_ranks_make_one_step_of_all_gradients(tmp_path: Path) -> Non
     assert first["rows"] == pytest.approx(alone["rows"], rel=1e-5, abs=1e-7)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("killed", [pytest.param(0, marks=pytest.mark.tier("all")), 1])
 def test_a_killed_rank_leaves_the_store_and_the_other_rank_going(tmp_path: Path, killed: int) -> None:
     job = ranks_of(tmp_path, "", ENDLESS)
     begun = [json.loads(rank.stdout.readline()) for rank in job]
@@ -188,6 +189,7 @@ def test_a_killed_rank_leaves_the_store_and_the_other_rank_going(tmp_path: Path,
     assert not path_of(begun[0]["address"]).exists()
 
 
+@pytest.mark.tier("all")
 def test_jobs_beside_each_other_have_stores_of_their_own(tmp_path: Path) -> None:
     jobs = [ranks_of(tmp_path / name, "", TURNS) for name in ("one", "other")]
     first, second, *others = all_told([rank for job in jobs for rank in job])

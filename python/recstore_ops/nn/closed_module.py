@@ -40,13 +40,15 @@ class ClosedModule(nn.Module, metaclass=_ClosedType):
         raise refused_by_script(type(self).__name__, [table.name for table in self.tables()])
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if self._is_closed and not self._takes(name):
+        if self._is_closed and not self._takes(name, value):
             raise refused_for_module(type(self).__name__, [table.name for table in self.tables()], name)
         super().__setattr__(name, value)
 
-    def _takes(self, name: str) -> bool:
+    def _takes(self, name: str, value: Any) -> bool:
         if name.startswith("_"):
             return True
         of_class = getattr(type(self), name, None)
         is_read_only = isinstance(of_class, property) and of_class.fset is None
-        return hasattr(self, name) and name not in self._fixed and not is_read_only
+        # A method may be wrapped, and no value takes its place.
+        is_lost = callable(of_class) and not callable(value)
+        return hasattr(self, name) and name not in self._fixed and not is_read_only and not is_lost

@@ -5,6 +5,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.collection_config import EmbeddingConfig, read_configs
@@ -15,6 +16,7 @@ from recstore_ops.servers.choosing import use_constructor_address
 from recstore_ops.sparse import KeyedJaggedTensor
 from recstore_ops.sparse._bags import check_cover
 from recstore_ops.sparse._torchrec import own_batch
+from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.state.keys import check_state, names_in, tensor_of_names
 from recstore_ops.state.rows import are_tables_left_out
 from recstore_ops.table.shard import Shard
@@ -191,7 +193,9 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         """
         batch = own_batch(features)
         offsets = batch.offsets()
-        if offsets.is_cpu and not torch.compiler.is_compiling() and offsets.numel():
+        # Those that trace take no numbers out of tensors.
+        is_traced = torch.compiler.is_compiling() or get_proxy_mode() is not None or is_transformed()
+        if offsets.is_cpu and offsets.numel() and not is_traced:
             check_cover(batch.values().shape[0], int(offsets[-1]))
         keys = batch.keys()
         if keys == self.feature_keys:
