@@ -12,8 +12,8 @@ use crate::wire::tls::ClientTls;
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct RemoteConfig {
-    /// The bulk ports, `host:port`, or `unix:` and the path of a Unix socket, in the order of the shards. Where servers follow one another, all of a shard stand
-    /// together, with a bar between them: `host:port|host:port`.
+    /// The bulk ports, `host:port`, or `unix:` and the path of a Unix socket, in the order of the shards. Where servers
+    /// follow one another, all of a shard stand together, with a bar between them: `host:port|host:port`.
     pub servers: Vec<String>,
     /// How ids are spread over them. All clients of the servers must say the same.
     pub hash_method: HashMethod,

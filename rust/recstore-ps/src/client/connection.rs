@@ -260,6 +260,9 @@ impl Connection {
 
     /// Has the server share a larger segment, if a request wants one.
     fn share(&mut self, request: &Request<'_>, deadline: Instant) -> Result<(), Failure> {
+        if !self.sharing.is_possible() {
+            return Ok(());
+        }
         let bytes = request.with_frame(0, 0, |frame| frame.bytes())?;
         let (segment, file) = match self.sharing.grown(bytes) {
             Ok(None) => return Ok(()),

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Once;
 
-use crate::wire::codec::{Checksum, Frame, FrameError, Received, read_frame_checked};
+use crate::wire::codec::{Checksum, Frame, FrameError, Received, read_from_segment};
 use crate::wire::segment::{LEAST_SHARED_BYTES, Segment};
 
 static TOLD: Once = Once::new();
@@ -32,12 +32,16 @@ impl Sharing {
         });
     }
 
+    pub(super) fn is_possible(&self) -> bool {
+        self.is_possible
+    }
+
     /// Makes a larger segment if a request of so many bytes, or what came before, wants one. It counts once the server
     /// has taken its descriptor.
     pub(super) fn grown(&self, bytes: usize) -> io::Result<Option<(Segment, OwnedFd)>> {
         let wanted = bytes.max(self.wanted);
         let has = self.segment.as_ref().map_or(0, Segment::len);
-        if !self.is_possible || wanted < LEAST_SHARED_BYTES || wanted <= has {
+        if wanted < LEAST_SHARED_BYTES || wanted <= has {
             return Ok(None);
         }
         Segment::create(wanted as u64).map(Some)
@@ -55,7 +59,7 @@ impl Sharing {
     /// Writes a frame to the segment, and returns how many bytes it takes there; none for one that is to go over the
     /// socket.
     pub(super) fn write(&mut self, frame: &Frame<'_>) -> io::Result<Option<usize>> {
-        let Some(segment) = self.segment.as_mut().filter(|segment| fits(frame.bytes(), segment)) else {
+        let Some(segment) = self.segment.as_mut().filter(|segment| segment.is_for(frame.bytes())) else {
             return Ok(None);
         };
         let mut writer = segment.writer();
@@ -70,13 +74,6 @@ impl Sharing {
         end: usize,
         limit: u64,
     ) -> Result<(Received, usize), FrameError> {
-        let missing = || FrameError::Malformed("frames in memory that is not shared".to_owned());
-        let mut reader = self.segment.as_mut().ok_or_else(missing)?.reader(place, end);
-        let frame = read_frame_checked(Checksum::Left, &mut reader, limit)?;
-        Ok((frame, reader.place()))
+        read_from_segment(self.segment.as_mut(), place..end, limit)
     }
-}
-
-fn fits(bytes: usize, segment: &Segment) -> bool {
-    (LEAST_SHARED_BYTES..=segment.len()).contains(&bytes)
 }

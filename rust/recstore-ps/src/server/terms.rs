@@ -7,11 +7,11 @@ use recstore::Result;
 use crate::handler::no_segment;
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
-    Answer, Checksum, FrameError, Managed, Received, read_frame_checked, write_in_segment, write_reply,
+    Answer, Checksum, FrameError, Managed, Received, read_from_segment, write_in_segment, write_reply,
     write_reply_checked,
 };
 use crate::wire::gathered::Gathered;
-use crate::wire::segment::{LEAST_SHARED_BYTES, Segment};
+use crate::wire::segment::Segment;
 
 /// What was agreed on.
 #[derive(Debug, Default)]
@@ -38,9 +38,7 @@ impl Terms {
         limit: u64,
     ) -> std::result::Result<Received, FrameError> {
         let Some(bytes) = frame.bytes_in_segment()? else { return Ok(frame) };
-        let missing = || FrameError::Malformed("frames in memory that is not shared".to_owned());
-        let mut reader = self.segment.as_mut().ok_or_else(missing)?.reader(0, bytes);
-        read_frame_checked(Checksum::Left, &mut reader, limit)
+        read_from_segment(self.segment.as_mut(), 0..bytes, limit).map(|(frame, _)| frame)
     }
 
     /// Sends what a request gave, and returns how many bytes that were.
@@ -51,7 +49,7 @@ impl Terms {
         to: &mut Gathered<&mut Channel>,
     ) -> std::result::Result<u64, FrameError> {
         let bytes = outcome.as_ref().map_or(0, Answer::payload_bytes);
-        if let Some(segment) = self.segment.as_mut().filter(|segment| fits(bytes, segment)) {
+        if let Some(segment) = self.segment.as_mut().filter(|segment| segment.is_for(bytes)) {
             let mut writer = segment.writer();
             // One that does not fit with its headers goes over the socket.
             if write_reply_checked(Checksum::Left, request, outcome, self.is_narrow, &mut writer).is_ok() {
@@ -62,8 +60,4 @@ impl Terms {
         }
         write_reply(request, outcome, self.is_narrow, to)
     }
-}
-
-fn fits(bytes: usize, segment: &Segment) -> bool {
-    (LEAST_SHARED_BYTES..=segment.len()).contains(&bytes)
 }

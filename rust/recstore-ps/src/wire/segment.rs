@@ -68,6 +68,11 @@ impl Segment {
         self.0.len()
     }
 
+    /// Whether frames of so many bytes go through it: those that fit, and are not for the socket.
+    pub(crate) fn is_for(&self, bytes: usize) -> bool {
+        (LEAST_SHARED_BYTES..=self.len()).contains(&bytes)
+    }
+
     /// Copies as many of `bytes` as fit behind the first `place`.
     fn copy_in(&mut self, place: usize, bytes: &[u8]) -> usize {
         let count = bytes.len().min(self.len().saturating_sub(place));

@@ -1,10 +1,12 @@
 //! The frame that says that frames lie in the memory which both sides of a connection share.
 
 use std::io::{self, Write};
+use std::ops::Range;
 
-use super::frame::{Frame, Header, Kind, Received};
+use super::frame::{Checksum, Frame, Header, Kind, Received, read_frame_checked};
 use super::frame_error::FrameError;
 use super::section::{Section, unexpected};
+use crate::wire::segment::Segment;
 
 /// Says that the frames of a request, or of its answer, take the first `bytes` of the segment.
 ///
@@ -14,6 +16,21 @@ pub(crate) fn write_in_segment(request: u64, bytes: usize, to: &mut impl Write) 
     let bytes = [bytes as i64];
     let sections = vec![Section::I64(&bytes)];
     Frame { header: Header::new(Kind::InSegment, request), sections }.write(to)
+}
+
+/// Reads the frame at the beginning of a part of the segment, and returns where it ends.
+///
+/// # Errors
+/// [`FrameError::Malformed`] where no memory is shared; else as reading a frame.
+pub(crate) fn read_from_segment(
+    segment: Option<&mut Segment>,
+    part: Range<usize>,
+    limit: u64,
+) -> Result<(Received, usize), FrameError> {
+    let missing = || FrameError::Malformed("frames in memory that is not shared".to_owned());
+    let mut reader = segment.ok_or_else(missing)?.reader(part.start, part.end);
+    let frame = read_frame_checked(Checksum::Left, &mut reader, limit)?;
+    Ok((frame, reader.place()))
 }
 
 impl Received {
