@@ -27,8 +27,7 @@ def require(extra: Extra, needed_by: str) -> None:
         MissingPackage: one is missing: names it, what needs it, and the command that installs it.
     """
     for module in EXTRAS[extra]:
-        if not is_installed(module):
-            raise _missing(module, extra, needed_by)
+        _check(module, extra, needed_by)
 
 
 def imported(module: str, extra: Extra, needed_by: str) -> Any:
@@ -37,8 +36,7 @@ def imported(module: str, extra: Extra, needed_by: str) -> Any:
     Raises:
         MissingPackage: as `require`.
     """
-    if not is_installed(module):
-        raise _missing(module, extra, needed_by)
+    _check(module, extra, needed_by)
     return importlib.import_module(module)
 
 
@@ -50,8 +48,9 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def _missing(module: str, extra: Extra, needed_by: str) -> MissingPackage:
-    return MissingPackage(f"{needed_by} needs {module}: pip install 'recstore-ops[{extra}]'", name=module)
+def _check(module: str, extra: Extra, needed_by: str) -> None:
+    if not is_installed(module):
+        raise MissingPackage(f"{needed_by} needs {module}: pip install 'recstore-ops[{extra}]'", name=module)
 
 
 __all__ = ["EXTRAS", "Extra", "MissingPackage", "imported", "is_installed", "require"]
