@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ci_programs import program
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -29,12 +28,7 @@ works:
 @pytest.fixture
 def parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The program, in a folder with targets of its own."""
-    spec = importlib.util.spec_from_file_location("parts", ROOT / ".ci" / "parts.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "parts", module)
-    spec.loader.exec_module(module)
+    module = program("parts")
     (tmp_path / "Makefile").write_text(MAKEFILE)
     monkeypatch.setattr(module, "ROOT", tmp_path)
     monkeypatch.setattr(module, "commit", lambda: "abc1234")

@@ -1,18 +1,13 @@
 """The check of the documents' prose finds what it is for, and leaves plain sentences, code and tables alone."""
 
-import importlib.util
 from pathlib import Path
 
 import pytest
+from ci_programs import program
 
 pytestmark = pytest.mark.tier("quick")
 
-SCRIPT = Path(__file__).parents[2] / ".ci" / "prose.py"
-_spec = importlib.util.spec_from_file_location("prose", SCRIPT)
-assert _spec is not None
-assert _spec.loader is not None
-prose = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(prose)
+prose = program("prose")
 
 LONG = "\n".join(["Word", *["word"] * (prose.LONGEST_SENTENCE - 1)])
 

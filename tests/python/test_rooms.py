@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from ci_programs import program
 
 pytestmark = pytest.mark.tier("quick")
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / ".ci" / "rust_rooms.py"
 
-spec = importlib.util.spec_from_file_location("rust_rooms", SCRIPT)
-assert spec is not None
-assert spec.loader is not None
-rust_rooms = importlib.util.module_from_spec(spec)
-sys.modules["rust_rooms"] = rust_rooms
-spec.loader.exec_module(rust_rooms)
+rust_rooms = program("rust_rooms")
 
 
 def crate(root: Path, files: dict[str, str], name: str = "store") -> Path:

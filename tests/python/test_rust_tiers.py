@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import tomli
+from ci_programs import program
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -17,11 +17,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def rust_tiers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     """The program, over a tree of its own."""
-    spec = importlib.util.spec_from_file_location("rust_tiers", ROOT / ".ci" / "rust_tiers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = program("rust_tiers")
     monkeypatch.setattr(module, "ROOT", tmp_path)
     return module
 

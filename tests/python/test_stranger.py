@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
-import sys
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ci_programs import program
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -17,14 +16,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def stranger(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("stranger", ROOT / ".ci" / "stranger.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "stranger", module)
-    spec.loader.exec_module(module)
-    return module
+def stranger() -> ModuleType:
+    return program("stranger")
 
 
 def test_steps_come_from_the_pages(stranger: ModuleType) -> None:
