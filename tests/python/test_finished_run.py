@@ -20,7 +20,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as parquet
 import pytest
 import torch
-from notebook_tables import Shown
+from html_tables import Shown
 from numpy.typing import NDArray
 from saved_runs import rows_of, run_train, state_of
 from test_train_on_ranks import run, torchrun

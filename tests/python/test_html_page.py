@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import math
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
 import pytest
+from html_tables import TableReader
 
 from recstore_ops.training.quality.evaluation import Evaluation
 from recstore_ops.training.quality.segments import SegmentFigures
@@ -19,42 +19,29 @@ from recstore_ops.training.schema.columns import ColumnSchema, Schema
 
 pytestmark = pytest.mark.tier("quick")
 
-VOID = {"meta", "img"}
 PNG = b"\x89PNG\r\n\x1a\n rest"
 
 
-class Page(HTMLParser):
+class Page(TableReader):
     """Cells of tables by row, headings, images and the page's balance."""
 
+    void = frozenset({"meta", "img"})
+
     def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.rows: list[list[str]] = []
         self.best: list[int] = []
         self.headings: list[str] = []
         self.images: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
+        super().__init__(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag == "tr":
-            if ("class", "best") in attrs:
-                self.best.append(len(self.rows))
-            self.rows.append([])
-        if tag in ("td", "th"):
-            self.rows[-1].append("")
+        if tag == "tr" and ("class", "best") in attrs:
+            self.best.append(len(self.rows))
         if tag == "img":
             self.images.append(dict(attrs)["src"] or "")
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
+        super().handle_starttag(tag, attrs)
 
     def handle_data(self, data: str) -> None:
-        if self.open and self.open[-1] in ("td", "th"):
-            self.rows[-1][-1] += data
+        super().handle_data(data)
         if self.open and self.open[-1] in ("h1", "h2"):
             self.headings.append(data)
 

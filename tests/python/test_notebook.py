@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from notebook_tables import Shown
+from html_tables import Shown
 from training_runs import train_new
 
 from recstore_ops import (
