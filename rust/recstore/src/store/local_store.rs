@@ -98,6 +98,16 @@ impl LocalStore {
         cut(&self.shared().all())
     }
 
+    /// As [`LocalStore::lock_saves`], for tables that this process may save: a child of theirs takes no directory's lock,
+    /// which would turn its parent's save away.
+    fn lock_to_save(&self, directory: &Path) -> Result<MutexGuard<'_, Saves>> {
+        {
+            let _gate = fork::enter();
+            self.shared().all().iter().try_for_each(|table| table.check_own("save"))?;
+        }
+        self.lock_saves(directory)
+    }
+
     /// Waits for the save or load under way.
     fn lock_saves(&self, directory: &Path) -> Result<MutexGuard<'_, Saves>> {
         self.saves.lock().ok_or_else(|| Error::Checkpoint {
@@ -243,7 +253,7 @@ impl EmbeddingStore for LocalStore {
     }
 
     fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
-        let mut saves = self.lock_saves(directory)?;
+        let mut saves = self.lock_to_save(directory)?;
         let _besides = self.executor.besides();
         checkpoint::save(&|cut| self.with_all(cut), &mut saves, directory, options)
     }
@@ -255,7 +265,7 @@ impl EmbeddingStore for LocalStore {
         shard: Shard,
         options: &SaveOptions<'_>,
     ) -> Result<SaveReport> {
-        let mut saves = self.lock_saves(directory)?;
+        let mut saves = self.lock_to_save(directory)?;
         let _besides = self.executor.besides();
         checkpoint::save_part(&|cut| self.with_all(cut), &mut saves, directory, (snapshot, shard), options)
     }

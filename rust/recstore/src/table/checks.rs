@@ -95,11 +95,17 @@ impl Table {
         })
     }
 
+    /// Checks that the table is not that of a parent of this process.
+    pub(crate) fn check_own(&self, operation: &'static str) -> Result<()> {
+        if self.generation == fork::generation() {
+            return Ok(());
+        }
+        Err(Error::ForkedChild { operation, table: self.name.clone() })
+    }
+
     /// Checks that this process may change the table and that `more` rows would fit.
     pub(super) fn check_writable(&self, operation: &'static str, more: usize) -> Result<()> {
-        if self.generation != fork::generation() {
-            return Err(Error::ForkedChild { operation, table: self.name.clone() });
-        }
+        self.check_own(operation)?;
         let limit = IdAllocator::LIMIT;
         let rows = self.len();
         if rows + more > limit {

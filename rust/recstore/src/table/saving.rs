@@ -82,7 +82,7 @@ impl TableProgress {
 /// [`Error::ForkedChild`] in a forked child, whose parent goes on.
 pub(crate) fn cut(tables: &[Arc<Table>], base: Option<SaveId>, save: SaveId) -> Result<Vec<TableCut>> {
     let _gate = fork::enter();
-    tables.iter().try_for_each(|table| table.check_writable("save", 0))?;
+    tables.iter().try_for_each(|table| table.check_own("save"))?;
     let mut order: Vec<&Arc<Table>> = tables.iter().collect();
     order.sort_by_key(|table| lock_order(table));
     let guards: Vec<_> = order.iter().map(|table| (table, table.exclusive())).collect();
