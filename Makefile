@@ -256,8 +256,12 @@ runtime-examples: $(TORCH_READY)
 	built="$${CARGO_TARGET_DIR:-target}"/debug; $(CXX) -std=c++17 -Wall -Wextra -Werror examples/predict.cpp -o $$built/predict_cpp \
 	  -Irust/recstore-runtime/include -L$$built -lrecstore_runtime -Wl,-rpath,'$$ORIGIN' -Wl,--allow-shlib-undefined
 
-# zig links against the symbols of an older glibc than that of this machine, and libc++ into the module.
-WHEEL_ARGS := $(if $(filter Linux,$(shell uname)),--zig --compatibility manylinux_2_28,)
+# Wheels for Linux are linked against the symbols of an older glibc and C++ library than those of this machine.
+ifeq ($(shell uname),Linux)
+WHEEL_ARGS := --compatibility manylinux_2_28
+WHEEL_ENV := CARGO_TARGET_$(shell uname -m | tr a-z A-Z)_UNKNOWN_LINUX_GNU_LINKER=$(CURDIR)/.ci/link_wheel.py \
+	CXXFLAGS="$(CXXFLAGS) -include $(CURDIR)/.ci/older_streams.h"
+endif
 
 $(WHEEL_READY): requirements-wheel.txt $(BUILDER_READY)
 	$(INSTALL) --quiet --requirement requirements-wheel.txt
@@ -266,7 +270,7 @@ $(WHEEL_READY): requirements-wheel.txt $(BUILDER_READY)
 .PHONY: wheel
 wheel: $(WHEEL_READY) ## dist/*.whl, on Linux for every glibc from 2.28 on
 	rm -f dist/*.whl
-	$(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="$(WHEEL_ARGS)" .
+	$(WHEEL_ENV) $(PIP) wheel --quiet --no-build-isolation --no-deps --wheel-dir dist --config-settings=build-args="$(WHEEL_ARGS)" .
 	$(BIN)/python .ci/check_wheel.py dist/*.whl
 
 .PHONY: sdist

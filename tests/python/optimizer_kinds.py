@@ -37,5 +37,6 @@ FORMS: list[dict[str, Any]] = [
     {"kind": "lamb", "lr": 0.1},
     {"kind": "lion", "lr": 0.1, "weight_decay": 0.1},
     {"kind": "sgd", "lr": 0.1, "weight_decay": 0.1, "catch_up": True},
+    {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "catch_up": True},
     {"kind": "ftrl", "alpha": 0.1, "l1": 0.01, "l2": 0.1},
 ]

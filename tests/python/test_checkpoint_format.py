@@ -52,8 +52,10 @@ def slots_of(config: dict[str, Any], dim: int) -> list[tuple[str, int]]:
     listed = always + "".join(clause for clause in further if holds(clause, optimizer))
     if "ema_decay" in config:
         listed += DOCUMENT.split("| any, with `ema_decay` in `config` |")[1].split("|")[0]
-    if optimizer.get("catch_up"):
-        listed += DOCUMENT.split("| any, with `catch_up` in `optimizer` |")[1].split("|")[0]
+    if optimizer.get("catch_up") and optimizer.get("momentum"):
+        listed = DOCUMENT.split("instead of `momentum_buffer`")[1].split("|")[0]
+    elif optimizer.get("catch_up"):
+        listed += DOCUMENT.split("| any, with `catch_up` in `optimizer`, without `momentum` |")[1].split("|")[0]
     return [(name, dim if width == "dim" else int(width)) for name, width in re.findall(r"`(\w+)` (dim|1|2)", listed)]
 
 
@@ -165,7 +167,9 @@ def read_manifest(directory: Path) -> list[dict[str, Any]]:
         assert names == sorted(names)
         for table in snapshot["tables"]:
             assert set(table) == documented_keys("A table")
-            absent = set() if table["config"]["optimizer"].get("catch_up") else {"idle_kept"}
+            optimizer = table["config"]["optimizer"]
+            decays = optimizer.get("catch_up") and not optimizer.get("momentum")
+            absent = set() if decays else {"idle_kept"}
             assert set(table["progress"]) == documented_keys("The progress of a table") - absent
     return manifest["snapshots"]
 
@@ -207,6 +211,17 @@ def left_of(slots: dict[str, np.ndarray], progress: dict[str, Any]) -> np.float3
     return np.float32(now["fraction"] / float(fraction) * 2.0 ** (now["exponent"] - exponent))
 
 
+def coasted(slots: dict[str, np.ndarray], saved: dict[str, Any]) -> np.ndarray | float:
+    """What momentum took from a row in the steps since its last one."""
+    if "slot.velocity" not in slots:
+        return 0.0
+    momentum, idle = (
+        saved["config"]["optimizer"]["momentum"],
+        saved["progress"]["step"] - int(slots["slot.idle_step"][0]),
+    )
+    return np.float32(momentum * (1 - momentum**idle) / (1 - momentum)) * slots["slot.velocity"]
+
+
 def assert_read_as_stored(directory: Path) -> None:
     """Reads the newest snapshot of a directory, and compares it with all tables of the process."""
     chain = chain_of(read_manifest(directory))
@@ -218,7 +233,7 @@ def assert_read_as_stored(directory: Path) -> None:
         assert sorted(found) == ids.tolist()
         for place, number in enumerate(ids.tolist()):
             row, own_slots = found[number]
-            row = row * left_of(own_slots, saved["progress"])
+            row = row * left_of(own_slots, saved["progress"]) - coasted(own_slots, saved)
             assert np.array_equal(row, rows[place].numpy())
             assert own_slots.keys() == {f"slot.{slot}" for slot in slots}
             assert all(np.array_equal(own_slots[f"slot.{slot}"], slots[slot][place].numpy()) for slot in slots)

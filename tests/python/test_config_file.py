@@ -67,6 +67,7 @@ FULL_ENTRY = {
     "seed": 7,
     "block_size": 128,
     "max_grad_norm": 2.5,
+    "state_dtype": "bfloat16",
     "ema_decay": 0.5,
     "nan_policy": "skip",
     "admission": {"kind": "count", "threshold": 1},
@@ -112,7 +113,7 @@ def test_a_module_takes_what_the_file_says(kind: type, table_name: TableName, wr
         "weight_decay": 0.0,
         "convention": "torch",
     }
-    assert (config.max_grad_norm, config.ema_decay) == (2.5, 0.5)
+    assert (config.max_grad_norm, config.state_dtype, config.ema_decay) == (2.5, "bfloat16", 0.5)
     assert config.initializer == {"kind": "uniform", "a": -0.5, "b": 0.5}
     assert (config.seed, config.block_size, config.nan_policy) == (7, 128, "skip")
 

@@ -31,6 +31,7 @@ DOCUMENT: dict[str, Any] = {
             "seed": 7,
             "block_size": 128,
             "max_grad_norm": 2.5,
+            "state_dtype": "bfloat16",
             "ema_decay": 0.5,
             "nan_policy": "skip",
             "admission": {"kind": "sketch", "threshold": 2, "epsilon": 0.1, "delta": 0.1},

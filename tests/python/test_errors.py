@@ -642,12 +642,26 @@ WRONG_CONFIGURATIONS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "momentum": ({"optimizer": {"kind": "sgd", "momentum": 1.0}}, ["optimizer.momentum", "[0, 1)", "got 1"]),
     "momentum of rmsprop": ({"optimizer": {"kind": "rmsprop", "momentum": -0.5}}, ["optimizer.momentum", "got -0.5"]),
     "catch_up with momentum": (
-        {"optimizer": {"kind": "sgd", "momentum": 0.5, "catch_up": True}},
-        ["optimizer.catch_up", "momentum is not caught up with, got 0.5"],
+        {"optimizer": {"kind": "sgd", "momentum": 0.5, "weight_decay": 0.25, "catch_up": True}},
+        ["optimizer.catch_up", "both are not caught up with, got 0.5 and 0.25"],
     ),
     "catch_up with narrow rows": (
         {"optimizer": {"kind": "adamw", "catch_up": True}, "dtype": torch.bfloat16},
         ["optimizer.catch_up needs rows of float32, got bfloat16"],
+    ),
+    "catch_up with narrow state": (
+        {"optimizer": {"kind": "lion", "catch_up": True}, "state_dtype": "float8"},
+        ["optimizer.catch_up needs a state_dtype of float32"],
+    ),
+    "no such state_dtype": ({"optimizer": "adam", "state_dtype": "float16"}, ["float16", "bfloat16", "float8"]),
+    "state_dtype without state": ({"state_dtype": torch.bfloat16}, ["state_dtype", "this one does not"]),
+    "state_dtype of one value a row": (
+        {"optimizer": "rowwise_adagrad", "state_dtype": "float8"},
+        ["state_dtype goes with rules that keep something for each element of a row"],
+    ),
+    "state_dtype of centered": (
+        {"optimizer": {"kind": "rmsprop", "centered": True}, "state_dtype": "bfloat16"},
+        ["state_dtype does not go with optimizer.centered"],
     ),
     "catch_up with averages": (
         {"optimizer": {"kind": "lion", "catch_up": True}, "ema_decay": 0.5},

@@ -1,4 +1,4 @@
-"""`catch_up`: rows that a step leaves alone decay as those of dense optimizers do."""
+"""`catch_up`: rows that a step leaves alone decay, or move on, as those of dense optimizers do."""
 
 from __future__ import annotations
 
@@ -65,6 +65,20 @@ def test_sgd_is_that_of_torch_with_dense_gradients_on_every_row(name: str) -> No
             scheduler.step()
         assert torch.allclose(ours.weight[ALL], dense.weight, rtol=0, atol=1e-5), f"step {step}"
         assert torch.allclose(ours(ALL[:7]), dense(ALL[:7]), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_is_that_of_torch_with_dense_gradients_on_every_row(nesterov: bool, name: str) -> None:
+    options = {"lr": 0.02, "momentum": 0.8, "nesterov": nesterov}
+    ours = table(name, {"kind": "sgd", "catch_up": True, **options})
+    dense = nn.Embedding.from_pretrained(ours.weight[ALL], freeze=False)
+    steppers = [SparseOptimizer(modules=[ours]), torch.optim.SGD(dense.parameters(), **options)]
+    for step in range(STEPS):
+        for module, stepper in zip((ours, dense), steppers, strict=True):
+            stepper.zero_grad()
+            loss_of(module, step).backward()
+            stepper.step()
+        assert torch.allclose(ours.weight[ALL], dense.weight, rtol=0, atol=1e-5), f"step {step}"
 
 
 def test_adamw_decays_every_row_and_moves_those_with_a_gradient(name: str) -> None:

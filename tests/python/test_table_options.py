@@ -172,6 +172,7 @@ def test_an_option_of_a_collection_is_one_of_each_table_without_its_own(table_na
         "seed": 3,
         "block_size": 64,
         "max_grad_norm": 2.5,
+        "state_dtype": torch.bfloat16,
         "ema_decay": 0.5,
         "nan_policy": "skip",
     }

@@ -58,6 +58,7 @@ class TableEntry:
     seed: int | None = None
     block_size: int | None = None
     max_grad_norm: float | None = None
+    state_dtype: str | None = None
     ema_decay: float | None = None
     nan_policy: str | None = None
     admission: dict[str, Any] | None = None

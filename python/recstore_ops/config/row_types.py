@@ -1,7 +1,7 @@
 """The types in which a table keeps its rows: float32, bfloat16, float16, int8 and float8_e4m3fn.
 
-Arithmetic is in float32 always, and so are the optimizer's slots and what a read gives. A narrower row is widened,
-changed and rounded back:
+Arithmetic is in float32 always, and so are what a read gives and, without `state_dtype`, the optimizer's slots. A
+narrower row is widened, changed and rounded back:
 
 - written rows and initial values to the nearest, ties to even. What exceeds float16's 65,504 becomes 65,504;
 - in an optimizer's step *stochastically*: up or down, with the probability that makes the expected value exact.
@@ -45,6 +45,12 @@ VALUE_TYPES: dict[str, torch.dtype] = {
 def type_name(dtype: torch.dtype) -> str:
     """The name of a type in a table's configuration: `torch.bfloat16` is `bfloat16`."""
     return str(dtype).removeprefix("torch.")
+
+
+def state_type(dtype: torch.dtype | str) -> str | None:
+    """The name of the type of an optimizer's state in a table's configuration, which names no `float32`."""
+    name = dtype if isinstance(dtype, str) else type_name(dtype)
+    return None if name == "float32" else name
 
 
 def check_output_dtype(output_dtype: torch.dtype | None, row_type: str, table: str) -> torch.dtype:

@@ -6,10 +6,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from recstore_ops.config.paths import user_path
-from recstore_ops.config.row_types import type_name
+from recstore_ops.config.row_types import state_type, type_name
 from recstore_ops.config.table_options import ConfigOptions, given
 
-_OPTIONAL = ("max_grad_norm", "ema_decay", "admission", "eviction", "memory_limit", "disk")
+_OPTIONAL = ("max_grad_norm", "state_dtype", "ema_decay", "admission", "eviction", "memory_limit", "disk")
 _FLOAT32_MAX = 3.4028234663852886e38
 
 
@@ -35,6 +35,7 @@ class TableConfig:
     initializer: dict[str, Any] = field(default_factory=lambda: {"kind": "normal"})
     optimizer: dict[str, Any] = field(default_factory=lambda: {"kind": "sgd"})
     max_grad_norm: float | None = None
+    state_dtype: str | None = None
     ema_decay: float | None = None
     nan_policy: str = "error"
     admission: dict[str, Any] | None = None
@@ -56,6 +57,8 @@ class TableConfig:
         chosen["optimizer"] = optimizer_with_lr(chosen.get("optimizer"), lr)
         if "dtype" in chosen:
             chosen["dtype"] = type_name(chosen["dtype"])
+        if "state_dtype" in chosen:
+            chosen["state_dtype"] = state_type(chosen["state_dtype"])
         if "disk" in chosen:
             chosen["disk"] = user_path(chosen["disk"], "disk")
         return cls(num_embeddings=num_embeddings, **chosen)

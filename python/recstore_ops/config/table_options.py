@@ -20,6 +20,7 @@ class StorageOptions(TypedDict, total=False):
     seed: int | None
     block_size: int | None
     max_grad_norm: float | None
+    state_dtype: torch.dtype | str | None
     ema_decay: float | None
     nan_policy: str | None
     admission: dict[str, Any] | None
@@ -59,6 +60,10 @@ class TableOptions(ConfigOptions, total=False):
         block_size: rows in one block of storage; 10,240 by default.
         max_grad_norm: the longest gradient of a row, by its L2 norm: a longer one is scaled to it before the rule sees
             it, duplicates summed; without one, none is.
+        state_dtype: the type of what the rule keeps for each element of a row: `torch.float32`, the default,
+            `torch.bfloat16`, or `"float8"`, of 8 bits with a scale a row. A step rounds it stochastically, as rows.
+            What is kept once a row, and `ema_decay`'s averages, stay float32. Refused where the rule keeps nothing of
+            that kind.
         ema_decay: keeps the moving average of each row: `e = ema_decay * e + (1 - ema_decay) * w` at every step of the
             table. `recstore_ops.averaged` gives a model that has it; without a decay, none is kept.
         nan_policy: what happens to NaN and infinity in rows and gradients: `error`, the default, `skip` or `allow`.

@@ -50,7 +50,7 @@ pub use checkpoint::{
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
-    NanPolicy, OptimizerConfig, TableConfig,
+    NanPolicy, OptimizerConfig, StateDtype, TableConfig,
 };
 pub use disk::reading_way;
 pub use error::{Error, Result};

@@ -13,7 +13,7 @@ use numbered::Numbered;
 use recstore::{EmbeddingStore, LoadOptions, LocalStore, Progress, SaveKind, SaveOptions, TableId};
 use serde_json::json;
 
-const OPTIMIZERS: [&str; 18] = [
+const OPTIMIZERS: [&str; 21] = [
     r#"{"kind": "sgd", "lr": 0.1, "weight_decay": 0.01}"#,
     r#"{"kind": "adagrad", "lr": 0.1}"#,
     r#"{"kind": "adagrad", "lr": 0.1, "convention": "torch"}"#,
@@ -32,6 +32,9 @@ const OPTIMIZERS: [&str; 18] = [
     r#"{"kind": "lamb", "bias_correction": "row"}"#,
     r#"{"kind": "lion", "weight_decay": 0.01}"#,
     r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
+    r#"{"kind": "adam", "bias_correction": "row"}, "state_dtype": "bfloat16", "ema_decay": 0.9"#,
+    r#"{"kind": "ftrl", "alpha": 0.1}, "state_dtype": "float8""#,
+    r#"{"kind": "adam", "amsgrad": true}, "state_dtype": "float8""#,
 ];
 const DTYPES: [&str; 5] = ["float32", "bfloat16", "float16", "int8", "float8_e4m3fn"];
 const DIMS: [usize; 4] = [1, 3, 8, 33];

@@ -20,7 +20,7 @@ const DIM: usize = 21;
 /// Several blocks of rows, and enough of them for every loop to run on several threads.
 const COUNT: usize = 12_000;
 /// Rules, some of them followed by another option of the table.
-const OPTIMIZERS: [&str; 21] = [
+const OPTIMIZERS: [&str; 25] = [
     r#"{"kind": "sgd", "weight_decay": 0.01}"#,
     r#"{"kind": "adagrad"}"#,
     r#"{"kind": "adagrad", "convention": "torch", "weight_decay": 0.01}"#,
@@ -42,6 +42,10 @@ const OPTIMIZERS: [&str; 21] = [
     r#"{"kind": "adagrad"}, "max_grad_norm": 8"#,
     r#"{"kind": "adamw", "weight_decay": 0.1, "catch_up": true}"#,
     r#"{"kind": "adam", "bias_correction": "row"}, "ema_decay": 0.9"#,
+    r#"{"kind": "sgd", "momentum": 0.9, "nesterov": true, "catch_up": true}"#,
+    r#"{"kind": "adam", "amsgrad": true}, "state_dtype": "bfloat16""#,
+    r#"{"kind": "adagrad"}, "state_dtype": "float8""#,
+    r#"{"kind": "ftrl"}, "state_dtype": "float8", "dtype": "int8""#,
 ];
 
 /// Runs the bodies one by one, the last first.

@@ -12,4 +12,4 @@ pub use initializer::InitializerConfig;
 pub use lifecycle::{AdmissionConfig, EvictionConfig, EvictionPolicy};
 pub use optimizer::{BiasCorrection, Convention, OptimizerConfig};
 pub(crate) use table_config::MOST_FLOATS_A_BLOCK;
-pub use table_config::{Dtype, NanPolicy, TableConfig};
+pub use table_config::{Dtype, NanPolicy, StateDtype, TableConfig};

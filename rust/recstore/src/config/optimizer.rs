@@ -23,7 +23,8 @@ pub enum OptimizerConfig {
         /// Whether the gradient is taken ahead of the movement: Nesterov.
         #[serde(default, skip_serializing_if = "is_false")]
         nesterov: bool,
-        /// Whether rows that a step leaves alone decay too: they are caught up with when they are next read or stepped.
+        /// Whether rows that a step leaves alone decay, or move on, too: they are caught up with when they are next read
+        /// or stepped.
         #[serde(default, skip_serializing_if = "is_false")]
         catch_up: bool,
     },
@@ -338,9 +339,26 @@ impl OptimizerConfig {
         match *self {
             Self::Sgd { weight_decay, catch_up: true, .. }
             | Self::Adamw { weight_decay, catch_up: true, .. }
-            | Self::Lion { weight_decay, catch_up: true, .. } => Some(weight_decay),
+            | Self::Lion { weight_decay, catch_up: true, .. } => {
+                self.idle_momentum().is_none().then_some(weight_decay)
+            }
             _ => None,
         }
+    }
+
+    /// The momentum of rows that a step leaves alone, and whether it is Nesterov's, if it carries them on.
+    pub(crate) fn idle_momentum(&self) -> Option<(f64, bool)> {
+        match *self {
+            Self::Sgd { momentum, nesterov, catch_up: true, .. } if momentum > 0.0 => {
+                Some((momentum, nesterov))
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether steps change rows that they leave alone.
+    pub(crate) fn catches_up(&self) -> bool {
+        self.idle_decay().is_some() || self.idle_momentum().is_some()
     }
 
     pub(super) fn validate(&self) -> Result<()> {
@@ -349,11 +367,11 @@ impl OptimizerConfig {
         not_negative("optimizer.lr", *lr)?;
         not_negative("optimizer.weight_decay", weight_decay.map_or(0.0, |value| *value))?;
         match *self {
-            Self::Sgd { momentum, nesterov, catch_up, .. } => {
+            Self::Sgd { momentum, nesterov, catch_up, weight_decay, .. } => {
                 share("optimizer.momentum", momentum)?;
-                require(momentum == 0.0 || !catch_up, || {
+                require(momentum == 0.0 || weight_decay == 0.0 || !catch_up, || {
                     format!(
-                        "optimizer.catch_up goes with weight decay alone: momentum is not caught up with, got {momentum}"
+                        "optimizer.catch_up goes with momentum or with weight_decay: both are not caught up with, got {momentum} and {weight_decay}"
                     )
                 })?;
                 require(momentum > 0.0 || !nesterov, || {

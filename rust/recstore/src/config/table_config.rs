@@ -30,6 +30,9 @@ pub struct TableConfig {
     /// The longest gradient of a row, by its norm: a longer one is scaled to it before the rule sees it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_grad_norm: Option<f64>,
+    /// The type of what the rule keeps for each element of a row.
+    #[serde(skip_serializing_if = "StateDtype::is_float32")]
+    pub state_dtype: StateDtype,
     /// The decay, a step of the table, of the moving average that is kept of each row; none is kept without it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ema_decay: Option<f64>,
@@ -81,6 +84,28 @@ impl Dtype {
     }
 }
 
+/// The type of what a table's rule keeps for each element of a row. Arithmetic is in single precision always; a step
+/// rounds stochastically. What is kept once a row, and averages of rows, stay in single precision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateDtype {
+    /// IEEE 754 single precision.
+    #[default]
+    Float32,
+    /// The upper half of a float32: its range, 8 bits of precision.
+    Bfloat16,
+    /// Floats of 8 bits times a power of two, one a row: e4m3 for what has a sign, five bits of exponent and three of
+    /// mantissa for sums and averages of squares.
+    Float8,
+}
+
+impl StateDtype {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    fn is_float32(&self) -> bool {
+        *self == Self::Float32
+    }
+}
+
 /// What a table does with a row or a gradient that holds a NaN or an infinity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -112,6 +137,7 @@ impl Default for TableConfig {
             initializer: InitializerConfig::default(),
             optimizer: OptimizerConfig::default(),
             max_grad_norm: None,
+            state_dtype: StateDtype::default(),
             ema_decay: None,
             nan_policy: NanPolicy::default(),
             admission: None,
@@ -207,21 +233,43 @@ impl TableConfig {
         self.optimizer.validate()?;
         self.max_grad_norm.map_or(Ok(()), |most| positive("max_grad_norm", most))?;
         self.ema_decay.map_or(Ok(()), |decay| share("ema_decay", decay))?;
-        self.check_idle_decay()?;
+        self.check_state_dtype()?;
+        self.check_catch_up()?;
         self.admission.as_ref().map_or(Ok(()), AdmissionConfig::validate)?;
         self.eviction.as_ref().map_or(Ok(()), EvictionConfig::validate)
     }
 
-    /// Checks that rows that decay while no step changes them lie as they are read, and that nothing follows them.
-    fn check_idle_decay(&self) -> Result<()> {
-        if self.optimizer.idle_decay().is_none() {
+    /// Checks that the rule keeps something that a narrow type makes smaller, and that rounding does it no harm.
+    fn check_state_dtype(&self) -> Result<()> {
+        if self.state_dtype == StateDtype::Float32 {
+            return Ok(());
+        }
+        let refusal = match self.optimizer {
+            OptimizerConfig::Sgd { momentum: 0.0, .. } | OptimizerConfig::RowwiseAdagrad { .. } => {
+                "goes with rules that keep something for each element of a row: this one does not"
+            }
+            OptimizerConfig::Rmsprop { centered: true, .. } => {
+                "does not go with optimizer.centered, which subtracts a square from an average that is close to it"
+            }
+            OptimizerConfig::Rule { .. } => "does not go with an update rule of the program's own",
+            _ => return Ok(()),
+        };
+        Err(invalid(format!("state_dtype {refusal}")))
+    }
+
+    /// Checks that rows that steps change while they leave them alone lie as they are read, and that nothing follows them.
+    fn check_catch_up(&self) -> Result<()> {
+        if !self.optimizer.catches_up() {
             return Ok(());
         }
         require(self.dtype == Dtype::Float32, || {
             format!("optimizer.catch_up needs rows of float32, got {}", self.dtype.name())
         })?;
+        require(self.state_dtype == StateDtype::Float32, || {
+            "optimizer.catch_up needs a state_dtype of float32".to_owned()
+        })?;
         require(self.shared_rows().is_none(), || {
-            "optimizer.catch_up and admission.shared_rows do not go together: shared rows do not decay"
+            "optimizer.catch_up and admission.shared_rows do not go together: shared rows are not caught up with"
                 .to_owned()
         })?;
         require(self.ema_decay.is_none(), || {

@@ -1,6 +1,7 @@
 //! Adadelta: steps as long as those before, by the averages of squared gradients and squared steps.
 
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 
 /// `g += weight_decay * w; s = rho * s + (1 - rho) * g^2; x = sqrt(d + eps) / sqrt(s + eps) * g`, then
@@ -17,7 +18,7 @@ pub(crate) struct Adadelta {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::new("square_avg", dim), Slot::new("acc_delta", dim)]
+    vec![Slot::squares("square_avg", dim), Slot::squares("acc_delta", dim)]
 }
 
 impl Adadelta {

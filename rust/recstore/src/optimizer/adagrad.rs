@@ -1,6 +1,7 @@
 //! AdaGrad: a learning rate for every element, by the sum of its squared gradients.
 
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
 
@@ -31,7 +32,7 @@ pub(super) fn decayed(lr: f64, lr_decay: f64, step: u64) -> f64 {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::new("state_sum", dim)]
+    vec![Slot::squares("state_sum", dim)]
 }
 
 impl AdaGrad {

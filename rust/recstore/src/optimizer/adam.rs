@@ -1,6 +1,7 @@
 //! Adam, lazily: only rows with a gradient move.
 
-use super::row_rule::{RowRule, Slot, power};
+use super::row_rule::{RowRule, power};
+use super::slot::Slot;
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element, for_each_element_briefly};
 
@@ -38,12 +39,12 @@ pub(super) struct Moments {
 }
 
 pub(super) fn slots(dim: usize, bias_correction: BiasCorrection, keeps_maximum: bool) -> Vec<Slot> {
-    let mut slots = vec![Slot::new("exp_avg", dim), Slot::new("exp_avg_sq", dim)];
+    let mut slots = vec![Slot::signed("exp_avg", dim), Slot::squares("exp_avg_sq", dim)];
     if keeps_maximum {
-        slots.push(Slot::new("max_exp_avg_sq", dim));
+        slots.push(Slot::squares("max_exp_avg_sq", dim));
     }
     if bias_correction == BiasCorrection::Row {
-        slots.push(Slot::new("step", 1));
+        slots.push(Slot::exact("step", 1));
     }
     slots
 }

@@ -10,10 +10,12 @@ use super::lion::{self, Lion};
 use super::momentum::{self, Momentum};
 use super::own::OwnRule;
 use super::rmsprop::{self, RmsProp};
-use super::row_rule::{Slot, WithRule};
+use super::row_rule::WithRule;
 use super::rowwise_adagrad::{self, RowWiseAdaGrad};
 use super::rowwise_adam::{self, RowWiseAdam};
 use super::sgd::Sgd;
+use super::slot::Slot;
+use super::velocity::{self, Velocity};
 use crate::config::OptimizerConfig;
 use crate::{Error, Result};
 
@@ -23,6 +25,7 @@ use crate::{Error, Result};
 pub(super) enum AnyRule {
     Sgd(Sgd),
     Momentum(Momentum),
+    Velocity(Velocity),
     AdaGrad(AdaGrad),
     RowWiseAdaGrad(RowWiseAdaGrad),
     RmsProp(RmsProp),
@@ -42,6 +45,7 @@ impl AnyRule {
         match self {
             Self::Sgd(rule) => work.run(rule),
             Self::Momentum(rule) => work.run(rule),
+            Self::Velocity(rule) => work.run(rule),
             Self::AdaGrad(rule) => work.run(rule),
             Self::RowWiseAdaGrad(rule) => work.run(rule),
             Self::RmsProp(rule) => work.run(rule),
@@ -83,6 +87,7 @@ impl AnyRule {
 /// Returns the slots that one of the store's rules keeps for rows of `dim`.
 pub(super) fn slots(config: &OptimizerConfig, dim: usize) -> Vec<Slot> {
     match *config {
+        OptimizerConfig::Sgd { momentum, catch_up: true, .. } if momentum > 0.0 => velocity::slots(dim),
         OptimizerConfig::Sgd { momentum, .. } if momentum > 0.0 => momentum::slots(dim),
         OptimizerConfig::Sgd { .. } | OptimizerConfig::Rule { .. } => vec![],
         OptimizerConfig::Adagrad { .. } => adagrad::slots(dim),
@@ -104,6 +109,9 @@ pub(super) fn slots(config: &OptimizerConfig, dim: usize) -> Vec<Slot> {
 pub(super) fn prepare(config: &OptimizerConfig, lr: f64, step: u64) -> AnyRule {
     match *config {
         OptimizerConfig::Rule { .. } => unreachable!("a table has the rule that it names"),
+        OptimizerConfig::Sgd { momentum, nesterov, catch_up: true, .. } if momentum > 0.0 => {
+            AnyRule::Velocity(Velocity::new(lr, momentum, nesterov))
+        }
         OptimizerConfig::Sgd { weight_decay, momentum, nesterov, .. } if momentum > 0.0 => {
             AnyRule::Momentum(Momentum::new(lr, weight_decay, momentum, nesterov))
         }

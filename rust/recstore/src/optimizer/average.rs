@@ -1,6 +1,7 @@
 //! The moving average of each row, beside whatever its rule keeps.
 
-use super::row_rule::{Slot, power};
+use super::row_rule::power;
+use super::slot::Slot;
 
 /// `e = ema_decay * e + (1 - ema_decay) * w` at every step of the table, whether or not it steps the row: the steps since
 /// the row's last one, in which `w` was the same, are caught up with first, as `e = w + ema_decay^n * (e - w)`. A row that
@@ -14,7 +15,7 @@ pub(crate) struct Average {
 }
 
 pub(super) fn slots(dim: usize) -> [Slot; 2] {
-    [Slot::new("ema", dim), Slot::new("ema_step", 1)]
+    [Slot::exact("ema", dim), Slot::exact("ema_step", 1)]
 }
 
 impl Average {

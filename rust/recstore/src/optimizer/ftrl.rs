@@ -1,6 +1,7 @@
 //! FTRL-proximal: AdaGrad's learning rates with an L1 term that makes weights exactly zero.
 
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element};
 
 /// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else
@@ -22,7 +23,7 @@ pub(crate) struct Ftrl {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::new("n", dim), Slot::new("z", dim), Slot::new("alpha", 1)]
+    vec![Slot::squares("n", dim), Slot::signed("z", dim), Slot::exact("alpha", 1)]
 }
 
 /// The state of a row: n, z, and the alpha that both go with.

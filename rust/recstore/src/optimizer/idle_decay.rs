@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::row_rule::Slot;
+use super::slot::Slot;
 
 /// The share of a weight that the steps of a table have left since it was made, if no gradient came: the product of
 /// `1 - lr * weight_decay` over its steps.
@@ -19,13 +19,13 @@ pub(crate) struct Kept {
 }
 
 /// What a row keeps: the fraction and the exponent, each as a float.
-pub(super) const SLOT: &str = "idle_kept";
+const SLOT: &str = "idle_kept";
 
 /// The floats of the slot.
-pub(crate) const WIDTH: usize = 2;
+const WIDTH: usize = 2;
 
 pub(super) fn slot() -> Slot {
-    Slot::new(SLOT, WIDTH)
+    Slot::exact(SLOT, WIDTH)
 }
 
 impl Default for Kept {
@@ -35,6 +35,11 @@ impl Default for Kept {
 }
 
 impl Kept {
+    /// Returns the product after `steps` more steps of this learning rate.
+    pub(super) fn after_steps(self, lr: f64, weight_decay: f64, steps: u64) -> Self {
+        self.after(1.0 - lr * weight_decay, steps)
+    }
+
     /// Returns the product after so many more steps, each of which leaves `share` of a weight.
     fn after(self, share: f64, mut steps: u64) -> Self {
         /// Of a learning rate so high that nothing is left.
@@ -60,7 +65,7 @@ impl Kept {
 
     /// Returns what is left of a row's weights whose slot is `row`.
     #[inline(always)]
-    pub(crate) fn since(self, row: &[f32]) -> f32 {
+    pub(super) fn since(self, row: &[f32]) -> f32 {
         const NOTHING: i64 = -1_000;
         if *row == self.as_slot() {
             return 1.0;
@@ -71,7 +76,7 @@ impl Kept {
 
     /// Notes in a row's slot that its weights are as they are now.
     #[inline(always)]
-    pub(crate) fn note(self, slot: &mut [f32]) {
+    pub(super) fn note(self, slot: &mut [f32]) {
         slot.copy_from_slice(&self.as_slot());
     }
 
@@ -108,45 +113,6 @@ fn exponent_of(value: f64) -> i64 {
 #[inline(always)]
 fn power_of_two(exponent: i64) -> f64 {
     f64::from_bits(((exponent + 1_023) as u64) << 52)
-}
-
-/// One step of a table whose rows decay while it leaves them alone.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct IdleDecay {
-    /// Of the steps before this one.
-    before: Kept,
-    /// With this one.
-    pub(crate) after: Kept,
-}
-
-impl IdleDecay {
-    /// Returns the last of `steps` steps after `kept`. The others, that this table was told nothing of, had the same
-    /// learning rate.
-    pub(super) fn new(kept: Kept, lr: f64, weight_decay: f64, steps: u64) -> Self {
-        let share = 1.0 - lr * weight_decay;
-        let before = kept.after(share, steps.saturating_sub(1));
-        Self { before, after: before.after(share, 1) }
-    }
-
-    /// Takes away what the steps since the row's last one did.
-    #[inline(always)]
-    pub(crate) fn catch_up(self, weights: &mut [f32], slot: &[f32]) {
-        let left = self.before.since(slot);
-        if left != 1.0 {
-            weights.iter_mut().for_each(|weight| *weight *= left);
-        }
-    }
-
-    /// Notes that the rule has taken this step.
-    #[inline(always)]
-    pub(crate) fn follow(self, slot: &mut [f32]) {
-        self.after.note(slot);
-    }
-
-    /// Notes that the weights are those of now, before this step.
-    pub(super) fn start(self, slot: &mut [f32]) {
-        self.before.note(slot);
-    }
 }
 
 #[cfg(test)]

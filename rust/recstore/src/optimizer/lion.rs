@@ -1,6 +1,7 @@
 //! Lion, lazily: every element moves by the learning rate, up or down.
 
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 
 /// `c = beta1 * m + (1 - beta1) * g; w = w * (1 - lr * weight_decay) - lr * sign(c); m = beta2 * m + (1 - beta2) * g`.
@@ -15,7 +16,7 @@ pub(crate) struct Lion {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::new("exp_avg", dim)]
+    vec![Slot::signed("exp_avg", dim)]
 }
 
 impl Lion {

@@ -1,6 +1,7 @@
 //! Stochastic gradient descent with momentum, lazily: the momentum of a row moves with its own steps only.
 
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 
 /// `g += weight_decay * w; b = momentum * b + g`, then `w -= lr * b`, and with Nesterov `w -= lr * (g + momentum * b)`.
@@ -15,7 +16,7 @@ pub(crate) struct Momentum {
 }
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::new("momentum_buffer", dim)]
+    vec![Slot::signed("momentum_buffer", dim)]
 }
 
 impl Momentum {

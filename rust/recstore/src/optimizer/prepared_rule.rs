@@ -1,24 +1,54 @@
 //! What a step does with a row: its rule, and the average beside it.
 
+use std::sync::Arc;
+
 use super::any_rule::AnyRule;
 use super::average::Average;
-use super::idle_decay::IdleDecay;
+use super::idle::Idle;
+use super::idle_decay::Kept;
 use super::row_rule::WithRule;
+use super::slot::{Slot, SlotType, Slots};
 use crate::Result;
 use crate::config::OptimizerConfig;
 
 /// A table's rule made ready for one step, and what follows each row's weights.
 #[derive(Debug)]
 pub(crate) struct PreparedRule {
-    pub(super) rule: AnyRule,
-    /// The floats that the rule keeps of a row. What follows them belongs to the average or to the decay of idle rows: no
-    /// table has both.
-    pub(super) width: usize,
-    pub(super) average: Option<Average>,
-    pub(super) idle_decay: Option<IdleDecay>,
+    rule: AnyRule,
+    /// The words of a record that hold what the rule keeps of a row, and those of what is kept besides: of the average, or
+    /// of what steps do to rows that they leave alone. No table has both.
+    words: [usize; 2],
+    /// What the rule keeps, if not all of it in single precision.
+    narrow: Option<Arc<[Slot]>>,
+    average: Option<Average>,
+    idle: Option<IdleSteps>,
+}
+
+/// What steps do to rows that they leave alone.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct IdleSteps {
+    /// Those before the one that is prepared.
+    pub(crate) before: Idle,
+    /// With it.
+    pub(crate) after: Idle,
+    /// What all of them leave of weights.
+    pub(crate) kept_after: Kept,
 }
 
 impl PreparedRule {
+    pub(super) fn new(
+        rule: AnyRule,
+        slots: &Arc<[Slot]>,
+        besides: &[Slot],
+        average: Option<Average>,
+        idle: Option<IdleSteps>,
+    ) -> Self {
+        let is_narrow = slots.iter().any(|slot| slot.slot_type != SlotType::Float32);
+        let narrow = is_narrow.then(|| Arc::clone(slots));
+        let words = [Slots(slots).words(), Slots(besides).words()];
+        Self { rule, words, narrow, average, idle }
+    }
+
     /// Does `work` with the rule.
     pub(crate) fn run(&self, work: impl WithRule) {
         self.rule.run(work);
@@ -30,27 +60,42 @@ impl PreparedRule {
         self.average
     }
 
-    /// Returns what rows decay by that a step leaves alone.
+    /// Returns what steps do to rows that they leave alone.
     #[inline(always)]
-    pub(crate) fn idle_decay(&self) -> Option<IdleDecay> {
-        self.idle_decay
+    pub(crate) fn idle(&self) -> Option<IdleSteps> {
+        self.idle
     }
 
     /// Splits the state of a row into what the rule keeps and what is kept besides.
     #[inline(always)]
     pub(crate) fn split<'a>(&self, state: &'a mut [f32]) -> (&'a mut [f32], &'a mut [f32]) {
-        state.split_at_mut(self.width)
+        let [own, besides] = self.words;
+        state[..own + besides].split_at_mut(own)
+    }
+
+    /// Returns what the rule keeps, if not all of it in single precision.
+    #[inline(always)]
+    pub(crate) fn narrow(&self) -> Option<Slots<'_>> {
+        self.narrow.as_deref().map(Slots)
     }
 
     /// Brings the slots in agreement with weights that were just created or overwritten.
     pub(crate) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
         let (state, besides) = self.split(state);
-        self.rule.adopt_weights(weights, state);
+        match self.narrow() {
+            None => self.rule.adopt_weights(weights, state),
+            Some(slots) => {
+                let mut values = vec![0.0; slots.width()];
+                slots.widen(state, &mut values);
+                self.rule.adopt_weights(weights, &mut values);
+                slots.round(&values, state);
+            }
+        }
         if let Some(average) = self.average {
             average.start(weights, besides);
         }
-        if let Some(decay) = self.idle_decay {
-            decay.start(besides);
+        if let Some(idle) = self.idle {
+            idle.before.settle(state, besides);
         }
     }
 

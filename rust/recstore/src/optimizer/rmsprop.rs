@@ -1,6 +1,7 @@
 //! `RMSprop`: a learning rate for every element, by the average of its squared gradients.
 
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 
 /// `g += weight_decay * w; s = alpha * s + (1 - alpha) * g^2`, then `w -= lr * g / (sqrt(s) + eps)`.
@@ -21,12 +22,12 @@ pub(crate) struct RmsProp {
 }
 
 pub(super) fn slots(dim: usize, has_momentum: bool, is_centered: bool) -> Vec<Slot> {
-    let mut slots = vec![Slot::new("square_avg", dim)];
+    let mut slots = vec![Slot::squares("square_avg", dim)];
     if is_centered {
-        slots.push(Slot::new("grad_avg", dim));
+        slots.push(Slot::signed("grad_avg", dim));
     }
     if has_momentum {
-        slots.push(Slot::new("momentum_buffer", dim));
+        slots.push(Slot::signed("momentum_buffer", dim));
     }
     slots
 }

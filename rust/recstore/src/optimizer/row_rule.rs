@@ -1,21 +1,4 @@
-//! What a rule does with one row, and what it keeps beside it.
-
-use std::borrow::Cow;
-
-/// A named part of the state beside each row.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Slot {
-    /// The name of the field.
-    pub(crate) name: Cow<'static, str>,
-    /// The number of elements a row.
-    pub(crate) width: usize,
-}
-
-impl Slot {
-    pub(super) fn new(name: &'static str, width: usize) -> Self {
-        Self { name: Cow::Borrowed(name), width }
-    }
-}
+//! What a rule does with one row.
 
 /// One optimizer step of one row, its scalars already computed.
 pub(crate) trait RowRule: Sync {

@@ -1,7 +1,8 @@
 //! Row-wise AdaGrad: one accumulator a row, and so one float of state.
 
 use super::adagrad::place_eps;
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
 use crate::kernel::simd::sum_of_squares;
@@ -20,7 +21,7 @@ pub(crate) struct RowWiseAdaGrad {
 }
 
 pub(super) fn slots() -> Vec<Slot> {
-    vec![Slot::new("state_sum", 1)]
+    vec![Slot::exact("state_sum", 1)]
 }
 
 impl RowWiseAdaGrad {

@@ -1,7 +1,8 @@
 //! Row-wise Adam: one second moment a row, and so half of Adam's state.
 
 use super::adam::{AdamOptions, Moments, counted};
-use super::row_rule::{RowRule, Slot};
+use super::row_rule::RowRule;
+use super::slot::Slot;
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 use crate::kernel::simd::sum_of_squares;
@@ -20,9 +21,9 @@ pub(crate) struct RowWiseAdam {
 }
 
 pub(super) fn slots(dim: usize, bias_correction: BiasCorrection) -> Vec<Slot> {
-    let mut slots = vec![Slot::new("exp_avg", dim), Slot::new("exp_avg_sq", 1)];
+    let mut slots = vec![Slot::signed("exp_avg", dim), Slot::exact("exp_avg_sq", 1)];
     if bias_correction == BiasCorrection::Row {
-        slots.push(Slot::new("step", 1));
+        slots.push(Slot::exact("step", 1));
     }
     slots
 }

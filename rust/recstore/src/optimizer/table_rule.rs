@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use super::any_rule::{AnyRule, prepare, slots};
 use super::average::{self, Average};
-use super::idle_decay::{self, IdleDecay, Kept};
+use super::idle::{self, Idle};
+use super::idle_decay::Kept;
 use super::own::OwnRule;
-use super::prepared_rule::PreparedRule;
-use super::row_rule::Slot;
+use super::prepared_rule::{IdleSteps, PreparedRule};
+use super::slot::Slot;
 use super::update_rule::{NamedRule, UpdateRule, UpdateRules, checked_slots};
 use crate::config::{OptimizerConfig, TableConfig};
 use crate::{Error, Result};
@@ -16,9 +17,10 @@ use crate::{Error, Result};
 pub(crate) struct Optimizer {
     config: OptimizerConfig,
     own: Option<Arc<dyn UpdateRule>>,
-    /// The floats that the rule keeps of a row.
-    width: usize,
+    /// What the rule keeps of a row.
+    rule_slots: Arc<[Slot]>,
     ema_decay: Option<f64>,
+    /// With what is kept besides.
     slots: Vec<Slot>,
 }
 
@@ -30,7 +32,7 @@ impl Optimizer {
     /// [`crate::Error::RuleFailed`].
     pub(crate) fn new(name: &str, config: &TableConfig, rules: &UpdateRules) -> Result<Self> {
         let averages = config.ema_decay.map_or(vec![], |_| average::slots(config.dim).to_vec());
-        let (own, mut slots) = match rules.of(name, &config.optimizer)? {
+        let (own, slots) = match rules.of(name, &config.optimizer)? {
             None => (None, slots(&config.optimizer, config.dim)),
             Some(NamedRule::Registered(rule)) => {
                 let slots = checked_slots(name, config, &*rule)?;
@@ -43,10 +45,12 @@ impl Optimizer {
                 (Some(rule), slots)
             }
         };
-        let width = slots.iter().map(|slot| slot.width).sum();
+        let rule_slots = slots.iter().cloned().map(|slot| slot.kept_as(config.state_dtype));
+        let rule_slots: Arc<[Slot]> = rule_slots.collect();
+        let mut slots = rule_slots.to_vec();
         slots.extend(averages);
-        slots.extend(config.optimizer.idle_decay().map(|_| idle_decay::slot()));
-        Ok(Self { config: config.optimizer.clone(), own, width, ema_decay: config.ema_decay, slots })
+        slots.extend(idle::slot(&config.optimizer));
+        Ok(Self { config: config.optimizer.clone(), own, rule_slots, ema_decay: config.ema_decay, slots })
     }
 
     /// Returns what is kept beside each row, in order.
@@ -54,15 +58,31 @@ impl Optimizer {
         &self.slots
     }
 
-    /// Computes the scalars of step `step` (from 1) at learning rate `lr`, the last of `steps` after `kept`.
+    /// Computes the scalars of step `step` (from 1) at learning rate `lr`, the last of `steps` after `kept`; of none for
+    /// rows that are changed between steps.
     pub(crate) fn prepare(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> PreparedRule {
         let rule = match &self.own {
             None => prepare(&self.config, lr, step),
             Some(rule) => AnyRule::Own(OwnRule::new(Arc::clone(rule), lr, step)),
         };
         let average = self.ema_decay.map(|decay| Average::new(decay, step));
-        let idle_decay = self.config.idle_decay().map(|decay| IdleDecay::new(kept, lr, decay, steps));
-        PreparedRule { rule, width: self.width, average, idle_decay }
+        let besides = &self.slots[self.rule_slots.len()..];
+        PreparedRule::new(rule, &self.rule_slots, besides, average, self.idle_steps(lr, step, kept, steps))
+    }
+
+    /// Returns what the steps before the last of `steps` after `kept` do to rows that they leave alone, and with it. The
+    /// others, that this table was told nothing of, had the same learning rate.
+    fn idle_steps(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> Option<IdleSteps> {
+        let decay = self.config.idle_decay().unwrap_or_default();
+        let kept_before = kept.after_steps(lr, decay, steps.saturating_sub(1));
+        let kept_after = kept_before.after_steps(lr, decay, 1);
+        let before = self.idle(kept_before, step.saturating_sub(steps.min(1)))?;
+        Some(IdleSteps { before, after: self.idle(kept_after, step)?, kept_after })
+    }
+
+    /// Returns what the steps up to `step` do to rows that they leave alone, if anything: `kept` is what they left.
+    pub(crate) fn idle(&self, kept: Kept, step: u64) -> Option<Idle> {
+        Idle::up_to(&self.config, kept, step)
     }
 }
 

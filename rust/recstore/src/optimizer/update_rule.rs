@@ -6,7 +6,7 @@ use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::row_rule::Slot;
+use super::slot::Slot;
 use crate::config::{MOST_FLOATS_A_BLOCK, OptimizerConfig, TableConfig};
 use crate::{Error, Result};
 
@@ -145,7 +145,7 @@ pub(crate) fn checked_slots(table: &str, config: &TableConfig, rule: &dyn Update
             config.block_size
         ));
     }
-    Ok(slots.into_iter().map(|(name, width)| Slot { name: name.into(), width }).collect())
+    Ok(slots.into_iter().map(|(name, width)| Slot::exact(name, width)).collect())
 }
 
 /// Returns what a panic said.

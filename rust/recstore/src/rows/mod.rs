@@ -2,6 +2,7 @@
 
 mod chosen_gradients;
 pub(crate) mod coded_row;
+pub(crate) mod coded_squares;
 pub(crate) mod distinct;
 pub(crate) mod gradient;
 mod in_order;

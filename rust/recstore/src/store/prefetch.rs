@@ -307,9 +307,9 @@ fn changed<K: PartialEq>(request: &PrefetchRequest<K>, changes: &[Change<K>]) ->
     if of_table().any(Option::is_none) {
         return (0..request.ids.len()).collect();
     }
-    // Any id without a row may have trained the row that another one reads, and a step changes rows that decay.
+    // Any id without a row may have trained the row that another one reads, and a step changes all rows of some rules.
     let changes_others =
-        |config: &TableConfig| config.shared_rows().is_some() || config.optimizer.idle_decay().is_some();
+        |config: &TableConfig| config.shared_rows().is_some() || config.optimizer.catches_up();
     let changes_others = || request.table.describe().map_or(true, |table| changes_others(&table.config));
     if of_table().next().is_some() && changes_others() {
         return (0..request.ids.len()).collect();

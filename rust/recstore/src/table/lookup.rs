@@ -10,6 +10,7 @@
 //! asked for one with each row that is copied, and a group at a time where more is done with a row: what copying gains by
 //! that, the sums of bags lose.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use super::ids::id_map::{BEHIND, Home, IdMap};
@@ -24,7 +25,7 @@ use crate::kernel::cache::{
     Cache, LINES_LATER, LINES_NEAR, prefetch, prefetch_rows, rows_later, rows_of_lines,
 };
 use crate::kernel::simd::{Kernel, Lanes};
-use crate::optimizer::{KEPT_WIDTH, Kept};
+use crate::optimizer::Idle;
 use crate::rows::row_type::RowType;
 
 /// The ids of a run: what is known of them fits the first cache.
@@ -50,8 +51,29 @@ pub(super) struct RowSource<'a> {
     pub(super) dim: usize,
     /// Of a table whose rows may lie on disk.
     pub(super) cold: Option<ColdRows<'a>>,
-    /// Of a table whose rows decay while steps leave them alone: what steps have left of such rows.
-    pub(super) kept: Option<Kept>,
+    /// Of a table whose steps change rows that they leave alone.
+    pub(super) idle: Option<IdleRows>,
+}
+
+/// What brings the rows of a table up to now that its last steps left alone.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct IdleRows {
+    idle: Idle,
+    /// Where a record's slot begins and ends that tells its last step.
+    slot: [usize; 2],
+}
+
+impl IdleRows {
+    pub(super) fn new(idle: Idle, slot: &Range<usize>) -> Self {
+        Self { idle, slot: [slot.start, slot.end] }
+    }
+
+    /// Writes the weights of a record as they are now to `row`.
+    #[inline(always)]
+    pub(super) fn read(self, record: &[f32], row: &mut [f32]) {
+        let [start, end] = self.slot;
+        self.idle.read(record, &record[start..end], row);
+    }
 }
 
 /// The rows of a table that may lie on disk.
@@ -138,7 +160,7 @@ impl<'a> RowSource<'a> {
         let group_len = rows_of_lines(LINES_TOGETHER, row_words);
         let mut indices = vec![NO_INDEX; ids.len().min(run_len)];
         let (mut fetched, mut initial) = (Fetched::default(), InitialRows::default());
-        let mut decayed = Vec::new();
+        let mut current = Vec::new();
         for (number, ids) in ids.chunks(run_len).enumerate() {
             let indices = &mut indices[..ids.len()];
             FindRows { ids: self.ids, of: ids, indices }.run(lanes);
@@ -157,14 +179,14 @@ impl<'a> RowSource<'a> {
                 let copy = |place| rows.prefetch_copy(number * run_len + first + place);
                 let completed = initial.complete(self, row_type, &ids[group.clone()], own, copy);
                 let own = if completed.is_empty() { own } else { &completed };
-                let caught_up = self.kept.map(|kept| catch_up(kept, own, self.dim, &mut decayed));
+                let caught_up = self.idle.map(|idle| catch_up(idle, own, self.dim, &mut current));
                 let own = caught_up.as_deref().unwrap_or(own);
                 rows.take(number * run_len + first, &indices[group], own, &words[first..]);
             }
         }
     }
 
-    /// Returns the words of the row at `place` of a run; of a table whose rows decay the whole record.
+    /// Returns the words of the row at `place` of a run; of a table whose steps change idle rows the whole record.
     #[inline(always)]
     fn words<'b>(self, fetched: &'b Fetched, place: usize, index: RowIndex) -> &'b [f32]
     where
@@ -177,22 +199,23 @@ impl<'a> RowSource<'a> {
                 index => self.storage.record(RowIndex(index)),
             },
         };
-        if self.kept.is_some() { record } else { &record[..self.storage.weight_words()] }
+        if self.idle.is_some() { record } else { &record[..self.storage.weight_words()] }
     }
 }
 
-/// Returns the weights of records, less what they lost since their last step, written to `decayed`. Initial values, which
-/// have no more than `dim` words, lost nothing.
+/// Returns the weights of records as they are now, written to `current`. Initial values, which have no more than `dim`
+/// words, stay.
 #[inline(always)]
-fn catch_up<'a>(kept: Kept, records: &[&[f32]], dim: usize, decayed: &'a mut Vec<f32>) -> Vec<&'a [f32]> {
-    decayed.resize(records.len() * dim, 0.0);
-    for (record, row) in records.iter().zip(decayed.chunks_exact_mut(dim)) {
-        let left = record[dim..].last_chunk::<KEPT_WIDTH>().map_or(1.0, |slot| kept.since(slot));
-        for (weight, value) in row.iter_mut().zip(*record) {
-            *weight = value * left;
+fn catch_up<'a>(idle: IdleRows, records: &[&[f32]], dim: usize, current: &'a mut Vec<f32>) -> Vec<&'a [f32]> {
+    current.resize(records.len() * dim, 0.0);
+    for (record, row) in records.iter().zip(current.chunks_exact_mut(dim)) {
+        if record.len() == dim {
+            row.copy_from_slice(record);
+        } else {
+            idle.read(record, row);
         }
     }
-    decayed.chunks_exact(dim).collect()
+    current.chunks_exact(dim).collect()
 }
 
 /// The initial values of those ids of a group that have no row, as a table keeps them.

@@ -19,7 +19,7 @@ const OPERATION: &str = "publish";
 /// # Errors
 /// [`Error::ForkedChild`]; [`Error::InvalidConfig`] for a table that is given twice; [`Error::Published`].
 pub(crate) fn begin(tables: &[Arc<Table>]) -> Result<u64> {
-    if let Some(table) = tables.iter().find(|table| table.config.optimizer.idle_decay().is_some()) {
+    if let Some(table) = tables.iter().find(|table| table.config.optimizer.catches_up()) {
         let message = format!(
             "publish: rows of table \"{}\" change with every step (optimizer.catch_up): no list of changes has them",
             table.name

@@ -6,12 +6,11 @@ use std::sync::{Arc, OnceLock};
 use super::engine::Engine;
 use super::growth::Growth;
 use super::ids::places::{self, AddTagSum, TAG_WORDS};
-use super::lookup::{ColdRows, ReadRows, RowSource};
+use super::lookup::{ColdRows, IdleRows, ReadRows, RowSource};
 use super::rows::Rows;
 use super::table::Table;
 use crate::calls::TableRead;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
-use crate::optimizer::Slot;
 use crate::rows::row_type::with_row_type;
 use crate::{Error, Result};
 
@@ -80,20 +79,23 @@ impl Table {
     /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot.
     pub(crate) fn read_slot(&self, name: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
         self.check_ids("hashtable_slot", ids)?;
-        let Some(&Slot { width, .. }) = self.optimizer.slots().iter().find(|slot| slot.name == name) else {
-            return Ok(None);
-        };
         let rows = self.shared();
+        let Some((slot, words)) = rows.storage.slot(name) else { return Ok(None) };
         rows.check_whole()?;
-        let mut values = vec![0.0; width * ids.len()];
+        let mut values = vec![0.0; slot.width * ids.len()];
         let mut scratch = Vec::new();
-        for (id, value) in ids.iter().zip(values.chunks_exact_mut(width)) {
-            let Some(index) = rows.ids.find(*id) else { continue };
-            if let Some(found) = rows.storage.slot(rows.record(index, &mut scratch)?, name) {
-                value.copy_from_slice(found);
+        for (id, values) in ids.iter().zip(values.chunks_exact_mut(slot.width)) {
+            if let Some(index) = rows.ids.find(*id) {
+                slot.widen(&rows.record(index, &mut scratch)?[words.clone()], values);
             }
         }
         Ok(Some(values))
+    }
+
+    /// Returns what brings rows up to now that the last steps left alone, if steps change those.
+    pub(super) fn idle_rows(&self, rows: &Rows) -> Option<IdleRows> {
+        let idle = self.optimizer.idle(rows.kept, rows.step)?;
+        Some(IdleRows::new(idle, &rows.storage.last_slot()))
     }
 }
 
@@ -136,7 +138,7 @@ impl Rows {
             shared: self.shared.as_deref(),
             dim: table.config.dim,
             cold,
-            kept: table.config.optimizer.idle_decay().map(|_| self.kept),
+            idle: table.idle_rows(self),
         }
     }
 }

@@ -9,7 +9,7 @@ use super::rows::Rows;
 use super::storage::slot_group::SlotGroup;
 use super::table::Table;
 use crate::kernel::hash::mix;
-use crate::optimizer::PreparedRule;
+use crate::optimizer::{PreparedRule, Slots};
 use crate::rows::row_type::{RowType, with_row_type};
 
 /// The shared rows of a table.
@@ -125,23 +125,26 @@ impl Table {
 
     /// Returns the mean of each row over records of several stores, slots included.
     pub(crate) fn mean_of_records(&self, all: &[Vec<f32>]) -> Vec<f32> {
-        let ((weight_words, stride), dim) = (self.record_words(), self.config.dim);
-        let (mut sum, mut row) = (vec![0.0; dim + stride - weight_words], vec![0.0; dim]);
+        let ((weight_words, stride), slots) = (self.record_words(), Slots(self.record_slots()));
+        let mut values = vec![0.0; self.config.dim + slots.width()];
+        let mut sum = vec![0.0; values.len()];
         let mut mean = vec![0.0; all.first().map_or(0, Vec::len)];
         for (place, record) in mean.chunks_exact_mut(stride).enumerate() {
             sum.fill(0.0);
             for records in all {
                 let (words, state) = records[place * stride..][..stride].split_at(weight_words);
-                with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut row));
-                sum.iter_mut()
-                    .zip(row.iter().chain(state))
-                    .for_each(|(sum, value)| *sum += f64::from(*value));
+                let (row, kept) = values.split_at_mut(self.config.dim);
+                with_row_type!(self.config.dtype, row_type => row_type.widen(words, row));
+                slots.widen(state, kept);
+                sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
             }
-            let (words, state) = record.split_at_mut(weight_words);
-            let mut means = sum.iter().map(|sum| (sum / all.len() as f64) as f32);
-            row.iter_mut().zip(&mut means).for_each(|(value, mean)| *value = mean);
-            with_row_type!(self.config.dtype, row_type => row_type.round(&row, words));
-            state.iter_mut().zip(means).for_each(|(value, mean)| *value = mean);
+            for (value, sum) in values.iter_mut().zip(&sum) {
+                *value = (sum / all.len() as f64) as f32;
+            }
+            let ((row, kept), (words, state)) =
+                (values.split_at(self.config.dim), record.split_at_mut(weight_words));
+            with_row_type!(self.config.dtype, row_type => row_type.round(row, words));
+            slots.round(kept, state);
         }
         mean
     }

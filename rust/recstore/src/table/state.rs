@@ -8,7 +8,7 @@ use super::rows::Rows;
 use super::table::Table;
 use crate::calls::OptimizerState;
 use crate::kernel::bits::Bits;
-use crate::optimizer::{KEPT_WIDTH, Kept};
+use crate::optimizer::{Kept, Slot, Slots};
 use crate::{Error, Result};
 
 const OPERATION: &str = "put_optimizer_states";
@@ -87,18 +87,21 @@ impl Table {
     /// [`Error::Disk`], of a row that lies on disk; then no call uses the table's rows any more.
     fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) -> Result<()> {
         let kept = self.kept_of_state(state)?;
-        let decays = self.config.optimizer.idle_decay().is_some();
+        let idle = self.optimizer.idle(kept, state.step);
+        let idle_words = self.optimizer.slots().last().map_or(0, Slot::words);
+        let words = Slots(self.optimizer.slots()).words();
         for (position, index) in indices.iter().enumerate() {
             rows.change(*index, false, |_, all| {
                 let mut rest = &mut *all;
                 for (slot, values) in self.optimizer.slots().iter().zip(&state.slots) {
-                    let (own, behind) = rest.split_at_mut(slot.width);
-                    own.copy_from_slice(&values[position * slot.width..][..slot.width]);
+                    let (own, behind) = rest.split_at_mut(slot.words());
+                    slot.round(&values[position * slot.width..][..slot.width], own);
                     rest = behind;
                 }
                 // The rows are those that were read when the state was taken: nothing is left to catch up with.
-                if let Some(slot) = all.last_chunk_mut::<KEPT_WIDTH>().filter(|_| decays) {
-                    kept.note(slot);
+                if let Some(idle) = idle {
+                    let (kept, slot) = all[..words].split_at_mut(words - idle_words);
+                    idle.settle(kept, slot);
                 }
             })?;
         }

@@ -9,7 +9,6 @@ use super::sweep::Sweep;
 use super::table::Table;
 use crate::fork;
 use crate::lifecycle::Least;
-use crate::optimizer::KEPT_WIDTH;
 use crate::rows::row_type::{RowType, with_row_type};
 
 /// The rows that a sweep goes through under one lock.
@@ -92,10 +91,14 @@ impl Table {
     /// Returns the L2 norm of a row, unless the disk does not give it.
     fn norm(&self, rows: &Rows, index: RowIndex) -> Option<f64> {
         let (mut row, mut scratch) = (vec![0.0; self.config.dim], Vec::new());
-        let (words, state) = rows.record(index, &mut scratch).ok()?.split_at(rows.storage.weight_words());
-        with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut row));
-        let decayed = self.config.optimizer.idle_decay().and(state.last_chunk::<KEPT_WIDTH>());
-        let left = decayed.map_or(1.0, |slot| f64::from(rows.kept.since(slot)));
-        Some(left * row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt())
+        let record = rows.record(index, &mut scratch).ok()?;
+        match self.idle_rows(rows) {
+            Some(idle) => idle.read(record, &mut row),
+            None => {
+                let words = &record[..rows.storage.weight_words()];
+                with_row_type!(self.config.dtype, row_type => row_type.widen(words, &mut row));
+            }
+        }
+        Some(row.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt())
     }
 }

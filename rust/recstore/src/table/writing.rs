@@ -36,7 +36,7 @@ impl Table {
         let rows = &mut *self.exclusive();
         self.make_ready(OPERATION, rows, engine, &taken_ids, true)?;
         self.refusals.fetch_add(refused.len() as u64, Ordering::Relaxed);
-        let rule = self.prepare_rule(rows, 1);
+        let rule = self.prepare_rule(rows, 0);
         let written = taken.into_iter().zip(taken_ids).try_for_each(|(position, id)| {
             let value = &values[position * self.config.dim..][..self.config.dim];
             let (index, is_new) = rows.find_or_allocate(id);
@@ -147,7 +147,7 @@ impl Table {
     }
 
     fn insert_missing(&self, rows: &mut Rows, ids: &[i64]) -> Result<()> {
-        let rule = self.prepare_rule(rows, 1);
+        let rule = self.prepare_rule(rows, 0);
         let mut weights = vec![0.0; self.config.dim];
         for &id in ids {
             if let (index, true) = rows.find_or_allocate(id) {

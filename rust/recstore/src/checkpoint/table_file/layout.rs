@@ -8,13 +8,13 @@ use safetensors::tensor::TensorInfo;
 
 use crate::config::{Dtype, TableConfig};
 use crate::lifecycle::Usage;
+use crate::optimizer::{Slot, SlotType};
 use crate::table::{AdmissionCounts, CopiedRows, Table};
 
 const _: () = assert!(cfg!(target_endian = "little"), "tensors are written as they lie in memory");
 
 const IDS: &str = "ids";
 const ROWS: &str = "rows";
-const SCALE: &str = "rows.scale";
 const USAGE_STEP: &str = "usage.step";
 const USAGE_COUNT: &str = "usage.count";
 pub(super) const DELETED: &str = "deleted_ids";
@@ -158,16 +158,8 @@ impl Layout {
         columns.extend(weights(table.config()));
         let mut word = weight_words;
         for slot in table.record_slots() {
-            let (name, bytes) = (format!("slot.{}", slot.name), slot.width * size_of::<f32>());
-            let tensor_type = TensorType::F32;
-            columns.push(Column {
-                name,
-                tensor_type,
-                width: slot.width,
-                row_bytes: bytes,
-                origin: Origin::Record(word * size_of::<f32>()),
-            });
-            word += slot.width;
+            columns.extend(state(slot, word * size_of::<f32>()));
+            word += slot.words();
         }
         let has_eviction = table.config().eviction.is_some();
         if has_eviction {
@@ -234,24 +226,37 @@ impl Layout {
 
 /// Returns the columns of the weights in a record.
 fn weights(config: &TableConfig) -> Vec<Column> {
-    let column = |name: &str, tensor_type: TensorType, width, first_byte| Column {
-        name: name.to_owned(),
-        tensor_type,
-        width,
-        row_bytes: width * tensor_type.bitsize() / 8,
-        origin: Origin::Record(first_byte),
-    };
-    let coded = |tensor_type| {
-        let scale = column(SCALE, TensorType::F32, 1, 0);
-        vec![column(ROWS, tensor_type, config.dim, scale.row_bytes), scale]
-    };
+    let plain = |tensor_type| vec![column(ROWS, tensor_type, config.dim, 0)];
+    let coded = |tensor_type| coded(ROWS, tensor_type, config.dim, 0);
     match config.dtype {
-        Dtype::Float32 => vec![column(ROWS, TensorType::F32, config.dim, 0)],
-        Dtype::Bfloat16 => vec![column(ROWS, TensorType::BF16, config.dim, 0)],
-        Dtype::Float16 => vec![column(ROWS, TensorType::F16, config.dim, 0)],
+        Dtype::Float32 => plain(TensorType::F32),
+        Dtype::Bfloat16 => plain(TensorType::BF16),
+        Dtype::Float16 => plain(TensorType::F16),
         Dtype::Int8 => coded(TensorType::I8),
         Dtype::Float8E4m3fn => coded(TensorType::F8_E4M3),
     }
+}
+
+/// Returns the columns of a slot that lies in a record from this byte on.
+fn state(slot: &Slot, first_byte: usize) -> Vec<Column> {
+    let name = format!("slot.{}", slot.name);
+    match slot.slot_type {
+        SlotType::Float32 => vec![column(&name, TensorType::F32, slot.width, first_byte)],
+        SlotType::Bfloat16 => vec![column(&name, TensorType::BF16, slot.width, first_byte)],
+        SlotType::Float8 => coded(&name, TensorType::F8_E4M3, slot.width, first_byte),
+        SlotType::Squares8 => coded(&name, TensorType::U8, slot.width, first_byte),
+    }
+}
+
+/// Returns the columns of codes, and of the scale before them.
+fn coded(name: &str, tensor_type: TensorType, width: usize, first_byte: usize) -> Vec<Column> {
+    let scale = column(&format!("{name}.scale"), TensorType::F32, 1, first_byte);
+    vec![column(name, tensor_type, width, first_byte + scale.row_bytes), scale]
+}
+
+fn column(name: &str, tensor_type: TensorType, width: usize, first_byte: usize) -> Column {
+    let row_bytes = width * tensor_type.bitsize() / 8;
+    Column { name: name.to_owned(), tensor_type, width, row_bytes, origin: Origin::Record(first_byte) }
 }
 
 fn integers(name: &str, origin: Origin) -> Column {

@@ -3,10 +3,12 @@
 //! Blocks lie one after another in *slabs* of many huge pages: reading rows at random from ordinary pages would cost
 //! a walk through page tables each.
 
+use std::ops::Range;
+
 use super::layout::{Layout, WORDS_A_LINE};
 use super::records::SharedRecords;
 use crate::kernel::pages::{self, Pages};
-use crate::optimizer::Slot;
+use crate::optimizer::{Slot, Slots};
 use crate::table::ids::row_index::RowIndex;
 
 /// The bytes of a slab: 64 huge pages, or one block that is larger. Of the last page a part lies idle.
@@ -26,7 +28,7 @@ pub(crate) struct SlotGroup {
 impl SlotGroup {
     /// Returns storage without blocks, for rows of `weight_words` four-byte words.
     pub(crate) fn new(weight_words: usize, block_size: usize, slots: Vec<Slot>) -> Self {
-        let words = weight_words + slots.iter().map(|slot| slot.width).sum::<usize>();
+        let words = weight_words + Slots(&slots).words();
         let whole_lines = words.next_multiple_of(WORDS_A_LINE);
         // A record that begins with a line touches fewer of them; a little more memory is worth that.
         let stride = if (whole_lines - words) * 8 <= words { whole_lines } else { words };
@@ -103,17 +105,23 @@ impl SlotGroup {
         SharedRecords::new(&mut self.slabs, self.layout)
     }
 
-    /// Returns the values of the slot called `name` in a record.
-    pub(crate) fn slot<'a>(&self, record: &'a [f32], name: &str) -> Option<&'a [f32]> {
-        let mut state = &record[self.weight_words..];
+    /// Returns the slot called `name`, and where in a record it lies.
+    pub(crate) fn slot(&self, name: &str) -> Option<(&Slot, Range<usize>)> {
+        let mut start = self.weight_words;
         for slot in &self.slots {
-            let (values, rest) = state.split_at(slot.width);
+            let words = start..start + slot.words();
             if slot.name == name {
-                return Some(values);
+                return Some((slot, words));
             }
-            state = rest;
+            start = words.end;
         }
         None
+    }
+
+    /// Returns where in a record the last slot lies.
+    pub(crate) fn last_slot(&self) -> Range<usize> {
+        let end = self.weight_words + Slots(&self.slots).words();
+        end - self.slots.last().map_or(0, Slot::words)..end
     }
 
     /// Returns the bytes that the system supplies when the records below `used` were written to.

@@ -155,7 +155,7 @@ impl<'a> Locked<'a> {
     pub(super) fn finish(self) -> Result<u64> {
         self.table.refusals.fetch_add(self.skipped as u64, Ordering::Relaxed);
         self.rows.updates += self.stepped.into_inner();
-        self.rows.kept = self.rule.idle_decay().map_or(self.rows.kept, |decay| decay.after);
+        self.rows.kept = self.rule.idle().map_or(self.rows.kept, |idle| idle.kept_after);
         let left = self.rows.let_leave(self.table);
         self.rows.age_counts(self.table, self.step_before);
         self.rows.begin_sweep(self.table, self.step_before);

@@ -16,7 +16,7 @@ use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
 use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
-use crate::optimizer::{PreparedRule, RowRule, WithRule};
+use crate::optimizer::{PreparedRule, RowRule, Slots, WithRule};
 use crate::rows::gradient::Gradients;
 use crate::rows::row_type::{Float32, Narrow, Noise, RowType};
 use crate::table::changes::{Changes, RowKey};
@@ -53,7 +53,8 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
         let stamp = locked.rows.stamp(locked.rows.step);
         // New rows, and roundings, are drawn from the id at a position.
-        if locked.is_new.is_empty() && locked.table.config.dtype == Dtype::Float32 {
+        let is_exact = locked.table.config.dtype == Dtype::Float32 && locked.rule.narrow().is_none();
+        if locked.is_new.is_empty() && is_exact {
             locked.by_row = locked.gradients.by_row();
         }
         let (gradients, numbers) = match &locked.by_row {
@@ -106,7 +107,6 @@ pub(super) fn walk_ranges<'a, 'r: 'a>(
 pub(super) struct SteppedRows<'a> {
     pub(super) table: &'a Table,
     pub(super) gradients: &'a Gradients<'a>,
-    /// The floats of a record.
     pub(super) stride: usize,
     pub(super) records: SharedRecords<'a>,
     pub(super) changes: &'a Changes,
@@ -173,23 +173,24 @@ impl<T: RowType> Kernel for Walk<'_, T> {
     fn run(self, _: impl Lanes) {
         let Self { rows, sorted, row_type, simd, step } = self;
         let dim = rows.gradients.dim;
-        let has_lists = !row_type.is_float32() || rows.gradients.has_row_of();
+        let rounds = !row_type.is_float32() || rows.rule.narrow().is_some();
+        let has_lists = rounds || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
         let together = rows_of_lines(LINES_ASKED_TOGETHER, rows.stride + dim);
         let near = rows_of_lines(STEP_LINES_NEAR, rows.stride + dim);
         let (mut summed, mut starting) = (SummedRows::default(), StartingRows::default());
-        let mut widened = vec![0.0; dim];
+        let mut widened = rows.widened();
         // The rows of a group, and behind them those of the next one.
         let (mut located, mut to_sum) = (Vec::new(), Vec::new());
         if has_lists {
-            rows.prefetch_lists(row_type, sorted, 0..2 * group_len);
+            rows.prefetch_lists(rounds, sorted, 0..2 * group_len);
         }
         rows.locate(sorted, 0..group_len, &mut located, &mut to_sum);
         rows.ask_together(&located);
         for group in (0..sorted.len()).step_by(group_len) {
             let behind = sorted.len().min(group + group_len);
             if has_lists {
-                rows.prefetch_lists(row_type, sorted, behind + group_len..behind + 2 * group_len);
+                rows.prefetch_lists(rounds, sorted, behind + group_len..behind + 2 * group_len);
             }
             rows.locate(sorted, behind..behind + group_len, &mut located, &mut to_sum);
             if !rows.is_new.is_empty() {
@@ -350,7 +351,7 @@ impl SteppedRows<'_> {
     /// and for any rule: it waits for the disk.
     fn walk_tiered(&self, tier: &Tier, sorted: &SortedPart<u32>, rule: &dyn RowRule, row_type: impl RowType) {
         let dim = self.gradients.dim;
-        let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
+        let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], self.widened());
         let mut scratch = vec![0.0; self.stride];
         for number in 0..sorted.len() {
             let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
@@ -359,8 +360,8 @@ impl SteppedRows<'_> {
             let is_new = self.is_new.get(first).copied().unwrap_or(false);
             let mut step = |record: &mut [f32]| {
                 if is_new {
-                    self.fill_new(row_type, &[self.gradients.id(first)], &mut widened);
-                    self.start_record(row_type, &mut widened, record);
+                    self.fill_new(row_type, &[self.gradients.id(first)], &mut widened[..dim]);
+                    self.start_record(row_type, &mut widened[..dim], record);
                 }
                 self.step((rule, row_type), first, record, &sum, &mut widened);
             };
@@ -376,6 +377,11 @@ impl SteppedRows<'_> {
             self.use_row(index);
             step(record);
         }
+    }
+
+    /// Returns room for the values of a row, and for what its rule keeps.
+    fn widened(&self) -> Vec<f32> {
+        vec![0.0; self.gradients.dim + self.rule.narrow().map_or(0, Slots::width)]
     }
 
     /// Returns where among the records that of a row lies, which is in memory and about to change.
@@ -434,9 +440,9 @@ impl SteppedRows<'_> {
 
     /// Asks for what the gradients of some numbers are found by, and for the ids that rounding is drawn from.
     #[inline(always)]
-    fn prefetch_lists(&self, row_type: impl RowType, sorted: &SortedPart<u32>, numbers: Range<usize>) {
+    fn prefetch_lists(&self, rounds: bool, sorted: &SortedPart<u32>, numbers: Range<usize>) {
         for place in sorted.places(numbers.start.min(sorted.len())..numbers.end.min(sorted.len())) {
-            self.gradients.prefetch_lists(place.position as usize, !row_type.is_float32());
+            self.gradients.prefetch_lists(place.position as usize, rounds);
         }
     }
 
@@ -524,29 +530,53 @@ impl SteppedRows<'_> {
     ) {
         let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
         let (state, besides) = self.rule.split(state);
-        let mut step = |weights: &mut [f32]| {
-            let (average, decay) = (self.rule.average(), self.rule.idle_decay());
+        let (average, idle) = (self.rule.average(), self.rule.idle());
+        let mut step = |weights: &mut [f32], state: &mut [f32]| {
             if let Some(average) = average {
                 average.catch_up(weights, besides);
             }
-            if let Some(decay) = decay {
-                decay.catch_up(weights, besides);
+            if let Some(idle) = idle {
+                idle.before.catch_up(weights, state, besides);
             }
             rule.step(weights, state, gradient);
             if let Some(average) = average {
                 average.follow(weights, besides);
             }
-            if let Some(decay) = decay {
-                decay.follow(besides);
+            if let Some(idle) = idle {
+                idle.after.note(besides);
             }
         };
+        let Some(slots) = self.rule.narrow() else {
+            return self.step_weights(row_type, first, words, widened, |weights| step(weights, state));
+        };
+        let (widened, values) = widened.split_at_mut(gradient.len());
+        slots.widen(state, values);
+        self.step_weights(row_type, first, words, widened, |weights| step(weights, values));
+        slots.round_stochastically(values, state, self.hash(first));
+    }
+
+    /// Steps the weights in `words` by `step`; those of a narrow type are widened to `widened` first, and rounded again.
+    #[inline(always)]
+    fn step_weights(
+        &self,
+        row_type: impl RowType,
+        first: usize,
+        words: &mut [f32],
+        widened: &mut [f32],
+        step: impl FnOnce(&mut [f32]),
+    ) {
         if row_type.is_float32() {
             return step(words);
         }
         row_type.widen(words, widened);
         step(widened);
-        let noise = Noise::new(mix(self.gradients.id(first)) ^ self.noise);
-        row_type.round_stochastically(widened, words, noise);
+        row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
+    }
+
+    /// Returns what rounding a row is drawn from.
+    #[inline(always)]
+    fn hash(&self, first: usize) -> u64 {
+        mix(self.gradients.id(first)) ^ self.noise
     }
 
     /// Writes the weights that new rows start with.

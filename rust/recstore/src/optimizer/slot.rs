@@ -1,0 +1,177 @@
+//! What is kept beside each row, and in what type.
+
+use std::borrow::Cow;
+
+use crate::config::StateDtype;
+use crate::kernel::hash::mix;
+use crate::rows::coded_row::{Coded, E4m3};
+use crate::rows::coded_squares::CodedSquares;
+use crate::rows::row_type::{Bfloat16, Float32, Noise, RowType};
+
+/// A named part of the state beside each row.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Slot {
+    /// The name of the field.
+    pub(crate) name: Cow<'static, str>,
+    /// The number of elements a row.
+    pub(crate) width: usize,
+    content: Content,
+    /// How the elements lie in a record.
+    pub(crate) slot_type: SlotType,
+}
+
+/// What the elements of a slot are: it says how those of a narrow type are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    /// Counts, and whatever else is kept as it is.
+    Exact,
+    /// One for each element of the row, of either sign.
+    Signed,
+    /// Sums or averages of squares, one for each element of the row. Steps divide by their roots.
+    Squares,
+}
+
+/// The type in which the elements of a slot are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlotType {
+    Float32,
+    Bfloat16,
+    /// [`Coded`] floats of 8 bits, e4m3.
+    Float8,
+    /// [`CodedSquares`].
+    Squares8,
+}
+
+/// Evaluates an expression with the row type by which a slot's elements are kept.
+macro_rules! with_slot_type {
+    ($slot_type:expr, $row_type:ident => $body:expr) => {
+        match $slot_type {
+            SlotType::Float32 => {
+                let $row_type = Float32;
+                $body
+            }
+            SlotType::Bfloat16 => {
+                let $row_type = Bfloat16;
+                $body
+            }
+            SlotType::Float8 => {
+                let $row_type = Coded(E4m3);
+                $body
+            }
+            SlotType::Squares8 => {
+                let $row_type = CodedSquares;
+                $body
+            }
+        }
+    };
+}
+
+impl Slot {
+    /// Returns a slot whose elements are always kept in single precision.
+    pub(super) fn exact(name: impl Into<Cow<'static, str>>, width: usize) -> Self {
+        Self::new(name, width, Content::Exact)
+    }
+
+    /// Returns a slot with an element of either sign for each of the row's.
+    pub(super) fn signed(name: &'static str, dim: usize) -> Self {
+        Self::new(name, dim, Content::Signed)
+    }
+
+    /// Returns a slot with a sum or an average of squares for each element of the row.
+    pub(super) fn squares(name: &'static str, dim: usize) -> Self {
+        Self::new(name, dim, Content::Squares)
+    }
+
+    fn new(name: impl Into<Cow<'static, str>>, width: usize, content: Content) -> Self {
+        Self { name: name.into(), width, content, slot_type: SlotType::Float32 }
+    }
+
+    /// Returns the slot as a table keeps it whose state has this type.
+    pub(super) fn kept_as(self, dtype: StateDtype) -> Self {
+        let slot_type = match (self.content, dtype) {
+            (Content::Exact, _) | (_, StateDtype::Float32) => SlotType::Float32,
+            (_, StateDtype::Bfloat16) => SlotType::Bfloat16,
+            (Content::Signed, StateDtype::Float8) => SlotType::Float8,
+            (Content::Squares, StateDtype::Float8) => SlotType::Squares8,
+        };
+        Self { slot_type, ..self }
+    }
+
+    /// Returns the four-byte words that it takes in a record.
+    pub(crate) fn words(&self) -> usize {
+        with_slot_type!(self.slot_type, row_type => row_type.words(self.width))
+    }
+
+    /// Writes the elements in `words` to `values`.
+    #[inline(always)]
+    pub(crate) fn widen(&self, words: &[f32], values: &mut [f32]) {
+        with_slot_type!(self.slot_type, row_type => row_type.widen(words, values));
+    }
+
+    /// Writes `values` to `words`, rounded to the nearest.
+    pub(crate) fn round(&self, values: &[f32], words: &mut [f32]) {
+        with_slot_type!(self.slot_type, row_type => row_type.round(values, words));
+    }
+
+    #[inline(always)]
+    fn round_stochastically(&self, values: &[f32], words: &mut [f32], noise: Noise) {
+        with_slot_type!(self.slot_type, row_type => row_type.round_stochastically(values, words, noise));
+    }
+}
+
+/// Several slots, one behind another, as words and as elements.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slots<'a>(pub(crate) &'a [Slot]);
+
+impl Slots<'_> {
+    /// Returns how many elements they have together.
+    pub(crate) fn width(self) -> usize {
+        self.0.iter().map(|slot| slot.width).sum()
+    }
+
+    /// Returns how many four-byte words they take together.
+    pub(crate) fn words(self) -> usize {
+        self.0.iter().map(Slot::words).sum()
+    }
+
+    /// Writes the elements in `words` to `values`.
+    #[inline(always)]
+    pub(crate) fn widen(self, mut words: &[f32], mut values: &mut [f32]) {
+        for slot in self.0 {
+            let (own_words, own_values);
+            (own_words, words) = words.split_at(slot.words());
+            (own_values, values) = values.split_at_mut(slot.width);
+            slot.widen(own_words, own_values);
+        }
+    }
+
+    /// Writes `values` to `words`, rounded to the nearest.
+    pub(crate) fn round(self, values: &[f32], words: &mut [f32]) {
+        self.each(values, words, |_, slot, values, words| slot.round(values, words));
+    }
+
+    /// Writes `values` to `words`, rounded up or down as `hash` says, which mixes the table's seed, the id and the step.
+    #[inline(always)]
+    pub(crate) fn round_stochastically(self, values: &[f32], words: &mut [f32], hash: u64) {
+        self.each(values, words, |number, slot, values, words| {
+            // Other bits than those of the row, and of the slots before.
+            let noise = Noise::new(mix((hash ^ (number as u64 + 1)) as i64));
+            slot.round_stochastically(values, words, noise);
+        });
+    }
+
+    #[inline(always)]
+    fn each(
+        self,
+        mut values: &[f32],
+        mut words: &mut [f32],
+        mut round: impl FnMut(usize, &Slot, &[f32], &mut [f32]),
+    ) {
+        for (number, slot) in self.0.iter().enumerate() {
+            let (own_values, own_words);
+            (own_values, values) = values.split_at(slot.width);
+            (own_words, words) = words.split_at_mut(slot.words());
+            round(number, slot, own_values, own_words);
+        }
+    }
+}
