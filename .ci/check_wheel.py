@@ -49,6 +49,11 @@ def platform_problems(wheel: Path) -> Iterator[str]:
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         yield f"auditwheel: {done.stderr.strip().splitlines()[-1]}"
+    with zipfile.ZipFile(wheel) as files:
+        modules = [name for name in files.namelist() if name.endswith(".so")]
+        for module in modules:
+            if b"libstdc++.so.6" not in files.read(module):
+                yield f"{module} has a C++ library of its own: exceptions would not come through torch"
 
 
 def main() -> int:

@@ -20,4 +20,11 @@ for _ in range(20):
 rows = recstore_ops.table_statistics("0")["rows"]
 assert rows == 1_000 + ids.numel(), rows
 assert losses[-1] < losses[0], losses
+# Errors are exceptions of C++, which must come through torch as they are.
+refused = ""
+try:
+    torch.ops.recstore.emb_read(torch.tensor([1]), -1)
+except RuntimeError as error:
+    refused = str(error)
+assert "got -1" in refused, f"a negative dim: {refused}"
 print(f"recstore-ops {recstore_ops.__version__} on torch {torch.__version__}: {rows} rows, loss {losses[-1]:.3f}")
