@@ -29,9 +29,7 @@ def main(arguments: list[str]) -> int:
         missing = Path(folder) / "older_symbols.o"
         source = Path(__file__).with_name("older_symbols.cpp")
         subprocess.run([CXX, "-c", "-O2", "-fPIC", str(source), "-o", str(missing)], check=True)
-        given = [
-            _library(OF_THE_SYSTEM[name]) if (name := argument) in OF_THE_SYSTEM else argument for argument in arguments
-        ]
+        given = [_library(OF_THE_SYSTEM[each]) if each in OF_THE_SYSTEM else each for each in arguments]
         # The system's C++ library asks for symbols that are newer than those that are linked here.
         command = [sys.executable, "-m", "ziglang", "cc", "-target", target, "-Wl,--allow-shlib-undefined"]
         return subprocess.run([*command, *given, str(missing)]).returncode

@@ -25,9 +25,9 @@ KINDS = {
 }
 
 
-def trained(name: str, kind: str, state_dtype: object, steps: int = 40) -> DistEmbedding:
+def trained(name: str, kind: str, state_dtype: torch.dtype | str, steps: int = 40) -> DistEmbedding:
     """Rows that are drawn to a target by steps of a gradient with noise."""
-    module = DistEmbedding(None, DIM, name, optimizer={"kind": kind, "lr": 0.05}, state_dtype=state_dtype, seed=3)  # type: ignore[arg-type]
+    module = DistEmbedding(None, DIM, name, optimizer={"kind": kind, "lr": 0.05}, state_dtype=state_dtype, seed=3)
     optimizer = SparseOptimizer(modules=[module])
     noise = torch.Generator().manual_seed(1)
     target = torch.linspace(-1, 1, DIM)
@@ -43,7 +43,7 @@ def trained(name: str, kind: str, state_dtype: object, steps: int = 40) -> DistE
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("state_dtype", "most"), [(torch.bfloat16, 0.03), ("float8", 0.25)])
 def test_training_is_about_as_in_single_precision(
-    kind: str, state_dtype: object, most: float, table_name: Callable[[], str]
+    kind: str, state_dtype: torch.dtype | str, most: float, table_name: Callable[[], str]
 ) -> None:
     name = table_name()
     exact = trained(name, kind, torch.float32)(IDS).detach()
@@ -59,7 +59,7 @@ def test_training_is_about_as_in_single_precision(
 
 
 def test_it_takes_the_memory_that_it_says(table_name: Callable[[], str]) -> None:
-    def slot_bytes(state_dtype: object) -> int:
+    def slot_bytes(state_dtype: torch.dtype | str) -> int:
         module = trained(table_name(), "adam", state_dtype, 1)
         return table_statistics(module.name)["slot_bytes"]
 

@@ -73,6 +73,9 @@ impl Optimizer {
     /// Returns what the steps before the last of `steps` after `kept` do to rows that they leave alone, and with it. The
     /// others, that this table was told nothing of, had the same learning rate.
     fn idle_steps(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> Option<IdleSteps> {
+        if !self.config.catches_up() {
+            return None;
+        }
         let decay = self.config.idle_decay().unwrap_or_default();
         let kept_before = kept.after_steps(lr, decay, steps.saturating_sub(1));
         let kept_after = kept_before.after_steps(lr, decay, 1);

@@ -89,7 +89,7 @@ pub(crate) struct Coded<C>(pub(crate) C);
 impl<C: Code> RowType for Coded<C> {
     #[inline(always)]
     fn words(self, dim: usize) -> usize {
-        1 + dim.div_ceil(size_of::<f32>())
+        words_of_codes(dim)
     }
 
     #[inline(always)]
@@ -109,6 +109,12 @@ impl<C: Code> RowType for Coded<C> {
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
         encode::<C>(row, words, |column, value| C::stochastic(value, noise.bits(column)));
     }
+}
+
+/// Returns the words of a scale and of `dim` codes behind it.
+#[inline(always)]
+pub(super) fn words_of_codes(dim: usize) -> usize {
+    1 + dim.div_ceil(size_of::<f32>())
 }
 
 #[inline(always)]

@@ -13,6 +13,7 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use super::coded_row::words_of_codes;
 use super::row_type::{Noise, RowType};
 
 /// The bits of a float32 behind those that a code has.
@@ -31,7 +32,7 @@ pub(crate) struct CodedSquares;
 impl RowType for CodedSquares {
     #[inline(always)]
     fn words(self, dim: usize) -> usize {
-        1 + dim.div_ceil(size_of::<f32>())
+        words_of_codes(dim)
     }
 
     #[inline(always)]
