@@ -40,3 +40,25 @@ FORMS: list[dict[str, Any]] = [
     {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "catch_up": True},
     {"kind": "ftrl", "alpha": 0.1, "l1": 0.01, "l2": 0.1},
 ]
+
+
+def _may_be_narrow(form: dict[str, Any]) -> bool:
+    """Whether the rule keeps something for each element, and a table can have it in fewer bits."""
+    keeps = form["kind"] != "rowwise_adagrad" and (form["kind"] != "sgd" or "momentum" in form)
+    return keeps and not form.keys() & {"catch_up", "centered"}
+
+
+# The options of tables of every form, those that can also with what the rule keeps in 16 and 8 bits.
+TABLES: list[dict[str, Any]] = [
+    *({"optimizer": form} for form in FORMS),
+    *(
+        {"optimizer": form, "state_dtype": dtype}
+        for form in filter(_may_be_narrow, FORMS)
+        for dtype in ("bfloat16", "float8")
+    ),
+]
+
+
+def table_id(options: dict[str, Any]) -> str:
+    """Returns the options' values in a line, to name a test by."""
+    return "-".join(map(str, [*options["optimizer"].values(), options.get("state_dtype", "float32")]))

@@ -211,15 +211,29 @@ def left_of(slots: dict[str, np.ndarray], progress: dict[str, Any]) -> np.float3
     return np.float32(now["fraction"] / float(fraction) * 2.0 ** (now["exponent"] - exponent))
 
 
+def velocity_left(slots: dict[str, np.ndarray], saved: dict[str, Any]) -> float:
+    """What the steps since a row's last one left of its velocity."""
+    millions, rest = (int(number) for number in slots["slot.idle_step"])
+    return saved["config"]["optimizer"]["momentum"] ** (saved["progress"]["step"] - millions * 2**24 - rest)
+
+
 def coasted(slots: dict[str, np.ndarray], saved: dict[str, Any]) -> np.ndarray | float:
     """What momentum took from a row in the steps since its last one."""
     if "slot.velocity" not in slots:
         return 0.0
-    momentum, idle = (
-        saved["config"]["optimizer"]["momentum"],
-        saved["progress"]["step"] - int(slots["slot.idle_step"][0]),
-    )
-    return np.float32(momentum * (1 - momentum**idle) / (1 - momentum)) * slots["slot.velocity"]
+    momentum = saved["config"]["optimizer"]["momentum"]
+    return np.float32(momentum * (1 - velocity_left(slots, saved)) / (1 - momentum)) * slots["slot.velocity"]
+
+
+def settled(slots: dict[str, np.ndarray], saved: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The slots of a row as they are read: as if its last step had been its table's."""
+    now, step = saved["progress"].get("idle_kept"), saved["progress"]["step"]
+    if now is not None:
+        return {**slots, "slot.idle_kept": np.array([now["fraction"], now["exponent"]], np.float32)}
+    if "slot.velocity" not in slots:
+        return slots
+    velocity = np.float32(velocity_left(slots, saved)) * slots["slot.velocity"]
+    return {"slot.velocity": velocity, "slot.idle_step": np.array(divmod(step, 2**24), np.float32)}
 
 
 def assert_read_as_stored(directory: Path) -> None:
@@ -235,6 +249,7 @@ def assert_read_as_stored(directory: Path) -> None:
             row, own_slots = found[number]
             row = row * left_of(own_slots, saved["progress"]) - coasted(own_slots, saved)
             assert np.array_equal(row, rows[place].numpy())
+            own_slots = settled(own_slots, saved)
             assert own_slots.keys() == {f"slot.{slot}" for slot in slots}
             assert all(np.array_equal(own_slots[f"slot.{slot}"], slots[slot][place].numpy()) for slot in slots)
         del saved["progress"]["sweep"]

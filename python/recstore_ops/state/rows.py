@@ -7,7 +7,7 @@ seldom has as many rows as the module that loads it.
 
 What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
 slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`,
-with `catch_up` also `idle_kept`, a fraction and an exponent of two.
+with `catch_up` of weight decay also `idle_kept`, a fraction and an exponent of two.
 
 Shape suffixes: N ids, D dim.
 """
@@ -186,7 +186,7 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
 
 def _progress_of(table: Table) -> set[str]:
     """What the state of a table's optimizer has beside slots."""
-    return _PROGRESS | ({"idle_kept"} if table.config.optimizer.get("catch_up") else set())
+    return _PROGRESS | (table.statistics().keys() & {"idle_kept"})
 
 
 def _check_shares_none(table: Table) -> None:

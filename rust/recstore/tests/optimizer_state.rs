@@ -67,7 +67,7 @@ fn every_optimizer_names_its_slots_and_their_widths() {
         ),
         (r#"{"kind": "lamb"}"#, &[("exp_avg", DIM), ("exp_avg_sq", DIM)]),
         (r#"{"kind": "lion"}"#, &[("exp_avg", DIM)]),
-        (r#"{"kind": "sgd", "momentum": 0.9, "catch_up": true}"#, &[("velocity", DIM), ("idle_step", 1)]),
+        (r#"{"kind": "sgd", "momentum": 0.9, "catch_up": true}"#, &[("velocity", DIM), ("idle_step", 2)]),
         (r#"{"kind": "ftrl"}, "state_dtype": "float8""#, &[("n", DIM), ("z", DIM), ("alpha", 1)]),
         (r#"{"kind": "lion", "catch_up": true}"#, &[("exp_avg", DIM), ("idle_kept", 2)]),
         (

@@ -8,7 +8,7 @@ use super::idle::{self, Idle};
 use super::idle_decay::Kept;
 use super::own::OwnRule;
 use super::prepared_rule::{IdleSteps, PreparedRule};
-use super::slot::Slot;
+use super::slot::{Slot, Slots};
 use super::update_rule::{NamedRule, UpdateRule, UpdateRules, checked_slots};
 use crate::config::{OptimizerConfig, TableConfig};
 use crate::{Error, Result};
@@ -86,6 +86,13 @@ impl Optimizer {
     /// Returns what the steps up to `step` do to rows that they leave alone, if anything: `kept` is what they left.
     pub(crate) fn idle(&self, kept: Kept, step: u64) -> Option<Idle> {
         Idle::up_to(&self.config, kept, step)
+    }
+
+    /// Brings what is kept of a row to where its weights are, those of now. `state` are the words behind the weights.
+    pub(crate) fn settle(&self, idle: Idle, state: &mut [f32]) {
+        let (own, all) = (Slots(&self.rule_slots).words(), Slots(&self.slots).words());
+        let (own, besides) = state[..all].split_at_mut(own);
+        idle.settle(own, besides);
     }
 }
 

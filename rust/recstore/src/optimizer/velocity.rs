@@ -16,8 +16,14 @@ pub(crate) struct Velocity {
     is_nesterov: bool,
 }
 
-/// What a row keeps: the table's step at its last own one.
+/// What a row keeps: the table's step at its last own one, as a multiple of [`COUNTED`] and what is left.
 const SLOT: &str = "idle_step";
+
+/// The floats of the slot.
+const WIDTH: usize = 2;
+
+/// Up to here every whole number is a float.
+const COUNTED: u64 = 1 << 24;
 
 pub(super) fn slots(dim: usize) -> Vec<Slot> {
     vec![Slot::signed("velocity", dim)]
@@ -25,7 +31,7 @@ pub(super) fn slots(dim: usize) -> Vec<Slot> {
 
 /// What is kept besides.
 pub(super) fn idle_slot() -> Slot {
-    Slot::exact(SLOT, 1)
+    Slot::exact(SLOT, WIDTH)
 }
 
 impl Velocity {
@@ -68,7 +74,7 @@ impl Coasting {
     /// velocities they moved it by: `momentum + momentum^2 + ...`.
     #[inline(always)]
     pub(super) fn since(self, slot: &[f32]) -> (f32, f32) {
-        let idle = self.step.saturating_sub(slot[0] as u64);
+        let idle = self.step.saturating_sub(slot[0] as u64 * COUNTED + slot[1] as u64);
         if idle == 0 {
             return (1.0, 0.0);
         }
@@ -79,7 +85,7 @@ impl Coasting {
 
     #[inline(always)]
     pub(super) fn note(self, slot: &mut [f32]) {
-        slot[0] = self.step as f32;
+        slot.copy_from_slice(&[(self.step / COUNTED) as f32, (self.step % COUNTED) as f32]);
     }
 }
 
@@ -94,7 +100,7 @@ mod tests {
             for idle in 1..400u64 {
                 velocity *= 0.9;
                 weight -= if is_nesterov { 0.9 * velocity } else { velocity };
-                let (left, moved) = Coasting::new(0.9, is_nesterov, 7 + idle).since(&[7.0]);
+                let (left, moved) = Coasting::new(0.9, is_nesterov, 7 + idle).since(&[0.0, 7.0]);
                 assert!((f64::from(left) * 0.5 - velocity).abs() < 1e-7, "{idle}");
                 assert!((1.0 - f64::from(moved) * 0.5 - weight).abs() < 1e-6, "{idle}");
             }
@@ -102,8 +108,18 @@ mod tests {
     }
 
     #[test]
+    fn the_step_of_a_row_is_exact_beyond_what_a_float_counts() {
+        for step in [COUNTED - 1, COUNTED, COUNTED + 1, 3 * COUNTED + 5] {
+            let mut slot = [0.0; WIDTH];
+            Coasting::new(0.9, false, step).note(&mut slot);
+            assert_eq!(Coasting::new(0.9, false, step).since(&slot), (1.0, 0.0));
+            assert_eq!(Coasting::new(0.9, false, step + 1).since(&slot).0, 0.9);
+        }
+    }
+
+    #[test]
     fn a_row_of_this_step_or_a_later_one_stays() {
-        assert_eq!(Coasting::new(0.9, false, 7).since(&[7.0]), (1.0, 0.0));
-        assert_eq!(Coasting::new(0.9, true, 7).since(&[9.0]), (1.0, 0.0));
+        assert_eq!(Coasting::new(0.9, false, 7).since(&[0.0, 7.0]), (1.0, 0.0));
+        assert_eq!(Coasting::new(0.9, true, 7).since(&[0.0, 9.0]), (1.0, 0.0));
     }
 }

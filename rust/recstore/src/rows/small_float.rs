@@ -36,10 +36,12 @@ fn nearest<const MANTISSA: u32, const BIAS: u32>(value: f32) -> u32 {
 /// Returns the same of one of the two floats around `value`; `noise` are 16 random bits.
 #[inline(always)]
 fn stochastic<const MANTISSA: u32, const BIAS: u32>(value: f32, noise: u32) -> u32 {
+    // A small one is given the exponent of the least normal one, which is taken away from what is found: floats below that
+    // are as far apart as those above it.
     let (magnitude, least) = (value.abs(), least_normal(BIAS));
-    let normal = with_bias::<BIAS>(magnitude).wrapping_add(noise << 7 >> MANTISSA) >> (23 - MANTISSA);
-    let small = magnitude.min(least) * small_steps::<MANTISSA, BIAS>() * power_of_two(16);
-    if magnitude < least { (small as u32 + noise) >> 16 } else { normal }
+    let (lift, lifted_by) = if magnitude < least { (least, 1 << MANTISSA) } else { (0.0, 0) };
+    let biased = with_bias::<BIAS>(magnitude + lift);
+    (biased.wrapping_add(noise << 7 >> MANTISSA) >> (23 - MANTISSA)).wrapping_sub(lifted_by)
 }
 
 /// Returns how many of the distances between small floats are one.

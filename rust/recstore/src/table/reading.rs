@@ -76,18 +76,26 @@ impl Table {
         failure.into_inner().map_or(Ok(()), Err)
     }
 
-    /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot.
+    /// Returns the values of a slot for each id, zeros where it has no row; `None` if there is no such slot. They go with
+    /// the rows that are read: steps that left rows alone count.
     pub(crate) fn read_slot(&self, name: &str, ids: &[i64]) -> Result<Option<Vec<f32>>> {
         self.check_ids("hashtable_slot", ids)?;
         let rows = self.shared();
         let Some((slot, words)) = rows.storage.slot(name) else { return Ok(None) };
         rows.check_whole()?;
+        let idle = self.optimizer.idle(rows.kept, rows.step);
         let mut values = vec![0.0; slot.width * ids.len()];
-        let mut scratch = Vec::new();
+        let (mut scratch, mut settled) = (Vec::new(), Vec::new());
         for (id, values) in ids.iter().zip(values.chunks_exact_mut(slot.width)) {
-            if let Some(index) = rows.ids.find(*id) {
-                slot.widen(&rows.record(index, &mut scratch)?[words.clone()], values);
+            let Some(index) = rows.ids.find(*id) else { continue };
+            let mut record = rows.record(index, &mut scratch)?;
+            if let Some(idle) = idle {
+                record.clone_into(&mut settled);
+                // Of tables that catch up the weights lie as they are.
+                self.optimizer.settle(idle, &mut settled[self.config.dim..]);
+                record = &settled;
             }
+            slot.widen(&record[words.clone()], values);
         }
         Ok(Some(values))
     }

@@ -8,7 +8,7 @@ use super::rows::Rows;
 use super::table::Table;
 use crate::calls::OptimizerState;
 use crate::kernel::bits::Bits;
-use crate::optimizer::{Kept, Slot, Slots};
+use crate::optimizer::Kept;
 use crate::{Error, Result};
 
 const OPERATION: &str = "put_optimizer_states";
@@ -88,8 +88,6 @@ impl Table {
     fn put_state(&self, rows: &mut Rows, state: &OptimizerState<'_>, indices: &[RowIndex]) -> Result<()> {
         let kept = self.kept_of_state(state)?;
         let idle = self.optimizer.idle(kept, state.step);
-        let idle_words = self.optimizer.slots().last().map_or(0, Slot::words);
-        let words = Slots(self.optimizer.slots()).words();
         for (position, index) in indices.iter().enumerate() {
             rows.change(*index, false, |_, all| {
                 let mut rest = &mut *all;
@@ -100,8 +98,7 @@ impl Table {
                 }
                 // The rows are those that were read when the state was taken: nothing is left to catch up with.
                 if let Some(idle) = idle {
-                    let (kept, slot) = all[..words].split_at_mut(words - idle_words);
-                    idle.settle(kept, slot);
+                    self.optimizer.settle(idle, all);
                 }
             })?;
         }
