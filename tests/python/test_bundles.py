@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from optimizer_kinds import TABLES
 from torch import Tensor, nn
 from warm_programs import output_of
 
@@ -17,6 +18,7 @@ from recstore_ops import (
     DistEmbeddingBag,
     KeyedJaggedTensor,
     RecStoreEmbeddingBagCollection,
+    SparseOptimizer,
     bucket_ids,
     cross_ids,
     ngram_ids,
@@ -168,6 +170,29 @@ def test_bags_and_collections_are_bundled(table_name: TableName, tmp_path: Path)
     bundle = load_bundle(export(model, (ids, lengths), tmp_path / "bags"))
     assert bundle(ids, lengths).equal(expected(model, ids, lengths))
     assert sorted(bundle.tables) == sorted(names)
+
+
+def test_rows_that_any_rule_trained_are_bundled(table_name: TableName, tmp_path: Path) -> None:
+    class Rows(nn.Module):
+        """The rows of a table of each rule, side by side."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = nn.ModuleList(DistEmbedding(None, 5, table_name(), **options) for options in TABLES)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            """Returns rows [N, T * D] of ids [N]."""
+            return torch.cat([table(ids) for table in self.tables], dim=1)
+
+    model, ids = Rows(), torch.arange(10)
+    optimizer = SparseOptimizer(modules=list(model.tables))
+    # Rows 7 to 9 rest at the last steps: those that catch up lie as they were, and are read as they would be.
+    for count in (10, 7, 7):
+        rows = model(ids[:count])
+        (rows * rows.detach()).sum().backward()
+        optimizer.step()
+    bundle = load_bundle(export(model, (ids,), tmp_path / "rules"))
+    assert bundle(ids).equal(expected(model, ids))
 
 
 def test_features_are_inputs_by_name(table_name: TableName, tmp_path: Path) -> None:

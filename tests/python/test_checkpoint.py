@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from checkpoints import assert_same, contents, drop_all_tables, optimizer_name
-from optimizer_kinds import FORMS
+from checkpoints import assert_same, contents, drop_all_tables
+from optimizer_kinds import FORMS, TABLES, table_id
 from torch import Tensor
 from warm_programs import WarmProgram, output_of
 
@@ -80,18 +80,19 @@ ONES = torch.ones(3, 2)
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "dtype"),
+    "options",
     [
-        pytest.param(optimizer, dtype, id=f"{optimizer_name(optimizer)}-{number}-{dtype}")
-        for number, optimizer in enumerate(FORMS)
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
-        if dtype == torch.float32 or "catch_up" not in optimizer
+        *(pytest.param(options, id=table_id(options)) for options in TABLES),
+        *(
+            pytest.param({"optimizer": form, "dtype": dtype}, id=f"{table_id({'optimizer': form})}-{dtype}")
+            for form in FORMS
+            for dtype in (torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
+            if "catch_up" not in form
+        ),
     ],
 )
-def test_training_goes_on_as_if_it_had_not_stopped(
-    optimizer: dict[str, Any], dtype: torch.dtype, tmp_path: Path
-) -> None:
-    module = DistEmbedding(None, 5, "t", optimizer=optimizer, dtype=dtype)
+def test_training_goes_on_as_if_it_had_not_stopped(options: dict[str, Any], tmp_path: Path) -> None:
+    module = DistEmbedding(None, 5, "t", **options)
     first, second = batches(3), batches(3, seed=1)
     train([module], first)
     RecStoreClient().delete("t", first[0][:7])
@@ -110,7 +111,7 @@ def test_training_goes_on_as_if_it_had_not_stopped(
     drop_all_tables()
     checkpoint.load(tmp_path)
     assert_same(contents("t"), at_save)
-    train([DistEmbedding(None, 5, "t", optimizer=optimizer, dtype=dtype)], second)
+    train([DistEmbedding(None, 5, "t", **options)], second)
     assert_same(contents("t"), expected)
 
 

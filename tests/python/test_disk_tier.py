@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from optimizer_kinds import KINDS
+from optimizer_kinds import TABLES, table_id
 from torch import Tensor, nn
 
 from recstore_ops import (
@@ -67,16 +67,16 @@ def train(module: DistEmbedding | DistEmbeddingBag, pools: bool, count: int = 20
 
 
 @pytest.mark.parametrize("pools", [False, True])
-@pytest.mark.parametrize("optimizer", KINDS)
+@pytest.mark.parametrize("options", TABLES, ids=table_id)
 def test_a_module_trains_to_the_same_bits_as_in_memory(
-    optimizer: str, pools: bool, table_name: TableName, tmp_path: Path
+    options: dict[str, Any], pools: bool, table_name: TableName, tmp_path: Path
 ) -> None:
     kind, name = (DistEmbeddingBag if pools else DistEmbedding), table_name()
-    tiered: Any = kind(None, DIM, name, optimizer=optimizer, memory_limit=LIMIT, disk=tmp_path)
+    tiered: Any = kind(None, DIM, name, memory_limit=LIMIT, disk=tmp_path, **options)
     in_disk = train(tiered, pools), tiered.weight[torch.arange(ROWS)]
     statistics = table_statistics(name)
     RecStoreClient().drop(name)
-    plain: Any = kind(None, DIM, name, optimizer=optimizer)
+    plain: Any = kind(None, DIM, name, **options)
     in_memory = train(plain, pools), plain.weight[torch.arange(ROWS)]
     assert all(torch.equal(one, other) for one, other in zip(in_disk, in_memory, strict=True))
     assert statistics["bytes"] <= LIMIT == statistics["memory_limit"]
