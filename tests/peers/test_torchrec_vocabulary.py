@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import symbolic_trace
 from torch.utils import _pytree as pytree
+from torchrec.fx import symbolic_trace as torchrec_trace
 from torchrec.modules import embedding_configs as torchrec_configs
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.sparse import jagged_tensor as theirs
@@ -67,6 +68,14 @@ def variable(kind: Any, **more: Any) -> Any:
     return keyed(kind, stride_per_key_per_rank=STRIDES, **more)
 
 
+def renamed(kind: Any, batch: Any) -> Any:
+    """The same bags as features of other names."""
+    return kind.KeyedJaggedTensor(
+        *(["c", "d"], batch.values(), batch.weights_or_none(), batch.lengths()),
+        stride_per_key_per_rank=batch.stride_per_key_per_rank() or None,
+    ).sync()
+
+
 JAGGED: dict[str, Callable[[Any], Any]] = {
     "lengths": lambda kind: jagged(kind),
     "offsets": lambda kind: kind.JaggedTensor(VALUES, offsets=OFFSETS),
@@ -109,7 +118,21 @@ JAGGED: dict[str, Callable[[Any], Any]] = {
     "to": lambda kind: jagged(kind, weights=WEIGHTS).to(torch.device("cpu"), non_blocking=True),
     "to another device": lambda kind: jagged(kind).to(torch.device("meta")).device(),
     "copy_": lambda kind: jagged(kind, weights=torch.zeros(8)).copy_(jagged(kind, weights=WEIGHTS)),
-    "size_in_bytes": lambda kind: jagged(kind, weights=WEIGHTS).size_in_bytes(),
+    "size_in_bytes": lambda kind: [
+        made.size_in_bytes()
+        for made in (
+            *(jagged(kind, weights=WEIGHTS), kind.JaggedTensor(VALUES, offsets=OFFSETS)),
+            kind.JaggedTensor(VALUES.double(), lengths=LENGTHS.long()),
+        )
+    ],
+    "copy_ of offsets": lambda kind: kind.JaggedTensor(torch.zeros(8), offsets=torch.zeros(9, dtype=torch.int32)).copy_(
+        kind.JaggedTensor(VALUES, offsets=OFFSETS.long()), non_blocking=True
+    ),
+    "from_dense_lengths in a graph": lambda kind: [
+        graph(VALUES.view(2, 4), torch.tensor([3, 2]), weights)
+        for graph in [symbolic_trace(kind.JaggedTensor.from_dense_lengths)]
+        for weights in (None, WEIGHTS.view(2, 4))
+    ],
     "values behind the last bag": lambda kind: kind.JaggedTensor(VALUES, lengths=torch.tensor([1, 2])).to_dense(),
     "str": lambda kind: str(jagged(kind)),
     "str with weights": lambda kind: str(jagged(kind, weights=WEIGHTS)),
@@ -162,6 +185,10 @@ KEYED: dict[str, Callable[[Any], Any]] = {
         (made := kind.KeyedJaggedTensor.empty_like(keyed(kind, weights=WEIGHTS))).keys(),
         *(made.values(), made.weights(), made.lengths(), made.stride()),
     ],
+    "empty_like of variable strides": lambda kind: [
+        (made := kind.KeyedJaggedTensor.empty_like(variable(kind))).stride_per_key_per_rank(),
+        *(made.keys(), made.values(), made.weights_or_none(), made.variable_stride_per_key()),
+    ],
     "empty_like on a device": lambda kind: [
         (made := kind.KeyedJaggedTensor.empty_like(variable(kind), torch.device("meta"))).keys(),
         *(made.values(), made.lengths(), made.stride_per_key()),
@@ -169,6 +196,13 @@ KEYED: dict[str, Callable[[Any], Any]] = {
     "split": lambda kind: keyed(kind, weights=WEIGHTS).split([1, 1]),
     "split into one": lambda kind: keyed(kind).split([2]),
     "split of variable strides": lambda kind: variable(kind, weights=WEIGHTS).split([1, 1]),
+    "split of a feature without examples": lambda kind: [
+        (part.keys(), part.values(), part.lengths().numel(), part.stride(), part.stride_per_key())
+        for segments in ([1, 2], [0, 2, 0, 1])
+        for part in kind.KeyedJaggedTensor(
+            ["a", "b", "c"], VALUES, lengths=LENGTHS, stride_per_key_per_rank=[[3], [0], [5]]
+        ).split(segments)
+    ],
     "split of none": lambda kind: [
         (part.keys(), part.values(), part.lengths().numel()) for part in keyed(kind).split([0, 2, 0])
     ],
@@ -176,11 +210,27 @@ KEYED: dict[str, Callable[[Any], Any]] = {
     "permute with a tensor": lambda kind: keyed(kind).permute([1, 0], torch.tensor([1, 0], dtype=torch.int32)),
     "permute with duplicates": lambda kind: keyed(kind).permute([1, 0, 1]),
     "permute of variable strides": lambda kind: variable(kind, weights=WEIGHTS).permute([1, 0]),
+    "permute of variable strides with duplicates": lambda kind: variable(kind).permute([1, 1, 0]),
+    "no examples": lambda kind: kind.KeyedJaggedTensor(
+        *(["a"], torch.empty(0)), lengths=torch.empty(0), stride_per_key_per_rank=[[]]
+    ).stride(),
+    "features without bags": lambda kind: [
+        [part.values(), part.lengths(), part.offsets_or_none() is not None]
+        for part in kind.KeyedJaggedTensor(["a", "b"], torch.empty(0), lengths=torch.empty(2, 0)).to_dict().values()
+    ],
+    "rows as values": lambda kind: kind.KeyedJaggedTensor.from_offsets_sync(
+        ["a", "b"], VALUES.view(4, 2), torch.tensor([0, 1, 3, 3, 4])
+    )["a"],
     "flatten_lengths": lambda kind: keyed(kind, lengths=LENGTHS.view(2, 4)).flatten_lengths(),
     "lengths in rows": lambda kind: keyed(kind, lengths=LENGTHS.view(2, 4)).permute([1, 0]),
     "concat": lambda kind: kind.KeyedJaggedTensor.concat(
         [keyed(kind), kind.KeyedJaggedTensor(["c"], VALUES, lengths=LENGTHS[4:] + LENGTHS[:4])]
     ),
+    "concat knows what its batches know": lambda kind: [
+        kind.KeyedJaggedTensor.concat(parts).length_per_key_or_none()
+        for made in (keyed, variable)
+        for parts in ([made(kind)], made(kind).sync().split([1, 1]), [made(kind).sync(), renamed(kind, made(kind))])
+    ],
     "concat of variable strides": lambda kind: kind.KeyedJaggedTensor.concat(
         [
             variable(kind, inverse_indices=INVERSE),
@@ -193,6 +243,9 @@ KEYED: dict[str, Callable[[Any], Any]] = {
         ]
     ),
     "from_jt_dict": lambda kind: kind.KeyedJaggedTensor.from_jt_dict(keyed(kind, weights=WEIGHTS).to_dict()),
+    "from_jt_dict of equal strides": lambda kind: kind.KeyedJaggedTensor.from_jt_dict(
+        keyed(kind, stride_per_key_per_rank=[[4], [4]]).to_dict()
+    ).variable_stride_per_key(),
     "from_jt_dict of variable strides": lambda kind: kind.KeyedJaggedTensor.from_jt_dict(variable(kind).to_dict()),
     "modules to features and back": lambda kind: kind.ComputeJTDictToKJT()(kind.ComputeKJTToJTDict()(keyed(kind))),
     "to": lambda kind: variable(kind, weights=WEIGHTS, inverse_indices=INVERSE).to(torch.device("cpu"), True),
@@ -205,15 +258,20 @@ KEYED: dict[str, Callable[[Any], Any]] = {
     "meta": lambda kind: [
         (made := keyed(kind).to(torch.device("meta"))).length_per_key(),
         *(made.offset_per_key(), made.stride(), made["a"].values()),
+        kind.KeyedJaggedTensor.from_jt_dict(made.unsync().to_dict()).keys(),
     ],
     "str": lambda kind: str(keyed(kind)),
     "str with weights": lambda kind: str(keyed(kind, weights=WEIGHTS)),
     "str of variable strides": lambda kind: str(variable(kind, weights=WEIGHTS)),
-    "str of none": lambda kind: str(kind.KeyedJaggedTensor.empty()),
+    "str of none": lambda kind: [str(kind.KeyedJaggedTensor.empty()), str(kind.KeyedJaggedTensor([], torch.empty(0)))],
     "equal": lambda kind: kind.kjt_is_equal(keyed(kind), kind.KeyedJaggedTensor(["a", "b"], VALUES, offsets=OFFSETS)),
     "not equal": lambda kind: [
         kind.kjt_is_equal(keyed(kind), other)
         for other in (keyed(kind, weights=WEIGHTS), keyed(kind).permute([1, 0]), keyed(kind).split([1, 1])[0], 1)
+    ],
+    "equal by what they are told of keys": lambda kind: [
+        kind.kjt_is_equal(keyed(kind, length_per_key=[4, 4]), keyed(kind, length_per_key=sizes))
+        for sizes in ([4, 4], [3, 5])
     ],
     "pytree": lambda kind: pytree.tree_map(lambda each: each, keyed(kind, weights=WEIGHTS)),
     "pytree of variable strides": lambda kind: pytree.tree_map(
@@ -304,9 +362,61 @@ def made_of_tensors(kind: Any) -> torch.nn.Module:
     return Making()
 
 
+class Emptied(torch.nn.Module):
+    """What is left of a batch that is given, joined with another."""
+
+    def __init__(self, kind: Any) -> None:
+        super().__init__()
+        self.kind = kind.KeyedJaggedTensor
+
+    def forward(self, features: Any, others: Any) -> Any:
+        like = self.kind.empty_like(features)
+        joined = self.kind.concat([features, others])
+        return like.weights(), like.stride(), joined.keys(), joined.length_per_key()
+
+
 def test_symbolic_tracing_goes_through_batches_as_through_torchrecs() -> None:
+    assert_alike(
+        lambda kind: symbolic_trace(Emptied(kind))((batch := keyed(kind, weights=WEIGHTS).sync()), renamed(kind, batch))
+    )
     assert_alike(lambda kind: symbolic_trace(OfFeatures())(keyed(kind)))
     assert_alike(lambda kind: len(symbolic_trace(made_of_tensors(kind)).graph.nodes))
+
+
+def of_torch_script(kind: Any) -> Any:
+    """A program that makes batches and takes them apart."""
+    batch, feature = kind.KeyedJaggedTensor, kind.JaggedTensor
+
+    def program(values: Tensor, lengths: Tensor) -> Any:
+        made = batch.from_lengths_sync(["a", "b"], values, lengths)
+        parts = made.split([1, 0, 1])
+        like, none, bags = batch.empty_like(made), batch.empty(True), feature.empty()
+        told = (parts[0].keys(), parts[1].stride(), like.keys(), like.stride(), made.length_per_key())
+        return parts[2].values(), like.values(), none.weights(), bags.to_dense(), made["b"].to_dense(), told
+
+    return torch.jit.script(program)
+
+
+def test_torch_script_compiles_batches_as_torchrecs() -> None:
+    assert_alike(lambda kind: of_torch_script(kind)(VALUES, LENGTHS))
+    assert_alike(lambda kind: of_torch_script(kind)(VALUES, LENGTHS.long()))
+
+
+def test_a_trace_takes_batches_of_other_sizes_as_torchrecs() -> None:
+    class OffsetsOfA(torch.nn.Module):
+        def __init__(self, kind: Any) -> None:
+            super().__init__()
+            self.make = kind.KeyedJaggedTensor.from_offsets_sync
+
+        def forward(self, offsets: Tensor, values: Tensor) -> Tensor:
+            return self.make(keys=["a", "b"], values=values, offsets=offsets)["a"].offsets()
+
+    small = (torch.tensor([0, 1, 3]), VALUES[:3])
+
+    def traced(kind: Any) -> Any:
+        return torch.jit.trace(OffsetsOfA(kind), small, strict=False)
+
+    assert_alike(lambda kind: traced(kind)(OFFSETS.long(), VALUES))
 
 
 def bag_tables(prefix: str, **more: Any) -> list[Any]:
@@ -367,6 +477,44 @@ def test_rows_are_those_of_torchrecs(batch: str, need_indices: bool, request: py
     assert ours.embedding_names_by_table() == other.embedding_names_by_table()
 
 
+def pooled(output: Any) -> Any:
+    return [output.keys(), output.length_per_key(), plain(output.values())]
+
+
+@pytest.mark.parametrize(("pooling", "is_weighted"), [("SUM", False), ("SUM", True), ("MEAN", False)])
+def test_graphs_and_programs_of_bags_give_what_torchrecs_do(
+    pooling: str, is_weighted: bool, request: pytest.FixtureRequest
+) -> None:
+    tables = bag_tables(request.node.name, pooling=torchrec_configs.PoolingType[pooling])
+    other = EmbeddingBagCollection(tables, is_weighted=is_weighted)
+    ours = RecStoreEmbeddingBagCollection(tables, keyed_output=True, is_weighted=is_weighted)
+    import_torchrec(other.state_dict(), ours)
+    make = BATCHES["weights" if is_weighted else "plain"]
+    expected = torchrec_trace(other)(make(theirs))
+    for trace in (symbolic_trace, torchrec_trace):
+        graph: Any = trace(ours)
+        for kind in (sparse, theirs):
+            torch.testing.assert_close(graph(make(kind)).values(), expected.values())
+        with torch.no_grad():
+            for program in (torch.jit.script(graph), torch.jit.script(ours)):
+                assert pooled(program(make(sparse))) == pooled(ours(make(sparse)))
+
+
+@pytest.mark.parametrize("need_indices", [False, True])
+def test_graphs_and_programs_of_rows_give_what_torchrecs_do(need_indices: bool, request: pytest.FixtureRequest) -> None:
+    tables = row_tables(request.node.name)
+    other = EmbeddingCollection(tables, need_indices=need_indices)
+    ours = RecStoreEmbeddingCollection(tables, need_indices=need_indices)
+    import_torchrec(other.state_dict(), ours)
+    expected = plain(torchrec_trace(other)(ids(theirs)))
+    for trace in (symbolic_trace, torchrec_trace):
+        graph: Any = trace(ours)
+        assert plain(graph(ids(sparse))) == plain(graph(ids(theirs))) == expected
+        with torch.no_grad():
+            for program in (torch.jit.script(graph), torch.jit.script(ours)):
+                assert plain(program(ids(sparse))) == expected
+
+
 def test_states_go_both_ways(request: pytest.FixtureRequest) -> None:
     for make, tables, open_ours in (
         (EmbeddingBagCollection, bag_tables(f"{request.node.name} bags"), RecStoreEmbeddingBagCollection),
@@ -389,10 +537,23 @@ def test_a_device_is_that_of_the_module(request: pytest.FixtureRequest) -> None:
     other = EmbeddingBagCollection(bag_tables(request.node.name), device=device)
     ours = RecStoreEmbeddingBagCollection(bag_tables(request.node.name), device=device)
     assert ours.device == other.device == device
+    name = f"{request.node.name} 0"
+    assert ours.embedding_bags[name].weight.device == other.embedding_bags[name].weight.device == device
+    with device:
+        assert RecStoreEmbeddingBagCollection(bag_tables(f"{request.node.name} around")).device == device
+    rows = row_tables(request.node.name)
+    devices = [
+        made.embeddings[rows[0].name].weight.device
+        for made in (RecStoreEmbeddingCollection(rows), EmbeddingCollection(rows))
+    ]
+    assert devices == [torch.device("cpu")] * 2
 
 
 def test_a_table_twice_is_refused_as_torchrec_refuses_it() -> None:
-    tables = [bag_tables("twice")[0]] * 2
-    for make in (EmbeddingBagCollection, RecStoreEmbeddingBagCollection):
-        with pytest.raises(ValueError, match="name"):
-            make(tables)
+    for tables, makes in (
+        (bag_tables("twice"), (EmbeddingBagCollection, RecStoreEmbeddingBagCollection)),
+        (row_tables("rows twice"), (EmbeddingCollection, RecStoreEmbeddingCollection)),
+    ):
+        for make in makes:
+            with pytest.raises(ValueError, match="name"):
+                make([tables[0]] * 2)

@@ -61,6 +61,8 @@ def test_parts_of_a_batch_keep_their_strides() -> None:
     joined = KeyedJaggedTensor.concat(parts)
     assert joined.stride_per_key_per_rank() == [[3], [1]]
     assert kjt_is_equal(joined, variable())
+    assert joined.length_per_key_or_none() == [3, 3]
+    assert KeyedJaggedTensor.concat([variable()]).length_per_key_or_none() is None
     assert kjt_is_equal(KeyedJaggedTensor.from_jt_dict(variable().to_dict()), variable())
 
 
@@ -117,6 +119,10 @@ def test_batches_without_bags() -> None:
     assert (feature.values().dtype, feature.weights().dtype) == (torch.int64, torch.float64)
     assert feature.to_dense() == []
     assert KeyedJaggedTensor.empty().keys() == []
+    assert KeyedJaggedTensor([], IDS[:0]).to_dict() == {}
+    none = torch.empty(0)
+    for given in ({"lengths": none}, {"offsets": none}):
+        assert KeyedJaggedTensor(["a"], none, **given)["a"].to_dense() == []
     like = KeyedJaggedTensor.empty_like(KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([2, 4])))
     assert (like.keys(), like.stride(), like.values().dtype) == ([], 2, torch.int64)
     there = KeyedJaggedTensor.empty_like(variable(inverse_indices=INVERSE), torch.device("meta"))
@@ -136,6 +142,9 @@ def test_dense_bags_become_jagged_and_back() -> None:
     assert padded.tolist() == [[0.5, 1.0, -1.0], [-1.0] * 3, [1.5, 2.0, 2.5]]
     taken = JaggedTensor.from_dense_lengths(IDS.view(2, 3), torch.tensor([1, 2]), IDS.view(2, 3) * 0.5)
     assert (taken.values().tolist(), taken.weights().tolist()) == ([1, 4, 5], [0.5, 2.0, 2.5])
+    graph = fx.symbolic_trace(JaggedTensor.from_dense_lengths)
+    assert jt_is_equal(graph(IDS.view(2, 3), torch.tensor([1, 2]), IDS.view(2, 3) * 0.5), taken)
+    assert graph(IDS.view(2, 3), torch.tensor([3, 3])).weights_or_none() is None
     assert JaggedTensor(IDS, lengths=torch.tensor([6])).to_dense_weights() is None
     assert JaggedTensor(IDS, lengths=torch.tensor([6])).to_padded_dense_weights() is None
 
@@ -235,6 +244,7 @@ def test_equal_batches_are_told_from_others() -> None:
         assert not jt_is_equal(feature, other)  # type: ignore[arg-type]
     for other in (variable().permute([1, 0]), variable(weights=torch.ones(6)), 1):
         assert not kjt_is_equal(variable(), other)  # type: ignore[arg-type]
+    assert not kjt_is_equal(variable(length_per_key=[2, 4]), variable(length_per_key=[3, 3]))
 
 
 def test_modules_take_batches_apart_and_join_them() -> None:
@@ -254,14 +264,24 @@ class Scripted(nn.Module):
         return joined["a"].to_padded_dense(2), swapped.keys(), first, made
 
 
-def test_torch_script_compiles_the_classes() -> None:
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_torch_script_compiles_the_classes(dtype: torch.dtype) -> None:
     module = Scripted()
-    batch = KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS)
+    batch = KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS.to(dtype))
     expected, got = module(batch), torch.jit.script(module)(batch)
     assert torch.equal(got[0], expected[0])
     assert got[1] == expected[1] == ["b", "a"]
     assert torch.equal(got[2], expected[2])
     assert kjt_is_equal(got[3], expected[3])
+
+
+def test_torch_script_makes_batches_of_nothing() -> None:
+    like = torch.jit.script(KeyedJaggedTensor.empty_like)(variable())
+    assert (like.keys(), like.stride_per_key_per_rank(), like.values().numel()) == ([], [[3], [1]], 0)
+    assert torch.jit.script(JaggedTensor.empty_like)(variable()["a"]).to_dense() == []
+    for empty_like, of in ((KeyedJaggedTensor.empty_like, variable()), (JaggedTensor.empty_like, variable()["a"])):
+        with pytest.raises(torch.jit.Error, match="in TorchScript empty_like takes no device"):
+            torch.jit.script(empty_like)(of, torch.device("meta"))
 
 
 class Traced(nn.Module):
@@ -360,7 +380,8 @@ def test_a_new_table_starts_with_what_its_init_fn_fills_in(table_name: Callable[
 
 def test_a_collection_says_its_device(table_name: Callable[[], str]) -> None:
     bags = RecStoreEmbeddingBagCollection([EmbeddingBagConfig(table_name(), 3, 2, ["a"])], device="meta")
-    assert bags.device == torch.device("meta")
+    (weight,) = (bag.weight for bag in bags.embedding_bags.values())
+    assert bags.device == weight.device == copy.deepcopy(weight).device == torch.device("meta")
     assert bags(KeyedJaggedTensor(["a"], IDS[:2], lengths=torch.tensor([2]))).device == torch.device("cpu")
 
 

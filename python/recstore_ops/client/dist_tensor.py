@@ -49,7 +49,7 @@ class DistTensor:
 
     __module__ = "recstore_ops"
 
-    __slots__ = ("__weakref__", "_options", "_owner", "_shape", "_table")
+    __slots__ = ("__weakref__", "_device", "_options", "_owner", "_shape", "_table")
 
     def __init__(
         self,
@@ -83,21 +83,28 @@ class DistTensor:
         self._shape = tuple(shape)
         self._options = options
         self._owner = type(self).__name__
+        self._device = torch.device("cpu")
 
     @classmethod
-    def over(cls, table: Table, shape: Sequence[int | None], owner: str = "DistTensor") -> "DistTensor":
-        """A persistent view of an open table, which errors name by its owner.
+    def over(
+        cls,
+        table: Table,
+        shape: Sequence[int | None],
+        owner: str = "DistTensor",
+        device: torch.device | None = None,
+    ) -> "DistTensor":
+        """A persistent view of an open table, which errors name by its owner, a module of a device.
 
         Without a bound its first size is the number of rows.
         """
         view = cls.__new__(cls)
         view._set(table, shape, None)
-        view._owner = owner
+        view._owner, view._device = owner, device or view._device
         return view
 
     def __reduce__(self) -> tuple[Callable[..., "DistTensor"], tuple[object, ...]]:
         if self._options is None:
-            return (DistTensor.over, (self.table, self._shape, self._owner))
+            return (DistTensor.over, (self.table, self._shape, self._owner, self._device))
         check_not_spawning(self.name, self.table.table_id, self._owner)
         return (DistTensor.reopen, (self._shape, self.dtype, self.name, *self._options))
 
@@ -121,7 +128,9 @@ class DistTensor:
     def __deepcopy__(self, memo: dict[int, Any]) -> "DistTensor":
         """A tensor over a copy of the rows, which goes with its last owner; see `Table`."""
         if id(self) not in memo:
-            copied = memo[id(self)] = type(self).over(copy.deepcopy(self.table, memo), self._shape, self._owner)
+            copied = memo[id(self)] = type(self).over(
+                copy.deepcopy(self.table, memo), self._shape, self._owner, self._device
+            )
             if self._options is not None:
                 _, is_gdata = self._options
                 copied._options = (False, is_gdata)
@@ -148,6 +157,11 @@ class DistTensor:
     def dtype(self) -> torch.dtype:
         """The type rows are kept in."""
         return ROW_TYPES[self._table.config.dtype]
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the module that this is the weight of, else the CPU; rows stay in the store."""
+        return self._device
 
     @property
     def requires_grad(self) -> bool:

@@ -28,6 +28,7 @@ class ClosedModule(nn.Module, metaclass=_ClosedType):
     """A module over tables that takes no further public attributes once it is made."""
 
     _is_closed = False
+    _is_in_collection = False
     _fixed: ClassVar[frozenset[str]] = frozenset()
     """Attributes that describe an open table, and so must keep their values."""
 
@@ -37,6 +38,8 @@ class ClosedModule(nn.Module, metaclass=_ClosedType):
 
     def __prepare_scriptable__(self) -> Any:
         """What `torch.jit.script` asks for."""
+        if self._is_in_collection:
+            return self  # The collection reads the table, and its program has no module for it.
         raise refused_by_script(type(self).__name__, [table.name for table in self.tables()])
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -156,8 +156,9 @@ class TableModule(ClosedModule):
     @property
     def weight(self) -> DistTensor:
         """The table as a `DistTensor` that outlives this module; of a sharded one this rank's rows only."""
-        owner = f"the weight of {type(self).__name__}"
-        return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim), owner)
+        owner, stand_in = f"the weight of {type(self).__name__}", self._parameters.get("weight")
+        device = None if stand_in is None else stand_in.device
+        return DistTensor.over(self.table, (self.num_embeddings, self.embedding_dim), owner, device)
 
     @property
     def frozen(self) -> bool:

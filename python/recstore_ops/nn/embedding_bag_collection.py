@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from typing_extensions import Unpack
 
 from recstore_ops.autograd import _EagerEBCFunction, _RecStoreEBCFunction
@@ -20,15 +21,16 @@ from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.features import Features, features_at
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
+from recstore_ops.nn.scripted import batch_of_outputs, pooled_rows, refuse_gradients
 from recstore_ops.nn.table_collection import Output, TableCollection
 from recstore_ops.nn.variable_batch import expanded, with_one_stride, without_weights
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import pool_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_bags, sharded_rows
-from recstore_ops.sparse import KeyedJaggedTensor
+from recstore_ops.sparse import KeyedJaggedTensor, KeyedTensor
 from recstore_ops.sparse._bags import bag_of_each
-from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.sparse._torchrec import Batch, type_beside
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids, check_weights
 from recstore_ops.table.shard import Shard
@@ -79,6 +81,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
     """
 
     __module__ = "recstore_ops"
+    __constants__ = ("_program_is_keyed",)
+    _program_is_keyed = False
 
     @takes(TableOptions, DEFAULTS)
     def __init__(
@@ -107,7 +111,8 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
         self._prefetches = PendingPrefetches()
         self._prefetch_handles: dict[str, int] = {}
 
-    def forward(self, features: Any) -> Any:
+    # Without a type of what it gives, which TorchScript then finds.
+    def forward(self, features: Batch):
         """Pools the bags of every feature.
 
         Args:
@@ -126,6 +131,13 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
                 there are ids behind the last bag.
             IndexError: an id out of its table's `num_embeddings`.
         """
+        if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            return self._scripted(features)
+        else:
+            return self._recorded(features) if isinstance(features, Proxy) else self._eager(features)
+
+    def _eager(self, features: Any) -> Any:
+        """What `forward` gives outside of TorchScript."""
         pooled_BD = self._pooled_sharded(features) if self._is_sharded() else self._pooled_here(features)
         output_dtype = self._output_dtype()
         if pooled_BD.dtype != output_dtype:
@@ -136,6 +148,31 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
             return pooled_BD.view(pooled_BD.shape[0], len(dims), dims[0])
         names = [output.name for output in self._outputs]
         return type_beside(features, "KeyedTensor")(keys=names, length_per_key=dims, values=pooled_BD)
+
+    def _scripted(self, features: KeyedJaggedTensor):
+        """What `torch.jit.script` compiles in the place of `forward`."""
+        weights = features.weights_or_none()
+        if self._program_is_weighted and weights is None:
+            raise ValueError("the collection is_weighted, and the batch has no weights")
+        refuse_gradients(self._program_is_trained or (weights is not None and weights.requires_grad))
+        batch = batch_of_outputs(features, self._program_features)
+        weights = None if self._program_is_unweighted else batch.weights_or_none()
+        tables, dims = self._program_tables, self._program_dims
+        pooled_BD = pooled_rows(batch, weights, tables, dims, self._program_means).to(self._program_dtype)
+        if self._program_is_keyed:
+            return KeyedTensor(self._program_names, dims, pooled_BD)
+        else:
+            return pooled_BD.reshape(pooled_BD.shape[0], len(dims), dims[0])
+
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks for: gives it what programs read."""
+        self._prepare_program()
+        dims = self._dims(self._outputs)
+        self._program_means = [bag.mode == "mean" for bag in self._modules_of(self._outputs)]
+        self._program_is_weighted, self._program_is_unweighted = self._is_weighted is True, self._is_weighted is False
+        self._program_is_keyed = self.keyed_output or len(set(dims)) > 1
+        self._program_dtype = self._output_dtype()
+        return self
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         """What describes the tables."""

@@ -1,20 +1,23 @@
 """`RecStoreEmbeddingCollection`: the sparse features of a batch, each id with its row of a table that grows by id."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
 from typing_extensions import Unpack
 
 from recstore_ops.config.collection_config import EmbeddingConfig
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.dist_embedding import DistEmbedding
+from recstore_ops.nn.scripted import batch_of_outputs, refuse_gradients, rows_by_name
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.sharding.pooling import spread_rows
 from recstore_ops.sharding.rows import Request, failing_together, sharded_rows
-from recstore_ops.sparse._torchrec import type_beside
+from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor
+from recstore_ops.sparse._torchrec import Batch, Feature, type_beside
 from recstore_ops.table.checks import check_ids
 
 
@@ -61,7 +64,7 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
         self._embedding_configs = self._configs
         self._need_indices = need_indices
 
-    def forward(self, features: Any) -> dict[str, Any]:
+    def forward(self, features: Batch) -> dict[str, Feature]:
         """Reads the row of every id.
 
         Args:
@@ -78,6 +81,14 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
             ValueError: features are missing or there are others.
             IndexError: an id out of its table's `num_embeddings`.
         """
+        if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            return self._scripted(features)
+        else:
+            is_symbolic = isinstance(features, Proxy)
+            return cast(Any, self._recorded(features)) if is_symbolic else self._eager(features)
+
+    def _eager(self, features: Any) -> dict[str, Any]:
+        """What `forward` gives outside of TorchScript."""
         values = self._sharded_rows(features) if self._is_sharded() else self._rows(features)
         parts = self._checked(features).to_dict()
         jagged = type_beside(features, "JaggedTensor")
@@ -87,6 +98,20 @@ class RecStoreEmbeddingCollection(TableCollection[EmbeddingConfig, DistEmbedding
             weights = part.values() if self._need_indices else part.weights_or_none()
             rows[output.name] = jagged(values=each, weights=weights, lengths=part.lengths())
         return rows
+
+    def _scripted(self, features: KeyedJaggedTensor) -> dict[str, JaggedTensor]:
+        """What `torch.jit.script` compiles in the place of `forward`."""
+        refuse_gradients(self._program_is_trained)
+        batch = batch_of_outputs(features, self._program_features)
+        return rows_by_name(
+            batch, self._program_tables, self._program_dims, self._program_names, self._program_needs_indices
+        )
+
+    def __prepare_scriptable__(self) -> Any:
+        """What `torch.jit.script` asks for: gives it what programs read."""
+        self._prepare_program()
+        self._program_needs_indices = self._need_indices
+        return self
 
     def requests(self, features: Any) -> list[Request]:
         """What a forward of these features looks up in sharded tables, for `ShardedPipeline`."""

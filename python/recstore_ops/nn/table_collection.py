@@ -5,6 +5,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from recstore_ops.client.client import RecStoreClient, get_kv_client
@@ -62,6 +63,12 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         RuntimeError: several processes without a `process_group`, or another rank could not make its tables.
     """
 
+    __jit_ignored_attributes__ = ("_modules_of_tables",)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__jit_unused_properties__ = [name for name in dir(cls) if isinstance(getattr(cls, name, None), property)]
+
     def __init__(
         self,
         kind: type[_Config],
@@ -79,6 +86,8 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         modules = [open_table(table, lr, table.options(options)) for table in tables]
         super().__init__()
         self._configs = tables
+        for module in modules:
+            module._is_in_collection = True
         self._modules_of_tables = nn.ModuleList(modules)
         self._tables = [module.table for module in modules]
         self._outputs = _outputs(tables)
@@ -88,8 +97,9 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
             self.to(device)
 
     def __getstate__(self) -> dict[str, Any]:
+        state = {name: value for name, value in self.__dict__.items() if not name.startswith("_program_")}
         # As plain tuples: a pickle must not name a type that is not public.
-        state = {**self.__dict__, "_outputs": [tuple(output) for output in self._outputs]}
+        state["_outputs"] = [tuple(output) for output in self._outputs]
         del state["_tables"]
         return state
 
@@ -113,6 +123,16 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
         return list(self._tables)
 
     @property
+    def _itself(self) -> "TableCollection[_Config, _Module]":
+        """What a graph of this collection alone calls."""
+        return self
+
+    def _recorded(self, features: Proxy) -> Proxy:
+        """The lookup as one node of the graph that `torch.fx` makes, for which a collection is a leaf."""
+        tracer: Any = features.tracer
+        return tracer.create_proxy("call_module", tracer.path_of_module(self) or "_itself", (features,), {})
+
+    @property
     def device(self) -> torch.device:
         """The device of the module; what `forward` gives lies on that of the ids."""
         return next(self.parameters()).device
@@ -124,6 +144,21 @@ class TableCollection(ClosedModule, Generic[_Config, _Module]):
 
     def _is_sharded(self) -> bool:
         return self._tables[0].is_sharded
+
+    def _prepare_program(self) -> None:
+        """Sets what a program of `torch.jit.script` reads.
+
+        Raises:
+            TypeError: the tables are sharded.
+        """
+        if self._is_sharded():
+            super().__prepare_scriptable__()
+        tables = self._tables_of(self._outputs)
+        self._program_tables = [table.handle for table in tables]
+        self._program_is_trained = any(table.requires_grad for table in tables)
+        self._program_dims = [table.dim for table in tables]
+        self._program_features = [output.feature for output in self._outputs]
+        self._program_names = [output.name for output in self._outputs]
 
     def reset_parameters(self) -> None:
         """Brings all rows back to their initial values, without slots; see `DistEmbedding.reset_parameters`."""

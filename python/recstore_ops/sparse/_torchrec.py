@@ -1,10 +1,17 @@
 """Takes TorchRec's batches beside our own, and answers in kind."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from recstore_ops import sparse
+from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recstore_ops.sparse.transforms import refuse_symbolic
+
+# What takes and gives batches of either package, which have no type in common. TorchScript takes and gives ours.
+if TYPE_CHECKING:
+    Batch = Feature = Any
+else:
+    Batch, Feature = KeyedJaggedTensor, JaggedTensor
 
 
 def own_batch(features: Any) -> KeyedJaggedTensor:

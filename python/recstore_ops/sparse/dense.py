@@ -19,9 +19,14 @@ def within_lengths(size: int, lengths: Tensor) -> Tensor:
     return place_L.unsqueeze(0) < lengths.unsqueeze(1)
 
 
+def masked(values: Tensor | None, is_taken: Tensor) -> Tensor | None:
+    """The values that are taken, where there are any."""
+    return None if values is None else values[is_taken]
+
+
 def cut(values: Tensor, offsets: Tensor) -> list[Tensor]:
     """The values of each bag."""
-    bounds: list[int] = offsets.tolist()
+    bounds: list[int] = offsets.to(torch.int64).tolist()
     return [values[bounds[bag] : bounds[bag + 1]] for bag in range(len(bounds) - 1)]
 
 

@@ -18,8 +18,12 @@ def kjt_is_equal(kjt_1: KeyedJaggedTensor, kjt_2: KeyedJaggedTensor) -> bool:
     """Whether two batches have the same features in the same order, and these the same bags and weights."""
     if not isinstance(kjt_1, KeyedJaggedTensor) or not isinstance(kjt_2, KeyedJaggedTensor):
         return False
-    told = [(kjt.keys(), kjt.stride(), kjt.stride_per_key()) for kjt in (kjt_1, kjt_2)]
-    return told[0] == told[1] and _have_equal_bags(kjt_1, kjt_2)
+    return _told(kjt_1) == _told(kjt_2) and _have_equal_bags(kjt_1, kjt_2)
+
+
+def _told(kjt: KeyedJaggedTensor) -> tuple[object, ...]:
+    """What a batch says of its features, which it may have been given."""
+    return kjt.keys(), kjt.stride(), kjt.stride_per_key(), kjt.length_per_key(), kjt.offset_per_key()
 
 
 def _have_equal_bags(one: JaggedTensor | KeyedJaggedTensor, other: JaggedTensor | KeyedJaggedTensor) -> bool:

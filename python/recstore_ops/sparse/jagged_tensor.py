@@ -4,13 +4,18 @@ Shape suffixes: N values, B examples, L longest bag. TorchScript compiles the cl
 """
 
 import torch
+import torch.fx
 from torch import Tensor
 
 from recstore_ops.sparse._bags import check_bags, check_values, lengths_of, may_keep, offsets_of
-from recstore_ops.sparse.dense import cut, lengths_of_each, padded, within_lengths
+from recstore_ops.sparse.dense import cut, lengths_of_each, masked, padded, within_lengths
 from recstore_ops.sparse.printing import block, jagged_text
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.tensors import BatchTensors
+
+# `torch.fx.symbolic_trace` records these, for it knows neither sizes nor whether there are weights.
+torch.fx.wrap("masked")
+torch.fx.wrap("within_lengths")
 
 
 class _PrintedBags(BatchTensors):
@@ -76,7 +81,10 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
     def empty_like(jt: "JaggedTensor", device: torch.device | None = None) -> "JaggedTensor":
         """No bags, of the types of another; with a device tensors of the same shapes there, not filled."""
         if device is not None:
-            return jt._mapped(lambda tensor: torch.empty_like(tensor, device=device))
+            if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+                raise ValueError("in TorchScript empty_like takes no device")
+            else:
+                return jt._not_filled(device)
         weights = jt.weights_or_none()
         return JaggedTensor(
             jt.values().new_empty(0), None if weights is None else weights.new_empty(0), jt.lengths().new_empty(0)
@@ -92,7 +100,7 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
             weights: `[B, L, ...]`.
         """
         is_taken_BL = within_lengths(values.shape[1], lengths)
-        return JaggedTensor(values[is_taken_BL], None if weights is None else weights[is_taken_BL], lengths)
+        return JaggedTensor(values[is_taken_BL], masked(weights, is_taken_BL), lengths)
 
     @staticmethod
     def from_dense(values: list[Tensor], weights: list[Tensor] | None = None) -> "JaggedTensor":

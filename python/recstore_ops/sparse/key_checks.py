@@ -5,11 +5,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from recstore_ops.sparse._bags import check_bags, may_keep
 
-def check_keys(batch: Any) -> None:
-    """Refuses keys, strides and kept numbers of a `KeyedJaggedTensor` that do not fit together."""
+
+def accept_batch(batch: Any) -> None:
+    """Refuses bags, keys, strides and kept numbers of a `KeyedJaggedTensor` that do not fit together.
+
+    A batch of no features and no bags need not say so: it is given lengths and offsets.
+    """
+    if not batch._keys and batch._lengths is None and batch._offsets is None:
+        batch._lengths = torch.empty(0, dtype=torch.int32, device=batch._values.device)
+    check_bags(batch._values, batch._lengths, batch._offsets, 2)
     keys, stride, strides_FR = batch._keys, batch._stride, batch._stride_per_key_per_rank
     bags = batch._num_bags()
+    if may_keep() and bags == 0 and batch._offset_per_key is None:
+        batch._offset_per_key = [0] * (len(keys) + 1)  # There may be no offset to look them up in.
     if batch._index_per_key is None and len(set(keys)) < len(keys):
         raise ValueError(f"keys must be distinct, got {keys}")
     for name in ("stride_per_key", "length_per_key", "offset_per_key", "lengths_offset_per_key"):

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from recstore_ops.sparse._bags import (
     bounds_of,
-    check_bags,
     check_cover,
     check_values,
     lengths_of,
@@ -21,7 +20,7 @@ from recstore_ops.sparse.apart import taken_apart
 from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.joining import joined_inverse_indices, joined_weights
-from recstore_ops.sparse.key_checks import check_keys, check_places
+from recstore_ops.sparse.key_checks import accept_batch, check_places
 from recstore_ops.sparse.keyed_batch import KeyedBatch
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.variable_batch import (
@@ -44,7 +43,8 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         keys: the names of the F features.
         values: `[N]`: the ids of all bags, one bag after the other.
         weights: `[N]`: a weight for each id.
-        lengths: int32 or int64, `[F * B]` or `[F, B]`: the number of ids of each bag. Lengths or offsets must be given.
+        lengths: int32 or int64, `[F * B]` or `[F, B]`: the number of ids of each bag. Lengths or offsets must be given,
+            but where there are no keys.
         offsets: int32 or int64, `[F * B + 1]`: where each bag starts, and the end of the last one.
         stride: the number of examples B; told by the number of bags where absent.
         stride_per_key_per_rank: the number of examples of each feature and of each rank that the batch comes from,
@@ -108,8 +108,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         self._inverse_indices = inverse_indices
         if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
             check_values(values, weights)
-            check_bags(values, lengths, offsets, 2)
-            check_keys(self)
+            accept_batch(self)
 
     @staticmethod
     def from_offsets_sync(
@@ -316,7 +315,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         strides_FR = self._stride_per_key_per_rank
         if strides_FR is None:
             return torch.jit.annotate(list[list[int]], [])
-        strides: list[list[int]] = strides_FR.tolist()
+        strides: list[list[int]] = strides_FR.to(torch.int64).tolist()
         return strides
 
     def variable_stride_per_key(self) -> bool:
@@ -497,7 +496,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             places = torch.arange(len(self._keys) + 1, dtype=torch.int64, device=offsets.device) * self.stride()
         else:
             places = torch.tensor(self.lengths_offset_per_key(), dtype=torch.int64, device=offsets.device)
-        bounds: list[int] = offsets[places].tolist()
+        bounds: list[int] = offsets[places].to(torch.int64).tolist()
         return bounds
 
     def _between(self, first: int, last: int) -> "KeyedJaggedTensor":
@@ -561,8 +560,12 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         raise ValueError(f"batches must have equally many examples, got {strides}")
     keys = torch.jit.annotate(list[str], [])
     strides_FR = torch.jit.annotate(list[Tensor], [])
+    sizes = torch.jit.annotate(list[int], [])
     for batch in batches:
         keys += batch.keys()
+        sizes_of = batch.length_per_key_or_none()
+        if sizes_of is not None:
+            sizes += sizes_of
         strides_of = batch._stride_per_key_per_rank
         if strides_of is not None:
             strides_FR.append(strides_of)
@@ -573,6 +576,7 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         torch.cat([batch.lengths().reshape(-1) for batch in batches]),
         stride=None if any(are_variable) else strides[0],
         stride_per_key_per_rank=torch.cat(strides_FR) if any(are_variable) else None,
+        length_per_key=sizes if len(sizes) == len(keys) else None,
         inverse_indices=joined_inverse_indices([batch.inverse_indices_or_none() for batch in batches]),
     )
 
@@ -580,10 +584,13 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
 @torch.fx.wrap
 def _empty_like(batch: KeyedJaggedTensor, device: torch.device | None) -> KeyedJaggedTensor:
     if device is not None:
-        return batch._mapped(lambda tensor: torch.empty_like(tensor, device=device))
+        if torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            raise ValueError("in TorchScript empty_like takes no device")
+        else:
+            return batch._not_filled(device)
     weights = batch.weights_or_none()
     return KeyedJaggedTensor(
-        [],
+        torch.jit.annotate(list[str], []),
         batch.values().new_empty(0),
         None if weights is None else weights.new_empty(0),
         batch.lengths().new_empty(0),

@@ -51,6 +51,9 @@ class BatchTensors:
                 own.copy_(others, non_blocking=non_blocking)
         return self
 
+    def _not_filled(self, device: torch.device) -> Self:
+        return self._mapped(lambda tensor: torch.empty_like(tensor, device=device))
+
     def _mapped(self, function: Callable[[Tensor], Tensor]) -> Self:
         made = copy.copy(self)
         for name in self._tensors:
