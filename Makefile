@@ -285,8 +285,8 @@ stranger: wheel ## times the first steps of a stranger: a clone, a wheel, a CSV 
 	$(BIN)/python .ci/stranger.py $(ARGS)
 
 .PHONY: compat
-compat: wheel ## runs the op tests of one wheel on several torch versions, in docs/compat.md
-	$(BIN)/python .ci/compat.py dist/*.whl
+compat: wheel ## runs the op tests of one wheel on several torch versions, in docs/compat.md; ARGS="--python PATHS" for others
+	$(BIN)/python .ci/compat.py dist/*.whl $(ARGS)
 
 PEERS := .venv-peers
 PEERS_PIP := $(PEERS)/bin/python -m pip --disable-pip-version-check

@@ -1,42 +1,52 @@
-"""Runs the op tests of one wheel on several releases of torch and writes docs/compat.md.
+"""Runs the op tests of one wheel on several releases of torch, or of Python, and writes docs/compat.md.
 
-Each release gets an environment of its own, which is deleted before the next, for torch is large. It also writes a
-bundle, and answers those of the releases before.
+Each gets an environment of its own, which is deleted before the next, for torch is large. It also writes a bundle, and
+answers those of the releases before. Runs of the same wheel add their rows to the page's, those on other systems too if
+the page is taken there and back.
 """
 
 from __future__ import annotations
 
-import platform
+import argparse
+import hashlib
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 # The one of development comes first: all others answer its bundle.
 TORCH_VERSIONS = ("2.13.0", "2.11.0", "2.15.0")
 ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs" / "compat.md"
 TESTS = ROOT / "tests" / "python"
 ENVIRONMENT = ROOT / "build" / "compat"
 BUNDLES = ROOT / "build" / "compat-bundles"
-PINNED = ("hypothesis", "pytest", "pytest-timeout")
+PINNED = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist")
 
 
-def main(wheel: Path) -> int:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("--torch", nargs="+", default=TORCH_VERSIONS, help="releases of torch [%(default)s]")
+    parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters [the one that runs this]")
+    options = parser.parse_args()
+    wheel = options.wheel.resolve()
     shutil.rmtree(BUNDLES, ignore_errors=True)
-    rows = sorted(test_on(version, wheel) for version in TORCH_VERSIONS)
-    (ROOT / "docs").mkdir(exist_ok=True)
-    (ROOT / "docs" / "compat.md").write_text(page(wheel, rows), encoding="utf-8")
+    rows = [test_on(version, python, wheel) for python in options.python for version in options.torch]
+    known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    PAGE.write_text(page(wheel, [*rows_of(wheel, known), *rows]), encoding="utf-8")
     print("\n".join(rows))
     return 0 if all("failed" not in row and "error" not in row for row in rows) else 1
 
 
-def test_on(version: str, wheel: Path) -> str:
-    """Returns the row of the table for one release of torch."""
-    print(f"== {wheel.name} on torch {version}", flush=True)
+def test_on(version: str, interpreter: str, wheel: Path) -> str:
+    """Returns the row of the table for one release of torch and one interpreter."""
+    print(f"== {wheel.name} on torch {version}, {interpreter}", flush=True)
     shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     try:
-        subprocess.run([sys.executable, "-m", "venv", ENVIRONMENT], check=True)
+        subprocess.run([interpreter, "-m", "venv", ENVIRONMENT], check=True)
         python = ENVIRONMENT / "bin" / "python"
         install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         subprocess.run([*install, f"torch=={version}", *pinned_tools(), f"{wheel}[train]"], check=True)
@@ -48,26 +58,35 @@ def test_on(version: str, wheel: Path) -> str:
             "test_program_graphs.py",
         )
         tests = [*sorted(TESTS.glob("test_*ops.py")), *(TESTS / name for name in more)]
-        command = [python, "-m", "pytest", "--quiet", *tests]
+        command = [python, "-m", "pytest", "--quiet", "-n", "2", "--dist", "loadfile", *tests]
         run = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-        answered = exchange_bundles(version, python)
+        on = f"{version} | {described(python)}"
+        answered = exchange_bundles(on.replace(" | ", "-"), python)
     finally:
         shutil.rmtree(ENVIRONMENT, ignore_errors=True)
     print(run.stdout, flush=True)
-    return f"| {version} | {platform.python_version()} | {summary(run)} | {answered} |"
+    return f"| {on} | {summary(run)} | {answered} |"
 
 
-def exchange_bundles(version: str, python: Path) -> str:
-    """Writes a bundle with one release of torch, and says whose bundles it answers as the models that were written."""
+def described(python: Path) -> str:
+    """Returns the releases of an interpreter and of its C library, as the table has them."""
+    program = "import platform; print(platform.python_version(), platform.libc_ver()[1], sep=' | ')"
+    return subprocess.run([python, "-c", program], check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+
+
+def exchange_bundles(name: str, python: Path) -> str:
+    """Writes a bundle, and says of how many of those that were written so far the answers are those of their models."""
 
     def succeeds(what: str, folder: Path) -> bool:
         return subprocess.run([python, ROOT / ".ci" / "compat_bundle.py", what, folder], cwd=ROOT).returncode == 0
 
-    own = BUNDLES / version
+    own = BUNDLES / name
     own.mkdir(parents=True)
     if not succeeds("write", own):
         return "failed to write one"
-    return ", ".join(each.name if succeeds("read", each) else f"{each.name}: failed" for each in BUNDLES.iterdir())
+    written = sorted(BUNDLES.iterdir())
+    failed = [each.name for each in written if not succeeds("read", each)]
+    return f"failed: {', '.join(failed)}" if failed else f"{len(written)} of {len(written)}"
 
 
 def summary(run: subprocess.CompletedProcess[str]) -> str:
@@ -83,20 +102,35 @@ def pinned_tools() -> list[str]:
     return [line for line in lines if line.split("==")[0] in PINNED]
 
 
-_HEAD = "| torch | Python | tests of operators and frozen tables | answers bundles of, to the bit |"
+_HEAD = "| torch | Python | glibc | tests of operators and frozen tables | bundles answered to the bit |"
 
 
-def page(wheel: Path, rows: list[str]) -> str:
-    table = "\n".join([_HEAD, "|---|---|---|---|", *rows])
-    return f"""# One wheel, several releases of torch
+def rows_of(wheel: Path, known: str) -> list[str]:
+    """Returns the rows of a page, if it is about this wheel."""
+    return re.findall(r"^\| \d.*$", known, flags=re.MULTILINE) if digest(wheel) in known else []
 
-`make compat` builds `{wheel.name}` once and
-runs the tests of operators, of compiled models, of frozen tables and of the graphs of bundles with it. Each release
-writes a bundle and answers it, and those of the releases that ran before it:
+
+def digest(wheel: Path) -> str:
+    return hashlib.sha256(wheel.read_bytes()).hexdigest()[:12]
+
+
+def page(wheel: Path, rows: Iterable[str]) -> str:
+    newest = {tuple(row.split(" | ")[:3]): row for row in rows}
+    table = "\n".join([_HEAD, "|---|---|---|---|---|", *sorted(newest.values(), key=releases)])
+    return f"""# One wheel, several releases of torch and Python
+
+`make compat` builds `{wheel.name}` once (SHA-256
+`{digest(wheel)}`...) and runs the tests of operators, of compiled models, of frozen tables and of the graphs of bundles
+with it. Each run writes a bundle and answers it, and those that were written before it:
 
 {table}
 """
 
 
+def releases(row: str) -> list[int]:
+    """Returns the releases that begin a row, to sort by."""
+    return [int(number) for number in re.findall(r"\d+", " ".join(row.split(" | ")[:3]))]
+
+
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    sys.exit(main())

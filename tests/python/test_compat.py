@@ -1,6 +1,7 @@
 """What `make compat` says of a run of the tests with another torch."""
 
 import subprocess
+from pathlib import Path
 
 import pytest
 from ci_programs import program
@@ -21,3 +22,18 @@ pytestmark = pytest.mark.tier("quick")
 def test_a_run_that_did_not_end_by_itself_is_an_error(code: int, output: str, expected: str) -> None:
     run = subprocess.CompletedProcess(["pytest"], code, stdout=output)
     assert program("compat").summary(run) == expected
+
+
+def test_runs_of_the_same_wheel_share_a_page_and_each_place_has_its_newest_row(tmp_path: Path) -> None:
+    compat, wheel = program("compat"), tmp_path / "a.whl"
+    wheel.write_bytes(b"one")
+    rows = ["| 2.13.0 | 3.11.7 | 2.36 | 1 failed | 1 of 1 |", "| 2.9.0 | 3.11.7 | 2.36 | 2 passed | 1 of 1 |"]
+    first = compat.page(wheel, rows)
+    assert compat.rows_of(wheel, first) == rows[::-1], "in the order of releases, not of letters"
+    again = "| 2.13.0 | 3.11.7 | 2.36 | 2 passed | 1 of 1 |"
+    elsewhere = "| 2.13.0 | 3.11.7 | 2.31 | 2 passed | 1 of 1 |"
+    second = compat.page(wheel, [*compat.rows_of(wheel, first), again, elsewhere])
+    assert compat.rows_of(wheel, second) == [rows[1], elsewhere, again]
+
+    wheel.write_bytes(b"another")
+    assert compat.rows_of(wheel, second) == []
