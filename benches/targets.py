@@ -6,7 +6,18 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from benches.cells import collection, frozen, lookup, ngram_memory, one_id, optimizers, quantized, row_types, step
+from benches.cells import (
+    collection,
+    frozen,
+    lookup,
+    ngram_memory,
+    one_id,
+    optimizers,
+    quantized,
+    row_types,
+    rules,
+    step,
+)
 from benches.cells.one_table import OURS, YARDSTICK
 from benches.cells.setting import BATCH, MILLION
 from benches.competitors import fbgemm
@@ -196,6 +207,17 @@ _OF_CASES: tuple[_Ratio | _Time, ...] = (
     _Ratio("full step of FTRL over AdaGrad's", 1.2, optimizers.CELL, optimizers.FTRL, optimizers.ADAGRAD),
     _Ratio(
         "full step of row-wise AdaGrad over AdaGrad's", 1.2, optimizers.CELL, optimizers.ROWWISE, optimizers.ADAGRAD
+    ),
+    *(
+        _Ratio(
+            f"full step of {rule.name} over AdaGrad's",
+            1.25 * rule.bytes_over_adagrad,
+            rules.CELL,
+            rules.RULE,
+            rules.ADAGRAD,
+            {"rule": rule.name},
+        )
+        for rule in rules.RULES
     ),
     *(target for shape in collection.SHAPES for target in _collections(*shape)),
     _Ratio(

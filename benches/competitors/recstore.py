@@ -38,6 +38,7 @@ class RecStoreTable:
         dim: elements a row.
         optimizer: kind and hyper-parameters.
         dtype: the type of the rows.
+        state_dtype: that of what the rule keeps.
         memory_limit, disk: where rows lie, as in `DistEmbedding`.
 
     Raises:
@@ -50,6 +51,7 @@ class RecStoreTable:
         dim: int,
         optimizer: dict[str, Any] | None = None,
         dtype: torch.dtype | None = None,
+        state_dtype: torch.dtype | None = None,
         memory_limit: int | None = None,
         disk: Path | None = None,
     ) -> None:
@@ -60,6 +62,7 @@ class RecStoreTable:
             new_name(),
             optimizer=optimizer or ADAGRAD,
             dtype=dtype,
+            state_dtype=state_dtype,
             memory_limit=memory_limit,
             disk=disk,
         )

@@ -1,0 +1,101 @@
+"""Full steps of every rule beside AdaGrad's, and of rules whose state is of 16 or 8 bits."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benches import ids
+from benches.cells.setting import Setting
+from benches.cells.stage import Stage
+from benches.cells.step import gradients
+from benches.competitors.recstore import RecStoreTable
+from benches.ids import Batch, turn_of
+from benches.measured import Case, Competitor
+from benches.scale import Scale
+from benches.yardstick import LR
+
+CELL = "rules"
+ADAGRAD, RULE = "AdaGrad", "the rule"
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule, and the elements beside each of a row's that it keeps."""
+
+    name: str
+    kept: float
+    kind: str
+    options: dict[str, Any] = field(default_factory=dict)
+    state_dtype: torch.dtype | None = None
+
+    @property
+    def bytes_over_adagrad(self) -> float:
+        """The bytes of its record over those of AdaGrad's, which keeps one element beside each; at least 1."""
+        return max(1.0, (1 + self.kept) / 2)
+
+    def table(self, rows: int, dim: int) -> RecStoreTable:
+        """Returns a table of this rule."""
+        optimizer = {"kind": self.kind, "lr": LR, **self.options}
+        return RecStoreTable(rows, dim, optimizer, state_dtype=self.state_dtype)
+
+
+_BFLOAT16, _FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
+
+RULES = (
+    Rule("SGD", 0, "sgd"),
+    Rule("SGD with momentum", 1, "sgd", {"momentum": 0.9}),
+    Rule("SGD with Nesterov's momentum", 1, "sgd", {"momentum": 0.9, "nesterov": True}),
+    Rule("row-wise AdaGrad", 0, "rowwise_adagrad"),
+    Rule("RMSprop", 1, "rmsprop"),
+    Rule("Lion", 1, "lion"),
+    Rule("row-wise Adam", 1, "rowwise_adam"),
+    Rule("Adadelta", 2, "adadelta"),
+    Rule("FTRL", 2, "ftrl"),
+    Rule("Adam", 2, "adam"),
+    Rule("AdamW", 2, "adamw"),
+    Rule("LAMB", 2, "lamb"),
+    Rule("AMSGrad", 3, "adam", {"amsgrad": True}),
+    Rule("Adam, state in bfloat16", 1, "adam", state_dtype=_BFLOAT16),
+    Rule("Adam, state in 8 bits", 0.5, "adam", state_dtype=_FLOAT8),
+    Rule("AdaGrad, state in bfloat16", 0.5, "adagrad", state_dtype=_BFLOAT16),
+    Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype=_FLOAT8),
+)
+"""All rules, those with the smallest records first."""
+
+SETTINGS = [Setting(dim=dim) for dim in (16, 64)]
+
+
+def stages(scale: Scale, chosen: Collection[str]) -> list[Stage]:
+    """One stage a dim."""
+    if CELL not in chosen:
+        return []
+    rounds = len(RULES) * scale.steps.rounds
+    return [Stage(CELL, f"rules in rows of {each.dim}", rounds, partial(_cases, scale, each)) for each in SETTINGS]
+
+
+def _cases(scale: Scale, setting: Setting) -> Iterator[Case]:
+    rows, dim = scale.of(setting.rows), setting.dim
+    batches = ids.batches(rows, scale.of(setting.batch), setting.ids)
+    grad_ND = gradients(len(batches[0].ids), dim)
+    with RecStoreTable(rows, dim) as adagrad:
+        for rule in RULES:
+            with rule.table(rows, dim) as table:
+                axes = {"rule": rule.name, **setting.axes()}
+                competitors = [
+                    _steps(ADAGRAD, adagrad, batches, grad_ND),
+                    _steps(RULE, table, batches, grad_ND, ADAGRAD),
+                ]
+                yield Case(CELL, axes, competitors, scale.steps, read_first=[grad_ND])
+
+
+def _steps(
+    name: str, table: RecStoreTable, batches: list[Batch], grad_ND: Tensor, against: str | None = None
+) -> Competitor:
+    batch, output = turn_of(batches), (tuple(grad_ND.shape), torch.float32)
+    return Competitor(name, lambda turn: table.step(batch(turn).ids, grad_ND), against, output)
