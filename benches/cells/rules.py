@@ -32,7 +32,7 @@ class Rule:
     kept: float
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
-    state_dtype: torch.dtype | None = None
+    state_dtype: str = "float32"
 
     @property
     def bytes_over_adagrad(self) -> float:
@@ -44,8 +44,6 @@ class Rule:
         optimizer = {"kind": self.kind, "lr": LR, **self.options}
         return RecStoreTable(rows, dim, optimizer, state_dtype=self.state_dtype)
 
-
-_BFLOAT16, _FLOAT8 = torch.bfloat16, torch.float8_e4m3fn
 
 RULES = (
     Rule("SGD", 0, "sgd"),
@@ -61,10 +59,10 @@ RULES = (
     Rule("AdamW", 2, "adamw"),
     Rule("LAMB", 2, "lamb"),
     Rule("AMSGrad", 3, "adam", {"amsgrad": True}),
-    Rule("Adam, state in bfloat16", 1, "adam", state_dtype=_BFLOAT16),
-    Rule("Adam, state in 8 bits", 0.5, "adam", state_dtype=_FLOAT8),
-    Rule("AdaGrad, state in bfloat16", 0.5, "adagrad", state_dtype=_BFLOAT16),
-    Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype=_FLOAT8),
+    Rule("Adam, state in bfloat16", 1, "adam", state_dtype="bfloat16"),
+    Rule("Adam, state in 8 bits", 0.5, "adam", state_dtype="float8"),
+    Rule("AdaGrad, state in bfloat16", 0.5, "adagrad", state_dtype="bfloat16"),
+    Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype="float8"),
 )
 """All rules, those with the smallest records first."""
 

@@ -51,7 +51,7 @@ class RecStoreTable:
         dim: int,
         optimizer: dict[str, Any] | None = None,
         dtype: torch.dtype | None = None,
-        state_dtype: torch.dtype | None = None,
+        state_dtype: str = "float32",
         memory_limit: int | None = None,
         disk: Path | None = None,
     ) -> None:

@@ -18,19 +18,27 @@ const BATCH: usize = 4_096;
 /// The rows of a table.
 const ROWS: usize = 50_000;
 
-const OPTIMIZERS: [&str; 11] = [
-    "sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "rmsprop",
-    "adadelta",
-    "adam",
-    "adamw",
-    "rowwise_adam",
-    "lamb",
-    "lion",
-    "ftrl",
+/// Kinds of optimizers, and with an option of the table.
+const OPTIMIZERS: [(&str, &str); 15] = [
+    ("sgd", ""),
+    ("adagrad", ""),
+    ("rowwise_adagrad", ""),
+    ("rmsprop", ""),
+    ("adadelta", ""),
+    ("adam", ""),
+    ("adamw", ""),
+    ("rowwise_adam", ""),
+    ("lamb", ""),
+    ("lion", ""),
+    ("ftrl", ""),
+    ("adagrad", BFLOAT16),
+    ("adagrad", FLOAT8),
+    ("adam", BFLOAT16),
+    ("adam", FLOAT8),
 ];
+
+const BFLOAT16: &str = r#", "state_dtype": "bfloat16""#;
+const FLOAT8: &str = r#", "state_dtype": "float8""#;
 
 const DIMS: [usize; 4] = [8, 16, 64, 128];
 
@@ -45,10 +53,11 @@ fn id(row: usize) -> i64 {
     (row as i64).wrapping_mul(-7_046_029_254_386_353_131)
 }
 
-/// A store on the calling thread with a table of that dim and optimizer, all its rows written.
-fn store(dim: usize, optimizer: &str) -> (LocalStore, Arc<dyn EmbeddingTable>) {
+/// A store on the calling thread with a table of that dim, optimizer and option, all its rows written.
+fn store(dim: usize, (optimizer, option): (&str, &str)) -> (LocalStore, Arc<dyn EmbeddingTable>) {
     let store = LocalStore::new(Box::new(Serial));
-    let config = TableConfig::from_json(dim, &format!(r#"{{"optimizer": {{"kind": "{optimizer}"}}}}"#));
+    let config = format!(r#"{{"optimizer": {{"kind": "{optimizer}"}}{option}}}"#);
+    let config = TableConfig::from_json(dim, &config);
     let table = config.and_then(|config| store.open_table("t", &config)).expect("the configuration is valid");
     let all: Vec<i64> = (0..ROWS).map(id).collect();
     table.write(&all, &vec![0.01; ROWS * dim]).expect("the rows are finite");
@@ -59,7 +68,7 @@ fn lookups(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("read");
     group.throughput(Throughput::Elements(BATCH as u64));
     for dim in DIMS {
-        let ((_store, table), mut rows) = (store(dim, "sgd"), vec![0.0; BATCH * dim]);
+        let ((_store, table), mut rows) = (store(dim, ("sgd", "")), vec![0.0; BATCH * dim]);
         for (what, ids) in [("rows", ids(BATCH, ROWS)), ("initial values", (1..=BATCH as i64).collect())] {
             group.bench_function(BenchmarkId::new(what, dim), |bencher| {
                 bencher.iter(|| table.read(black_box(&ids), &mut rows));
@@ -76,7 +85,7 @@ fn bags(criterion: &mut Criterion) {
     let ids = ids(BATCH, ROWS);
     let offsets: Vec<i64> = (0..=BATCH / BAG).map(|bag| (bag * BAG) as i64).collect();
     for dim in DIMS {
-        let ((store, table), mut pooled) = (store(dim, "sgd"), vec![0.0; BATCH / BAG * dim]);
+        let ((store, table), mut pooled) = (store(dim, ("sgd", "")), vec![0.0; BATCH / BAG * dim]);
         for (what, mode) in [("sum", PoolingMode::Sum), ("mean", PoolingMode::Mean)] {
             let input =
                 BagInput { ids: &ids, offsets: &offsets, mode, per_sample_weights: None, padding_idx: None };
@@ -95,7 +104,8 @@ fn steps(criterion: &mut Criterion) {
     for optimizer in OPTIMIZERS {
         for dim in DIMS {
             let ((store, table), gradients) = (store(dim, optimizer), vec![0.01; BATCH * dim]);
-            group.bench_function(BenchmarkId::new(optimizer, dim), |bencher| {
+            let name = format!("{}{}", optimizer.0, optimizer.1);
+            group.bench_function(BenchmarkId::new(name, dim), |bencher| {
                 bencher.iter(|| {
                     let chunks = vec![GradientChunk::new(&ids, &gradients, dim)];
                     store.update(&[TableUpdate { table: table.id(), chunks, step: Step::Next }])
@@ -129,7 +139,7 @@ fn rows_that_come_and_go(criterion: &mut Criterion) {
     const DIM: usize = 16;
     let mut group = criterion.benchmark_group("rows");
     group.throughput(Throughput::Elements(BATCH as u64));
-    let ((_store, table), rows) = (store(DIM, "adagrad"), vec![0.01; BATCH * DIM]);
+    let ((_store, table), rows) = (store(DIM, ("adagrad", "")), vec![0.01; BATCH * DIM]);
     let fresh: Vec<i64> = (ROWS..ROWS + BATCH).map(id).collect();
     group.bench_function("insert", |bencher| {
         let delete = || table.delete(&fresh);

@@ -6,7 +6,7 @@ use super::any_rule::AnyRule;
 use super::average::Average;
 use super::idle::Idle;
 use super::idle_decay::Kept;
-use super::row_rule::WithRule;
+use super::row_rule::{RowRule, WithRule};
 use super::slot::{Slot, SlotType, Slots};
 use crate::Result;
 use crate::config::OptimizerConfig;
@@ -54,10 +54,28 @@ impl PreparedRule {
         self.rule.run(work);
     }
 
-    /// Returns what follows the weights of rows.
+    /// Takes the step of a row by `rule`, which is this one's, with what that keeps and what is kept besides.
     #[inline(always)]
-    pub(crate) fn average(&self) -> Option<Average> {
-        self.average
+    pub(crate) fn step(
+        &self,
+        rule: &(impl RowRule + ?Sized),
+        weights: &mut [f32],
+        (kept, besides): (&mut [f32], &mut [f32]),
+        gradient: &[f32],
+    ) {
+        if let Some(average) = self.average {
+            average.catch_up(weights, besides);
+        }
+        if let Some(idle) = self.idle {
+            idle.before.catch_up(weights, kept, besides);
+        }
+        rule.step(weights, kept, gradient);
+        if let Some(average) = self.average {
+            average.follow(weights, besides);
+        }
+        if let Some(idle) = self.idle {
+            idle.after.note(besides);
+        }
     }
 
     /// Returns what steps do to rows that they leave alone.

@@ -146,32 +146,25 @@ impl Slots<'_> {
     }
 
     /// Writes `values` to `words`, rounded to the nearest.
-    pub(crate) fn round(self, values: &[f32], words: &mut [f32]) {
-        self.each(values, words, |_, slot, values, words| slot.round(values, words));
+    pub(crate) fn round(self, mut values: &[f32], mut words: &mut [f32]) {
+        for slot in self.0 {
+            let (own_values, own_words);
+            (own_values, values) = values.split_at(slot.width);
+            (own_words, words) = words.split_at_mut(slot.words());
+            slot.round(own_values, own_words);
+        }
     }
 
     /// Writes `values` to `words`, rounded up or down as `hash` says, which mixes the table's seed, the id and the step.
     #[inline(always)]
-    pub(crate) fn round_stochastically(self, values: &[f32], words: &mut [f32], hash: u64) {
-        self.each(values, words, |number, slot, values, words| {
-            // Other bits than those of the row, and of the slots before.
-            let noise = Noise::new(mix((hash ^ (number as u64 + 1)) as i64));
-            slot.round_stochastically(values, words, noise);
-        });
-    }
-
-    #[inline(always)]
-    fn each(
-        self,
-        mut values: &[f32],
-        mut words: &mut [f32],
-        mut round: impl FnMut(usize, &Slot, &[f32], &mut [f32]),
-    ) {
-        for (number, slot) in self.0.iter().enumerate() {
+    pub(crate) fn round_stochastically(self, mut values: &[f32], mut words: &mut [f32], mut hash: u64) {
+        for slot in self.0 {
             let (own_values, own_words);
             (own_values, values) = values.split_at(slot.width);
             (own_words, words) = words.split_at_mut(slot.words());
-            round(number, slot, own_values, own_words);
+            // Other bits than those of the row, and of the slots before.
+            hash = mix((hash ^ 1) as i64);
+            slot.round_stochastically(own_values, own_words, Noise::new(hash));
         }
     }
 }

@@ -530,47 +530,24 @@ impl SteppedRows<'_> {
     ) {
         let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
         let (state, besides) = self.rule.split(state);
-        let (average, idle) = (self.rule.average(), self.rule.idle());
-        let mut step = |weights: &mut [f32], state: &mut [f32]| {
-            if let Some(average) = average {
-                average.catch_up(weights, besides);
-            }
-            if let Some(idle) = idle {
-                idle.before.catch_up(weights, state, besides);
-            }
-            rule.step(weights, state, gradient);
-            if let Some(average) = average {
-                average.follow(weights, besides);
-            }
-            if let Some(idle) = idle {
-                idle.after.note(besides);
-            }
-        };
-        let Some(slots) = self.rule.narrow() else {
-            return self.step_weights(row_type, first, words, widened, |weights| step(weights, state));
-        };
         let (widened, values) = widened.split_at_mut(gradient.len());
-        slots.widen(state, values);
-        self.step_weights(row_type, first, words, widened, |weights| step(weights, values));
-        slots.round_stochastically(values, state, self.hash(first));
-    }
-
-    /// Steps the weights in `words` by `step`; those of a narrow type are widened to `widened` first, and rounded again.
-    #[inline(always)]
-    fn step_weights(
-        &self,
-        row_type: impl RowType,
-        first: usize,
-        words: &mut [f32],
-        widened: &mut [f32],
-        step: impl FnOnce(&mut [f32]),
-    ) {
-        if row_type.is_float32() {
-            return step(words);
+        let (is_float32, narrow) = (row_type.is_float32(), self.rule.narrow());
+        if !is_float32 {
+            row_type.widen(words, widened);
         }
-        row_type.widen(words, widened);
-        step(widened);
-        row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
+        if let Some(slots) = narrow {
+            slots.widen(state, values);
+        }
+        // What is as it lies in the record is stepped there.
+        let weights = if is_float32 { &mut *words } else { &mut *widened };
+        let kept = if narrow.is_none() { &mut *state } else { &mut *values };
+        self.rule.step(rule, weights, (kept, besides), gradient);
+        if !is_float32 {
+            row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
+        }
+        if let Some(slots) = narrow {
+            slots.round_stochastically(values, state, self.hash(first));
+        }
     }
 
     /// Returns what rounding a row is drawn from.
