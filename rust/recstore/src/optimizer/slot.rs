@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use crate::config::StateDtype;
 use crate::kernel::hash::mix;
+use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::coded_row::{Coded, E4m3};
 use crate::rows::coded_squares::CodedSquares;
 use crate::rows::row_type::{Bfloat16, Float32, Noise, RowType};
@@ -166,5 +167,35 @@ impl Slots<'_> {
             hash = mix((hash ^ 1) as i64);
             slot.round_stochastically(own_values, own_words, Noise::new(hash));
         }
+    }
+}
+
+/// Widens slots; see [`Slots::widen`]. A kernel of its own: steps are compiled for each rule, and so not with all types of
+/// slots too.
+pub(crate) struct WidenSlots<'a> {
+    pub(crate) slots: Slots<'a>,
+    pub(crate) words: &'a [f32],
+    pub(crate) values: &'a mut [f32],
+}
+
+impl Kernel for WidenSlots<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        self.slots.widen(self.words, self.values);
+    }
+}
+
+/// Rounds slots; see [`Slots::round_stochastically`].
+pub(crate) struct RoundSlots<'a> {
+    pub(crate) slots: Slots<'a>,
+    pub(crate) values: &'a [f32],
+    pub(crate) words: &'a mut [f32],
+    pub(crate) hash: u64,
+}
+
+impl Kernel for RoundSlots<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        self.slots.round_stochastically(self.values, self.words, self.hash);
     }
 }

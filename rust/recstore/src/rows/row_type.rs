@@ -11,6 +11,7 @@ use bytemuck::{cast_slice, cast_slice_mut};
 use super::small_float::{nearest_half, stochastic_half, widen_half};
 use crate::config::Dtype;
 use crate::kernel::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
+use crate::kernel::simd::{Kernel, Lanes, Simd};
 
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {
@@ -106,9 +107,10 @@ pub(crate) struct Bfloat16;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Float16;
 
-/// A row type that is known when the program runs only: steps are compiled for each rule, and so not for each row type too.
+/// A row type that is known when the program runs only, and what its conversions are compiled for: steps are compiled for
+/// each rule, and so not for each row type too.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Narrow(pub(crate) Dtype);
+pub(crate) struct Narrow(pub(crate) Dtype, pub(crate) Simd);
 
 impl RowType for Narrow {
     #[inline(always)]
@@ -118,17 +120,43 @@ impl RowType for Narrow {
 
     #[inline(always)]
     fn widen(self, words: &[f32], row: &mut [f32]) {
-        with_row_type!(self.0, row_type => row_type.widen(words, row));
+        self.1.run(Widen { dtype: self.0, words, row });
     }
 
-    #[inline(always)]
     fn round(self, row: &[f32], words: &mut [f32]) {
         with_row_type!(self.0, row_type => row_type.round(row, words));
     }
 
     #[inline(always)]
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
-        with_row_type!(self.0, row_type => row_type.round_stochastically(row, words, noise));
+        self.1.run(RoundStochastically { dtype: self.0, row, words, noise });
+    }
+}
+
+struct Widen<'a> {
+    dtype: Dtype,
+    words: &'a [f32],
+    row: &'a mut [f32],
+}
+
+impl Kernel for Widen<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        with_row_type!(self.dtype, row_type => row_type.widen(self.words, self.row));
+    }
+}
+
+struct RoundStochastically<'a> {
+    dtype: Dtype,
+    row: &'a [f32],
+    words: &'a mut [f32],
+    noise: Noise,
+}
+
+impl Kernel for RoundStochastically<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        with_row_type!(self.dtype, row_type => row_type.round_stochastically(self.row, self.words, self.noise));
     }
 }
 

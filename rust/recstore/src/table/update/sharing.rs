@@ -60,6 +60,7 @@ impl Locked<'_> {
             is_new: &[],
             shared: None,
             rule: &self.rule,
+            simd: engine.simd,
             max_grad_norm: self.table.config().max_grad_norm.map(|most| most as f32),
             noise: self.table.noise(self.rows.step),
             stepped: &stepped,

@@ -16,7 +16,7 @@ use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
 use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
-use crate::optimizer::{PreparedRule, RowRule, Slots, WithRule};
+use crate::optimizer::{PreparedRule, RoundSlots, RowRule, Slots, WidenSlots, WithRule};
 use crate::rows::gradient::Gradients;
 use crate::rows::row_type::{Float32, Narrow, Noise, RowType};
 use crate::table::changes::{Changes, RowKey};
@@ -76,6 +76,7 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
             is_new: &locked.is_new,
             shared: shared.as_deref(),
             rule: &locked.rule,
+            simd: engine.simd,
             max_grad_norm: locked.table.config.max_grad_norm.map(|most| most as f32),
             noise: locked.table.noise(*step),
             stepped: &locked.stepped,
@@ -98,7 +99,7 @@ pub(super) fn walk_ranges<'a, 'r: 'a>(
         SORTED.with_borrow_mut(|sorted| {
             sorted.fill(&rows.indices, range);
             rows.stepped.fetch_add(sorted.len() as u64, Ordering::Relaxed);
-            rows.rule.run(StepRows { rows: &rows, sorted, simd: engine.simd });
+            rows.rule.run(StepRows { rows: &rows, sorted });
         });
     });
 }
@@ -121,6 +122,7 @@ pub(super) struct SteppedRows<'a> {
     /// What new rows start from, if not from initial values.
     pub(super) shared: Option<&'a SharedRows>,
     pub(super) rule: &'a PreparedRule,
+    pub(super) simd: Simd,
     /// The longest gradient of a row.
     pub(super) max_grad_norm: Option<f32>,
     pub(super) noise: u64,
@@ -131,28 +133,28 @@ pub(super) struct SteppedRows<'a> {
 struct StepRows<'a> {
     rows: &'a SteppedRows<'a>,
     sorted: &'a SortedPart<u32>,
-    simd: Simd,
 }
 
 impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
-        match self.rows.table.config.dtype {
+        let rows = self.rows;
+        match rows.table.config.dtype {
             Dtype::Float32 => self.walk(rule, Float32),
-            narrow => self.walk(rule, Narrow(narrow)),
+            narrow => self.walk(rule, Narrow(narrow, rows.simd)),
         }
     }
 }
 
 impl StepRows<'_> {
     fn walk(self, rule: &impl RowRule, row_type: impl RowType) {
-        let Self { rows, sorted, simd } = self;
+        let Self { rows, sorted } = self;
         match rows.tier {
             Some(tier) if !tier.has_step() => rows.walk_tiered(tier, sorted, rule, row_type),
             _ => {
                 let step = |group: Group<'_>, widened: &mut [f32]| {
-                    simd.run(StepGroup { rows, rule, row_type, group, widened });
+                    rows.simd.run(StepGroup { rows, rule, row_type, group, widened });
                 };
-                simd.run(Walk { rows, sorted, row_type, simd, step: &step });
+                rows.simd.run(Walk { rows, sorted, row_type, step: &step });
             }
         }
     }
@@ -163,7 +165,6 @@ struct Walk<'a, T> {
     rows: &'a SteppedRows<'a>,
     sorted: &'a SortedPart<u32>,
     row_type: T,
-    simd: Simd,
     /// Takes the steps of a group, with room for a row's weights.
     step: &'a dyn Fn(Group<'_>, &mut [f32]),
 }
@@ -171,7 +172,7 @@ struct Walk<'a, T> {
 impl<T: RowType> Kernel for Walk<'_, T> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, sorted, row_type, simd, step } = self;
+        let Self { rows, sorted, row_type, step } = self;
         let dim = rows.gradients.dim;
         let rounds = !row_type.is_float32() || rows.rule.narrow().is_some();
         let has_lists = rounds || rows.gradients.has_row_of();
@@ -194,7 +195,7 @@ impl<T: RowType> Kernel for Walk<'_, T> {
             }
             rows.locate(sorted, behind..behind + group_len, &mut located, &mut to_sum);
             if !rows.is_new.is_empty() {
-                simd.run(StartRows {
+                rows.simd.run(StartRows {
                     rows,
                     row_type,
                     sorted,
@@ -536,7 +537,7 @@ impl SteppedRows<'_> {
             row_type.widen(words, widened);
         }
         if let Some(slots) = narrow {
-            slots.widen(state, values);
+            self.simd.run(WidenSlots { slots, words: state, values });
         }
         // What is as it lies in the record is stepped there.
         let weights = if is_float32 { &mut *words } else { &mut *widened };
@@ -546,7 +547,7 @@ impl SteppedRows<'_> {
             row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
         }
         if let Some(slots) = narrow {
-            slots.round_stochastically(values, state, self.hash(first));
+            self.simd.run(RoundSlots { slots, values, words: state, hash: self.hash(first) });
         }
     }
 
