@@ -64,7 +64,7 @@ RULES = (
     Rule("AdaGrad, state in bfloat16", 0.5, "adagrad", state_dtype="bfloat16"),
     Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype="float8"),
 )
-"""All rules, those with the smallest records first."""
+"""All rules, those with the smallest records first; behind them state of fewer bits."""
 
 SETTINGS = [Setting(dim=dim) for dim in (16, 64)]
 

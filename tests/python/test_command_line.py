@@ -65,6 +65,9 @@ def test_a_fault_of_the_program_is_1_with_a_traceback(tmp_path: Path) -> None:
         (("train", "--planted", "pairs", "--resume"), "recstore: resume needs the name of the run: give run-name"),
         (("top",), "recstore: recstore top needs either HOST:PORT of servers' metrics, or --config"),
         (("serve-model", "absent"), "recstore: absent is no bundle: it has no manifest.json"),
+        (("serve", "--config", "absent.json"), "recstore: absent.json: No such file or directory"),
+        (("generate", "absent/rows.tsv"), "recstore: there is no directory absent for rows.tsv"),
+        (("compact", "absent"), "recstore: checkpoint: absent: there is no checkpoint here"),
         (("evaluate", "absent", "rows.csv"), "recstore: there is no run absent: it has no config.json"),
     ],
 )

@@ -164,7 +164,7 @@ class TestWriting:
             write_criteo(tmp_path / "rows.tsv", 0)
         with pytest.raises(IsADirectoryError, match="got the directory"):
             write_criteo(tmp_path, 10)
-        with pytest.raises(FileNotFoundError):
+        with pytest.raises(FileNotFoundError, match=r"there is no directory .*nowhere for rows\.tsv"):
             write_criteo(tmp_path / "nowhere" / "rows.tsv", 10)
         assert list(tmp_path.iterdir()) == []
 

@@ -76,5 +76,11 @@ def main() -> None:
     try:
         app()
     except (ValueError, OSError, MissingPackage) as error:
-        print(f"recstore: {error}", file=sys.stderr)
+        print(f"recstore: {_told(error)}", file=sys.stderr)
         sys.exit(2)
+
+
+def _told(error: Exception) -> str:
+    """The message of an error; of one that the system gave, the file and what is wrong with it."""
+    is_of_file = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
+    return f"{error.filename}: {error.strerror}" if is_of_file else str(error)

@@ -151,7 +151,10 @@ fn a_delta_may_follow_a_load_into_other_shards() {
 fn a_compacted_chain_loads_as_before_and_can_be_followed() {
     let directory = tempfile::tempdir().unwrap();
     let store = stores(1);
-    assert_eq!(compact_error(directory.path()), "there is no checkpoint here");
+    for place in [directory.path(), &directory.path().join("absent")] {
+        assert_eq!(compact_error(place), "there is no checkpoint here");
+    }
+    assert_eq!(directory.path().read_dir().unwrap().count(), 0, "not even a lock");
     let mut options = SaveOptions::default();
     for (step, kind) in [(1, SaveKind::Full), (2, SaveKind::Delta), (3, SaveKind::Delta)] {
         train(&store, step as i64, step);

@@ -67,6 +67,8 @@ def write_criteo(
         raise ValueError(f"expected at least one row, got {num_rows}")
     if path.is_dir():
         raise IsADirectoryError(f"expected a name for a file, got the directory {path}")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no directory {path.parent} for {path.name}")
     values, tally = draw_values(np.random.default_rng(model_seed)), _Tally()
     with _replacing(path) as file:
         for chunk, start in enumerate(range(0, num_rows, CHUNK_ROWS)):

@@ -11,7 +11,7 @@ use super::manifest::Manifest;
 use super::options::{LoadOptions, SaveOptions};
 use super::progress::Progress;
 use super::reports::SaveReport;
-use super::save::{Plan, Saves, cleaned, lock, name_of, new_save, new_snapshot_name, write};
+use super::save::{DirectoryLock, Plan, Saves, cleaned, lock, name_of, new_save, new_snapshot_name, write};
 use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::kernel::parallel::Serial;
@@ -26,8 +26,7 @@ use crate::table::{Engine, SaveId, Table};
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file; then the directory holds what it held before.
 pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<SaveReport>> {
-    let _lock = lock(directory)?;
-    let mut manifest = existing(directory)?;
+    let (_lock, mut manifest) = locked(directory)?;
     if manifest.snapshots.last().is_none_or(|newest| newest.parent.is_none()) {
         return Ok(None);
     }
@@ -72,8 +71,7 @@ pub fn forget(
     forgetting: &Forgetting<'_>,
     progress: Option<&Progress>,
 ) -> Result<Forgotten> {
-    let _lock = lock(directory)?;
-    let mut manifest = existing(directory)?;
+    let (_lock, mut manifest) = locked(directory)?;
     if !manifest.snapshots.iter().map(|snapshot| &snapshot.id).eq(forgetting.snapshots) {
         return Err(refused(directory, "somebody has saved to it meanwhile: begin again"));
     }
@@ -98,6 +96,13 @@ pub fn forget(
         drop_holding(manifest);
     })?;
     Ok(Forgotten { rows, written: Some(written) })
+}
+
+/// Keeps others from saving to a directory that has a checkpoint. One that has none is left without a lock.
+fn locked(directory: &Path) -> Result<(DirectoryLock, Manifest)> {
+    existing(directory)?;
+    let held = lock(directory)?;
+    Ok((held, existing(directory)?))
 }
 
 fn existing(directory: &Path) -> Result<Manifest> {
