@@ -176,7 +176,7 @@ PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile --no-
 
 .PHONY: test-python
 test-python: $(DEVELOPED) ## the Python tests, but for those that take long
-	RECSTORE_SOAK_SECONDS=5 $(PYTEST) --tier=test --durations 20
+	$(PYTEST) --tier=test --durations 20
 
 .PHONY: test-python-all
 test-python-all: $(DEVELOPED) ## all Python tests

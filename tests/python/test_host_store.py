@@ -142,7 +142,7 @@ def path_of(address: str) -> Path:
     return Path(address.removeprefix("unix:"))
 
 
-@pytest.mark.parametrize("way", ["shared memory", "without memory"])
+@pytest.mark.parametrize("way", ["shared memory", pytest.param("without memory", marks=pytest.mark.tier("all"))])
 def test_ranks_in_turn_train_as_one_process_does_to_the_bit(tmp_path: Path, way: str) -> None:
     outcomes = all_told(ranks_of(tmp_path / "job", way, TURNS))
     (alone,) = all_told(ranks_of(tmp_path / "alone", way, TURNS, world=1))

@@ -20,7 +20,7 @@ from served_tables import ServerProcesses
 
 from recstore_ops import RecStoreClient, servers, table_statistics
 
-pytestmark = pytest.mark.tier("test")
+pytestmark = pytest.mark.tier("all")
 
 SECONDS = float(os.environ.get("RECSTORE_SOAK_SECONDS", "30"))
 WORKERS, SHARDS = 3, 2
