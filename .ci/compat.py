@@ -34,9 +34,13 @@ def main() -> int:
     options = parser.parse_args()
     wheel = options.wheel.resolve()
     shutil.rmtree(BUNDLES, ignore_errors=True)
-    rows = [test_on(version, python, wheel) for python in options.python for version in options.torch]
-    known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
-    PAGE.write_text(page(wheel, [*rows_of(wheel, known), *rows]), encoding="utf-8")
+    rows = []
+    for python in options.python:
+        for version in options.torch:
+            rows.append(test_on(version, python, wheel))
+            # At once: a run takes minutes, and a later one may break off.
+            known = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+            PAGE.write_text(page(wheel, [*rows_of(wheel, known), *rows]), encoding="utf-8")
     print("\n".join(rows))
     return 0 if all("failed" not in row and "error" not in row for row in rows) else 1
 
