@@ -82,5 +82,6 @@ def main() -> None:
 
 def _told(error: Exception) -> str:
     """The message of an error; of one that the system gave, the file and what is wrong with it."""
-    is_of_file = isinstance(error, OSError) and error.filename is not None and error.strerror is not None
-    return f"{error.filename}: {error.strerror}" if is_of_file else str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
