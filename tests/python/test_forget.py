@@ -531,7 +531,7 @@ REFUSED: list[tuple[tuple[str, ...], str]] = [
     ((), "name the ids either with --ids or with --ids-file"),
     (("--ids", "7", "--ids-file", "none"), "name the ids either with --ids or with --ids-file"),
     (("--ids", "7,x"), "--ids: ids are integers with commas or line ends between them, got 'x'"),
-    (("--ids-file", "none"), "No such file or directory: 'none'"),
+    (("--ids-file", "none"), "none: No such file or directory"),
     (("--ids", "7"), "there is no directory none"),
     (("--ids", "7", "--tls-key", "key"), "--tls-certificate and --tls-key need --tls-ca"),
     (("--ids", "7", "--token-file", "none"), "none"),
