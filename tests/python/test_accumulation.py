@@ -234,7 +234,7 @@ print(process_bytes() - before)
     ("kind", "names", "how"),
     [
         ("rows", "a", "eager"),
-        ("features", "a,b", "eager"),
+        pytest.param("features", "a,b", "eager", marks=pytest.mark.tier("all")),
         pytest.param("rows", "a,b,c,d", "eager", marks=pytest.mark.tier("all")),
         pytest.param("rows", "a", "compiled", marks=pytest.mark.tier("all")),
     ],

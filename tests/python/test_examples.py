@@ -34,6 +34,7 @@ def columns(output: str) -> list[list[float]]:
     return [[float(number) for number in re.findall(r"[\d.]+", line)] for line in lines]
 
 
+@pytest.mark.tier("all")
 def test_both_bags_have_the_same_losses(tmp_path: Path) -> None:
     output = output_of("embedding_bag.py", tmp_path)
     rows = columns(output)

@@ -256,12 +256,20 @@ def write_csv(path: Path, seed: int, columns: str = "label,user,price") -> None:
     ("spoil", "message"),
     [
         (lambda path: write_csv(path, 1, "label,user"), "in/b.csv: there is no column 'price', which is number in "),
-        (lambda path: write_csv(path, 1, "user,price"), "in/b.csv: there is no column 'label', which is integer in "),
+        pytest.param(
+            lambda path: write_csv(path, 1, "user,price"),
+            "in/b.csv: there is no column 'label', which is integer in ",
+            marks=IN_ALL,
+        ),
         (
             lambda path: path.write_text(path.read_text() + "1,2,dear\n"),
             "in/b.csv: row 201: column 'price': expected a number, got 'dear'",
         ),
-        (lambda path: path.write_bytes(b"\x1f\x8b\x08 no gzip"), "in/b.csv:1: the gzip stream is damaged"),
+        pytest.param(
+            lambda path: path.write_bytes(b"\x1f\x8b\x08 no gzip"),
+            "in/b.csv:1: the gzip stream is damaged",
+            marks=IN_ALL,
+        ),
     ],
     ids=["no column", "no label", "bad row", "damaged"],
 )

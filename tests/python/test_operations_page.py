@@ -13,6 +13,7 @@ pytestmark = pytest.mark.tier("test")
 PORTS = ("15000", "15001", "15002", "9100", "9101")
 
 
+@pytest.mark.tier("all")
 def test_every_command_prints_what_the_page_says(shell: Shell, tmp_path: Path) -> None:
     page = page_of("operations.md", PORTS)
     file = blocks_of(page, "json")[0]

@@ -102,6 +102,7 @@ def uncorrected(planted: PlantedRetrieval, batch_size: int) -> Evaluation:
     return planted.evaluated(planted.log_p_QI - np.log(in_batch))
 
 
+@pytest.mark.tier("all")
 def test_two_towers_reach_the_ranking_of_the_true_model(drawn: PlantedRetrieval, table_name: TableName) -> None:
     test, bayes = end_on_pairs(table_name()), drawn.bayes()
     assert recall_of(test) >= 0.95 * recall_of(bayes)

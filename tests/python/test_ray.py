@@ -150,6 +150,7 @@ def _wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.tier("all")
 def test_servers_that_have_no_room_or_cannot_start_leave_nothing_behind(cluster: Cluster, tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"no room in the cluster for 1 shards of \{'CPU': 99"):

@@ -454,7 +454,7 @@ for path, name in (("largeFalse", "large"), ("largeTrue", "large.weight")):
 """
 
 
-@pytest.mark.tier("test")
+@pytest.mark.tier("all")
 def test_sharded_exports_and_imports_need_little_memory(tmp_path: Path) -> None:
     of_exports, *of_imports = output_of(MEMORY, cwd=tmp_path).splitlines()
     assert int(of_exports) < 100  # MiB, of 146: twice 16 at a time, ids, and what the allocator keeps.
