@@ -120,9 +120,9 @@ class RecStoreEmbeddingBagCollection(TableCollection[EmbeddingBagConfig, DistEmb
                 in any order. Features may have different numbers of examples, with inverse indices.
 
         Returns:
-            `[B, F, dim]`, float32 unless the module was converted, features in the order of the tables. Where dims
-            differ, or with `keyed_output`, a `KeyedTensor` of `[B, D]` columns, TorchRec's for TorchRec's batch. An
-            empty bag gives zeros.
+            (Tensor | KeyedTensor): `[B, F, dim]`, float32 unless the module was converted, features in the order of the
+                tables. Where dims differ, or with `keyed_output`, a `KeyedTensor` of `[B, D]` columns, TorchRec's for
+                TorchRec's batch. An empty bag gives zeros.
 
         Raises:
             TypeError: something else than a batch, or ids or weights of another type.
