@@ -27,7 +27,9 @@ def test_the_version(recstore: Recstore, capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out == f"recstore {__version__}\n"
 
 
-@pytest.mark.parametrize(("words", "completed"), [pytest.param("recstore tra", "train", marks=pytest.mark.tier("all")), ("recstore train --mod", "--model")],
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [pytest.param("recstore tra", "train", marks=pytest.mark.tier("all")), ("recstore train --mod", "--model")],
 )
 def test_commands_and_options_are_completed(words: str, completed: str) -> None:
     code = "from recstore_ops import cli; cli.app(prog_name='recstore')"
