@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 from page_commands import Shell, blocks_of, commands_of, page_of
 
-pytestmark = pytest.mark.tier("test")
+pytestmark = pytest.mark.tier("all")
 
 PORTS = ("15000", "15001", "15002", "9100", "9101")
 
 
-@pytest.mark.tier("all")
 def test_every_command_prints_what_the_page_says(shell: Shell, tmp_path: Path) -> None:
     page = page_of("operations.md", PORTS)
     file = blocks_of(page, "json")[0]
