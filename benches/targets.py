@@ -210,14 +210,15 @@ _OF_CASES: tuple[_Ratio | _Time, ...] = (
     ),
     *(
         _Ratio(
-            f"full step of {rule.name} over AdaGrad's",
-            1.25 * rule.bytes_over_adagrad,
+            f"full step of {rule.name} over AdaGrad's, rows of {setting.dim}",
+            1.25 * rule.bytes_over_adagrad(setting.dim),
             rules.CELL,
             rules.RULE,
             rules.ADAGRAD,
-            {"rule": rule.name},
+            {"rule": rule.name, "dim": setting.dim},
         )
         for rule in rules.RULES
+        for setting in rules.SETTINGS
     ),
     *(target for shape in collection.SHAPES for target in _collections(*shape)),
     _Ratio(

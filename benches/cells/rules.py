@@ -26,18 +26,18 @@ ADAGRAD, RULE = "AdaGrad", "the rule"
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule, and the elements beside each of a row's that it keeps."""
+    """A rule, and the elements that it keeps beside each of a row's, and beside the row."""
 
     name: str
     kept: float
     kind: str
     options: dict[str, Any] = field(default_factory=dict)
     state_dtype: str = "float32"
+    kept_a_row: int = 0
 
-    @property
-    def bytes_over_adagrad(self) -> float:
-        """The bytes of its record over those of AdaGrad's, which keeps one element beside each; at least 1."""
-        return max(1.0, (1 + self.kept) / 2)
+    def bytes_over_adagrad(self, dim: int) -> float:
+        """Returns the bytes of its record over those of AdaGrad's, with an element beside each; at least 1."""
+        return max(1.0, (dim * (1 + self.kept) + self.kept_a_row) / (2 * dim))
 
     def table(self, rows: int, dim: int) -> RecStoreTable:
         """Returns a table of this rule."""
@@ -49,10 +49,10 @@ RULES = (
     Rule("SGD", 0, "sgd"),
     Rule("SGD with momentum", 1, "sgd", {"momentum": 0.9}),
     Rule("SGD with Nesterov's momentum", 1, "sgd", {"momentum": 0.9, "nesterov": True}),
-    Rule("row-wise AdaGrad", 0, "rowwise_adagrad"),
+    Rule("row-wise AdaGrad", 0, "rowwise_adagrad", kept_a_row=1),
     Rule("RMSprop", 1, "rmsprop"),
     Rule("Lion", 1, "lion"),
-    Rule("row-wise Adam", 1, "rowwise_adam"),
+    Rule("row-wise Adam", 1, "rowwise_adam", kept_a_row=1),
     Rule("Adadelta", 2, "adadelta"),
     Rule("FTRL", 2, "ftrl"),
     Rule("Adam", 2, "adam"),
@@ -60,9 +60,9 @@ RULES = (
     Rule("LAMB", 2, "lamb"),
     Rule("AMSGrad", 3, "adam", {"amsgrad": True}),
     Rule("Adam, state in bfloat16", 1, "adam", state_dtype="bfloat16"),
-    Rule("Adam, state in 8 bits", 0.5, "adam", state_dtype="float8"),
+    Rule("Adam, state in 8 bits", 0.5, "adam", state_dtype="float8", kept_a_row=2),
     Rule("AdaGrad, state in bfloat16", 0.5, "adagrad", state_dtype="bfloat16"),
-    Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype="float8"),
+    Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype="float8", kept_a_row=1),
 )
 """All rules, those with the smallest records first; behind them state of fewer bits."""
 

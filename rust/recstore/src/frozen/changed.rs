@@ -7,7 +7,7 @@ use crate::Result;
 use crate::calls::MemoryUse;
 use crate::kernel::cache::{Cache, prefetch};
 use crate::kernel::simd::{Lanes, ScalarLanes};
-use crate::table::{BEHIND, Home, IdMap, Initializer, NO_INDEX, RowIndex};
+use crate::table::{BEHIND, Home, IdMap, NO_INDEX, RowIndex};
 
 /// The place of an id whose row went. Others are less than it.
 const GONE: RowIndex = RowIndex(BEHIND - 1);
@@ -169,11 +169,8 @@ impl RowSource for Both<'_> {
     }
 
     #[inline(always)]
-    fn initializer<'a>(self) -> &'a Initializer
-    where
-        Self: 'a,
-    {
-        self.frozen.initializer()
+    fn fill_initial(self, id: i64, row: &mut [f32]) {
+        self.frozen.fill_initial(id, row);
     }
 
     #[inline(always)]

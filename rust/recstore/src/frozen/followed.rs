@@ -106,6 +106,7 @@ mod tests {
     use crate::config::TableConfig;
     use crate::frozen::{Encoding, FrozenMemory, FrozenSpec, freeze};
     use crate::kernel::parallel::Serial;
+    use crate::kernel::simd::Simd;
     use crate::table::Initializer;
     use proptest::prelude::*;
     use std::collections::{BTreeMap, BTreeSet};
@@ -158,7 +159,7 @@ mod tests {
         let mut rows = vec![0.0; 60 * DIM];
         for (id, row) in (0..60).zip(rows.chunks_mut(DIM)) {
             match model.get(&id) {
-                None => initializer.fill(&[id], row),
+                None => initializer.fill(Simd::baseline(), &[id], row),
                 Some(own) => {
                     let mut bytes = vec![0; encoding.row_bytes(DIM)];
                     encoding.encode(own, &mut bytes).unwrap();

@@ -3,7 +3,6 @@
 use super::encoding::Encoding;
 use crate::Result;
 use crate::kernel::simd::Lanes;
-use crate::table::Initializer;
 
 /// The number of a row that is not there.
 pub(super) const NO_ROW: usize = usize::MAX;
@@ -19,10 +18,8 @@ pub(super) trait RowSource: Copy + Sync {
     /// Returns how rows are kept.
     fn encoding(self) -> Encoding;
 
-    /// Returns the values that an id without a row has.
-    fn initializer<'a>(self) -> &'a Initializer
-    where
-        Self: 'a;
+    /// Writes the values that an id without a row has.
+    fn fill_initial(self, id: i64, row: &mut [f32]);
 
     /// Returns where an id is looked for first, and asks for it.
     fn seek(self, id: i64) -> Self::Home;

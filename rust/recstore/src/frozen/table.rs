@@ -216,11 +216,8 @@ impl RowSource for &FrozenTable {
     }
 
     #[inline(always)]
-    fn initializer<'a>(self) -> &'a Initializer
-    where
-        Self: 'a,
-    {
-        &self.initializer
+    fn fill_initial(self, id: i64, row: &mut [f32]) {
+        self.initializer.fill(self.simd, &[id], row);
     }
 
     #[inline(always)]
@@ -311,7 +308,7 @@ mod tests {
             let mut expected = Vec::new();
             for id in &asked {
                 let mut own = [0.0; DIM];
-                initializer.fill(&[*id], &mut own);
+                initializer.fill(Simd::baseline(), &[*id], &mut own);
                 expected.extend(kept.get(id).copied().unwrap_or(own));
             }
             let table = FrozenTable::open(&frozen(directory.path(), &ids, Encoding::Float32), FrozenMemory::Mapped).unwrap();

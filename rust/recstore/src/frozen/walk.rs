@@ -190,7 +190,7 @@ impl<S: RowSource, const LEN: usize> AddRows<LEN> for Numbered<'_, S> {
 impl<S: RowSource> Numbered<'_, S> {
     #[inline(never)]
     fn add_initial<const LEN: usize>(&mut self, sum: &mut [f32; LEN], place: usize, weight: f32) {
-        self.source.initializer().fill(&self.ids[place..=place], self.row);
+        self.source.fill_initial(self.ids[place], self.row);
         sum.iter_mut().zip(&*self.row).for_each(|(sum, value)| *sum += weight * value);
     }
 }
@@ -199,7 +199,7 @@ impl<S: RowSource> Numbered<'_, S> {
 #[inline(always)]
 fn decode(source: impl RowSource, id: i64, number: usize, row: &mut [f32]) -> Result<()> {
     if number == NO_ROW {
-        source.initializer().fill(&[id], row);
+        source.fill_initial(id, row);
     } else {
         source.encoding().decode(source.row(number)?, row);
     }

@@ -181,6 +181,11 @@ impl Simd {
         Self(SimdLevel::detect())
     }
 
+    /// Returns what every machine has: for single rows.
+    pub(crate) fn baseline() -> Self {
+        Self(SimdLevel::Baseline)
+    }
+
     /// Runs `kernel` compiled for this level.
     pub(crate) fn run<K: Kernel>(self, kernel: K) {
         #[cfg(target_arch = "x86_64")]

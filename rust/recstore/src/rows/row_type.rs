@@ -107,29 +107,43 @@ pub(crate) struct Bfloat16;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Float16;
 
-/// A row type that is known when the program runs only, and what its conversions are compiled for: steps are compiled for
-/// each rule, and so not for each row type too.
+/// A row type that is known when the program runs only, and what its conversions are compiled for. Around them lies far
+/// more code, which need not be compiled for each row type too.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Narrow(pub(crate) Dtype, pub(crate) Simd);
+pub(crate) struct AnyRowType {
+    pub(crate) dtype: Dtype,
+    pub(crate) simd: Simd,
+}
 
-impl RowType for Narrow {
+impl RowType for AnyRowType {
+    #[inline(always)]
+    fn is_float32(self) -> bool {
+        self.dtype == Dtype::Float32
+    }
+
     #[inline(always)]
     fn words(self, dim: usize) -> usize {
-        with_row_type!(self.0, row_type => row_type.words(dim))
+        with_row_type!(self.dtype, row_type => row_type.words(dim))
     }
 
     #[inline(always)]
     fn widen(self, words: &[f32], row: &mut [f32]) {
-        self.1.run(Widen { dtype: self.0, words, row });
+        self.simd.run(Widen { dtype: self.dtype, words, row });
     }
 
+    #[inline(always)]
+    fn widen_each(self, words: &[&[f32]], upcoming: &[&[f32]], rows: &mut [f32], dim: usize) {
+        self.simd.run(WidenEach { dtype: self.dtype, words, upcoming, rows, dim });
+    }
+
+    #[inline(always)]
     fn round(self, row: &[f32], words: &mut [f32]) {
-        with_row_type!(self.0, row_type => row_type.round(row, words));
+        self.simd.run(Round { dtype: self.dtype, row, words });
     }
 
     #[inline(always)]
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
-        self.1.run(RoundStochastically { dtype: self.0, row, words, noise });
+        self.simd.run(RoundStochastically { dtype: self.dtype, row, words, noise });
     }
 }
 
@@ -143,6 +157,35 @@ impl Kernel for Widen<'_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
         with_row_type!(self.dtype, row_type => row_type.widen(self.words, self.row));
+    }
+}
+
+struct WidenEach<'a> {
+    dtype: Dtype,
+    words: &'a [&'a [f32]],
+    upcoming: &'a [&'a [f32]],
+    rows: &'a mut [f32],
+    dim: usize,
+}
+
+impl Kernel for WidenEach<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let Self { dtype, words, upcoming, rows, dim } = self;
+        with_row_type!(dtype, row_type => row_type.widen_each(words, upcoming, rows, dim));
+    }
+}
+
+struct Round<'a> {
+    dtype: Dtype,
+    row: &'a [f32],
+    words: &'a mut [f32],
+}
+
+impl Kernel for Round<'_> {
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        with_row_type!(self.dtype, row_type => row_type.round(self.row, self.words));
     }
 }
 

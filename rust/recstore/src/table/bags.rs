@@ -8,11 +8,11 @@ use super::ids::places::{Seal, TAG_WORDS};
 use super::locks::Locks;
 use super::lookup::{RowSource, TakeRows};
 use super::table::Table;
-use crate::kernel::cache::{prefetch_group, prefetch_near};
+use crate::kernel::cache::prefetch_group;
 use crate::kernel::parallel::{for_each_mut, piece_size};
 use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::pooling::{BagInput, PooledColumns, Pooling, PoolingMode};
-use crate::rows::row_type::{Float32, RowType, with_row_type};
+use crate::rows::row_type::RowType;
 use crate::{Error, Result};
 
 /// Pools the bags of all `tables`, the first bags of each into the first row of `pooled`, a table's columns behind
@@ -159,61 +159,54 @@ fn pool_piece(call: &Call<'_>, piece: Piece<'_>) {
         };
         let range = number * bags + piece.bags.start..number * bags + piece.bags.end;
         let kernel = PoolRows {
-            source: locks.of(table).source(table, failure),
+            source: locks.of(table).source(table, engine.simd, failure),
             ids: input.ids_of(range.clone()),
             first_position: input.offsets[range.start] as usize,
             pooling: Pooling::new(input, range, columns),
             places: places.next().unwrap_or_default(),
-            widened: vec![0.0; dim],
-            row_type: Float32,
+            widened: Vec::new(),
         };
-        with_row_type!(table.config.dtype, row_type => engine.simd.run(kernel.typed(row_type)));
+        engine.simd.run(kernel);
         first += dim;
     }
 }
 
 /// Pools the bags of one table in one piece.
-struct PoolRows<'a, T> {
+struct PoolRows<'a> {
     source: RowSource<'a>,
     ids: &'a [i64],
     first_position: usize,
     pooling: Pooling<'a>,
     places: &'a mut [u32],
-    /// A row of the table's dim, for those that do not lie in the table as they are read.
+    /// The rows of a group that do not lie in the table as they are read.
     widened: Vec<f32>,
-    row_type: T,
 }
 
-impl<'a> PoolRows<'a, Float32> {
-    fn typed<T: RowType>(self, row_type: T) -> PoolRows<'a, T> {
-        let Self { source, ids, first_position, pooling, places, widened, .. } = self;
-        PoolRows { source, ids, first_position, pooling, places, widened, row_type }
-    }
-}
-
-impl<T: RowType> Kernel for PoolRows<'_, T> {
+impl Kernel for PoolRows<'_> {
     #[inline(always)]
     fn run(mut self, lanes: impl Lanes) {
-        self.source.walk(lanes, self.row_type, self.ids, &mut self);
+        self.source.walk(lanes, self.source.row_type, self.ids, &mut self);
         self.pooling.finish();
     }
 }
 
-impl<T: RowType> TakeRows for PoolRows<'_, T> {
+impl TakeRows for PoolRows<'_> {
     #[inline(always)]
     fn take(&mut self, first: usize, indices: &[u32], words: &[&[f32]], upcoming: &[&[f32]]) {
         if let Some(places) = self.places.get_mut(first..first + indices.len()) {
             places.copy_from_slice(indices);
         }
-        prefetch_group(words, upcoming);
-        let position = self.first_position + first;
-        if self.row_type.is_float32() {
-            return self.pooling.take_each(position, words, upcoming);
-        }
-        for (place, own) in words.iter().enumerate() {
-            prefetch_near(upcoming, place, own.len());
-            self.row_type.widen(own, &mut self.widened);
-            self.pooling.take(position + place, &self.widened);
-        }
+        let (position, RowSource { dim, row_type, .. }) = (self.first_position + first, self.source);
+        let widened: Vec<&[f32]>;
+        let (rows, upcoming) = if row_type.is_float32() {
+            prefetch_group(words, upcoming);
+            (words, upcoming)
+        } else {
+            self.widened.resize(words.len() * dim, 0.0);
+            row_type.widen_each(words, upcoming, &mut self.widened, dim);
+            widened = self.widened.chunks_exact(dim).collect();
+            (&widened[..], &widened[..])
+        };
+        self.pooling.take_each(position, rows, upcoming);
     }
 }

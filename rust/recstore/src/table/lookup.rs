@@ -26,7 +26,7 @@ use crate::kernel::cache::{
 };
 use crate::kernel::simd::{Kernel, Lanes};
 use crate::optimizer::Idle;
-use crate::rows::row_type::RowType;
+use crate::rows::row_type::{AnyRowType, RowType};
 
 /// The ids of a run: what is known of them fits the first cache.
 const RUN: usize = 1024;
@@ -46,6 +46,7 @@ pub(super) struct RowSource<'a> {
     pub(super) ids: &'a IdMap,
     pub(super) storage: &'a SlotGroup,
     pub(super) initializer: &'a Initializer,
+    pub(super) row_type: AnyRowType,
     /// Of a table whose ids without a row share some.
     pub(super) shared: Option<&'a SharedRows>,
     pub(super) dim: usize,
@@ -258,7 +259,7 @@ impl InitialRows {
         }
         let row_words = source.storage.weight_words();
         self.values.resize(self.ids.len() * source.dim, 0.0);
-        source.initializer.fill(&self.ids, &mut self.values);
+        source.initializer.fill(source.row_type.simd, &self.ids, &mut self.values);
         let mut initial = if row_type.is_float32() {
             self.values.chunks_exact(row_words)
         } else {
@@ -284,7 +285,8 @@ fn with_shared<'a>(shared: &'a SharedRows, ids: &[i64], words: &[&'a [f32]]) -> 
     words
 }
 
-/// Writes the row of each id to `out`, and its index to `places` unless that is empty.
+/// Writes the row of each id to `out`, and its index to `places` unless that is empty. Compiled for rows in single
+/// precision too: with their type known when it runs, they are read 3 to 8 % more slowly.
 pub(super) struct ReadRows<'a, T> {
     pub(super) source: RowSource<'a>,
     pub(super) ids: &'a [i64],

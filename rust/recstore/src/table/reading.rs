@@ -10,8 +10,10 @@ use super::lookup::{ColdRows, IdleRows, ReadRows, RowSource};
 use super::rows::Rows;
 use super::table::Table;
 use crate::calls::TableRead;
+use crate::config::Dtype;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
-use crate::rows::row_type::with_row_type;
+use crate::kernel::simd::Simd;
+use crate::rows::row_type::{AnyRowType, Float32};
 use crate::{Error, Result};
 
 impl Table {
@@ -65,11 +67,16 @@ impl Table {
         let mut of_chunks = places.chunks_mut(chunk);
         let chunks = ids.chunks(chunk).zip(out.chunks_mut(chunk * dim));
         let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default())).enumerate();
-        let (source, sum) = (rows.source(self, &failure), AtomicU64::new(0));
+        let (source, sum) = (rows.source(self, engine.simd, &failure), AtomicU64::new(0));
         for_each_mut(engine.executor, chunks, |(number, (ids, out, places))| {
-            with_row_type!(self.config.dtype, row_type => {
-                engine.simd.run(ReadRows { source, ids, out, places: &mut *places, row_type });
-            });
+            match source.row_type {
+                AnyRowType { dtype: Dtype::Float32, simd } => {
+                    simd.run(ReadRows { source, ids, out, places: &mut *places, row_type: Float32 });
+                }
+                narrow => {
+                    narrow.simd.run(ReadRows { source, ids, out, places: &mut *places, row_type: narrow })
+                }
+            }
             engine.simd.run(AddTagSum { first: number * chunk, ids, places, sum: &sum });
         });
         places::seal(places, ids.len(), places::tag(rows.epoch, sum.into_inner(), ids.len()));
@@ -137,12 +144,18 @@ pub(crate) fn read_each<'a, 'r: 'a>(
 
 impl Rows {
     /// Returns what lookups read; `failure` gets what keeps them from reading rows on disk.
-    pub(super) fn source<'a>(&'a self, table: &'a Table, failure: &'a OnceLock<Error>) -> RowSource<'a> {
+    pub(super) fn source<'a>(
+        &'a self,
+        table: &'a Table,
+        simd: Simd,
+        failure: &'a OnceLock<Error>,
+    ) -> RowSource<'a> {
         let cold = self.tier.as_ref().map(|tier| ColdRows { tier, failure });
         RowSource {
             ids: &self.ids,
             storage: &self.storage,
             initializer: &table.initializer,
+            row_type: AnyRowType { dtype: table.config.dtype, simd },
             shared: self.shared.as_deref(),
             dim: table.config.dim,
             cold,

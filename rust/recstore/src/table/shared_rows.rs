@@ -9,8 +9,9 @@ use super::rows::Rows;
 use super::storage::slot_group::SlotGroup;
 use super::table::Table;
 use crate::kernel::hash::mix;
+use crate::kernel::simd::Simd;
 use crate::optimizer::{PreparedRule, Slots};
-use crate::rows::row_type::{RowType, with_row_type};
+use crate::rows::row_type::{AnyRowType, RowType, with_row_type};
 
 /// The shared rows of a table.
 #[derive(Debug)]
@@ -53,7 +54,7 @@ impl SharedRows {
     /// Writes the weights that ids without rows have.
     pub(super) fn fill(
         &self,
-        row_type: impl RowType,
+        row_type: AnyRowType,
         initializer: &Initializer,
         ids: &[i64],
         rows: &mut [f32],
@@ -62,7 +63,7 @@ impl SharedRows {
         for (id, row) in ids.iter().zip(rows.chunks_exact_mut(dim.max(1))) {
             match self.weights_of(*id) {
                 Some(words) => row_type.widen(words, row),
-                None => initializer.fill(&[Self::first_value_of(self.index_of(*id))], row),
+                None => initializer.fill(row_type.simd, &[Self::first_value_of(self.index_of(*id))], row),
             }
         }
     }
@@ -116,7 +117,7 @@ impl Table {
         shared.records.reserve(shared.count as usize);
         let mut weights = vec![0.0; self.config().dim];
         for index in (0..shared.count).map(RowIndex) {
-            self.initializer.fill(&[SharedRows::first_value_of(index)], &mut weights);
+            self.initializer.fill(Simd::baseline(), &[SharedRows::first_value_of(index)], &mut weights);
             let (words, state) = shared.records.record_mut(index);
             state.fill(0.0);
             self.store(rule, &weights, words, state);
@@ -150,12 +151,13 @@ impl Table {
     }
 
     /// Writes the weights that ids without rows have.
-    pub(super) fn fill_rowless(&self, rows: &Rows, ids: &[i64], weights: &mut [f32]) {
+    pub(super) fn fill_rowless(&self, rows: &Rows, simd: Simd, ids: &[i64], weights: &mut [f32]) {
         match &rows.shared {
-            None => self.initializer.fill(ids, weights),
-            Some(shared) => with_row_type!(self.config.dtype, row_type => {
+            None => self.initializer.fill(simd, ids, weights),
+            Some(shared) => {
+                let row_type = AnyRowType { dtype: self.config.dtype, simd };
                 shared.fill(row_type, &self.initializer, ids, weights);
-            }),
+            }
         }
     }
 }

@@ -15,6 +15,7 @@ use super::rows::{Rows, next_epoch};
 use super::table::{Table, new_storage, new_tier};
 use super::usages::Usages;
 use crate::Result;
+use crate::kernel::simd::Simd;
 use crate::optimizer::PreparedRule;
 use crate::rows::row_type::{RowType, with_row_type};
 
@@ -122,7 +123,7 @@ impl Table {
             self.check_writable(OPERATION, ids.len())?;
             let rows = &mut *self.exclusive();
             self.make_ready(OPERATION, rows, engine, ids, true)?;
-            let inserted = self.insert_missing(rows, ids);
+            let inserted = self.insert_missing(rows, engine.simd, ids);
             rows.settle();
             inserted.and_then(|()| self.lookup_locked(rows, engine, ids, indices, out))
         } else {
@@ -146,12 +147,12 @@ impl Table {
         Ok(())
     }
 
-    fn insert_missing(&self, rows: &mut Rows, ids: &[i64]) -> Result<()> {
+    fn insert_missing(&self, rows: &mut Rows, simd: Simd, ids: &[i64]) -> Result<()> {
         let rule = self.prepare_rule(rows, 0);
         let mut weights = vec![0.0; self.config.dim];
         for &id in ids {
             if let (index, true) = rows.find_or_allocate(id) {
-                self.fill_rowless(rows, &[id], &mut weights);
+                self.fill_rowless(rows, simd, &[id], &mut weights);
                 rows.change(index, true, |words, state| {
                     state.fill(0.0);
                     self.store(&rule, &weights, words, state);

@@ -6,6 +6,7 @@
 
 use super::philox::{RoundKeys, WORDS, normal_quantile, normals, random_words, round_keys, unit};
 use crate::config::{InitializerConfig, TableConfig};
+use crate::kernel::simd::{Kernel, Lanes, Simd};
 
 /// Fills rows with their initial values.
 #[derive(Debug, Clone)]
@@ -39,28 +40,44 @@ impl Initializer {
         self.seed
     }
 
-    /// Writes the initial values of the rows of `ids`, one after the other: first the random words of all, then the
-    /// value of each. Both are chains of steps that wait for one another, and short ones of many rows overlap.
-    #[inline(always)]
-    pub(crate) fn fill(&self, ids: &[i64], rows: &mut [f32]) {
-        if let Distribution::Constant(value) = self.distribution {
-            return rows.fill(value);
+    /// Writes the initial values of the rows of `ids`, one after the other.
+    #[inline]
+    pub(crate) fn fill(&self, simd: Simd, ids: &[i64], rows: &mut [f32]) {
+        match self.distribution {
+            Distribution::Constant(value) => rows.fill(value),
+            _ => simd.run(Draw { initializer: self, ids, rows }),
         }
+    }
+}
+
+/// Draws the values of some ids' rows. A kernel of its own: they are drawn in many places, and there is much code in it.
+struct Draw<'a> {
+    initializer: &'a Initializer,
+    ids: &'a [i64],
+    rows: &'a mut [f32],
+}
+
+impl Kernel for Draw<'_> {
+    /// First the random words of all, then the value of each: both are chains of steps that wait for one another, and
+    /// short ones of many rows overlap.
+    #[inline(always)]
+    fn run(self, _: impl Lanes) {
+        let Self { initializer, ids, rows } = self;
         let dim = rows.len() / ids.len().max(1);
         for (id, row) in ids.iter().zip(rows.chunks_exact_mut(dim.max(1))) {
             let (groups, rest) = row.as_chunks_mut::<WORDS>();
             let whole_groups = groups.len() as u32;
             for (group, columns) in (0..).zip(groups) {
-                *columns = random_words(*id, group, &self.keys).map(f32::from_bits);
+                *columns = random_words(*id, group, &initializer.keys).map(f32::from_bits);
             }
             if !rest.is_empty() {
-                let words = random_words(*id, whole_groups, &self.keys);
+                let words = random_words(*id, whole_groups, &initializer.keys);
                 for (column, word) in rest.iter_mut().zip(&words) {
                     *column = f32::from_bits(*word);
                 }
             }
         }
-        self.distribution.apply(rows);
+        initializer.distribution.apply(rows);
     }
 }
 
@@ -177,6 +194,7 @@ fn table_seed(name: &str, seed: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::simd::SimdLevel;
 
     #[test]
     fn a_copy_has_the_seed_of_its_table() {
@@ -191,7 +209,7 @@ mod tests {
         let initializer = Initializer::new("t", &config);
         let mut rows = vec![0.0; dim * ids.clone().count()];
         for (id, row) in ids.zip(rows.chunks_mut(dim)) {
-            initializer.fill(&[id], row);
+            initializer.fill(Simd::detect(), &[id], row);
         }
         rows
     }
@@ -233,7 +251,7 @@ mod tests {
         let row = |name: &str, seed: u64, id: i64, dim: usize| {
             let config = TableConfig { seed, ..TableConfig::new(dim) };
             let mut row = vec![0.0; dim];
-            Initializer::new(name, &config).fill(&[id], &mut row);
+            Initializer::new(name, &config).fill(Simd::detect(), &[id], &mut row);
             row
         };
         let base = row("t", 1, i64::MIN, 8);
@@ -246,21 +264,23 @@ mod tests {
     }
 
     #[test]
-    fn rows_drawn_together_are_those_drawn_one_by_one() {
+    fn rows_drawn_together_at_any_level_are_those_drawn_one_by_one() {
         let ids: Vec<i64> = (-20..20).map(|id| id * 0x0123_4567_89AB).collect();
         for kind in ["uniform", "normal", "truncated_normal", "zeros"] {
             let text = format!(r#"{{"initializer": {{"kind": "{kind}"}}}}"#);
             for dim in [1, 3, 8, 31, 32, 33, 64, 100, 129] {
                 let config = TableConfig::from_json(dim, &text).unwrap();
                 let initializer = Initializer::new("t", &config);
-                let mut together = vec![f32::NAN; ids.len() * dim];
-                initializer.fill(&ids, &mut together);
                 let mut row = vec![f32::NAN; dim];
-                for (id, of_all) in ids.iter().zip(together.chunks_exact(dim)) {
-                    initializer.fill(&[*id], &mut row);
-                    assert_eq!(of_all, row, "{kind}, dim {dim}, id {id}");
+                for level in SimdLevel::available() {
+                    let mut together = vec![f32::NAN; ids.len() * dim];
+                    initializer.fill(Simd::new(level).unwrap(), &ids, &mut together);
+                    for (id, of_all) in ids.iter().zip(together.chunks_exact(dim)) {
+                        initializer.fill(Simd::baseline(), &[*id], &mut row);
+                        assert_eq!(of_all, row, "{kind}, dim {dim}, id {id}, {level}");
+                    }
                 }
-                initializer.fill(&[], &mut []);
+                initializer.fill(Simd::detect(), &[], &mut []);
             }
         }
     }

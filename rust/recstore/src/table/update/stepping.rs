@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::locked::{Locked, PADDING};
 use crate::Result;
-use crate::config::Dtype;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
@@ -18,7 +17,7 @@ use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
 use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
 use crate::optimizer::{PreparedRule, RoundSlots, RowRule, Slots, WidenSlots, WithRule};
 use crate::rows::gradient::Gradients;
-use crate::rows::row_type::{Float32, Narrow, Noise, RowType};
+use crate::rows::row_type::{AnyRowType, Noise, RowType};
 use crate::table::changes::{Changes, RowKey};
 use crate::table::engine::Engine;
 use crate::table::ids::row_ids::RowIds;
@@ -53,7 +52,8 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
         let stamp = locked.rows.stamp(locked.rows.step);
         // New rows, and roundings, are drawn from the id at a position.
-        let is_exact = locked.table.config.dtype == Dtype::Float32 && locked.rule.narrow().is_none();
+        let row_type = AnyRowType { dtype: locked.table.config.dtype, simd: engine.simd };
+        let is_exact = row_type.is_float32() && locked.rule.narrow().is_none();
         if locked.is_new.is_empty() && is_exact {
             locked.by_row = locked.gradients.by_row();
         }
@@ -65,6 +65,8 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let rows = Arc::new(SteppedRows {
             table: locked.table,
             gradients,
+            row_type,
+            weight_words: storage.weight_words(),
             stride: storage.stride(),
             records: storage.shared(),
             changes,
@@ -108,6 +110,8 @@ pub(super) fn walk_ranges<'a, 'r: 'a>(
 pub(super) struct SteppedRows<'a> {
     pub(super) table: &'a Table,
     pub(super) gradients: &'a Gradients<'a>,
+    pub(super) row_type: AnyRowType,
+    pub(super) weight_words: usize,
     pub(super) stride: usize,
     pub(super) records: SharedRecords<'a>,
     pub(super) changes: &'a Changes,
@@ -129,7 +133,7 @@ pub(super) struct SteppedRows<'a> {
     pub(super) stepped: &'a AtomicU64,
 }
 
-/// One part's steps, before the types of rule and rows are known.
+/// One part's steps, before the type of its rule is known.
 struct StepRows<'a> {
     rows: &'a SteppedRows<'a>,
     sorted: &'a SortedPart<u32>,
@@ -137,44 +141,33 @@ struct StepRows<'a> {
 
 impl WithRule for StepRows<'_> {
     fn run(self, rule: &impl RowRule) {
-        let rows = self.rows;
-        match rows.table.config.dtype {
-            Dtype::Float32 => self.walk(rule, Float32),
-            narrow => self.walk(rule, Narrow(narrow, rows.simd)),
-        }
-    }
-}
-
-impl StepRows<'_> {
-    fn walk(self, rule: &impl RowRule, row_type: impl RowType) {
         let Self { rows, sorted } = self;
         match rows.tier {
-            Some(tier) if !tier.has_step() => rows.walk_tiered(tier, sorted, rule, row_type),
+            Some(tier) if !tier.has_step() => rows.walk_tiered(tier, sorted, rule),
             _ => {
                 let step = |group: Group<'_>, widened: &mut [f32]| {
-                    rows.simd.run(StepGroup { rows, rule, row_type, group, widened });
+                    rows.simd.run(StepGroup { rows, rule, group, widened });
                 };
-                rows.simd.run(Walk { rows, sorted, row_type, step: &step });
+                rows.simd.run(Walk { rows, sorted, step: &step });
             }
         }
     }
 }
 
-/// The way through the rows of a part. It is compiled for each row type, and its groups' steps for each rule too.
-struct Walk<'a, T> {
+/// The way through the rows of a part. The steps of its groups are compiled for each rule, and it is not.
+struct Walk<'a> {
     rows: &'a SteppedRows<'a>,
     sorted: &'a SortedPart<u32>,
-    row_type: T,
     /// Takes the steps of a group, with room for a row's weights.
     step: &'a dyn Fn(Group<'_>, &mut [f32]),
 }
 
-impl<T: RowType> Kernel for Walk<'_, T> {
+impl Kernel for Walk<'_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, sorted, row_type, step } = self;
+        let Self { rows, sorted, step } = self;
         let dim = rows.gradients.dim;
-        let rounds = !row_type.is_float32() || rows.rule.narrow().is_some();
+        let rounds = !rows.row_type.is_float32() || rows.rule.narrow().is_some();
         let has_lists = rounds || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
         let together = rows_of_lines(LINES_ASKED_TOGETHER, rows.stride + dim);
@@ -195,13 +188,7 @@ impl<T: RowType> Kernel for Walk<'_, T> {
             }
             rows.locate(sorted, behind..behind + group_len, &mut located, &mut to_sum);
             if !rows.is_new.is_empty() {
-                rows.simd.run(StartRows {
-                    rows,
-                    row_type,
-                    sorted,
-                    numbers: group..behind,
-                    starting: &mut starting,
-                });
+                rows.simd.run(StartRows { rows, sorted, numbers: group..behind, starting: &mut starting });
             }
             let own = to_sum.partition_point(|&number| number < behind);
             summed.sum(rows, sorted, to_sum.drain(..own), group, &mut located);
@@ -271,18 +258,17 @@ struct Group<'a> {
 
 /// Takes the steps of a group's first rows, and asks for those behind them. A kernel of its own: within the larger one
 /// its loop has too few registers.
-struct StepGroup<'a, R, T> {
+struct StepGroup<'a, R> {
     rows: &'a SteppedRows<'a>,
     rule: &'a R,
-    row_type: T,
     group: Group<'a>,
     widened: &'a mut [f32],
 }
 
-impl<R: RowRule, T: RowType> Kernel for StepGroup<'_, R, T> {
+impl<R: RowRule> Kernel for StepGroup<'_, R> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, rule, row_type, group, widened } = self;
+        let Self { rows, rule, group, widened } = self;
         let Group { located, sums, lens: [len, later, together, near] } = group;
         for first in (0..len).step_by(together) {
             let own = first..len.min(first + together);
@@ -300,16 +286,15 @@ impl<R: RowRule, T: RowType> Kernel for StepGroup<'_, R, T> {
                 // 2. An index is a key of one part, once, no two have one place, and every part is walked by one thread,
                 //    which lets go of the record before it takes the next.
                 let record = unsafe { rows.records.record_mut(row.record) };
-                rows.step((rule, row_type), row.first as usize, record, gradient, widened);
+                rows.step(rule, row.first as usize, record, gradient, widened);
             }
         }
     }
 }
 
 /// Writes the values that the new ones of some rows start with.
-struct StartRows<'a, T> {
+struct StartRows<'a> {
     rows: &'a SteppedRows<'a>,
-    row_type: T,
     sorted: &'a SortedPart<u32>,
     numbers: Range<usize>,
     starting: &'a mut StartingRows,
@@ -323,10 +308,10 @@ struct StartingRows {
     values: Vec<f32>,
 }
 
-impl<T: RowType> Kernel for StartRows<'_, T> {
+impl Kernel for StartRows<'_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
-        let Self { rows, row_type, sorted, numbers, starting } = self;
+        let Self { rows, sorted, numbers, starting } = self;
         let StartingRows { indices, ids, values } = starting;
         indices.clear();
         ids.clear();
@@ -338,11 +323,11 @@ impl<T: RowType> Kernel for StartRows<'_, T> {
         }
         let dim = rows.gradients.dim;
         values.resize(ids.len() * dim, 0.0);
-        rows.fill_new(row_type, ids, values);
+        rows.fill_new(ids, values);
         for (index, weights) in indices.iter().zip(values.chunks_exact_mut(dim)) {
             // SAFETY: 1. located here; 2. as for steps: the rows are those of one part.
             let record = unsafe { rows.records.record_mut(rows.records.locate(rows.place(*index))) };
-            rows.start_record(row_type, weights, record);
+            rows.start_record(weights, record);
         }
     }
 }
@@ -350,7 +335,7 @@ impl<T: RowType> Kernel for StartRows<'_, T> {
 impl SteppedRows<'_> {
     /// Takes the steps of rows of which some lie on disk; the first error of the disk ends them. Compiled for the baseline
     /// and for any rule: it waits for the disk.
-    fn walk_tiered(&self, tier: &Tier, sorted: &SortedPart<u32>, rule: &dyn RowRule, row_type: impl RowType) {
+    fn walk_tiered(&self, tier: &Tier, sorted: &SortedPart<u32>, rule: &dyn RowRule) {
         let dim = self.gradients.dim;
         let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], self.widened());
         let mut scratch = vec![0.0; self.stride];
@@ -361,10 +346,10 @@ impl SteppedRows<'_> {
             let is_new = self.is_new.get(first).copied().unwrap_or(false);
             let mut step = |record: &mut [f32]| {
                 if is_new {
-                    self.fill_new(row_type, &[self.gradients.id(first)], &mut widened[..dim]);
-                    self.start_record(row_type, &mut widened[..dim], record);
+                    self.fill_new(&[self.gradients.id(first)], &mut widened[..dim]);
+                    self.start_record(&mut widened[..dim], record);
                 }
-                self.step((rule, row_type), first, record, &sum, &mut widened);
+                self.step(rule, first, record, &sum, &mut widened);
             };
             let Some(place) = tier.place_to_change(index) else {
                 if let Err(error) = self.step_on_disk(tier, (index, is_new), &mut scratch, &mut step) {
@@ -523,18 +508,18 @@ impl SteppedRows<'_> {
     #[inline(always)]
     fn step(
         &self,
-        (rule, row_type): (&(impl RowRule + ?Sized), impl RowType),
+        rule: &(impl RowRule + ?Sized),
         first: usize,
         record: &mut [f32],
         gradient: &[f32],
         widened: &mut [f32],
     ) {
-        let (words, state) = record.split_at_mut(row_type.words(gradient.len()));
+        let (words, state) = record.split_at_mut(self.weight_words);
         let (state, besides) = self.rule.split(state);
         let (widened, values) = widened.split_at_mut(gradient.len());
-        let (is_float32, narrow) = (row_type.is_float32(), self.rule.narrow());
+        let (is_float32, narrow) = (self.row_type.is_float32(), self.rule.narrow());
         if !is_float32 {
-            row_type.widen(words, widened);
+            self.row_type.widen(words, widened);
         }
         if let Some(slots) = narrow {
             self.simd.run(WidenSlots { slots, words: state, values });
@@ -544,7 +529,7 @@ impl SteppedRows<'_> {
         let kept = if narrow.is_none() { &mut *state } else { &mut *values };
         self.rule.step(rule, weights, (kept, besides), gradient);
         if !is_float32 {
-            row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
+            self.row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
         }
         if let Some(slots) = narrow {
             self.simd.run(RoundSlots { slots, values, words: state, hash: self.hash(first) });
@@ -559,19 +544,21 @@ impl SteppedRows<'_> {
 
     /// Writes the weights that new rows start with.
     #[inline(always)]
-    fn fill_new(&self, row_type: impl RowType, ids: &[i64], rows: &mut [f32]) {
+    fn fill_new(&self, ids: &[i64], rows: &mut [f32]) {
         match self.shared {
-            None => self.table.initializer.fill(ids, rows),
-            Some(shared) => shared.fill(row_type, &self.table.initializer, ids, rows),
+            None => self.table.initializer.fill(self.simd, ids, rows),
+            Some(shared) => shared.fill(self.row_type, &self.table.initializer, ids, rows),
         }
     }
 
     /// Makes a record that of a new row with these weights, which become what the table keeps of them.
     #[inline(always)]
-    fn start_record(&self, row_type: impl RowType, weights: &mut [f32], record: &mut [f32]) {
-        let (words, state) = record.split_at_mut(row_type.words(weights.len()));
-        row_type.round(weights, words);
-        row_type.widen(words, weights);
+    fn start_record(&self, weights: &mut [f32], record: &mut [f32]) {
+        let (words, state) = record.split_at_mut(self.weight_words);
+        self.row_type.round(weights, words);
+        if !self.row_type.is_float32() {
+            self.row_type.widen(words, weights);
+        }
         state.fill(0.0);
         self.rule.adopt_weights(weights, state);
     }
