@@ -10,3 +10,4 @@ pub(crate) mod parallel;
 pub(crate) mod result_memory;
 pub(crate) mod simd;
 pub(crate) mod sorting;
+pub(crate) mod squares;

@@ -213,32 +213,6 @@ fn run_avx512<K: Kernel>(kernel: K) {
     kernel.run(Avx512Lanes(()));
 }
 
-/// The number of running sums in [`sum_of_squares`]: fixed, so that every level adds in the same order.
-const LANES: usize = 16;
-
-/// Returns the sum of the squares of `count` values, added over a fixed number of lanes.
-#[inline(always)]
-pub(crate) fn sum_of_squares(count: usize, value: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0f32; LANES];
-    let full = count - count % LANES;
-    for start in (0..full).step_by(LANES) {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += value(start + lane) * value(start + lane);
-        }
-    }
-    for position in full..count {
-        lanes[position - full] += value(position) * value(position);
-    }
-    let mut width = LANES / 2;
-    while width > 0 {
-        for lane in 0..width {
-            lanes[lane] += lanes[lane + width];
-        }
-        width /= 2;
-    }
-    lanes[0]
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,14 +251,6 @@ mod tests {
                 Simd::new(level).unwrap().run(Compare(&lanes, 99, &mut found));
                 assert_eq!(found, 0, "{level}");
             }
-        }
-    }
-
-    #[test]
-    fn sum_of_squares_takes_every_value_once() {
-        for count in [0, 1, 15, 16, 17, 64, 100] {
-            let sum = (0..count).map(|j| (j * j) as f32).sum::<f32>();
-            assert_eq!(sum_of_squares(count, |j| j as f32), sum);
         }
     }
 }

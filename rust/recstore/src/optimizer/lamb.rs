@@ -4,7 +4,7 @@ use super::adam::{AdamOptions, Moments, State};
 use super::row_rule::RowRule;
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
-use crate::kernel::simd::sum_of_squares;
+use crate::kernel::squares::{Plain, Squared, sum_of_squares};
 
 /// `m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`,
 /// `r = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * w`, then `w -= lr * |w| / |r| * r`, t
@@ -29,10 +29,10 @@ impl Lamb {
     }
 }
 
-/// One over the correction of the first moment, and the root of that of the second.
+/// One over the correction of the first moment, and over the root of that of the second.
 fn scales(moments: &Moments, step: u64) -> (f32, f32) {
     let (first, second_root) = moments.bias_corrections(step);
-    ((1.0 / first) as f32, second_root as f32)
+    ((1.0 / first) as f32, (1.0 / second_root) as f32)
 }
 
 impl RowRule for Lamb {
@@ -42,8 +42,8 @@ impl RowRule for Lamb {
         let scales = self.table_scales.unwrap_or_else(|| scales(&self.moments, step.unwrap_or(1)));
         for_each_element_briefly(&Moved(&self.moments), m, [&mut *v], gradient);
         let direction = Direction { rule: self, scales };
-        let norm = sum_of_squares(weights.len(), |j| direction.of(weights[j], m[j], v[j])).sqrt();
-        let length = sum_of_squares(weights.len(), |j| weights[j]).sqrt();
+        let norm = sum_of_squares([weights, m, v], &direction).sqrt();
+        let length = sum_of_squares([weights], &Plain).sqrt();
         let ratio = if norm > 0.0 && length > 0.0 { length / norm } else { 1.0 };
         let step = Along { direction: &direction, rate: self.lr * ratio };
         for_each_element_briefly(&step, weights, [&mut *v], m);
@@ -66,11 +66,11 @@ struct Direction<'a> {
     scales: (f32, f32),
 }
 
-impl Direction<'_> {
+impl Squared<3> for Direction<'_> {
     #[inline(always)]
-    fn of(&self, w: f32, m: f32, v: f32) -> f32 {
-        let (scale, root) = self.scales;
-        scale * m / (v.sqrt() / root + self.rule.eps) + self.rule.weight_decay * w
+    fn of(&self, [w, m, v]: [f32; 3]) -> f32 {
+        let (scale, root_scale) = self.scales;
+        scale * m / (root_scale * v.sqrt() + self.rule.eps) + self.rule.weight_decay * w
     }
 }
 
@@ -83,6 +83,6 @@ struct Along<'a> {
 impl ElementRule<1> for Along<'_> {
     #[inline(always)]
     fn step(&self, w: f32, [v]: [f32; 1], m: f32) -> (f32, [f32; 1]) {
-        (w - self.rate * self.direction.of(w, m, v), [v])
+        (w - self.rate * self.direction.of([w, m, v]), [v])
     }
 }

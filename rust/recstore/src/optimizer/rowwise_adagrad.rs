@@ -5,7 +5,7 @@ use super::row_rule::RowRule;
 use super::slot::Slot;
 use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
-use crate::kernel::simd::sum_of_squares;
+use crate::kernel::squares::{Squared, sum_of_squares};
 
 /// `g += weight_decay * w`; in the `recstore` convention `s += sum_j g_j^2; w -= lr * g / sqrt(s + eps)`, in the
 /// `torch` convention `s += mean_j g_j^2; w -= lr * g / (sqrt(s) + eps)`. The rate falls as AdaGrad's.
@@ -40,11 +40,19 @@ impl RowWiseAdaGrad {
 impl RowRule for RowWiseAdaGrad {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let squares = sum_of_squares(gradient.len(), |j| 0.0 + gradient[j] + self.weight_decay * weights[j]);
+        let squares = sum_of_squares([gradient, weights], self);
         let divisor = if self.averages { gradient.len() as f32 } else { 1.0 };
         state[0] += squares / divisor;
         let root = (state[0] + self.eps_within).sqrt() + self.eps_beside;
         for_each_element(&RowStep { rule: self, root }, weights, [], gradient);
+    }
+}
+
+/// A gradient, with the weight's decay.
+impl Squared<2> for RowWiseAdaGrad {
+    #[inline(always)]
+    fn of(&self, [g, w]: [f32; 2]) -> f32 {
+        0.0 + g + self.weight_decay * w
     }
 }
 
@@ -57,6 +65,6 @@ struct RowStep<'a> {
 impl ElementRule<0> for RowStep<'_> {
     #[inline(always)]
     fn step(&self, w: f32, _: [f32; 0], g: f32) -> (f32, [f32; 0]) {
-        (w - self.rule.lr * (0.0 + g + self.rule.weight_decay * w) / self.root, [])
+        (w - self.rule.lr * self.rule.of([g, w]) / self.root, [])
     }
 }

@@ -5,7 +5,7 @@ use super::row_rule::RowRule;
 use super::slot::Slot;
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
-use crate::kernel::simd::sum_of_squares;
+use crate::kernel::squares::{Squared, sum_of_squares};
 
 /// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (mean_j g_j^2 - v)`, then
 /// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's.
@@ -42,7 +42,7 @@ impl RowRule for RowWiseAdam {
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         let (m, rest) = state.split_at_mut(gradient.len());
         let (v, row_step) = rest.split_at_mut(1);
-        let squares = sum_of_squares(gradient.len(), |j| 0.0 + gradient[j] + self.weight_decay * weights[j]);
+        let squares = sum_of_squares([gradient, weights], self);
         v[0] = self.moments.second(v[0], squares / gradient.len() as f32);
         let scale =
             self.table_scale.unwrap_or_else(|| self.moments.scale(self.lr, counted(row_step).unwrap_or(1)));
@@ -52,6 +52,14 @@ impl RowRule for RowWiseAdam {
             [m],
             gradient,
         );
+    }
+}
+
+/// A gradient, with the weight's decay.
+impl Squared<2> for RowWiseAdam {
+    #[inline(always)]
+    fn of(&self, [g, w]: [f32; 2]) -> f32 {
+        0.0 + g + self.weight_decay * w
     }
 }
 
@@ -65,7 +73,7 @@ struct RowStep<'a> {
 impl ElementRule<1> for RowStep<'_> {
     #[inline(always)]
     fn step(&self, w: f32, [m]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
-        let m = self.rule.moments.first(m, 0.0 + g + self.rule.weight_decay * w);
+        let m = self.rule.moments.first(m, self.rule.of([g, w]));
         (w - self.scale * m / self.root, [m])
     }
 }

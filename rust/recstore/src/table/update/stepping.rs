@@ -13,8 +13,9 @@ use crate::Result;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
-use crate::kernel::simd::{Kernel, Lanes, Simd, sum_of_squares};
+use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
+use crate::kernel::squares::{Plain, sum_of_squares};
 use crate::optimizer::{PreparedRule, RoundSlots, RowRule, Slots, WidenSlots, WithRule};
 use crate::rows::gradient::Gradients;
 use crate::rows::row_type::{AnyRowType, Noise, RowType};
@@ -472,12 +473,12 @@ impl SteppedRows<'_> {
     #[inline(always)]
     fn clip(&self, gradient: &mut [f32]) {
         let Some(most) = self.max_grad_norm else { return };
-        let norm = sum_of_squares(gradient.len(), |j| gradient[j]).sqrt();
+        let norm = sum_of_squares([gradient], &Plain).sqrt();
         if norm.is_infinite() {
             // The squares are beyond float32, which the values need not be.
             let greatest = gradient.iter().fold(0.0f32, |most, value| most.max(value.abs()));
             gradient.iter_mut().for_each(|value| *value /= greatest);
-            let norm = sum_of_squares(gradient.len(), |j| gradient[j]).sqrt();
+            let norm = sum_of_squares([gradient], &Plain).sqrt();
             gradient.iter_mut().for_each(|value| *value *= most / norm);
         } else if norm > most {
             gradient.iter_mut().for_each(|value| *value *= most / norm);
