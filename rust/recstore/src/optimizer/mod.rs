@@ -34,7 +34,7 @@ pub(crate) use idle::Idle;
 pub(crate) use idle_decay::Kept;
 pub(crate) use prepared_rule::PreparedRule;
 pub(crate) use row_rule::{RowRule, WithRule};
-pub(crate) use slot::{RoundSlots, Slot, SlotType, Slots, WidenSlots};
+pub(crate) use slot::{Slot, SlotType, Slots};
 pub(crate) use table_rule::Optimizer;
 pub use update_rule::UpdateRule;
 pub(crate) use update_rule::UpdateRules;

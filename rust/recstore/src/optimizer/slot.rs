@@ -3,8 +3,6 @@
 use std::borrow::Cow;
 
 use crate::config::StateDtype;
-use crate::kernel::hash::mix;
-use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::coded_row::{Coded, E4m3};
 use crate::rows::coded_squares::CodedSquares;
 use crate::rows::row_type::{Bfloat16, Float32, Noise, RowType};
@@ -114,9 +112,38 @@ impl Slot {
         with_slot_type!(self.slot_type, row_type => row_type.round(values, words));
     }
 
+    /// Writes the elements that lie at word `word` of each record to its values.
     #[inline(always)]
-    fn round_stochastically(&self, values: &[f32], words: &mut [f32], noise: Noise) {
-        with_slot_type!(self.slot_type, row_type => row_type.round_stochastically(values, words, noise));
+    pub(crate) fn widen_each<'a>(
+        &self,
+        records: &[&mut [f32]],
+        word: usize,
+        values: impl Iterator<Item = &'a mut [f32]>,
+    ) {
+        with_slot_type!(self.slot_type, row_type => {
+            let words = row_type.words(self.width);
+            for (record, values) in records.iter().zip(values) {
+                row_type.widen(&record[word..][..words], &mut values[..self.width]);
+            }
+        });
+    }
+
+    /// Writes values to word `word` of their records, each rounded up or down as its hash says, which mixes the table's
+    /// seed, the id and the step.
+    #[inline(always)]
+    pub(crate) fn round_each<'a>(
+        &self,
+        records: &mut [&mut [f32]],
+        word: usize,
+        values: impl Iterator<Item = (&'a [f32], &'a u64)>,
+    ) {
+        with_slot_type!(self.slot_type, row_type => {
+            let words = row_type.words(self.width);
+            for (record, (values, hash)) in records.iter_mut().zip(values) {
+                let words = &mut record[word..][..words];
+                row_type.round_stochastically(&values[..self.width], words, Noise::new(*hash));
+            }
+        });
     }
 }
 
@@ -154,48 +181,5 @@ impl Slots<'_> {
             (own_words, words) = words.split_at_mut(slot.words());
             slot.round(own_values, own_words);
         }
-    }
-
-    /// Writes `values` to `words`, rounded up or down as `hash` says, which mixes the table's seed, the id and the step.
-    #[inline(always)]
-    pub(crate) fn round_stochastically(self, mut values: &[f32], mut words: &mut [f32], mut hash: u64) {
-        for slot in self.0 {
-            let (own_values, own_words);
-            (own_values, values) = values.split_at(slot.width);
-            (own_words, words) = words.split_at_mut(slot.words());
-            // Other bits than those of the row, and of the slots before.
-            hash = mix((hash ^ 1) as i64);
-            slot.round_stochastically(own_values, own_words, Noise::new(hash));
-        }
-    }
-}
-
-/// Widens slots; see [`Slots::widen`]. A kernel of its own: steps are compiled for each rule, and so not with all types of
-/// slots too.
-pub(crate) struct WidenSlots<'a> {
-    pub(crate) slots: Slots<'a>,
-    pub(crate) words: &'a [f32],
-    pub(crate) values: &'a mut [f32],
-}
-
-impl Kernel for WidenSlots<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        self.slots.widen(self.words, self.values);
-    }
-}
-
-/// Rounds slots; see [`Slots::round_stochastically`].
-pub(crate) struct RoundSlots<'a> {
-    pub(crate) slots: Slots<'a>,
-    pub(crate) values: &'a [f32],
-    pub(crate) words: &'a mut [f32],
-    pub(crate) hash: u64,
-}
-
-impl Kernel for RoundSlots<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        self.slots.round_stochastically(self.values, self.words, self.hash);
     }
 }

@@ -12,6 +12,7 @@ mod locked;
 mod request;
 mod sharing;
 mod stepping;
+mod widened;
 
 pub(crate) use applying::apply;
 pub(crate) use request::{StepRequest, check};

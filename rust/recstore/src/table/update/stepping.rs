@@ -9,16 +9,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::locked::{Locked, PADDING};
+use super::widened::Widened;
 use crate::Result;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
-use crate::kernel::hash::mix;
 use crate::kernel::parallel::{for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
 use crate::kernel::squares::{Plain, sum_of_squares};
-use crate::optimizer::{PreparedRule, RoundSlots, RowRule, Slots, WidenSlots, WithRule};
+use crate::optimizer::{PreparedRule, RowRule, WithRule};
 use crate::rows::gradient::Gradients;
-use crate::rows::row_type::{AnyRowType, Noise, RowType};
+use crate::rows::row_type::{AnyRowType, RowType};
 use crate::table::changes::{Changes, RowKey};
 use crate::table::engine::Engine;
 use crate::table::ids::row_ids::RowIds;
@@ -146,7 +146,7 @@ impl WithRule for StepRows<'_> {
         match rows.tier {
             Some(tier) if !tier.has_step() => rows.walk_tiered(tier, sorted, rule),
             _ => {
-                let step = |group: Group<'_>, widened: &mut [f32]| {
+                let step = |group: Group<'_>, widened: &mut Widened| {
                     rows.simd.run(StepGroup { rows, rule, group, widened });
                 };
                 rows.simd.run(Walk { rows, sorted, step: &step });
@@ -159,8 +159,8 @@ impl WithRule for StepRows<'_> {
 struct Walk<'a> {
     rows: &'a SteppedRows<'a>,
     sorted: &'a SortedPart<u32>,
-    /// Takes the steps of a group, with room for a row's weights.
-    step: &'a dyn Fn(Group<'_>, &mut [f32]),
+    /// Takes the steps of a group.
+    step: &'a dyn Fn(Group<'_>, &mut Widened),
 }
 
 impl Kernel for Walk<'_> {
@@ -168,13 +168,13 @@ impl Kernel for Walk<'_> {
     fn run(self, _: impl Lanes) {
         let Self { rows, sorted, step } = self;
         let dim = rows.gradients.dim;
-        let rounds = !rows.row_type.is_float32() || rows.rule.narrow().is_some();
+        let rounds = rows.are_widened();
         let has_lists = rounds || rows.gradients.has_row_of();
         let group_len = rows_of_lines(LINES_TOGETHER, rows.stride + dim);
         let together = rows_of_lines(LINES_ASKED_TOGETHER, rows.stride + dim);
         let near = rows_of_lines(STEP_LINES_NEAR, rows.stride + dim);
         let (mut summed, mut starting) = (SummedRows::default(), StartingRows::default());
-        let mut widened = rows.widened();
+        let mut widened = Widened::default();
         // The rows of a group, and behind them those of the next one.
         let (mut located, mut to_sum) = (Vec::new(), Vec::new());
         if has_lists {
@@ -202,7 +202,7 @@ impl Kernel for Walk<'_> {
 }
 
 /// A row to be stepped.
-struct LocatedRow<'a> {
+pub(super) struct LocatedRow<'a> {
     index: RowIndex,
     /// The position of its first gradient.
     first: u32,
@@ -211,6 +211,14 @@ struct LocatedRow<'a> {
     record: RecordStart,
     /// The first of its gradients, before any weight.
     gradient: &'a [f32],
+}
+
+impl LocatedRow<'_> {
+    /// Returns its gradient; `sums` are those of its group.
+    #[inline(always)]
+    fn gradient<'b>(&'b self, sums: &'b [f32]) -> &'b [f32] {
+        self.sum.map_or(self.gradient, |start| &sums[start as usize..][..self.gradient.len()])
+    }
 }
 
 /// The gradients of those rows of a group that have several, or one with a weight, or one that may be too long.
@@ -263,7 +271,7 @@ struct StepGroup<'a, R> {
     rows: &'a SteppedRows<'a>,
     rule: &'a R,
     group: Group<'a>,
-    widened: &'a mut [f32],
+    widened: &'a mut Widened,
 }
 
 impl<R: RowRule> Kernel for StepGroup<'_, R> {
@@ -275,19 +283,21 @@ impl<R: RowRule> Kernel for StepGroup<'_, R> {
             let own = first..len.min(first + together);
             let behind = located.len().min(own.start + later)..located.len().min(own.end + later);
             rows.ask_together(&located[behind]);
+            if rows.are_widened() {
+                let near = located.len().min(own.start + near)..located.len().min(own.end + near);
+                rows.step_widened(rule, &located[own], sums, &located[near], widened);
+                continue;
+            }
             for place in own {
                 if let Some(near) = located.get(place + near) {
                     rows.ask(near, Cache::First);
                 }
                 let row = &located[place];
-                let gradient =
-                    row.sum.map_or(row.gradient, |start| &sums[start as usize..][..row.gradient.len()]);
                 // SAFETY:
                 // 1. `SteppedRows::locate` located it.
-                // 2. An index is a key of one part, once, no two have one place, and every part is walked by one thread,
-                //    which lets go of the record before it takes the next.
+                // 2. An index is a key of one part, once, no two have one place, and every part is walked by one thread.
                 let record = unsafe { rows.records.record_mut(row.record) };
-                rows.step(rule, row.first as usize, record, gradient, widened);
+                rows.step(rule, record, row.gradient(sums), &mut []);
             }
         }
     }
@@ -338,8 +348,8 @@ impl SteppedRows<'_> {
     /// and for any rule: it waits for the disk.
     fn walk_tiered(&self, tier: &Tier, sorted: &SortedPart<u32>, rule: &dyn RowRule) {
         let dim = self.gradients.dim;
-        let (mut sum, mut chunk_sum, mut widened) = (vec![0.0; dim], vec![0.0; dim], self.widened());
-        let mut scratch = vec![0.0; self.stride];
+        let (mut sum, mut chunk_sum, mut weights) = (vec![0.0; dim], vec![0.0; dim], vec![0.0; dim]);
+        let (mut scratch, mut widened) = (vec![0.0; self.stride], Widened::default());
         for number in 0..sorted.len() {
             let (index, first) = (RowIndex(sorted.rank(number)), sorted.first(number));
             self.gradients.sum(sorted.positions(number), iter::empty(), &mut sum, &mut chunk_sum);
@@ -347,10 +357,12 @@ impl SteppedRows<'_> {
             let is_new = self.is_new.get(first).copied().unwrap_or(false);
             let mut step = |record: &mut [f32]| {
                 if is_new {
-                    self.fill_new(&[self.gradients.id(first)], &mut widened[..dim]);
-                    self.start_record(&mut widened[..dim], record);
+                    self.fill_new(&[self.gradients.id(first)], &mut weights);
+                    self.start_record(&mut weights, record);
                 }
-                self.step(rule, first, record, &sum, &mut widened);
+                widened.fill(self, &[&mut *record], &[]);
+                self.step(rule, record, &sum, widened.of(0));
+                widened.round(self, &mut [record], std::iter::once(first));
             };
             let Some(place) = tier.place_to_change(index) else {
                 if let Err(error) = self.step_on_disk(tier, (index, is_new), &mut scratch, &mut step) {
@@ -364,11 +376,6 @@ impl SteppedRows<'_> {
             self.use_row(index);
             step(record);
         }
-    }
-
-    /// Returns room for the values of a row, and for what its rule keeps.
-    fn widened(&self) -> Vec<f32> {
-        vec![0.0; self.gradients.dim + self.rule.narrow().map_or(0, Slots::width)]
     }
 
     /// Returns where among the records that of a row lies, which is in memory and about to change.
@@ -487,7 +494,7 @@ impl SteppedRows<'_> {
 
     /// Asks for a row's record and the first of its gradients.
     #[inline(always)]
-    fn ask(&self, row: &LocatedRow<'_>, cache: Cache) {
+    pub(super) fn ask(&self, row: &LocatedRow<'_>, cache: Cache) {
         self.records.prefetch(row.record, cache);
         prefetch(row.gradient, cache);
     }
@@ -505,42 +512,42 @@ impl SteppedRows<'_> {
         }
     }
 
-    /// Takes the step of one record. Its first gradient came at position `first`.
+    /// Takes the steps of some rows whose records are not in single precision; `upcoming` are asked for meanwhile.
+    #[inline(always)]
+    fn step_widened(
+        &self,
+        rule: &impl RowRule,
+        located: &[LocatedRow<'_>],
+        sums: &[f32],
+        upcoming: &[LocatedRow<'_>],
+        widened: &mut Widened,
+    ) {
+        // SAFETY: 1. and 2. as for steps: the rows of a group are different ones.
+        let records = located.iter().map(|row| unsafe { self.records.record_mut(row.record) });
+        let mut records: Vec<&mut [f32]> = records.collect();
+        widened.fill(self, &records, upcoming);
+        for (place, (row, record)) in located.iter().zip(&mut records).enumerate() {
+            self.step(rule, record, row.gradient(sums), widened.of(place));
+        }
+        widened.round(self, &mut records, located.iter().map(|row| row.first as usize));
+    }
+
+    /// Takes the step of one record; `widened` has what it does not keep in single precision.
     #[inline(always)]
     fn step(
         &self,
         rule: &(impl RowRule + ?Sized),
-        first: usize,
         record: &mut [f32],
         gradient: &[f32],
         widened: &mut [f32],
     ) {
         let (words, state) = record.split_at_mut(self.weight_words);
         let (state, besides) = self.rule.split(state);
-        let (widened, values) = widened.split_at_mut(gradient.len());
-        let (is_float32, narrow) = (self.row_type.is_float32(), self.rule.narrow());
-        if !is_float32 {
-            self.row_type.widen(words, widened);
-        }
-        if let Some(slots) = narrow {
-            self.simd.run(WidenSlots { slots, words: state, values });
-        }
+        let (weights, values) = widened.split_at_mut(widened.len().min(gradient.len()));
         // What is as it lies in the record is stepped there.
-        let weights = if is_float32 { &mut *words } else { &mut *widened };
-        let kept = if narrow.is_none() { &mut *state } else { &mut *values };
+        let weights = if self.row_type.is_float32() { words } else { weights };
+        let kept = if self.rule.narrow().is_none() { state } else { values };
         self.rule.step(rule, weights, (kept, besides), gradient);
-        if !is_float32 {
-            self.row_type.round_stochastically(widened, words, Noise::new(self.hash(first)));
-        }
-        if let Some(slots) = narrow {
-            self.simd.run(RoundSlots { slots, values, words: state, hash: self.hash(first) });
-        }
-    }
-
-    /// Returns what rounding a row is drawn from.
-    #[inline(always)]
-    fn hash(&self, first: usize) -> u64 {
-        mix(self.gradients.id(first)) ^ self.noise
     }
 
     /// Writes the weights that new rows start with.
