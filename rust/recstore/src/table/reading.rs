@@ -10,10 +10,9 @@ use super::lookup::{ColdRows, IdleRows, ReadRows, RowSource};
 use super::rows::Rows;
 use super::table::Table;
 use crate::calls::TableRead;
-use crate::config::Dtype;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
 use crate::kernel::simd::Simd;
-use crate::rows::row_type::{AnyRowType, Float32};
+use crate::rows::row_type::{AnyRowType, with_row_type};
 use crate::{Error, Result};
 
 impl Table {
@@ -69,14 +68,9 @@ impl Table {
         let chunks = chunks.map(|(ids, out)| (ids, out, of_chunks.next().unwrap_or_default())).enumerate();
         let (source, sum) = (rows.source(self, engine.simd, &failure), AtomicU64::new(0));
         for_each_mut(engine.executor, chunks, |(number, (ids, out, places))| {
-            match source.row_type {
-                AnyRowType { dtype: Dtype::Float32, simd } => {
-                    simd.run(ReadRows { source, ids, out, places: &mut *places, row_type: Float32 });
-                }
-                narrow => {
-                    narrow.simd.run(ReadRows { source, ids, out, places: &mut *places, row_type: narrow })
-                }
-            }
+            with_row_type!(self.config.dtype, row_type => {
+                engine.simd.run(ReadRows { source, ids, out, places: &mut *places, row_type });
+            });
             engine.simd.run(AddTagSum { first: number * chunk, ids, places, sum: &sum });
         });
         places::seal(places, ids.len(), places::tag(rows.epoch, sum.into_inner(), ids.len()));
