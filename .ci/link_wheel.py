@@ -4,8 +4,8 @@
 Zig brings those symbols. The C++ library stays that of the system, by its path: zig would put in its own, which unwinds
 the stack in another way than libtorch's, and the first exception that an operator raises would end the process.
 
-Of the module's symbols it exports the one that Python calls. rustc would export every function of a crate that has a name
-of C, and with it code that nothing reaches.
+Of the module's symbols it exports the one that Python calls. rustc would export every function of a crate that has a
+name of C, and with it code that nothing reaches.
 
 CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_LINKER=.ci/link_wheel.py CXXFLAGS="-include .ci/older_streams.h" cargo build ...
 """

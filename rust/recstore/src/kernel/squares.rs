@@ -99,10 +99,8 @@ fn add<const LEN: usize, const INPUTS: usize>(
 #[inline(always)]
 fn halves<const LEN: usize, const HALF: usize>(lanes: &[f32; LEN]) -> [[f32; HALF]; 2] {
     let mut halves = [[0.0; HALF]; 2];
-    for place in 0..HALF {
-        halves[0][place] = lanes[place];
-        halves[1][place] = lanes[place + HALF];
-    }
+    halves[0].copy_from_slice(&lanes[..HALF]);
+    halves[1].copy_from_slice(&lanes[HALF..]);
     halves
 }
 
