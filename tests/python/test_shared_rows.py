@@ -299,8 +299,8 @@ def on_frappe(data_root: Path, name: str, **options: Any) -> tuple[float, int]:
 @pytest.mark.tier("all")
 def test_a_tenth_of_the_rows_on_frappe_is_better_than_hashed_ids(data_root: Path, fixed_table_name: TableName) -> None:
     """Four fifths of its ids come eight to fifteen times each: no tenth of the rows is as good as all."""
-    of_shared, own = on_frappe(data_root, fixed_table_name(), admit_after=150, shared_rows=100)
-    of_hashed, rows = on_frappe(data_root, fixed_table_name(), hash_buckets=own // 2 + 100)
-    assert 10 * (own + 200) <= 10_566
-    assert rows <= own + 200
+    of_shared, own = on_frappe(data_root, fixed_table_name(), admit_after=230, shared_rows=60)
+    of_hashed, rows = on_frappe(data_root, fixed_table_name(), hash_buckets=own // 2 + 60)
+    assert 10 * (own + 120) <= 10_566
+    assert rows <= own + 120
     assert of_shared > of_hashed + 0.005
