@@ -22,7 +22,7 @@ def test_every_crate_of_the_native_module_is_in_it(tmp_path: Path) -> None:
     with tarfile.open(archive) as files:
         files.extractall(tmp_path, filter="data")
 
-    described = ["cargo", "metadata", "--offline", "--format-version", "1"]
+    described = ["cargo", "metadata", "--format-version", "1", "--filter-platform", _host()]
     done = subprocess.run(
         described, cwd=tmp_path / archive.name.removesuffix(".tar.gz"), capture_output=True, text=True
     )
@@ -32,9 +32,14 @@ def test_every_crate_of_the_native_module_is_in_it(tmp_path: Path) -> None:
     assert all(Path(crate["manifest_path"]).is_relative_to(tmp_path.resolve()) for crate in crates)
 
 
+def _host() -> str:
+    said = subprocess.run(["rustc", "--version", "--verbose"], check=True, capture_output=True, text=True).stdout
+    return next(line.removeprefix("host: ") for line in said.splitlines() if line.startswith("host: "))
+
+
 def _crates_of(crate: str) -> set[str]:
     """Returns the project's own crates that one is built from, itself included."""
-    listed = ["cargo", "tree", "--offline", "--package", crate, "--edges", "normal,build", "--prefix", "none"]
+    listed = ["cargo", "tree", "--package", crate, "--edges", "normal,build", "--prefix", "none"]
     done = subprocess.run(listed, cwd=ROOT, check=True, capture_output=True, text=True)
     # A crate's name comes first; those of the project end with their folder.
     return {line.split()[0] for line in done.stdout.splitlines() if str(ROOT) in line}
