@@ -1,11 +1,23 @@
 //! What a rule does with one row.
 
+use crate::kernel::squares::Squared;
+
 /// One optimizer step of one row, its scalars already computed.
 pub(crate) trait RowRule: Sync {
     /// Updates `weights` and `state` from `gradient`; `weights` and `gradient` have the table's dim.
     ///
     /// A gradient counts as a sum that began at zero, so that -0.0 is 0.0: rules add it to zero first.
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]);
+}
+
+/// A gradient's element with the decay of its weight, by this factor.
+pub(super) struct Decayed(pub(super) f32);
+
+impl Squared<2> for Decayed {
+    #[inline(always)]
+    fn of(&self, [g, w]: [f32; 2]) -> f32 {
+        0.0 + g + self.0 * w
+    }
 }
 
 /// Work that is done with a rule, compiled for each.

@@ -1,7 +1,7 @@
 //! Row-wise AdaGrad: one accumulator a row, and so one float of state.
 
 use super::adagrad::place_eps;
-use super::row_rule::RowRule;
+use super::row_rule::{Decayed, RowRule};
 use super::slot::Slot;
 use crate::config::Convention;
 use crate::kernel::elements::{ElementRule, for_each_element};
@@ -40,19 +40,11 @@ impl RowWiseAdaGrad {
 impl RowRule for RowWiseAdaGrad {
     #[inline(always)]
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
-        let squares = sum_of_squares([gradient, weights], self);
+        let squares = sum_of_squares([gradient, weights], &Decayed(self.weight_decay));
         let divisor = if self.averages { gradient.len() as f32 } else { 1.0 };
         state[0] += squares / divisor;
         let root = (state[0] + self.eps_within).sqrt() + self.eps_beside;
         for_each_element(&RowStep { rule: self, root }, weights, [], gradient);
-    }
-}
-
-/// A gradient, with the weight's decay.
-impl Squared<2> for RowWiseAdaGrad {
-    #[inline(always)]
-    fn of(&self, [g, w]: [f32; 2]) -> f32 {
-        0.0 + g + self.weight_decay * w
     }
 }
 
@@ -65,6 +57,6 @@ struct RowStep<'a> {
 impl ElementRule<0> for RowStep<'_> {
     #[inline(always)]
     fn step(&self, w: f32, _: [f32; 0], g: f32) -> (f32, [f32; 0]) {
-        (w - self.rule.lr * self.rule.of([g, w]) / self.root, [])
+        (w - self.rule.lr * Decayed(self.rule.weight_decay).of([g, w]) / self.root, [])
     }
 }

@@ -1,7 +1,7 @@
 //! Row-wise Adam: one second moment a row, and so half of Adam's state.
 
 use super::adam::{AdamOptions, Moments, counted};
-use super::row_rule::RowRule;
+use super::row_rule::{Decayed, RowRule};
 use super::slot::Slot;
 use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
@@ -42,7 +42,7 @@ impl RowRule for RowWiseAdam {
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         let (m, rest) = state.split_at_mut(gradient.len());
         let (v, row_step) = rest.split_at_mut(1);
-        let squares = sum_of_squares([gradient, weights], self);
+        let squares = sum_of_squares([gradient, weights], &Decayed(self.weight_decay));
         v[0] = self.moments.second(v[0], squares / gradient.len() as f32);
         let scale =
             self.table_scale.unwrap_or_else(|| self.moments.scale(self.lr, counted(row_step).unwrap_or(1)));
@@ -52,14 +52,6 @@ impl RowRule for RowWiseAdam {
             [m],
             gradient,
         );
-    }
-}
-
-/// A gradient, with the weight's decay.
-impl Squared<2> for RowWiseAdam {
-    #[inline(always)]
-    fn of(&self, [g, w]: [f32; 2]) -> f32 {
-        0.0 + g + self.weight_decay * w
     }
 }
 
@@ -73,7 +65,7 @@ struct RowStep<'a> {
 impl ElementRule<1> for RowStep<'_> {
     #[inline(always)]
     fn step(&self, w: f32, [m]: [f32; 1], g: f32) -> (f32, [f32; 1]) {
-        let m = self.rule.moments.first(m, self.rule.of([g, w]));
+        let m = self.rule.moments.first(m, Decayed(self.rule.weight_decay).of([g, w]));
         (w - self.scale * m / self.root, [m])
     }
 }

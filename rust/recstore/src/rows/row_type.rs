@@ -143,7 +143,7 @@ impl RowType for AnyRowType {
 
     #[inline(always)]
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
-        self.simd.run(RoundStochastically { dtype: self.dtype, row, words, noise });
+        with_row_type!(self.dtype, row_type => row_type.round_stochastically(row, words, noise));
     }
 }
 
@@ -186,20 +186,6 @@ impl Kernel for Round<'_> {
     #[inline(always)]
     fn run(self, _: impl Lanes) {
         with_row_type!(self.dtype, row_type => row_type.round(self.row, self.words));
-    }
-}
-
-struct RoundStochastically<'a> {
-    dtype: Dtype,
-    row: &'a [f32],
-    words: &'a mut [f32],
-    noise: Noise,
-}
-
-impl Kernel for RoundStochastically<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        with_row_type!(self.dtype, row_type => row_type.round_stochastically(self.row, self.words, self.noise));
     }
 }
 

@@ -12,7 +12,7 @@ use super::table::Table;
 use crate::calls::TableRead;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
 use crate::kernel::simd::Simd;
-use crate::rows::row_type::{AnyRowType, with_row_type};
+use crate::rows::row_type::with_row_type;
 use crate::{Error, Result};
 
 impl Table {
@@ -149,7 +149,7 @@ impl Rows {
             ids: &self.ids,
             storage: &self.storage,
             initializer: &table.initializer,
-            row_type: AnyRowType { dtype: table.config.dtype, simd },
+            row_type: table.row_type(simd),
             shared: self.shared.as_deref(),
             dim: table.config.dim,
             cold,

@@ -154,10 +154,7 @@ impl Table {
     pub(super) fn fill_rowless(&self, rows: &Rows, simd: Simd, ids: &[i64], weights: &mut [f32]) {
         match &rows.shared {
             None => self.initializer.fill(simd, ids, weights),
-            Some(shared) => {
-                let row_type = AnyRowType { dtype: self.config.dtype, simd };
-                shared.fill(row_type, &self.initializer, ids, weights);
-            }
+            Some(shared) => shared.fill(self.row_type(simd), &self.initializer, ids, weights),
         }
     }
 }

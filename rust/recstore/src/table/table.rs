@@ -18,8 +18,9 @@ use super::usages::Usages;
 use crate::calls::{TableDescription, TableStatistics};
 use crate::config::TableConfig;
 use crate::kernel::hash::mix;
+use crate::kernel::simd::Simd;
 use crate::optimizer::{Kept, Optimizer, PreparedRule, Slot, UpdateRules};
-use crate::rows::row_type::{RowType, with_row_type};
+use crate::rows::row_type::{AnyRowType, RowType, with_row_type};
 use crate::{Result, fork};
 
 /// A named table.
@@ -92,6 +93,11 @@ impl Table {
 
     pub(crate) fn config(&self) -> &TableConfig {
         &self.config
+    }
+
+    /// Returns how weights are kept in records, converted with `simd`.
+    pub(super) fn row_type(&self, simd: Simd) -> AnyRowType {
+        AnyRowType { dtype: self.config.dtype, simd }
     }
 
     /// Returns the ids that have a row, in the order of their indices.

@@ -13,7 +13,6 @@ use crate::config::NanPolicy;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for};
 use crate::kernel::sorting::{CountedKeys, ranges};
 use crate::rows::gradient::MergedGradients;
-use crate::rows::row_type::AnyRowType;
 use crate::table::changes::Changes;
 use crate::table::engine::Engine;
 use crate::table::ids::row_ids::RowIds;
@@ -50,7 +49,7 @@ impl Locked<'_> {
         let rows = Arc::new(SteppedRows {
             table: self.table,
             gradients: &gradients,
-            row_type: AnyRowType { dtype: self.table.config().dtype, simd: engine.simd },
+            row_type: self.table.row_type(engine.simd),
             weight_words: records.weight_words(),
             stride: records.stride(),
             records: records.shared(),

@@ -53,7 +53,7 @@ pub(super) fn step_rows(engine: Engine<'_>, locked: &mut [Locked<'_>]) {
         let parts = parts_for(engine.executor, floats).div_ceil(tables.div_ceil(2));
         let stamp = locked.rows.stamp(locked.rows.step);
         // New rows, and roundings, are drawn from the id at a position.
-        let row_type = AnyRowType { dtype: locked.table.config.dtype, simd: engine.simd };
+        let row_type = locked.table.row_type(engine.simd);
         let is_exact = row_type.is_float32() && locked.rule.narrow().is_none();
         if locked.is_new.is_empty() && is_exact {
             locked.by_row = locked.gradients.by_row();
