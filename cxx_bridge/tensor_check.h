@@ -48,24 +48,43 @@ inline std::string shape_text(const Tensor& tensor) {
   return shape_text(tensor.sizes());
 }
 
-// On the CPU and contiguous; the same tensor where it already is. A copy from a device has arrived when this returns.
-inline Tensor on_host(const Tensor& tensor) {
-  Tensor host = tensor.is_cpu()
-      ? tensor
-      : torch::stable::to(tensor, torch::stable::Device(torch::headeronly::DeviceType::CPU));
-  return host.is_contiguous() ? host : torch::stable::contiguous(host);
-}
-
-// A result of the host, moved to the device of `like`.
-inline Tensor to_device_of(const Tensor& like, const Tensor& result) {
-  return like.is_cpu() ? result : torch::stable::to(result, like.device());
-}
-
 // Comparing these numbers costs less than torch's ScalarType, which is looked up one dtype after the other.
 inline int32_t dtype_of(const Tensor& tensor) {
   int32_t dtype = 0;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
   return dtype;
+}
+
+// The bytes of an element of a dtype that operators take.
+inline size_t bytes_of(int32_t dtype) {
+  if (dtype == aoti_torch_dtype_uint8() || dtype == aoti_torch_dtype_int8()) {
+    return 1;
+  }
+  if (dtype == aoti_torch_dtype_int16() || dtype == aoti_torch_dtype_float16() || dtype == aoti_torch_dtype_bfloat16()) {
+    return 2;
+  }
+  return dtype == aoti_torch_dtype_float32() || dtype == aoti_torch_dtype_int32() ? 4 : 8;
+}
+
+// Whether the first element lies where one of its type may. Torch takes any byte of a buffer, Rust does not.
+inline bool is_aligned(const Tensor& host) {
+  const auto address = reinterpret_cast<uintptr_t>(host.const_data_ptr());
+  return address % sizeof(int64_t) == 0 || address % bytes_of(dtype_of(host)) == 0;
+}
+
+// On the CPU, contiguous and aligned; the same tensor where it already is. A copy from a device has arrived when this
+// returns.
+inline Tensor on_host(const Tensor& tensor) {
+  Tensor host = tensor.is_cpu()
+      ? tensor
+      : torch::stable::to(tensor, torch::stable::Device(torch::headeronly::DeviceType::CPU));
+  host = host.is_contiguous() ? host : torch::stable::contiguous(host);
+  return is_aligned(host) ? host : torch::stable::clone(host);
+}
+
+// A result of the host, moved to the device of `like`.
+inline Tensor to_device_of(const Tensor& like, const Tensor& result) {
+  return like.is_cpu() ? result : torch::stable::to(result, like.device());
 }
 
 // Ids, or offsets, on the host as int64. uint64 ids keep their bits; narrower ones are widened. `what` names them in

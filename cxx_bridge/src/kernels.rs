@@ -110,7 +110,7 @@ pub(crate) fn emb_update(table: i64, ids: &[i64], gradients: &[f32], dim: usize)
         let registry = registry()?;
         let table = registry.table(OPERATION, table)?.place;
         let chunks = vec![GradientChunk::new(ids, gradients, dim)];
-        registry.take_steps(OPERATION, vec![CollectedStep { table, chunks }])
+        registry.take_steps(OPERATION, vec![CollectedStep { table, chunks }]).map_err(|step| step.error)
     })
 }
 

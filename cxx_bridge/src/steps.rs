@@ -1,7 +1,8 @@
 //! Optimizer steps of tables, of whatever stores.
 
 use recstore::{
-    CollectedStep, EmbeddingStore, Result, RowlessTable, Serial, Step, TableDescription, TableUpdate,
+    CollectedStep, EmbeddingStore, Error, PartialStep, Result, RowlessTable, Serial, Step, TableDescription,
+    TableUpdate,
 };
 
 use crate::guard::Failure;
@@ -15,20 +16,28 @@ impl Registry {
         &self,
         operation: &'static str,
         steps: Vec<CollectedStep<'_, Place>>,
-    ) -> std::result::Result<(), Failure> {
+    ) -> std::result::Result<(), PartialStep<Place, Failure>> {
         let updates = steps.into_iter().map(|CollectedStep { table, chunks }| {
             (table, TableUpdate { table: table.table, chunks, step: Step::Next })
         });
         let groups = by_store(updates.collect());
-        let named = |store: usize| move |error| self.name_dropped(operation, store, error);
+        let mut stepped = Vec::new();
+        let failed = |store: usize, error, stepped: &[Place]| PartialStep {
+            error: self.name_dropped(operation, store, error),
+            stepped: stepped.to_vec(),
+        };
         if groups.len() > 1 {
             for (store, updates) in &groups {
-                check(&*self.store_numbered(*store), updates).map_err(named(*store))?;
+                check(&*self.store_numbered(*store), updates).map_err(|error| failed(*store, error, &[]))?;
             }
         }
         for (store, updates) in &groups {
-            let left = self.store_numbered(*store).update(updates).map_err(named(*store))?;
-            self.note_updates(*store, updates, left > 0);
+            let result = self.store_numbered(*store).update(updates);
+            if matches!(result, Ok(_) | Err(Error::StepCutShort(_))) {
+                stepped.extend(updates.iter().map(|update| Place { store: *store, table: update.table }));
+                self.note_updates(*store, updates, !matches!(result, Ok(0)));
+            }
+            result.map_err(|error| failed(*store, error, &stepped))?;
         }
         Ok(())
     }
@@ -85,7 +94,7 @@ mod tests {
             let table = registry.table("emb_update", *handle)?.place;
             steps.push(CollectedStep { table, chunks: vec![GradientChunk::new(&[5], gradient, 1)] });
         }
-        registry.take_steps("emb_update", steps)
+        registry.take_steps("emb_update", steps).map_err(|step| step.error)
     }
 
     #[test]

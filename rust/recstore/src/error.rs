@@ -210,6 +210,11 @@ pub enum Error {
         message: String,
     },
 
+    /// A step met an error when rows had changed already: those of one table are of different steps, its other tables have
+    /// taken it.
+    #[error(transparent)]
+    StepCutShort(Box<Error>),
+
     /// What an optimizer is to keep does not fit the table.
     #[error("put_optimizer_states: table \"{table}\": {message}")]
     StateMismatch {

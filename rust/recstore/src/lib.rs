@@ -79,7 +79,7 @@ pub use rows::rank_pieces::{
     RANK_FLAGS, RankBags, RankPiece, RankPieces, pool_rank_rows, spread_rank_gradients,
 };
 pub use rows::rank_requests::rank_requests;
-pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients};
+pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients, PartialStep};
 pub use store::embedding_store::EmbeddingStore;
 pub use store::embedding_table::EmbeddingTable;
 pub use store::handle::TableHandle;

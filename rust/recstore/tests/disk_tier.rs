@@ -27,7 +27,7 @@ use tempfile::TempDir;
 const DIM: usize = 12;
 
 /// Configurations of every optimizer and row type.
-const CONFIGS: [&str; 14] = [
+const CONFIGS: [&str; 15] = [
     r#""optimizer": {"kind": "sgd", "lr": 0.1}"#,
     r#""optimizer": {"kind": "adagrad", "lr": 0.1}, "dtype": "bfloat16""#,
     r#""optimizer": {"kind": "rowwise_adagrad", "lr": 0.1}"#,
@@ -40,6 +40,7 @@ const CONFIGS: [&str; 14] = [
        "eviction": {"capacity": 40, "policy": "lfu", "interval": 3, "delay": 2}"#,
     r#""optimizer": {"kind": "adagrad", "lr": 0.1}, "dtype": "int8", "eviction": {"ttl": 2, "interval": 2},
        "admission": {"kind": "count", "threshold": 2, "shared_rows": 5}"#,
+    r#""optimizer": {"kind": "adam", "lr": 0.1}, "admission": {"kind": "sketch", "threshold": 2, "epsilon": 0.05}"#,
     r#""optimizer": {"kind": "sgd", "lr": 0.1}, "dtype": "bfloat16""#,
     r#""optimizer": {"kind": "adagrad", "lr": 0.1}, "dtype": "int8""#,
     r#""optimizer": {"kind": "sgd", "lr": 0.1, "weight_decay": 0.5, "catch_up": true}"#,

@@ -1,5 +1,7 @@
 //! Counts of ids in a fixed amount of memory.
 
+use std::collections::HashMap;
+
 use crate::kernel::hash::mix;
 
 /// A count-min sketch with conservative updates: a count is never too low. With a probability of at least `1 - delta`
@@ -49,6 +51,22 @@ impl Sketch {
         count
     }
 
+    /// Returns the counts that [`Sketch::count`] would give these ids, one after another.
+    pub(crate) fn counts_in_turn(&self, ids: &[i64]) -> Vec<u32> {
+        // Ids share counters: one that is counted may raise the count of those behind it.
+        let mut raised: HashMap<usize, u32> = HashMap::new();
+        let mut count = |id: &i64| {
+            let now = |place| raised.get(&place).copied().unwrap_or(self.counters[place]);
+            let count = self.places(*id).map(now).min().unwrap_or(0).saturating_add(1);
+            for place in self.places(*id) {
+                let counter = raised.entry(place).or_insert(self.counters[place]);
+                *counter = (*counter).max(count);
+            }
+            count
+        };
+        ids.iter().map(&mut count).collect()
+    }
+
     /// Takes away all that an id may have added: its estimate is 0 then. A counter above its estimate was last raised by
     /// another id, and stays; an id whose counter was as low as this one's may have been counted more often than is known.
     pub(crate) fn forget(&mut self, id: i64) {
@@ -91,9 +109,18 @@ pub(crate) fn halved(count: u32, times: u32) -> u32 {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::HashMap;
 
     proptest! {
+        #[test]
+        fn counts_are_known_before_ids_are_counted(
+            before in prop::collection::vec(-40..40i64, 0..100), ids in prop::collection::vec(-40..40i64, 0..100)
+        ) {
+            let mut sketch = Sketch::new(0.3, 0.1);
+            before.iter().for_each(|id| _ = sketch.count(*id));
+            let expected = sketch.counts_in_turn(&ids);
+            prop_assert_eq!(expected, ids.iter().map(|id| sketch.count(*id)).collect::<Vec<_>>());
+        }
+
         #[test]
         fn no_count_is_too_low_and_two_sketches_add_up(
             first in prop::collection::vec(-40..40i64, 0..300), second in prop::collection::vec(-40..40i64, 0..300)

@@ -36,6 +36,15 @@ pub struct CollectedStep<'a, K> {
     pub chunks: Vec<GradientChunk<'a>>,
 }
 
+/// A step that not all tables have taken.
+#[derive(Debug)]
+pub struct PartialStep<K, E> {
+    /// Why.
+    pub error: E,
+    /// The tables that have.
+    pub stepped: Vec<K>,
+}
+
 /// Gradients that stay where they are until they are applied.
 pub trait KeptGradients: Send + Sync {
     /// Returns them: what one lookup of a backward pass gave.
@@ -172,21 +181,23 @@ impl<K: Clone + PartialEq> GradientCollector<K> {
     /// Has `take` one optimizer step in every table that any of `collectors` has gradients for, and empties them.
     ///
     /// # Errors
-    /// [`Error::GradientsChanged`]; those of `take`; then the collectors keep their gradients.
+    /// [`Error::GradientsChanged`]; those of `take`; then the collectors keep their gradients, but for those of tables
+    /// that have taken their steps.
     pub fn apply<R, E: From<Error>>(
         collectors: &[&Self],
-        take: impl FnOnce(Vec<CollectedStep<'_, K>>) -> std::result::Result<R, E>,
+        take: impl FnOnce(Vec<CollectedStep<'_, K>>) -> std::result::Result<R, PartialStep<K, E>>,
     ) -> std::result::Result<R, E> {
         let taken: Vec<_> =
             collectors.iter().map(|collector| collector.with_chunks(std::mem::take)).collect();
-        let result =
-            check_unchanged(taken.iter().flatten()).map_err(E::from).and_then(|()| take(steps(&taken)));
-        if result.is_err() {
-            for (collector, chunks) in collectors.iter().zip(taken) {
+        let unchanged = check_unchanged(taken.iter().flatten())
+            .map_err(|error| PartialStep { error: E::from(error), stepped: Vec::new() });
+        unchanged.and_then(|()| take(steps(&taken))).map_err(|PartialStep { error, stepped }| {
+            for (collector, mut chunks) in collectors.iter().zip(taken) {
+                chunks.retain(|chunk| !stepped.contains(&chunk.table));
                 collector.put_back(chunks);
             }
-        }
-        result
+            error
+        })
     }
 
     /// Puts chunks back before those that came since they were taken.
@@ -216,7 +227,12 @@ impl GradientCollector<TableId> {
                 chunks,
                 step: Step::Next,
             });
-            store.update(&updates.collect::<Vec<_>>())
+            let updates: Vec<_> = updates.collect();
+            store.update(&updates).map_err(|error| {
+                let has_stepped = matches!(error, Error::StepCutShort(_));
+                let stepped = updates.iter().filter(|_| has_stepped).map(|update| update.table).collect();
+                PartialStep { error, stepped }
+            })
         })
     }
 }

@@ -88,9 +88,10 @@ pub trait EmbeddingStore: Send + Sync {
     /// update too. Returns how many rows left the tables by eviction.
     ///
     /// # Errors
-    /// As [`EmbeddingTable::write`], and [`crate::Error::InvalidStep`]; then no table has changed. But when the disk
-    /// fails within a step of more rows than memory holds, or a rule of the program's own panics
-    /// ([`crate::Error::RuleFailed`]), every later call on that table is refused until it is cleared or loaded.
+    /// As [`EmbeddingTable::write`], and [`crate::Error::InvalidStep`]; then no table has changed.
+    /// [`crate::Error::StepCutShort`] when the disk fails within a step of more rows than memory holds, or a rule of the
+    /// program's own panics: every later call on that table is refused until it is cleared or loaded, and the others have
+    /// taken their steps.
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<u64>;
 
     /// Puts what optimizers keep into several tables, all at one moment; rows stay as they are.

@@ -62,14 +62,18 @@ impl Admission {
         }
     }
 
-    /// Whether [`Admission::admits`] would be true of an id, which is not counted.
-    pub(super) fn would_admit(&self, id: i64, noise: impl FnOnce() -> u64) -> bool {
+    /// For each of some distinct ids, whether [`Admission::admits`] would be true of it if it was asked of one after
+    /// another. None is counted.
+    pub(super) fn would_admit(&self, ids: &[i64], noise: impl Fn(i64) -> u64) -> Vec<bool> {
         match self {
             Self::Count { threshold, counts } => {
-                counts.find(id).map_or(0, |count| count.0).saturating_add(1) >= *threshold
+                let count = |id: &i64| counts.find(*id).map_or(0, |count| count.0).saturating_add(1);
+                ids.iter().map(|id| count(id) >= *threshold).collect()
             }
-            Self::Sketch { threshold, sketch } => sketch.estimate(id).saturating_add(1) >= *threshold,
-            Self::Probability(probability) => unit(noise()) < *probability,
+            Self::Sketch { threshold, sketch } => {
+                sketch.counts_in_turn(ids).iter().map(|count| count >= threshold).collect()
+            }
+            Self::Probability(probability) => ids.iter().map(|id| unit(noise(*id)) < *probability).collect(),
         }
     }
 

@@ -96,9 +96,11 @@ impl Rows {
         self.admission.as_ref().is_some_and(|admission| admission.is_candidate(id))
     }
 
-    /// Whether an id without a row gets one by the next step that updates it.
-    pub(super) fn would_admit(&self, id: i64, noise: impl FnOnce() -> u64) -> bool {
-        self.admission.as_ref().is_none_or(|admission| admission.would_admit(id, noise))
+    /// For each of some distinct ids without a row, whether the next step gives it one if it updates them in this order.
+    pub(super) fn would_admit(&self, ids: &[i64], noise: impl Fn(i64) -> u64) -> Vec<bool> {
+        self.admission
+            .as_ref()
+            .map_or_else(|| vec![true; ids.len()], |admission| admission.would_admit(ids, noise))
     }
 
     /// Forgets how often an id without a row was updated.

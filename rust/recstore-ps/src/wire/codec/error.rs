@@ -105,6 +105,7 @@ macro_rules! wire_errors {
         impl From<&Error> for WireError {
             fn from(error: &Error) -> Self {
                 match error.clone() {
+                    Error::StepCutShort(error) => Self::from(&*error),
                     $(Error::$variant { $($field),* } => Self::$variant { $($field: $field.into()),* },)*
                     other => Self::Other { message: other.to_string() },
                 }

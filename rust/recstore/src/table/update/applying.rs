@@ -5,16 +5,17 @@ use super::locked::Locked;
 use super::request::CheckedStep;
 use super::sharing::step_shared_rows;
 use super::stepping::step_rows;
-use crate::Result;
 use crate::kernel::parallel::for_each_mut;
 use crate::table::engine::Engine;
 use crate::table::locks::lock_order;
+use crate::{Error, Result};
 
 /// Takes the steps, of different tables, and returns how many rows left these.
 ///
 /// # Errors
-/// [`crate::Error::MemoryLimit`], [`crate::Error::Disk`]; no row of any table has changed, unless a step of more rows than
-/// memory holds met an error of the disk: then no call uses that table's rows any more.
+/// [`Error::MemoryLimit`], [`Error::Disk`]; no row of any table has changed. [`Error::StepCutShort`], if a step of more rows
+/// than memory holds met an error of the disk, or a rule of the program's own panicked: then no call uses that table's rows
+/// any more, and the other tables have taken their steps.
 pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Result<u64> {
     steps.sort_by_key(|step| lock_order(step.table));
     let merged: Vec<_> = steps.iter_mut().map(|step| step.merged.take()).collect();
@@ -38,5 +39,6 @@ pub(crate) fn apply(engine: Engine<'_>, mut steps: Vec<CheckedStep<'_>>) -> Resu
     step_shared_rows(engine, &mut locked);
     // All come to their end, whichever fails.
     let finished: Vec<_> = locked.into_iter().map(Locked::finish).collect();
-    finished.into_iter().sum()
+    let left: Result<u64> = finished.into_iter().sum();
+    left.map_err(|error| Error::StepCutShort(Box::new(error)))
 }

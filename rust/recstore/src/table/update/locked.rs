@@ -88,10 +88,10 @@ impl<'a> Locked<'a> {
         let noise = self.noise();
         let count = |rows: &Rows| {
             let ids = distinct(missing().map(|position| gradients.id(position)).collect());
-            let (admitted, others): (Vec<i64>, Vec<i64>) =
-                ids.into_iter().partition(|&id| rows.would_admit(id, || noise(id)));
-            let candidates = others.into_iter().filter(|&id| !rows.is_candidate(id)).count();
-            Growth { rows: admitted.len(), candidates }
+            let is_admitted = rows.would_admit(&ids, &noise);
+            let others = ids.iter().zip(&is_admitted).filter(|(_, is_admitted)| !**is_admitted);
+            let candidates = others.filter(|(id, _)| !rows.is_candidate(**id)).count();
+            Growth { rows: is_admitted.iter().filter(|is_admitted| **is_admitted).count(), candidates }
         };
         let at_most = missing().count();
         let at_most = Growth { rows: at_most, candidates: at_most };
