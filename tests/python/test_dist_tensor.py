@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,39 @@ def test_rows_are_read_by_ids_of_any_form(ids: Tensor | list[int] | int, name: s
     tensor = DistTensor(SHAPE, torch.float32, name, ascending)
     index = torch.as_tensor(ids).to(torch.int64)
     assert torch.equal(tensor[ids], ascending(SHAPE, torch.float32)[index])
+
+
+SLICES = [slice(None), slice(1, 3), slice(-2, None), slice(None, None, 2), slice(4, 2), slice(1, 99), slice(None, -4)]
+
+
+@pytest.mark.parametrize("ids", SLICES, ids=str)
+def test_slices_are_those_of_a_matrix(ids: slice, name: str) -> None:
+    tensor, matrix = DistTensor(SHAPE, torch.float32, name, ascending), ascending(SHAPE, torch.float32)
+    assert torch.equal(tensor[ids], matrix[ids])
+    for rows in (tensor, matrix):
+        rows[ids] += 1  # type: ignore[operator]
+    assert torch.equal(tensor[torch.arange(5)], matrix)
+
+
+def test_a_slice_may_go_backwards(name: str) -> None:
+    matrix = ascending(SHAPE, torch.float32)
+    assert torch.equal(DistTensor(SHAPE, torch.float32, name, ascending)[::-2], matrix[[4, 2, 0]])
+
+
+def test_a_slice_needs_a_bound(name: str) -> None:
+    with pytest.raises(TypeError, match=f'table "{name}" has no bound that a slice could end at'):
+        _ = DistEmbedding(None, 3, name).weight[:2]
+
+
+@pytest.mark.parametrize("index", [(0, 1), (0,), (), (slice(None), 0), None, ...], ids=str)
+def test_rows_are_read_and_written_whole(index: Any, name: str) -> None:
+    tensor = DistTensor(SHAPE, torch.float32, name, ascending)
+    message = f'table "{name}" is read and written by whole rows, weight[ids], got weight['
+    with pytest.raises(TypeError, match=re.escape(message)):
+        tensor[index]
+    with pytest.raises(TypeError, match=re.escape(message)):
+        tensor[index] = torch.ones(3)
+    assert torch.equal(tensor[torch.arange(5)], ascending(SHAPE, torch.float32))
 
 
 def test_rows_are_written_by_id_and_the_last_duplicate_wins(name: str) -> None:

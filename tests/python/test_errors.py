@@ -143,6 +143,16 @@ WRONG_DTYPES: dict[str, Case] = {
         TypeError,
         "ids must be a tensor, got list",
     ),
+    "nested": (
+        lambda t: embedding(torch.nested.nested_tensor([IDS, IDS[:1]], layout=torch.jagged), t),
+        TypeError,
+        "ids must be a dense tensor, got a nested one: give its values() and offsets()",
+    ),
+    "sparse": (
+        lambda t: embedding(IDS.to_sparse(), t),
+        TypeError,
+        "ids must be a dense tensor, got one of layout torch.sparse_coo",
+    ),
     "bag function": (
         lambda t: embedding_bag(IDS.float(), t, longs(0)),
         TypeError,

@@ -208,19 +208,20 @@ class DistTensor:
     def __len__(self) -> int:
         return self.shape[0]
 
-    def __getitem__(self, ids: Tensor | Sequence[int] | int) -> Tensor:
-        """Reads the rows of `ids`: float32, `[..., dim]`.
+    def __getitem__(self, ids: Tensor | Sequence[int] | int | slice) -> Tensor:
+        """Reads the rows of `ids`: float32, `[..., dim]`. A slice is of the ids below `num_embeddings`.
 
         Raises:
+            TypeError: a slice of a table without a bound, several indices, or no ids.
             ValueError: an id of a sharded table that another rank owns.
         """
-        ids = _as_ids(ids)
+        ids = self._ids(ids)
         check_owned(self.table, ids)
         return operators.emb_read(self.table.handle, ids, self.table.dim)
 
-    def __setitem__(self, ids: Tensor | Sequence[int] | int, rows: Tensor) -> None:
+    def __setitem__(self, ids: Tensor | Sequence[int] | int | slice, rows: Tensor) -> None:
         """Overwrites the rows of `ids` with `rows`, floating point, `[..., dim]`; of duplicates the last one wins."""
-        ids, rows = _as_ids(ids), _as_rows(rows)
+        ids, rows = self._ids(ids), _as_rows(rows)
         shape = (*ids.shape, self.table.dim)
         try:
             rows = rows.expand(shape)
@@ -230,6 +231,17 @@ class DistTensor:
             ) from None
         check_owned(self.table, ids)
         operators.emb_write(self.table.handle, ids, rows)
+
+    def _ids(self, ids: Any) -> Tensor:
+        if isinstance(ids, tuple) or ids is None or ids is Ellipsis:
+            raise TypeError(f'table "{self.name}" is read and written by whole rows, weight[ids], got weight[{ids}]')
+        if not isinstance(ids, slice):
+            return _as_ids(ids)
+        bound = self._shape[0]
+        if bound is None:
+            raise TypeError(f'table "{self.name}" has no bound that a slice could end at: give it ids')
+        found = range(*ids.indices(bound))
+        return found.start + found.step * torch.arange(len(found), device="cpu")
 
     def __repr__(self) -> str:
         return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"

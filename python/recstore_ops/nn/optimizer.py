@@ -208,9 +208,9 @@ class SparseOptimizer(torch.optim.Optimizer):
         """Scales what was collected so that its norm does not exceed `max_norm`; `torch.nn.utils.clip_grad_norm_`.
 
         The norm is over the merged gradients of all tables together, as if they were one vector, and of all ranks where
-        tables are sharded; all ranks then call it together. For a norm over dense
-        parameters as well, give `torch.nn.utils.clip_grad_norm_` the parameters of this optimizer's groups beside them;
-        of sharded tables that sees this rank's rows only.
+        tables are sharded; all ranks then call it together. For one norm over dense parameters as well, give
+        `torch.nn.utils.clip_grad_norm_` the parameters of the model, or those of this optimizer's groups beside the
+        dense ones. Sharded tables refuse the former; the latter sees this rank's rows only.
 
         Args:
             max_norm: the greatest norm that is kept as it is.

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from recstore_ops.nn.stand_in_gradient import StandInGradient
 from recstore_ops.nn.table_rows import FILLS, RowsOfTable
 from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table
 
-_without_override = torch._C._disabled_torch_function_impl
 _own = torch._C.TensorBase
 
 
@@ -57,11 +57,16 @@ class TableParameter(nn.Parameter):
 
     @property
     def grad(self) -> Tensor | None:
-        """Zero where the table has collected gradients, else `None`; setting it to `None` drops them."""
-        return _Collected.of(self._table, _own.detach(self)) if self._table.has_collected() else None
+        """A `StandInGradient` where the table has collected gradients, else `None`; setting it to `None` drops them."""
+        if not self._table.has_collected():
+            return None
+        return StandInGradient.of(self._table, _own.detach(self), f"the parameter of {self._owner}")
 
     @grad.setter
     def grad(self, grad: Tensor | None) -> None:  # type: ignore[override]
+        # After `p.grad *= 0.5` Python sets it to what it is already.
+        if isinstance(grad, StandInGradient) and grad.stands_for(self._table):
+            return
         if grad is not None:
             raise self._refusal("grad")
         self._table.clear_collected()
@@ -127,26 +132,6 @@ class TableParameter(nn.Parameter):
 def _scalar(dtype: torch.dtype, requires_grad: bool) -> nn.Parameter:
     """A parameter without a table."""
     return nn.Parameter(torch.zeros((), dtype=dtype, device="cpu"), requires_grad)
-
-
-class _Collected(Tensor):
-    """The gradient of a stand-in: a zero, whose `zero_` drops what the table has collected."""
-
-    _table: Table
-
-    @staticmethod
-    def of(table: Table, like: Tensor) -> _Collected:
-        grad = torch.zeros_like(like).as_subclass(_Collected)
-        grad._table = table
-        return grad
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in (Tensor.zero_, torch._foreach_zero_):  # type: ignore[attr-defined]
-            for grad in args[0] if isinstance(args[0], list | tuple) else args[:1]:
-                if isinstance(grad, _Collected):
-                    grad._table.clear_collected()
-        return _without_override(func, types, args, kwargs or {})
 
 
 def without_stand_ins(parameters: Iterator[tuple[str, nn.Parameter]]) -> Iterator[tuple[str, nn.Parameter]]:

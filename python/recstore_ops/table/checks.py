@@ -12,11 +12,14 @@ def check_ids(ids: Tensor) -> Tensor:
     """Returns ids as the operators take them.
 
     Raises:
-        TypeError: no tensor of int64, uint64, int32, int16, int8 or uint8.
+        TypeError: no dense tensor of int64, uint64, int32, int16, int8 or uint8.
     """
     if not isinstance(ids, Tensor):
         refuse_symbolic(ids)
         raise TypeError(f"ids must be a tensor, got {type(ids).__name__}")
+    if ids.layout is not torch.strided or ids.is_nested:
+        layout = f"one of layout {ids.layout}" if not ids.is_nested else "a nested one: give its values() and offsets()"
+        raise TypeError(f"ids must be a dense tensor, got {layout}")
     if ids.dtype in _NARROW:
         return ids.to(torch.int64)
     if ids.dtype not in (torch.int64, torch.uint64):
