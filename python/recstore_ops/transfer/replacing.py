@@ -6,21 +6,23 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from recstore_ops.config.config_file import same_entries
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
-from recstore_ops.nn.optimizer import SparseOptimizer
+from recstore_ops.nn.optimizer import SparseOptimizer, tables_of
 from recstore_ops.nn.padding import padding_ids
 from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
+from recstore_ops.table.existing import check_choice, check_unused
 from recstore_ops.table.shard import Shard
-from recstore_ops.table.table import disagreeing_on_error
+from recstore_ops.table.table import disagreeing_on_error, learning_rates
 from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
 from recstore_ops.transfer.ties import holder_problems, tie_problems, weight_holders
 from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems
@@ -69,7 +71,7 @@ def replace_embeddings(
     Each `nn.Embedding` and `nn.EmbeddingBag` becomes a `DistEmbedding` or `DistEmbeddingBag` over a table that has its
     rows; padding, mode, types and frozen weights stay. An `EmbeddingBagCollection` or `EmbeddingCollection` of TorchRec
     becomes our collection. Modules that share a weight share a table. All is checked before anything is changed: a
-    model that is refused stays as it was, and no table was opened. Make the optimizers afterwards.
+    model that is refused stays as it was, no table was opened, and none lost its rows. Make the optimizers afterwards.
 
     Args:
         model: changed in place.
@@ -89,6 +91,7 @@ def replace_embeddings(
         TypeError: no module, or an option of another name.
         ValueError: a model without embeddings, or one that cannot be replaced: each by its path, with the reason; a
             pattern that matches none; a table that exists; or an invalid option.
+        RuntimeError: a table of another module of the model was dropped.
 
     Warns:
         UserWarning: an attribute of the model holds a weight too, as an optimizer or a list for a penalty does, which
@@ -102,12 +105,17 @@ def replace_embeddings(
         (torch.Size([1, 1]), {'0': 'clicks/0'})
     """
     given = {name: value for name, value in options.items() if value is not None}
-    with disagreeing_on_error(Shard.of(options)):
-        plan = _Plan.of(model, include, prefix)
+    shard = Shard.of(options)
+    with disagreeing_on_error(shard):
+        plan = _Plan.of(model, include, prefix, grows)
         plan.check_names(options.get("on_existing"))
+        learning_rates(tables_of([model]))  # The optimizer below asks for those of the other tables too.
     held = weight_holders(model, _weights(plan.found))
+    # Ranks do it together, whichever of them has tables.
+    if options.get("on_existing") == "reset" and (shard is not None or plan.has_tables()):
+        plan.rehearse({"lr": lr, **given})
     with _dropping_on_error(plan.table_names()):
-        made = plan.modules(grows, {"lr": lr, **given})
+        made = plan.modules({"lr": lr, **given})
     for found, module in made:
         found.put(module)
     for where in held:
@@ -125,24 +133,34 @@ class _Plan:
     Attributes:
         found: the modules.
         prefix: what the names of tables begin with.
+        grows: whether tables have no bound.
     """
 
     found: list[Found]
     prefix: str
+    grows: bool
 
     @staticmethod
-    def of(model: nn.Module, include: Include, prefix: str) -> _Plan:
+    def of(model: nn.Module, include: Include, prefix: str, grows: bool) -> _Plan:
         """Chooses and checks.
 
         Raises:
             TypeError, ValueError: as `replace_embeddings`, but for its options.
         """
-        found = chosen(_embeddings_in(model), include, "replace_embeddings")
-        problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, prefix)]
-        problems = problems or list(_model_problems(model, found))
+        plan = _Plan(chosen(_embeddings_in(model), include, "replace_embeddings"), prefix, grows)
+        problems = [f'"{each.path}": {problem}' for each in plan.found for problem in plan.problems_of(each)]
+        problems = problems or list(_model_problems(model, plan.found))
         if problems:
             raise ValueError(f"{type(model).__name__} stays as it is: {'; '.join(problems)}")
-        return _Plan(found, prefix)
+        return plan
+
+    def problems_of(self, each: Found) -> Iterator[str]:
+        """Why a table cannot take the place of a module."""
+        if is_collection(each.module):
+            yield from collection_problems(each.module, self.prefix, self.grows)
+        else:
+            above = {id(module): module for place in each.places for module in place.above}
+            yield from module_problems(each.module, tuple(above.values()), self.grows)
 
     @property
     def collections(self) -> list[Found]:
@@ -179,6 +197,7 @@ class _Plan:
         """Raises an error where two tables would have one name, or one exists and nothing says what to do with it."""
         names = self.table_names()
         for name in names:
+            check_choice(on_existing, name)
             if names.count(name) > 1:
                 raise ValueError(f'replace_embeddings would give two tables the name "{name}"')
             if on_existing in (None, "error") and store.find_table(name) is not None:
@@ -186,18 +205,35 @@ class _Plan:
                     f'table "{name}" exists: give another prefix, or on_existing="share" to go on with its rows, or '
                     '"reset" to begin anew'
                 )
+            if on_existing == "reset":
+                check_unused(name)
 
-    def modules(self, grows: bool, options: dict[str, Any]) -> list[tuple[Found, nn.Module]]:
+    def has_tables(self) -> bool:
+        """Whether one of the tables exists."""
+        return any(store.find_table(name) is not None for name in self.table_names())
+
+    def rehearse(self, options: dict[str, Any]) -> None:
+        """Opens each table under another name and drops it, so that what can fail does before a table loses its rows.
+
+        One after another, so that only one needs memory beside those that exist.
+        """
+        for part in [*self.tied, *([each] for each in self.collections)]:
+            own, trial = (replace(self, found=part, prefix=before + self.prefix) for before in ("", "trial of "))
+            names = trial.table_names()
+            with same_entries(dict(zip(names, own.table_names(), strict=True))), _dropping(names):
+                trial.modules(options)
+
+    def modules(self, options: dict[str, Any]) -> list[tuple[Found, nn.Module]]:
         """Opens the tables, and makes the modules over them."""
         made: list[tuple[Found, nn.Module]] = []
         for group in self.tied:
             own = _keeping_paddings(group, options)
             for each in group:
-                size = None if grows else each.module.weight.shape[0]
+                size = None if self.grows else each.module.weight.shape[0]
                 made.append((each, module_over_table(each.module, self.name_of(group), size, **own)))
                 own = {**own, "on_existing": "share"}
         for each in self.collections:
-            made.append((each, collection_over_tables(each.module, self.prefix, grows, options)))
+            made.append((each, collection_over_tables(each.module, self.prefix, self.grows, options)))
         return made
 
 
@@ -217,13 +253,6 @@ def _embeddings_in(model: Any) -> list[Found]:
 
 def _is_embedding(module: nn.Module) -> bool:
     return isinstance(module, KINDS) or is_collection(module)
-
-
-def _problems(each: Found, prefix: str) -> list[str]:
-    if is_collection(each.module):
-        return list(collection_problems(each.module, prefix))
-    above = {id(module): module for place in each.places for module in place.above}
-    return list(module_problems(each.module, tuple(above.values())))
 
 
 def _weights(found: list[Found]) -> dict[str, Tensor]:
@@ -261,13 +290,31 @@ def _keeping_paddings(group: list[Found], options: dict[str, Any]) -> dict[str, 
 
 
 @contextmanager
-def _dropping_on_error(names: list[str]) -> Iterator[None]:
-    """Drops the tables of these names that were opened within, if there is an error."""
-    before = {name for name in names if store.find_table(name) is not None}
+def _dropping(names: list[str]) -> Iterator[None]:
+    """Drops the tables of these names that were opened within."""
+    before = _numbers(names)
     try:
         yield
-    except Exception:
-        for name in names:
-            if name not in before and store.find_table(name) is not None:
-                operators.drop_table(name)
+    finally:
+        _drop_new(before)
+
+
+@contextmanager
+def _dropping_on_error(names: list[str]) -> Iterator[None]:
+    """Drops the tables of these names that were opened within, if there is an error or the program is interrupted."""
+    before = _numbers(names)
+    try:
+        yield
+    except BaseException:
+        _drop_new(before)
         raise
+
+
+def _numbers(names: list[str]) -> dict[str, int | None]:
+    return {name: store.find_table(name) for name in names}
+
+
+def _drop_new(before: dict[str, int | None]) -> None:
+    for name, number in before.items():
+        if store.find_table(name) not in (None, number):
+            operators.drop_table(name)

@@ -37,7 +37,7 @@ def configs_of_collection(module: Any) -> list[Any]:
     return list(module.embedding_bag_configs() if _has_bags(module) else module.embedding_configs())
 
 
-def collection_problems(module: Any, prefix: str) -> Iterator[str]:
+def collection_problems(module: Any, prefix: str, grows: bool) -> Iterator[str]:
     """Why our collection cannot take the place of one of TorchRec."""
     kind = type(module)
     if (kind.__module__, kind.__name__) not in [(_HOME, name) for name in _PLAIN]:
@@ -49,7 +49,7 @@ def collection_problems(module: Any, prefix: str) -> Iterator[str]:
     if prefix and shared:
         yield f"a prefix would change the names of the outputs of {shared}, which look up several tables"
     for name, table in tables_of_collection(module).items():
-        problems = [*hook_problems(table), *weight_problems(table.weight)]
+        problems = [*hook_problems(table), *weight_problems(table.weight, grows)]
         if table.weight.dtype != torch.float32:
             problems = [f"a table of a collection is made of torch.float32, and its weight is {table.weight.dtype}"]
         yield from (f'table "{name}": {problem}' for problem in problems)
