@@ -1,4 +1,4 @@
-"""`restore_embeddings`: arguments that would be without effect."""
+"""`restore_embeddings`: arguments that would be without effect, and modules whose table another goes on with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from torch import nn
 
 from recstore_ops import (
     DistEmbedding,
+    RecStoreEmbeddingCollection,
     get_kv_client,
+    replace_embeddings,
     restore_embeddings,
     table_names,
 )
@@ -35,6 +37,14 @@ def prefix(table_name: Callable[[], str]) -> str:
 
 def over_tables(prefix: str, **sizes: int | None) -> Any:
     return nn.ModuleDict({name: DistEmbedding(size, 4, f"{prefix}{name}") for name, size in sizes.items()})
+
+
+def tied(prefix: str) -> Any:
+    """Two embeddings over one table, and one over another."""
+    model = nn.ModuleDict({name: nn.Embedding(6, 4) for name in ("item", "history", "user")})
+    model["history"].weight = model["item"].weight
+    replace_embeddings(model, prefix=prefix)
+    return model
 
 
 def state_of(model: nn.Module) -> list[Any]:
@@ -96,3 +106,24 @@ def test_whether_tables_are_dropped_is_a_bool(drop: Any, prefix: str) -> None:
     with pytest.raises(TypeError, match="restore_embeddings: drop_tables must be a bool, got "):
         restore_embeddings(model, drop_tables=drop)
     assert state_of(model) == before
+
+
+@pytest.mark.parametrize("drop", [False, True])
+@pytest.mark.parametrize(("restored", "kept"), [("item", "history"), ("history", "item")])
+def test_half_of_what_shares_a_table_is_refused(restored: str, kept: str, drop: bool, prefix: str) -> None:
+    model = tied(prefix)
+    before = state_of(model)
+    with pytest.raises(ValueError, match=f'"{restored}": it shares a table with "{kept}", which stays'):
+        restore_embeddings(model, include=restored, drop_tables=drop)
+    assert state_of(model) == before
+    restore_embeddings(model, include=["item", "history"], drop_tables=drop)
+    assert model["item"].weight is model["history"].weight
+    assert isinstance(model["user"], DistEmbedding)
+
+
+def test_a_table_that_a_collection_has_too_is_refused(prefix: str) -> None:
+    model = over_tables(prefix, user=6)
+    config = {"name": f"{prefix}user", "num_embeddings": 6, "embedding_dim": 4}
+    model["bags"] = RecStoreEmbeddingCollection([config])
+    with pytest.raises(ValueError, match='"user": it shares a table with "bags", which stays'):
+        restore_embeddings(model, include="user")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+from recstore_ops.nn.optimizer import tables_of
 from recstore_ops.nn.padding import padding_ids
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
@@ -58,12 +59,14 @@ def restore_embeddings(
     """
     if not isinstance(drop_tables, bool):
         raise TypeError(f"restore_embeddings: drop_tables must be a bool, got {drop_tables!r}")
-    found = chosen(_modules_in(model), include, "restore_embeddings")
+    present = _modules_in(model)
+    found = chosen(present, include, "restore_embeddings")
     asked = _asked(found, num_embeddings)
     problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, asked[each.path])]
     sizes = {each.path: next(iter(asked[each.path]), _bound(each)) for each in found}
     problems = problems or [
         *_tie_problems(found, sizes),
+        *_left_problems(found, present),
         *holder_problems(model, {each.path: each.module for each in found}),
     ]
     if problems:
@@ -108,7 +111,7 @@ def _asked(found: list[Found], sizes: Sizes) -> dict[str, set[int]]:
         return asked
     own = set() if sizes is None else {_checked_size(sizes)}
     # One number is for the tables without bound, where there are such.
-    growing = [each.path for each in found if _bound(each) is None]
+    growing = {each.path for each in found if _bound(each) is None}
     return {each.path: own if each.path in growing or not growing else set() for each in found}
 
 
@@ -176,6 +179,16 @@ def _tie_problems(found: list[Found], sizes: dict[str, int | None]) -> Iterator[
         for what, own, others in zip(_SHARED, _shared(each, sizes), _shared(other, sizes), strict=True):
             if own != others:
                 yield f'"{each.path}": it shares a table with "{other.path}", and {what} {own} is not {others}'
+
+
+def _left_problems(found: list[Found], present: list[Found]) -> Iterator[str]:
+    """Modules whose table is also that of one that stays: their rows would part."""
+    own = {id(each.module) for each in found}
+    left = [each for each in present if id(each.module) not in own]
+    kept = {table.table_id: each for each in left for table in tables_of([each.module])}
+    for each in found:
+        if other := kept.get(each.module.table.table_id):
+            yield f'"{each.path}": it shares a table with "{other.path}", which stays: restore both, or neither'
 
 
 _SHARED = ("frozen", "the type", "the device", "num_embeddings")
