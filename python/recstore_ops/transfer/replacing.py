@@ -25,7 +25,7 @@ from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error, learning_rates
 from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
 from recstore_ops.transfer.ties import holder_problems, tie_problems, weight_holders
-from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems
+from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems, wrapper_problems
 from recstore_ops.transfer.torchrec_modules import (
     collection_over_tables,
     collection_problems,
@@ -156,11 +156,11 @@ class _Plan:
 
     def problems_of(self, each: Found) -> Iterator[str]:
         """Why a table cannot take the place of a module."""
+        yield from wrapper_problems({id(module): module for place in each.places for module in place.above}.values())
         if is_collection(each.module):
             yield from collection_problems(each.module, self.prefix, self.grows)
         else:
-            above = {id(module): module for place in each.places for module in place.above}
-            yield from module_problems(each.module, tuple(above.values()), self.grows)
+            yield from module_problems(each.module, self.grows)
 
     @property
     def collections(self) -> list[Found]:
@@ -255,23 +255,27 @@ def _is_embedding(module: nn.Module) -> bool:
     return isinstance(module, KINDS) or is_collection(module)
 
 
-def _weights(found: list[Found]) -> dict[str, Tensor]:
-    """The weights of modules by their paths; of a collection one for each table."""
-    weights: dict[str, Tensor] = {}
+def _modules(found: list[Found]) -> dict[str, Any]:
+    """The modules of torch by their paths; of a collection one for each table."""
+    modules: dict[str, Any] = {}
     for each in found:
         if is_collection(each.module):
             tables = tables_of_collection(each.module)
-            weights.update({f"{each.path}.{name}": table.weight for name, table in tables.items()})
+            modules.update({f"{each.path}.{name}": table for name, table in tables.items()})
         else:
-            weights[each.path] = each.module.weight
-    return weights
+            modules[each.path] = each.module
+    return modules
+
+
+def _weights(found: list[Found]) -> dict[str, Tensor]:
+    return {path: module.weight for path, module in _modules(found).items()}
 
 
 def _model_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
     weights = _weights(found)
     replaced = [module for each in found for module in each.module.modules()]
     yield from tie_problems(model, weights, replaced)
-    yield from holder_problems(model, {each.path: each.module for each in found})
+    yield from holder_problems(model, {**_modules(found), **{each.path: each.module for each in found}})
     collected = [each for each in found if is_collection(each.module)]
     of_collections = _weights(collected)
     times = Counter(map(id, weights.values()))

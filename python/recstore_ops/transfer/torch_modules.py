@@ -6,7 +6,7 @@ Shape suffixes: N ids, D dim.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,12 +43,16 @@ def kept_types() -> str:
     return ", ".join(map(str, dict.fromkeys(VALUE_TYPES.values())))
 
 
-def module_problems(module: Any, above: tuple[nn.Module, ...], grows: bool) -> Iterator[str]:
-    """Why a module over a table cannot take the place of one of `KINDS`, which is within others."""
+def wrapper_problems(above: Iterable[nn.Module]) -> Iterator[str]:
+    """Why nothing can be put in the place of a module that is within others."""
     for wrapper in above:
         for base in type(wrapper).__mro__:
             if base.__name__ in _WRAPPERS and base.__module__.startswith("torch."):
                 yield f"it is within {base.__name__}: {_WRAPPERS[base.__name__]}"
+
+
+def module_problems(module: Any, grows: bool) -> Iterator[str]:
+    """Why a module over a table cannot take the place of one of `KINDS`."""
     yield from _class_problems(module)
     yield from hook_problems(module)
     if module.max_norm is not None:
