@@ -125,6 +125,24 @@ def test_what_holds_the_weight_is_warned_of(name: str, prefix: str) -> None:
     assert isinstance(model.user, DistEmbedding)
 
 
+@pytest.mark.embedded_only("servers drop no table for on_existing")
+@pytest.mark.parametrize("choice", [None, "reset", "share"])
+def test_a_warning_that_is_an_error_comes_before_anything_changes(choice: Any, prefix: str) -> None:
+    old: Any = DistEmbedding(6, 4, f"{prefix}user") if choice else None
+    rows: Any = old.weight[torch.arange(6)] if choice else None
+    del old
+    model, before = Model(), table_names()
+    object.__setattr__(model, "held", model.user.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="held holds a weight that a table takes the place of"):
+            replace_embeddings(model, prefix=prefix, on_existing=choice)
+    assert isinstance(model.user, nn.Embedding)
+    assert table_names() == before
+    if choice:
+        assert torch.equal(DistEmbedding(6, 4, f"{prefix}user", on_existing="share").weight[torch.arange(6)], rows)
+
+
 class Slotted:
     __slots__ = ("value",)
 

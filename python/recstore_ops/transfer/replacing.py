@@ -114,15 +114,16 @@ def replace_embeddings(
     # Ranks do it together, whichever of them has tables.
     if options.get("on_existing") == "reset" and (shard is not None or plan.has_tables()):
         plan.rehearse({"lr": lr, **given})
+    # A program may have made errors of warnings.
+    for where in held:
+        warnings.warn(
+            f"{where} holds a weight that a table takes the place of, and changes no row: make it anew",
+            stacklevel=3,
+        )
     with _dropping_on_error(plan.table_names()):
         made = plan.modules({"lr": lr, **given})
     for found, module in made:
         found.put(module)
-    for where in held:
-        warnings.warn(
-            f"{where} holds a weight that a table took the place of, and changes no row: make it anew",
-            stacklevel=3,
-        )
     return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
 
 
