@@ -88,7 +88,7 @@ def replace_embeddings(
         The optimizer of the tables, their names, and the parameters that are left.
 
     Raises:
-        TypeError: no module, or an option of another name.
+        TypeError: no module, an option of another name, or an argument of another type.
         ValueError: a model without embeddings, or one that cannot be replaced: each by its path, with the reason; a
             pattern that matches none; a table that exists; or an invalid option.
         RuntimeError: a table of another module of the model was dropped.
@@ -107,6 +107,7 @@ def replace_embeddings(
     given = {name: value for name, value in options.items() if value is not None}
     shard = Shard.of(options)
     with disagreeing_on_error(shard):
+        _check_types(prefix, grows)
         plan = _Plan.of(model, include, prefix, grows)
         plan.check_names(options.get("on_existing"))
         learning_rates(tables_of([model]))  # The optimizer below asks for those of the other tables too.
@@ -125,6 +126,13 @@ def replace_embeddings(
     for found, module in made:
         found.put(module)
     return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
+
+
+def _check_types(prefix: Any, grows: Any) -> None:
+    if not isinstance(prefix, str):
+        raise TypeError(f"replace_embeddings: prefix must be a str, got {prefix!r}")
+    if not isinstance(grows, bool):
+        raise TypeError(f"replace_embeddings: grows must be a bool, got {grows!r}")
 
 
 @dataclass(frozen=True)
