@@ -78,23 +78,39 @@ def chosen(found: list[Found], include: Include, caller: str) -> list[Found]:
     """Those of the modules that `include` means.
 
     Raises:
+        TypeError: neither patterns nor a function.
         ValueError: a pattern that matches no path, or a function that chooses none.
     """
     paths = [place.path for each in found for place in each.places]
     if include is None:
         return found
+    patterns = _patterns(include, caller)
     if callable(include):
         kept = [each for each in found if any(include(place.path, each.module) for place in each.places)]
         if not kept:
             raise ValueError(f"{caller}: include chooses none of {paths}")
         return kept
-    patterns = [include] if isinstance(include, str) else list(include)
     for pattern in patterns:
         if not any(fnmatchcase(path, pattern) for path in paths):
             raise ValueError(f'{caller}: the pattern "{pattern}" matches none of {paths}')
     if not patterns:
         raise ValueError(f"{caller}: include has no patterns, and there are {paths}")
     return [each for each in found if any(fnmatchcase(p.path, pattern) for p in each.places for pattern in patterns)]
+
+
+def _patterns(include: Any, caller: str) -> list[str]:
+    """The patterns of paths; none where a function chooses."""
+    if callable(include) and not isinstance(include, type | nn.Module):
+        return []
+    patterns: list[Any] = [include]
+    if isinstance(include, Iterable) and not isinstance(include, str | bytes | type):
+        patterns = list(include)
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"{caller}: include must be a pattern of paths, several, or include(path, module), got {include!r}"
+            )
+    return patterns
 
 
 def held_beside(model: nn.Module) -> Iterator[tuple[str, Any]]:
