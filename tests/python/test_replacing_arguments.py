@@ -9,7 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from recstore_ops import DistEmbedding, get_kv_client, replace_embeddings, restore_embeddings, table_names
+from recstore_ops import (
+    DistEmbedding,
+    RecStoreEmbeddingCollection,
+    get_kv_client,
+    replace_embeddings,
+    restore_embeddings,
+    table_names,
+)
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -26,9 +33,9 @@ def model_of() -> Any:
     return nn.ModuleDict({"user": nn.Embedding(6, 4), "item": nn.Embedding(6, 4)})
 
 
-def is_refused(message: str, **options: Any) -> None:
+def is_refused(message: str, error: type[Exception] = TypeError, **options: Any) -> None:
     model, before = model_of(), table_names()
-    with pytest.raises(TypeError) as caught:
+    with pytest.raises(error) as caught:
         replace_embeddings(model, **options)
     assert message in str(caught.value)
     assert table_names() == before
@@ -79,3 +86,39 @@ class Chooser:
 @pytest.mark.parametrize("include", ["user", ("us*",), {"user"}, iter(["user"]), Chooser(), Chooser().__call__])
 def test_patterns_of_all_kinds_and_what_can_be_called_choose(include: Any, table_name: Callable[[], str]) -> None:
     assert list(replace_embeddings(model_of(), include=include, prefix=table_name()).tables) == ["user"]
+
+
+OPTIONS: list[tuple[dict[str, Any], str]] = [
+    ({"lr": "0.1"}, "lr must be a number, got '0.1'"),
+    ({"lr": None}, "lr must be a number, got None"),
+    ({"lr": True}, "lr must be a number, got True"),
+    ({"lr": torch.tensor(0.1)}, "lr must be a number, got tensor(0.1"),
+    ({"lr": [0.1]}, "lr must be a number, got [0.1]"),
+    ({"optimizer": {"kind": "adam", "lr": "0.1"}}, "optimizer.lr must be a number, got '0.1'"),
+    ({"optimizer": {"kind": "adam", "lr": None}}, "optimizer.lr must be a number, got None"),
+    ({"optimizer": {"kind": "ftrl", "alpha": "1"}}, "optimizer.alpha must be a number, got '1'"),
+    ({"optimizer": torch.optim.Adam}, 'optimizer must be the name of a kind, or a dict with a "kind", got <class'),
+    ({"optimizer": torch.optim.SGD([torch.zeros(1)], lr=1)}, "optimizer must be the name of a kind, or a dict with a"),
+    ({"optimizer": 0.1}, 'optimizer must be the name of a kind, or a dict with a "kind", got 0.1'),
+    ({"optimizer": ["sgd"]}, "optimizer must be the name of a kind, or a dict with a \"kind\", got ['sgd']"),
+    ({"initializer": nn.init.zeros_}, 'initializer must be the name of a kind, or a dict with a "kind", got <function'),
+    ({"initializer": 0.0}, 'initializer must be the name of a kind, or a dict with a "kind", got 0.0'),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), OPTIONS)
+def test_learning_rates_and_kinds_of_another_type_are_refused_by_name(
+    options: dict[str, Any], message: str, table_name: Callable[[], str]
+) -> None:
+    error = ValueError if "number" in message else TypeError
+    is_refused(message, error, **options)
+    name = table_name()
+    config = {"name": name, "num_embeddings": 6, "embedding_dim": 4}
+    for make in (
+        lambda: DistEmbedding(6, 4, name, **options),
+        lambda: RecStoreEmbeddingCollection([config], **options),
+    ):
+        with pytest.raises(error) as caught:
+            make()
+        assert message in str(caught.value)
+    assert name not in table_names()
