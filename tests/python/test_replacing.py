@@ -611,7 +611,7 @@ def test_two_tables_of_one_name_are_refused(prefix: str) -> None:
 def test_a_weight_that_an_attribute_holds_too_is_warned_of(held: Callable[[Model], Any], prefix: str) -> None:
     model = Model()
     model.optim = held(model)
-    with pytest.warns(UserWarning, match="optim holds a weight that a table took the place of, and changes") as caught:
+    with pytest.warns(UserWarning, match="optim holds a weight that a table takes the place of, and changes") as caught:
         replace_embeddings(model, prefix=prefix)
     assert [each.filename for each in caught] == [__file__]
 

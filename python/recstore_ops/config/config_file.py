@@ -11,6 +11,8 @@ import functools
 import json
 import os
 import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -204,6 +206,24 @@ def configure_table(
     )
 
 
+@contextmanager
+def same_entries(names: Mapping[str, str]) -> Iterator[None]:
+    """Within, the configuration file says of tables of some names what it says of others.
+
+    Args:
+        names: the other name by each name.
+    """
+    config = active_config()
+    tables = config.embedding_tables if config else {}
+    added = {name: tables[other] for name, other in names.items() if other in tables}
+    tables.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del tables[name]
+
+
 def config_from_document(path: Path, document: dict[str, Any]) -> ConfigFile:
     """Turns a document without problems into what it says."""
     tables = {name: _entry(table) for name, table in document.get("embedding_tables", {}).items()}
@@ -244,4 +264,5 @@ __all__ = [
     "find_config_file",
     "load_config_file",
     "read_document",
+    "same_entries",
 ]

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -51,8 +52,14 @@ class TableConfig:
             num_embeddings: the number of ids; `None` for an open vocabulary.
             lr: the learning rate, if the optimizer has none of its own.
             options: a type of rows may also be given by its name.
+
+        Raises:
+            TypeError: an initializer or an optimizer that is no name and no dict.
+            ValueError: a learning rate that is no number.
         """
         chosen: dict[str, Any] = {**given(options)}
+        for option in ("initializer", "optimizer"):
+            check_kind(option, chosen.get(option))
         chosen["initializer"] = with_kind(chosen.get("initializer"), "normal")
         chosen["optimizer"] = optimizer_with_lr(chosen.get("optimizer"), lr)
         if "dtype" in chosen:
@@ -87,6 +94,16 @@ class TableConfig:
         return cls(**json.loads(text))
 
 
+def check_kind(name: str, option: Any) -> None:
+    """Checks an option that is a kind, or a dict with one.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if option is not None and not isinstance(option, str | Mapping):
+        raise TypeError(f'{name} must be the name of a kind, or a dict with a "kind", got {option!r}')
+
+
 def with_kind(option: str | dict[str, Any] | None, default: str) -> dict[str, Any]:
     """Turns `"adam"` or `None` into `{"kind": ...}`; a dict is copied."""
     if option is None:
@@ -97,8 +114,17 @@ def with_kind(option: str | dict[str, Any] | None, default: str) -> dict[str, An
 def optimizer_with_lr(optimizer: str | dict[str, Any] | None, lr: float) -> dict[str, Any]:
     """Completes an optimizer with the learning rate of a module's `lr` keyword; its own `lr` takes precedence."""
     config = with_kind(optimizer, "sgd")
-    has_own_lr = "lr" in config or "alpha" in config
-    return config if has_own_lr else {**config, "lr": lr}
+    if "lr" not in config and "alpha" not in config:
+        _check_number("lr", lr)
+        return {**config, "lr": lr}
+    for name in config.keys() & {"lr", "alpha"}:
+        _check_number(f"optimizer.{name}", config[name])
+    return config
+
+
+def _check_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError(f"invalid table configuration: {name} must be a number, got {value!r}")
 
 
 def check_learning_rate(lr: float, table: str | None = None) -> None:

@@ -50,6 +50,17 @@ def check_choice(choice: str | None, name: str) -> None:
         )
 
 
+def check_unused(name: str) -> None:
+    """Checks that rows of a table may be given up.
+
+    Raises:
+        ValueError: something that is alive uses it.
+    """
+    number = store.find_table(name)
+    if number is not None and _is_in_use(number, "reset"):
+        _refuse(name, number, _IN_USE, "reset")
+
+
 def note_module(table: Table) -> None:
     """Notes that a module opened a table, for those made after it."""
     if table.table_id not in _before:

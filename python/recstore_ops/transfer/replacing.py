@@ -6,24 +6,26 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
+from recstore_ops.config.config_file import same_entries
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
-from recstore_ops.nn.optimizer import SparseOptimizer
+from recstore_ops.nn.optimizer import SparseOptimizer, tables_of
 from recstore_ops.nn.padding import padding_ids
 from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
+from recstore_ops.table.existing import check_choice, check_unused
 from recstore_ops.table.shard import Shard
-from recstore_ops.table.table import disagreeing_on_error
+from recstore_ops.table.table import disagreeing_on_error, learning_rates
 from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
 from recstore_ops.transfer.ties import holder_problems, tie_problems, weight_holders
-from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems
+from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems, wrapper_problems
 from recstore_ops.transfer.torchrec_modules import (
     collection_over_tables,
     collection_problems,
@@ -69,7 +71,7 @@ def replace_embeddings(
     Each `nn.Embedding` and `nn.EmbeddingBag` becomes a `DistEmbedding` or `DistEmbeddingBag` over a table that has its
     rows; padding, mode, types and frozen weights stay. An `EmbeddingBagCollection` or `EmbeddingCollection` of TorchRec
     becomes our collection. Modules that share a weight share a table. All is checked before anything is changed: a
-    model that is refused stays as it was, and no table was opened. Make the optimizers afterwards.
+    model that is refused stays as it was, no table was opened, and none lost its rows. Make the optimizers afterwards.
 
     Args:
         model: changed in place.
@@ -86,9 +88,10 @@ def replace_embeddings(
         The optimizer of the tables, their names, and the parameters that are left.
 
     Raises:
-        TypeError: no module, or an option of another name.
+        TypeError: no module, an option of another name, or an argument of another type.
         ValueError: a model without embeddings, or one that cannot be replaced: each by its path, with the reason; a
             pattern that matches none; a table that exists; or an invalid option.
+        RuntimeError: a table of another module of the model was dropped.
 
     Warns:
         UserWarning: an attribute of the model holds a weight too, as an optimizer or a list for a penalty does, which
@@ -102,20 +105,34 @@ def replace_embeddings(
         (torch.Size([1, 1]), {'0': 'clicks/0'})
     """
     given = {name: value for name, value in options.items() if value is not None}
-    with disagreeing_on_error(Shard.of(options)):
-        plan = _Plan.of(model, include, prefix)
+    shard = Shard.of(options)
+    with disagreeing_on_error(shard):
+        _check_types(prefix, grows)
+        plan = _Plan.of(model, include, prefix, grows)
         plan.check_names(options.get("on_existing"))
+        learning_rates(tables_of([model]))  # The optimizer below asks for those of the other tables too.
     held = weight_holders(model, _weights(plan.found))
-    with _dropping_on_error(plan.table_names()):
-        made = plan.modules(grows, {"lr": lr, **given})
-    for found, module in made:
-        found.put(module)
+    # Ranks do it together, whichever of them has tables.
+    if options.get("on_existing") == "reset" and (shard is not None or plan.has_tables()):
+        plan.rehearse({"lr": lr, **given})
+    # A program may have made errors of warnings.
     for where in held:
         warnings.warn(
-            f"{where} holds a weight that a table took the place of, and changes no row: make it anew",
+            f"{where} holds a weight that a table takes the place of, and changes no row: make it anew",
             stacklevel=3,
         )
+    with _dropping_on_error(plan.table_names()):
+        made = plan.modules({"lr": lr, **given})
+    for found, module in made:
+        found.put(module)
     return ReplacedEmbeddings(model, SparseOptimizer(modules=[model]), plan.tables_by_path())
+
+
+def _check_types(prefix: Any, grows: Any) -> None:
+    if not isinstance(prefix, str):
+        raise TypeError(f"replace_embeddings: prefix must be a str, got {prefix!r}")
+    if not isinstance(grows, bool):
+        raise TypeError(f"replace_embeddings: grows must be a bool, got {grows!r}")
 
 
 @dataclass(frozen=True)
@@ -125,24 +142,34 @@ class _Plan:
     Attributes:
         found: the modules.
         prefix: what the names of tables begin with.
+        grows: whether tables have no bound.
     """
 
     found: list[Found]
     prefix: str
+    grows: bool
 
     @staticmethod
-    def of(model: nn.Module, include: Include, prefix: str) -> _Plan:
+    def of(model: nn.Module, include: Include, prefix: str, grows: bool) -> _Plan:
         """Chooses and checks.
 
         Raises:
             TypeError, ValueError: as `replace_embeddings`, but for its options.
         """
-        found = chosen(_embeddings_in(model), include, "replace_embeddings")
-        problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, prefix)]
-        problems = problems or list(_model_problems(model, found))
+        plan = _Plan(chosen(_embeddings_in(model), include, "replace_embeddings"), prefix, grows)
+        problems = [f'"{each.path}": {problem}' for each in plan.found for problem in plan.problems_of(each)]
+        problems = problems or list(_model_problems(model, plan.found))
         if problems:
             raise ValueError(f"{type(model).__name__} stays as it is: {'; '.join(problems)}")
-        return _Plan(found, prefix)
+        return plan
+
+    def problems_of(self, each: Found) -> Iterator[str]:
+        """Why a table cannot take the place of a module."""
+        yield from wrapper_problems({id(module): module for place in each.places for module in place.above}.values())
+        if is_collection(each.module):
+            yield from collection_problems(each.module, self.prefix, self.grows)
+        else:
+            yield from module_problems(each.module, self.grows)
 
     @property
     def collections(self) -> list[Found]:
@@ -179,6 +206,7 @@ class _Plan:
         """Raises an error where two tables would have one name, or one exists and nothing says what to do with it."""
         names = self.table_names()
         for name in names:
+            check_choice(on_existing, name)
             if names.count(name) > 1:
                 raise ValueError(f'replace_embeddings would give two tables the name "{name}"')
             if on_existing in (None, "error") and store.find_table(name) is not None:
@@ -186,18 +214,35 @@ class _Plan:
                     f'table "{name}" exists: give another prefix, or on_existing="share" to go on with its rows, or '
                     '"reset" to begin anew'
                 )
+            if on_existing == "reset":
+                check_unused(name)
 
-    def modules(self, grows: bool, options: dict[str, Any]) -> list[tuple[Found, nn.Module]]:
+    def has_tables(self) -> bool:
+        """Whether one of the tables exists."""
+        return any(store.find_table(name) is not None for name in self.table_names())
+
+    def rehearse(self, options: dict[str, Any]) -> None:
+        """Opens each table under another name and drops it, so that what can fail does before a table loses its rows.
+
+        One after another, so that only one needs memory beside those that exist.
+        """
+        for part in [*self.tied, *([each] for each in self.collections)]:
+            own, trial = (replace(self, found=part, prefix=before + self.prefix) for before in ("", "trial of "))
+            names = trial.table_names()
+            with same_entries(dict(zip(names, own.table_names(), strict=True))), _dropping(names):
+                trial.modules(options)
+
+    def modules(self, options: dict[str, Any]) -> list[tuple[Found, nn.Module]]:
         """Opens the tables, and makes the modules over them."""
         made: list[tuple[Found, nn.Module]] = []
         for group in self.tied:
             own = _keeping_paddings(group, options)
             for each in group:
-                size = None if grows else each.module.weight.shape[0]
+                size = None if self.grows else each.module.weight.shape[0]
                 made.append((each, module_over_table(each.module, self.name_of(group), size, **own)))
                 own = {**own, "on_existing": "share"}
         for each in self.collections:
-            made.append((each, collection_over_tables(each.module, self.prefix, grows, options)))
+            made.append((each, collection_over_tables(each.module, self.prefix, self.grows, options)))
         return made
 
 
@@ -219,30 +264,27 @@ def _is_embedding(module: nn.Module) -> bool:
     return isinstance(module, KINDS) or is_collection(module)
 
 
-def _problems(each: Found, prefix: str) -> list[str]:
-    if is_collection(each.module):
-        return list(collection_problems(each.module, prefix))
-    above = {id(module): module for place in each.places for module in place.above}
-    return list(module_problems(each.module, tuple(above.values())))
-
-
-def _weights(found: list[Found]) -> dict[str, Tensor]:
-    """The weights of modules by their paths; of a collection one for each table."""
-    weights: dict[str, Tensor] = {}
+def _modules(found: list[Found]) -> dict[str, Any]:
+    """The modules of torch by their paths; of a collection one for each table."""
+    modules: dict[str, Any] = {}
     for each in found:
         if is_collection(each.module):
             tables = tables_of_collection(each.module)
-            weights.update({f"{each.path}.{name}": table.weight for name, table in tables.items()})
+            modules.update({f"{each.path}.{name}": table for name, table in tables.items()})
         else:
-            weights[each.path] = each.module.weight
-    return weights
+            modules[each.path] = each.module
+    return modules
+
+
+def _weights(found: list[Found]) -> dict[str, Tensor]:
+    return {path: module.weight for path, module in _modules(found).items()}
 
 
 def _model_problems(model: nn.Module, found: list[Found]) -> Iterator[str]:
     weights = _weights(found)
     replaced = [module for each in found for module in each.module.modules()]
     yield from tie_problems(model, weights, replaced)
-    yield from holder_problems(model, {each.path: each.module for each in found})
+    yield from holder_problems(model, {**_modules(found), **{each.path: each.module for each in found}})
     collected = [each for each in found if is_collection(each.module)]
     of_collections = _weights(collected)
     times = Counter(map(id, weights.values()))
@@ -261,13 +303,31 @@ def _keeping_paddings(group: list[Found], options: dict[str, Any]) -> dict[str, 
 
 
 @contextmanager
-def _dropping_on_error(names: list[str]) -> Iterator[None]:
-    """Drops the tables of these names that were opened within, if there is an error."""
-    before = {name for name in names if store.find_table(name) is not None}
+def _dropping(names: list[str]) -> Iterator[None]:
+    """Drops the tables of these names that were opened within."""
+    before = _numbers(names)
     try:
         yield
-    except Exception:
-        for name in names:
-            if name not in before and store.find_table(name) is not None:
-                operators.drop_table(name)
+    finally:
+        _drop_new(before)
+
+
+@contextmanager
+def _dropping_on_error(names: list[str]) -> Iterator[None]:
+    """Drops the tables of these names that were opened within, if there is an error or the program is interrupted."""
+    before = _numbers(names)
+    try:
+        yield
+    except BaseException:
+        _drop_new(before)
         raise
+
+
+def _numbers(names: list[str]) -> dict[str, int | None]:
+    return {name: store.find_table(name) for name in names}
+
+
+def _drop_new(before: dict[str, int | None]) -> None:
+    for name, number in before.items():
+        if store.find_table(name) not in (None, number):
+            operators.drop_table(name)

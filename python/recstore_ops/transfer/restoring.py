@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from recstore_ops.nn.closed_module import ClosedModule
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
+from recstore_ops.nn.optimizer import tables_of
 from recstore_ops.nn.padding import padding_ids
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
@@ -40,13 +41,13 @@ def restore_embeddings(
         model: changed in place.
         include: as in `replace_embeddings`; all such modules where absent.
         num_embeddings: the rows of a weight whose table has no `num_embeddings`: for all of these, or by the path of
-            the module. They must hold every id that has a row.
+            the module. They must hold every id that has a row. Of a table that has it, no other number is taken.
         drop_tables: whether the tables are dropped, for whatever else is open over them too; else they stay.
 
     Raises:
-        TypeError: no module of torch.
+        TypeError: no module of torch; or an argument of another type.
         ValueError: a model without such modules, or one that cannot be restored: each by its path, with the reason; a
-            pattern that matches none.
+            pattern that matches none, or a path in `num_embeddings` that no such module has.
 
     Examples:
         >>> model = nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 1))
@@ -56,11 +57,16 @@ def restore_embeddings(
         >>> model[0]
         Embedding(10, 4)
     """
-    found = chosen(_modules_in(model), include, "restore_embeddings")
-    sizes = {each.path: _size(each, num_embeddings) for each in found}
-    problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, sizes[each.path])]
+    if not isinstance(drop_tables, bool):
+        raise TypeError(f"restore_embeddings: drop_tables must be a bool, got {drop_tables!r}")
+    present = _modules_in(model)
+    found = chosen(present, include, "restore_embeddings")
+    asked = _asked(found, num_embeddings)
+    problems = [f'"{each.path}": {problem}' for each in found for problem in _problems(each, asked[each.path])]
+    sizes = {each.path: next(iter(asked[each.path]), _bound(each)) for each in found}
     problems = problems or [
         *_tie_problems(found, sizes),
+        *_left_problems(found, present),
         *holder_problems(model, {each.path: each.module for each in found}),
     ]
     if problems:
@@ -93,17 +99,36 @@ def _has_own_tables(module: nn.Module) -> bool:
     return is_ours and any(isinstance(child, ClosedModule) for child in module.modules())
 
 
-def _size(each: Found, asked: Sizes) -> int | None:
-    """The rows of a weight, where it is known."""
-    bound: int | None = getattr(each.module, "num_embeddings", None)
-    if bound is not None:
-        return bound
-    if asked is None or isinstance(asked, int):
+def _asked(found: list[Found], sizes: Sizes) -> dict[str, set[int]]:
+    """The rows that each weight is asked to have, by the path of its module."""
+    if isinstance(sizes, Mapping):
+        paths = {place.path: each.path for each in found for place in each.places}
+        asked: dict[str, set[int]] = {each.path: set() for each in found}
+        for path, size in sizes.items():
+            if path not in paths:
+                raise ValueError(f"restore_embeddings: num_embeddings has {path!r}, which is none of {list(paths)}")
+            asked[paths[path]].add(_checked_size(size))
         return asked
-    return next((asked[place.path] for place in each.places if place.path in asked), None)
+    own = set() if sizes is None else {_checked_size(sizes)}
+    # One number is for the tables without bound, where there are such.
+    growing = {each.path for each in found if _bound(each) is None}
+    return {each.path: own if each.path in growing or not growing else set() for each in found}
 
 
-def _problems(each: Found, size: int | None) -> Iterator[str]:
+def _checked_size(size: Any) -> int:
+    if type(size) is not int:
+        raise TypeError(
+            f"restore_embeddings: num_embeddings must be an int, or ints by the paths of modules, got {size!r}"
+        )
+    return size
+
+
+def _bound(each: Found) -> int | None:
+    bound: int | None = getattr(each.module, "num_embeddings", None)
+    return bound
+
+
+def _problems(each: Found, asked: set[int]) -> Iterator[str]:
     """Why one of torch's modules cannot take the place of a module over a table."""
     module = each.module
     if type(module) not in (DistEmbedding, DistEmbeddingBag):
@@ -117,13 +142,23 @@ def _problems(each: Found, size: int | None) -> Iterator[str]:
         return
     if module.table.has_collected():
         yield "it has collected gradients: step and zero_grad first"
-    yield from _size_problems(module, size)
+    yield from _size_problems(module, asked)
 
 
-def _size_problems(module: TableModule, size: int | None) -> Iterator[str]:
-    if size is None:
+def _size_problems(module: TableModule, asked: set[int]) -> Iterator[str]:
+    bound = module.num_embeddings
+    if len(asked) > 1:
+        yield f"num_embeddings has several numbers for its paths: {sorted(asked)}"
+    elif bound is not None:
+        yield from (f"num_embeddings is {size}, and its table has {bound}" for size in asked if size != bound)
+    elif not asked:
         yield "its table has no num_embeddings: say how many rows the weight is to have"
-        return
+    else:
+        yield from _bound_problems(module, *asked)
+
+
+def _bound_problems(module: TableModule, size: int) -> Iterator[str]:
+    """Why a weight of so many rows does not hold those of a table without bound."""
     if size < 1:
         yield f"num_embeddings must be at least 1, got {size}"
         return
@@ -144,6 +179,16 @@ def _tie_problems(found: list[Found], sizes: dict[str, int | None]) -> Iterator[
         for what, own, others in zip(_SHARED, _shared(each, sizes), _shared(other, sizes), strict=True):
             if own != others:
                 yield f'"{each.path}": it shares a table with "{other.path}", and {what} {own} is not {others}'
+
+
+def _left_problems(found: list[Found], present: list[Found]) -> Iterator[str]:
+    """Modules whose table is also that of one that stays: their rows would part."""
+    own = {id(each.module) for each in found}
+    left = [each for each in present if id(each.module) not in own]
+    kept = {table.table_id: each for each in left for table in tables_of([each.module])}
+    for each in found:
+        if other := kept.get(each.module.table.table_id):
+            yield f'"{each.path}": it shares a table with "{other.path}", which stays: restore both, or neither'
 
 
 _SHARED = ("frozen", "the type", "the device", "num_embeddings")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,18 +20,15 @@ def tie_problems(model: nn.Module, weights: dict[str, Tensor], replaced: list[nn
         replaced: the modules, and all within them.
     """
     paths, own = _paths(weights), {id(module) for module in replaced}
-    by_storage: defaultdict[int, list[tuple[str, Tensor]]] = defaultdict(list)
-    for path, weight in weights.items():
-        by_storage[weight.untyped_storage().data_ptr()].append((path, weight))
+    by_storage = _by_storage(weights)
     for where, module, tensor in _tensors(model):
         if id(tensor) in paths and id(module) not in own:
             yield (
                 f'"{paths[id(tensor)]}": its weight is also "{where}" of {type(module).__name__}, which stays: '
                 "torch.nn.functional.linear(hidden, module(ids)) computes with rows as tied weights do"
             )
-        for path, weight in by_storage.get(_storage(tensor), ()):
-            if tensor is not weight and _overlap(tensor, weight):
-                yield f'"{path}": its weight shares memory with "{where}", and is another tensor'
+        for path in _overlapping(tensor, by_storage):
+            yield f'"{path}": its weight shares memory with "{where}", and is another tensor'
 
 
 def holder_problems(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator[str]:
@@ -44,21 +40,32 @@ def holder_problems(model: nn.Module, modules: dict[str, nn.Module]) -> Iterator
 
 
 def weight_holders(model: nn.Module, weights: dict[str, Tensor]) -> list[str]:
-    """The attributes that hold such a weight beside its module: optimizers, lists of what is to be penalized."""
-    paths = _paths(weights)
-    return list(
-        dict.fromkeys(where for where, value in held_beside(model) if any(id(each) in paths for each in _held(value)))
+    """The attributes that hold such a weight beside its module, or a view of one: optimizers, lists for a penalty."""
+    paths, by_storage = _paths(weights), _by_storage(weights)
+    held = (
+        where
+        for where, value in held_beside(model)
+        if isinstance(value, Tensor) and (id(value) in paths or any(_overlapping(value, by_storage)))
     )
-
-
-def _held(value: Any) -> list[Any]:
-    if not isinstance(value, torch.optim.Optimizer):
-        return [value]
-    return [parameter for group in value.param_groups for parameter in group["params"]]
+    return list(dict.fromkeys(held))
 
 
 def _paths(weights: dict[str, Tensor]) -> dict[int, str]:
     return {id(weight): path for path, weight in reversed(weights.items())}
+
+
+def _by_storage(weights: dict[str, Tensor]) -> dict[int, list[tuple[str, Tensor]]]:
+    found: defaultdict[int, list[tuple[str, Tensor]]] = defaultdict(list)
+    for path, weight in weights.items():
+        found[weight.untyped_storage().data_ptr()].append((path, weight))
+    return found
+
+
+def _overlapping(tensor: Tensor, by_storage: dict[int, list[tuple[str, Tensor]]]) -> Iterator[str]:
+    """The paths of weights that a tensor shares memory with, but for the one that it is."""
+    for path, weight in by_storage.get(_storage(tensor), ()):
+        if tensor is not weight and _overlap(tensor, weight):
+            yield path
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, nn.Module, Tensor]]:

@@ -6,7 +6,7 @@ Shape suffixes: N ids, D dim.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -43,21 +43,27 @@ def kept_types() -> str:
     return ", ".join(map(str, dict.fromkeys(VALUE_TYPES.values())))
 
 
-def module_problems(module: Any, above: tuple[nn.Module, ...]) -> Iterator[str]:
-    """Why a module over a table cannot take the place of one of `KINDS`, which is within others."""
+def wrapper_problems(above: Iterable[nn.Module]) -> Iterator[str]:
+    """Why nothing can be put in the place of a module that is within others."""
     for wrapper in above:
         for base in type(wrapper).__mro__:
             if base.__name__ in _WRAPPERS and base.__module__.startswith("torch."):
                 yield f"it is within {base.__name__}: {_WRAPPERS[base.__name__]}"
+
+
+def module_problems(module: Any, grows: bool) -> Iterator[str]:
+    """Why a module over a table cannot take the place of one of `KINDS`."""
     yield from _class_problems(module)
     yield from hook_problems(module)
     if module.max_norm is not None:
         yield NO_MAX_NORM
+    if module.scale_grad_by_freq and getattr(module, "mode", None) == "max":
+        yield 'scale_grad_by_freq goes with mode "sum" or "mean", and its mode is "max"'
     if set(module._parameters) != {"weight"} or module._buffers or module._modules:
         held = [*module._parameters, *module._buffers, *module._modules]
         yield f"it has {held} where a table has its weight alone: remove parametrizations, pruning and the like first"
     else:
-        yield from weight_problems(module.weight)
+        yield from weight_problems(module.weight, grows)
 
 
 def _class_problems(module: Any) -> Iterator[str]:
@@ -84,7 +90,7 @@ def hook_problems(module: nn.Module) -> Iterator[str]:
         yield f"it has hooks ({', '.join(held)}): remove them, and register them on what takes its place"
 
 
-def weight_problems(weight: Tensor | None) -> Iterator[str]:
+def weight_problems(weight: Tensor | None, grows: bool) -> Iterator[str]:
     """Why rows cannot be those of a weight."""
     if type(weight) is not nn.Parameter:
         kind = type(weight).__name__
@@ -94,6 +100,10 @@ def weight_problems(weight: Tensor | None) -> Iterator[str]:
         yield f"its weight is {type(weight.data).__name__} of layout {weight.layout}, not a plain tensor"
     elif weight.dtype not in VALUE_TYPES.values():
         yield f"a table is made of {kept_types()}, and its weight is {weight.dtype}: convert the model first"
+    elif weight.dim() != 2 or weight.shape[1] == 0:
+        yield f"a row has at least one element, and its weight has the shape {tuple(weight.shape)}"
+    elif weight.shape[0] == 0 and not grows:
+        yield "a table with a bound has at least one row, and its weight has none: grows=True opens it without bound"
     elif weight.is_meta:
         yield "its weight is on the meta device, without values: give it values first, by to_empty and load_state_dict"
     elif weight.device.type != "cpu":

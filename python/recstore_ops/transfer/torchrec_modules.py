@@ -12,7 +12,7 @@ from torch import nn
 from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
 from recstore_ops.nn.embedding_collection import RecStoreEmbeddingCollection
 from recstore_ops.table.owners import opening
-from recstore_ops.transfer.torch_modules import hook_problems, weight_problems, write_first_rows
+from recstore_ops.transfer.torch_modules import hook_problems, module_problems, write_first_rows
 
 _PLAIN = ("EmbeddingBagCollection", "EmbeddingCollection")
 _HOME = "torchrec.modules.embedding_modules"
@@ -37,22 +37,55 @@ def configs_of_collection(module: Any) -> list[Any]:
     return list(module.embedding_bag_configs() if _has_bags(module) else module.embedding_configs())
 
 
-def collection_problems(module: Any, prefix: str) -> Iterator[str]:
+def collection_problems(module: Any, prefix: str, grows: bool) -> Iterator[str]:
     """Why our collection cannot take the place of one of TorchRec."""
     kind = type(module)
     if (kind.__module__, kind.__name__) not in [(_HOME, name) for name in _PLAIN]:
         yield f"it is a {kind.__name__}, and only plain {' and '.join(_PLAIN)} are replaced: before they are sharded"
         return
     yield from hook_problems(module)
-    features = Counter(feature for config in configs_of_collection(module) for feature in config.feature_names)
+    yield from _own_problems(module)
+    configs, tables = configs_of_collection(module), tables_of_collection(module)
+    features = Counter(feature for config in configs for feature in config.feature_names)
     shared = [feature for feature, count in features.items() if count > 1]
     if prefix and shared:
         yield f"a prefix would change the names of the outputs of {shared}, which look up several tables"
-    for name, table in tables_of_collection(module).items():
-        problems = [*hook_problems(table), *weight_problems(table.weight)]
-        if table.weight.dtype != torch.float32:
-            problems = [f"a table of a collection is made of torch.float32, and its weight is {table.weight.dtype}"]
-        yield from (f'table "{name}": {problem}' for problem in problems)
+    if list(tables) != [config.name for config in configs]:
+        yield f"it has the tables {list(tables)}, and describes {[config.name for config in configs]}"
+        return
+    for config in configs:
+        problems = _table_problems(tables[config.name], config, grows)
+        yield from (f'table "{config.name}": {problem}' for problem in problems)
+
+
+def _own_problems(module: Any) -> Iterator[str]:
+    """What one collection has, and others of its class do not."""
+    tables = "embedding_bags" if _has_bags(module) else "embeddings"
+    own = [name for name in vars(module).keys() - vars(nn.Module()).keys() if not name.startswith("_")]
+    own += [name for name in (*module._modules, *module._parameters, *module._buffers) if name != tables]
+    if own:
+        yield f"it has the attributes {sorted(own)}, which ours would not have"
+
+
+def _table_problems(table: Any, config: Any, grows: bool) -> Iterator[str]:
+    """Why a table cannot take the place of the module of torch that one is described by, in a collection."""
+    made: dict[str, Any] = {"padding_idx": None, "scale_grad_by_freq": False}
+    kind: type[nn.Module] = nn.Embedding
+    if hasattr(config, "pooling"):
+        kind, made = nn.EmbeddingBag, {**made, "mode": config.pooling.value.lower(), "include_last_offset": True}
+    if type(table) is not kind:
+        yield f"it is a {type(table).__name__}, and the collection made a {kind.__name__}"
+        return
+    for name, value in made.items():
+        if getattr(table, name) != value:
+            yield f"its {name} is {getattr(table, name)!r}, and the collection made it with {value!r}"
+    problems = list(module_problems(table, grows))
+    if not problems and table.weight.dtype != torch.float32:
+        problems = [f"a table of a collection is made of torch.float32, and its weight is {table.weight.dtype}"]
+    described = (config.num_embeddings, config.embedding_dim)
+    if not problems and tuple(table.weight.shape) != described:
+        problems = [f"its weight has the shape {tuple(table.weight.shape)}, and is described as {described}"]
+    yield from problems
 
 
 def collection_over_tables(module: Any, prefix: str, grows: bool, options: dict[str, Any]) -> Collection:
