@@ -74,6 +74,39 @@ def test_a_feature_comes_twice_from_permute_alone() -> None:
     assert variable().permute([]).keys() == []
 
 
+@pytest.mark.parametrize("order", [[0, 0, 1], [1, 0, 1], [0, 0], [1, 1, 0, 0]])
+@pytest.mark.parametrize("make", [variable, lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS)])
+def test_a_batch_with_a_feature_twice_is_cut_and_joined(
+    make: Callable[[], KeyedJaggedTensor], order: list[int]
+) -> None:
+    batch, twice = make(), make().permute(order)
+    places = {key: place for place, key in enumerate(twice.keys())}
+    for cut in range(len(order) + 1):
+        parts = twice.split([cut, len(order) - cut])
+        assert parts[0].keys() + parts[1].keys() == twice.keys()
+        assert torch.equal(torch.cat([part.values() for part in parts]), twice.values())
+        assert all(jt_is_equal(part[key], batch[key]) for part in parts for key in part.index_per_key())
+    for same in (KeyedJaggedTensor.concat([twice]), twice.split([len(order)])[0], twice.flatten_lengths()):
+        assert kjt_is_equal(same, twice)
+        assert same.index_per_key() == places
+    other = KeyedJaggedTensor.from_jt_dict({"c": batch["a"]})
+    if not batch.variable_stride_per_key():
+        assert KeyedJaggedTensor.concat([other, twice]).index_per_key() == {
+            "c": 0,
+            **{key: place + 1 for key, place in places.items()},
+        }
+    with pytest.raises(ValueError, match="keys must be distinct, got a in two batches"):
+        KeyedJaggedTensor.concat([batch.split([1, 1])[0], twice])
+
+
+def test_inverse_indices_stay_with_all_features() -> None:
+    batch = variable(inverse_indices=INVERSE)
+    for part in (batch.split([2])[0], batch.split([0, 2, 0])[1]):
+        assert part is batch
+    assert [part.inverse_indices_or_none() for part in batch.split([1, 1])] == [None, None]
+    assert batch.permute([0, 1]).inverse_indices_or_none() is None
+
+
 def test_lengths_and_offsets_are_computed_when_they_are_asked_for() -> None:
     batch = KeyedJaggedTensor(["a"], IDS, offsets=torch.tensor([0, 2, 6]))
     assert (batch.lengths_or_none(), batch.length_per_key_or_none(), batch.offset_per_key_or_none()) == (None,) * 3
@@ -187,7 +220,8 @@ def test_batches_print_their_bags_by_feature() -> None:
     assert str(batch["b"]) == 'JaggedTensor({\n    "values": [[4, 5, 6]],\n    "weights": [[0.5, 0.5, 0.5]]\n})\n'
     assert str(variable()["a"]) == "JaggedTensor({\n    [[1], [2], [3]]\n})\n"
     assert str(KeyedTensor(["a"], [2], torch.ones(1, 2))) == 'KeyedTensor({\n    "a": [[1.0, 1.0]]\n})\n'
-    assert str(KeyedJaggedTensor.empty()) == "KeyedJaggedTensor()\n"
+    for none in (KeyedJaggedTensor.empty(), *(KeyedJaggedTensor.empty_like(each) for each in (batch, variable()))):
+        assert str(none) == "KeyedJaggedTensor()\n"
 
 
 def test_ranks_exchange_features() -> None:

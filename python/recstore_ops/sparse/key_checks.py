@@ -56,3 +56,21 @@ def check_places(indices: list[int], indices_tensor: Tensor | None, count: int) 
         indices_tensor.to(torch.int64), torch.tensor(indices, dtype=torch.int64, device=indices_tensor.device)
     ):
         raise ValueError(f"indices_tensor must hold the indices {indices}, got {indices_tensor}")
+
+
+def last_places(keys: list[str]) -> dict[str, int]:
+    """The place of each key, of one that comes twice the last. TorchScript compiles it."""
+    return {key: index for index, key in enumerate(keys)}
+
+
+def places_of_joined(keys_of_each: list[list[str]]) -> dict[str, int]:
+    """The place of each key of batches one after the other, none of them in two batches. TorchScript compiles it."""
+    places: dict[str, int] = {}
+    first = 0
+    for keys in keys_of_each:
+        for key, index in last_places(keys).items():
+            if key in places:
+                raise ValueError(f"keys must be distinct, got {key} in two batches, of the keys {keys_of_each}")
+            places[key] = first + index
+        first += len(keys)
+    return places

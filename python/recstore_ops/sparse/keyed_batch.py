@@ -93,7 +93,8 @@ class KeyedBatch(BatchTensors):
     def __str__(self) -> str:
         bounds, weights = self.offsets().tolist(), self.weights_or_none()
         texts = []
-        for key, (start, end) in zip(self.keys(), pairwise(self.lengths_offset_per_key()), strict=True):
+        # What `empty_like` makes has strides and no keys.
+        for key, (start, end) in zip(self.keys(), pairwise(self.lengths_offset_per_key()), strict=False):
             text = jagged_text(self.values(), weights, bounds[start : end + 1], " " * 8)
             texts.append((key, text if weights is None else f"{{\n{text}\n    }}"))
         return keyed_block("KeyedJaggedTensor", texts)

@@ -20,7 +20,7 @@ from recstore_ops.sparse.apart import taken_apart
 from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.joining import joined_inverse_indices, joined_weights
-from recstore_ops.sparse.key_checks import accept_batch, check_places
+from recstore_ops.sparse.key_checks import accept_batch, check_places, last_places, places_of_joined
 from recstore_ops.sparse.keyed_batch import KeyedBatch
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.variable_batch import (
@@ -168,8 +168,8 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         """Joins the features of batches of the same examples.
 
         Raises:
-            ValueError: no batch, different numbers of examples, a key twice, or weights, variable strides or inverse
-                indices in some batches only.
+            ValueError: no batch, different numbers of examples, a key in two batches, or weights, variable strides or
+                inverse indices in some batches only.
         """
         return _concat(kjt_list)
 
@@ -342,7 +342,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         given = self._index_per_key
         if given is not None:
             return given
-        return {key: index for index, key in enumerate(self._keys)}
+        return last_places(self._keys)
 
     def offset_per_key(self) -> list[int]:
         """Where the ids of each feature start, and the end of the last one: F + 1 numbers."""
@@ -384,7 +384,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return self._values.device
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
-        """Cuts the features into groups.
+        """Cuts the features into groups. A group of all features is this batch; others have no inverse indices.
 
         Args:
             segments: the number of features of each group, all F together.
@@ -397,12 +397,12 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         groups = torch.jit.annotate(list["KeyedJaggedTensor"], [])
         first = 0
         for segment in segments:
-            groups.append(self._between(first, first + segment))
+            groups.append(self if segment == len(self._keys) else self._between(first, first + segment))
             first += segment
         return groups
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
-        """Chooses features by their place, in the order given; one may come several times.
+        """Chooses features by their place, in the order given; one may come several times. Drops inverse indices.
 
         Args:
             indices: the places.
@@ -423,11 +423,10 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             reordered(self.lengths().reshape(-1), self.lengths_offset_per_key(), indices),
             reordered_strides(self._stride_per_key_per_rank, indices),
             [lengths[index] for index in indices],
-            {key: index for index, key in enumerate(keys)},
         )
 
     def flatten_lengths(self) -> "KeyedJaggedTensor":
-        """The same batch with lengths `[F * B]`, which may have been `[F, B]`."""
+        """The same batch with lengths `[F * B]`, which may have been `[F, B]`, and without inverse indices."""
         return self._made(
             self._keys,
             self._values,
@@ -435,7 +434,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             self.lengths().reshape(-1),
             self._stride_per_key_per_rank,
             self.length_per_key(),
-            self._index_per_key,
         )
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
@@ -512,7 +510,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             self.lengths().reshape(-1)[bags[first] : bags[last]],
             None if strides_FR is None else strides_FR[first:last],
             self.length_per_key()[first:last],
-            None,
         )
 
     def _made(
@@ -523,9 +520,9 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         lengths: Tensor,
         strides_FR: Tensor | None,
         sizes: list[int],
-        places: dict[str, int] | None,
     ) -> "KeyedJaggedTensor":
-        """Features of this batch's examples."""
+        """Features of this batch's examples; a key may come twice."""
+        places = last_places(keys)
         # TorchScript wants every argument, and none by name.
         return KeyedJaggedTensor(
             keys, values, weights, lengths, None, self.stride(), strides_FR, None, sizes, None, None, places, None, None
@@ -578,6 +575,7 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         stride_per_key_per_rank=torch.cat(strides_FR) if any(are_variable) else None,
         length_per_key=sizes if len(sizes) == len(keys) else None,
         inverse_indices=joined_inverse_indices([batch.inverse_indices_or_none() for batch in batches]),
+        index_per_key=places_of_joined([batch.keys() for batch in batches]),
     )
 
 
