@@ -204,6 +204,75 @@ def test_batches_are_copied_whole() -> None:
     assert torch.equal(filled.inverse_indices()[1], INVERSE[1])
 
 
+def whole(keys: tuple[str, ...] = ("a", "b"), lengths: tuple[int, ...] = (1, 2, 0, 3), **more: Any) -> Any:
+    lengths_of_all = torch.tensor(lengths)
+    return KeyedJaggedTensor(list(keys), torch.arange(sum(lengths)), lengths=lengths_of_all, **more).sync()
+
+
+COLUMNS = torch.arange(6.0).reshape(2, 3)
+NOT_COPIED: dict[str, tuple[Any, Any, str]] = {
+    "a value for all": (whole(), whole(lengths=(1, 0, 0, 0)), r"values of the shape \(6,\), got \(1,\)"),
+    "more values": (whole(), whole(lengths=(1, 2, 0, 4)), r"values of the shape \(6,\), got \(7,\)"),
+    "a length for all": (whole(), whole(lengths=(3, 3)), r"lengths of the shape \(4,\), got \(2,\)"),
+    "lengths in rows": (
+        whole(),
+        KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS.view(2, 2)),
+        r"lengths of the shape \(4,\), got \(2, 2\)",
+    ),
+    "other keys": (whole(), whole(("a", "c")), r"the keys \['a', 'b'\], got \['a', 'c'\]"),
+    "keys in another order": (whole(), whole(("b", "a")), r"the keys \['a', 'b'\], got \['b', 'a'\]"),
+    "weights here": (whole(weights=IDS * 0.5), whole(), "weights in both batches or in none, the other has none"),
+    "weights there": (whole(), whole(weights=IDS * 0.5), "weights in both batches or in none, this has none"),
+    "weights of rows": (
+        whole(weights=IDS * 0.5),
+        whole(weights=torch.ones(6, 1)),
+        r"weights of the shape \(6,\), got \(6, 1\)",
+    ),
+    "inverse indices here": (variable(inverse_indices=INVERSE), variable(), "inverse_indices in both batches"),
+    "inverse indices there": (variable(), variable(inverse_indices=INVERSE), "inverse_indices in both batches"),
+    "fewer inverse indices": (
+        variable(inverse_indices=INVERSE),
+        variable(inverse_indices=(["b", "a"], INVERSE[1][:, :1])),
+        r"inverse_indices of the shape \(2, 4\), got \(2, 1\)",
+    ),
+    "a feature of one bag": (
+        JaggedTensor(IDS, lengths=torch.tensor([2, 4])),
+        JaggedTensor(IDS, offsets=torch.tensor([0, 6])),
+        r"lengths of the shape \(2,\), got \(1,\)",
+    ),
+    "columns of others": (
+        KeyedTensor(["a", "b"], [1, 2], COLUMNS),
+        KeyedTensor(["a", "b"], [2, 1], COLUMNS),
+        r"the length_per_key \[1, 2\], got \[2, 1\]",
+    ),
+}
+
+
+def state_of(batch: Any) -> dict[str, Any]:
+    return {name: repr(value) for name, value in vars(batch).items()}
+
+
+@pytest.mark.parametrize("case", NOT_COPIED)
+def test_a_batch_that_is_not_like_another_is_left_as_it_was(case: str) -> None:
+    own, other, message = NOT_COPIED[case]
+    before = state_of(own)
+    with pytest.raises(ValueError, match=f"copy_ needs .*{message}"):
+        own.copy_(other)
+    assert state_of(own) == before
+
+
+def test_a_copied_batch_tells_what_the_other_does() -> None:
+    told = {"lengths_offset_per_key": [0, 2, 4], "stride_per_key": [2, 2], "index_per_key": {"a": 0, "b": 1}}
+    for own in (whole(), whole(**told), variable(), whole().unsync()):
+        own = copy.deepcopy(own)
+        own.to_dict()
+        for other in (whole(lengths=(0, 0, 5, 1)), variable(), whole(lengths=(2, 2, 1, 1), **told).unsync()):
+            assert kjt_is_equal(own.copy_(other), other)
+            assert lists(own) == lists(other)
+            assert own.lengths_offset_per_key() == other.lengths_offset_per_key()
+            assert own["b"].to_dense()[0].tolist() == other["b"].to_dense()[0].tolist()
+
+
 def test_a_batch_knows_and_frees_its_bytes() -> None:
     batch = KeyedJaggedTensor(["a"], IDS.clone(), lengths=torch.tensor([2, 4]))
     assert batch.size_in_bytes() == 6 * 8 + 2 * 8

@@ -17,6 +17,7 @@ class _PrintedColumns(BatchTensors):
     """How a `KeyedTensor` prints."""
 
     _tensors = ("_values",)
+    _told_alike = ("keys", "length_per_key", "key_dim")
 
     def __str__(self: "KeyedTensor") -> str:  # type: ignore[misc]
         return keyed_block("KeyedTensor", ((key, str(self[key].tolist())) for key in self.keys()))
