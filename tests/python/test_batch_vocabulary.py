@@ -136,6 +136,24 @@ def test_numbers_that_are_given_are_not_computed() -> None:
     assert KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([6]), jt_dict=features).to_dict() is features
 
 
+def test_a_batch_elsewhere_is_made_without_a_look_at_its_numbers() -> None:
+    there = KeyedJaggedTensor(["a", "b"], IDS.to("meta"), lengths=LENGTHS.to("meta"), length_per_key=[2, 4])
+    assert there.offset_per_key() == [0, 2, 6]
+    indices = torch.empty(2, 4, dtype=torch.int64, device="meta")
+    assert variable(inverse_indices=(["a", "b"], indices)).stride() == 4
+
+
+def test_programs_take_batches_that_are_told_of_their_keys() -> None:
+    def program(values: Tensor, lengths: Tensor) -> Tensor:
+        told = {"length_per_key": [3, 3], "index_per_key": {"a": 0, "b": 1}, "stride": 2}
+        return KeyedJaggedTensor(["a", "b"], values, lengths=lengths, **told)["b"].values()
+
+    lengths = torch.tensor([1, 2, 3, 0])
+    traced: Any = torch.jit.trace(program, (IDS, lengths))
+    for made in (torch.compile(program, backend="eager", fullgraph=True), traced):
+        assert made(IDS, lengths).tolist() == [4, 5, 6]
+
+
 def test_values_behind_the_last_bag_belong_to_none(table_name: Callable[[], str]) -> None:
     lengths = torch.tensor([1, 2])
     assert [bag.tolist() for bag in JaggedTensor(IDS, lengths=lengths).to_dense()] == [[1], [2, 3]]
@@ -347,7 +365,9 @@ def test_equal_batches_are_told_from_others() -> None:
         assert not jt_is_equal(feature, other)  # type: ignore[arg-type]
     for other in (variable().permute([1, 0]), variable(weights=torch.ones(6)), 1):
         assert not kjt_is_equal(variable(), other)  # type: ignore[arg-type]
-    assert not kjt_is_equal(variable(length_per_key=[2, 4]), variable(length_per_key=[3, 3]))
+    told = variable(length_per_key=[3, 3])
+    told._length_per_key = [2, 4]  # As a batch on a GPU may be told, whose lengths are not read.
+    assert not kjt_is_equal(told, variable())
 
 
 def test_modules_take_batches_apart_and_join_them() -> None:
@@ -491,6 +511,47 @@ def test_a_collection_says_its_device(table_name: Callable[[], str]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: variable(stride=7), "stride must be 3, by the bags and strides, got 7"),
+        (lambda: variable(stride=3, inverse_indices=INVERSE), "stride must be 4, by the bags and strides, got 3"),
+        (lambda: variable(stride_per_key=[1, 3]), r"stride_per_key must be \[3, 1\], by the bags and strides"),
+        (lambda: variable(lengths_offset_per_key=[0, 1, 4]), r"lengths_offset_per_key must be \[0, 3, 4\]"),
+        (lambda: variable(length_per_key=[2, 4]), r"length_per_key must be \[3, 3\], by the bags and strides, got \[2"),
+        (lambda: variable(offset_per_key=[0, 2, 6]), r"offset_per_key must be \[0, 3, 6\]"),
+        (
+            lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS, stride_per_key_per_rank=[[3, -1], [1, 1]]),
+            "stride_per_key_per_rank must not be negative, got -1",
+        ),
+        (
+            lambda: variable(inverse_indices=(["b", "a"], torch.tensor([[0, 1], [2, 0]]))),
+            r'inverse indices of the feature "b" must be within \[0, 1\), got 1',
+        ),
+        (
+            lambda: variable(inverse_indices=(["b", "a"], torch.tensor([[0, 0], [2, -1]]))),
+            r'inverse indices of the feature "a" must be within \[0, 3\), got -1',
+        ),
+        (
+            lambda: KeyedJaggedTensor(
+                ["a", "b"], IDS, lengths=LENGTHS, inverse_indices=(["a", "b"], torch.tensor([[0, 2], [1, 1]]))
+            ),
+            r'inverse indices of the feature "a" must be within \[0, 2\), got 2',
+        ),
+        (
+            lambda: variable(inverse_indices=(["a"], INVERSE[1])),
+            r"inverse_indices must be \[1, examples\], got the shape \(2, 4\)",
+        ),
+        (
+            lambda: KeyedJaggedTensor(["a"], IDS.to("meta"), lengths=LENGTHS.to("meta"), length_per_key=[7]),
+            r"the features must lie within the 6 values, from 0 on, got \[0, 7\] as their bounds",
+        ),
+        (
+            lambda: KeyedJaggedTensor(["a"], IDS.to("meta"), lengths=LENGTHS.to("meta"), offset_per_key=[1, 6]),
+            r"from 0 on, got \[1, 6\] as their bounds",
+        ),
+        (lambda: KeyedTensor(["a", "b"], [3, -1], torch.ones(1, 2)), r"\[3, -1\] does not add up to the 2 columns"),
+        (
+            lambda: KeyedTensor(["a", "b"], [1, 1], torch.ones(1, 2), index_per_key={"a": 1, "b": 0}),
+            r"index_per_key must be the place of each of the keys \['a', 'b'\], got \{'a': 1, 'b': 0\}",
+        ),
         (
             lambda: variable(length_per_key=[6]),
             "length_per_key must hold 2 numbers for 2 keys, got 1",

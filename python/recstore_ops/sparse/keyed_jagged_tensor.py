@@ -8,19 +8,12 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from recstore_ops.sparse._bags import (
-    bounds_of,
-    check_cover,
-    check_values,
-    lengths_of,
-    may_keep,
-    offsets_of,
-)
+from recstore_ops.sparse._bags import bounds_of, check_cover, check_values, lengths_of, may_keep, offsets_of
 from recstore_ops.sparse.apart import taken_apart
 from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.joining import joined_inverse_indices, joined_weights
-from recstore_ops.sparse.key_checks import accept_batch, check_places, last_places, places_of_joined
+from recstore_ops.sparse.key_checks import accept_batch, check_keys, check_places, last_places, places_of_joined
 from recstore_ops.sparse.keyed_batch import KeyedBatch
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.variable_batch import (
@@ -61,7 +54,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a key twice, shapes that do not fit together, or bags that do not lie within the values.
+        ValueError: a key twice, shapes or numbers that do not fit together, or bags that do not lie within the values.
 
     Examples:
         Two features of three examples; the second example has no `item`:
@@ -107,6 +100,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         self._jt_dict = jt_dict
         self._inverse_indices = inverse_indices
         if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            check_keys(keys)
             check_values(values, weights)
             accept_batch(self)
 
@@ -524,9 +518,12 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         """Features of this batch's examples; a key may come twice."""
         places = last_places(keys)
         # TorchScript wants every argument, and none by name.
-        return KeyedJaggedTensor(
-            keys, values, weights, lengths, None, self.stride(), strides_FR, None, sizes, None, None, places, None, None
+        made = KeyedJaggedTensor(
+            keys, values, weights, lengths, None, None, strides_FR, None, None, None, None, places, None, None
         )
+        made._stride = self.stride()  # It and the sizes are known to be right.
+        made._length_per_key = sizes
+        return made
 
 
 @torch.fx.wrap
@@ -566,17 +563,19 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         strides_of = batch._stride_per_key_per_rank
         if strides_of is not None:
             strides_FR.append(strides_of)
-    return KeyedJaggedTensor(
+    joined = KeyedJaggedTensor(
         keys,
         torch.cat([batch.values() for batch in batches]),
         joined_weights([batch.weights_or_none() for batch in batches]),
         torch.cat([batch.lengths().reshape(-1) for batch in batches]),
         stride=None if any(are_variable) else strides[0],
         stride_per_key_per_rank=torch.cat(strides_FR) if any(are_variable) else None,
-        length_per_key=sizes if len(sizes) == len(keys) else None,
         inverse_indices=joined_inverse_indices([batch.inverse_indices_or_none() for batch in batches]),
         index_per_key=places_of_joined([batch.keys() for batch in batches]),
     )
+    if len(sizes) == len(keys):
+        joined._length_per_key = sizes
+    return joined
 
 
 @torch.fx.wrap
