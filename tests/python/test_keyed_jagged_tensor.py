@@ -151,6 +151,34 @@ def test_padded_rows_are_bags_cut_or_filled_up(bags: list[list[int]], length: in
     assert padded.tolist() == [(bag + [-5] * size)[:size] for bag in bags]
 
 
+@pytest.mark.parametrize(
+    ("length", "padding", "error", "message"),
+    [
+        (-1, 0.0, ValueError, "desired_length must not be negative, got -1"),
+        (2.5, 0.0, TypeError, "desired_length must be an int, got float"),
+        ("2", 0.0, TypeError, "desired_length must be an int, got str"),
+        (2, 1.5, ValueError, r"padding_value must be a whole number for values of torch.int64, got 1.5"),
+        (2, float("nan"), ValueError, "padding_value must be a whole number for values of torch.int64, got nan"),
+        (2, float("inf"), ValueError, "padding_value must be a whole number for values of torch.int64, got inf"),
+    ],
+)
+def test_padded_rows_refuse_what_they_cannot_be(
+    length: Any, padding: float, error: type[Exception], message: str
+) -> None:
+    feature = JaggedTensor(torch.arange(3), torch.arange(3), torch.tensor([1, 2]))
+    for pad in (feature.to_padded_dense, feature.to_padded_dense_weights):
+        with pytest.raises(error, match=message):
+            pad(length, padding)
+
+
+def test_padded_rows_take_what_fits_their_type() -> None:
+    feature = JaggedTensor(torch.arange(3), torch.arange(3) * 0.5, torch.tensor([1, 2]))
+    assert feature.to_padded_dense(torch.tensor(2), 7.0).tolist() == [[0, 7], [1, 2]]  # type: ignore[arg-type]
+    weights = feature.to_padded_dense_weights(2, 1.5)
+    assert weights is not None
+    assert weights.tolist() == [[0.0, 1.5], [0.5, 1.0]]
+
+
 def test_padded_rows_of_vectors_pass_their_gradient_on() -> None:
     rows = torch.arange(6.0).reshape(3, 2).requires_grad_()
     padded = JaggedTensor(rows, lengths=torch.tensor([1, 0, 2])).to_padded_dense(1)
