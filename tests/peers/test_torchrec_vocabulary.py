@@ -76,6 +76,12 @@ def renamed(kind: Any, batch: Any) -> Any:
     ).sync()
 
 
+def told_other_sizes(batch: Any, sizes: list[int]) -> Any:
+    """A batch that takes these for the numbers of its features' values, which its constructor may refuse."""
+    batch._length_per_key = sizes
+    return batch
+
+
 JAGGED: dict[str, Callable[[Any], Any]] = {
     "lengths": lambda kind: jagged(kind),
     "offsets": lambda kind: kind.JaggedTensor(VALUES, offsets=OFFSETS),
@@ -206,6 +212,30 @@ KEYED: dict[str, Callable[[Any], Any]] = {
     "split of none": lambda kind: [
         (part.keys(), part.values(), part.lengths().numel()) for part in keyed(kind).split([0, 2, 0])
     ],
+    "split of all keeps inverse indices": lambda kind: [
+        (batch := variable(kind, inverse_indices=INVERSE)).split([2]),
+        batch.split([0, 2, 0])[1],
+        batch.split([2])[0] is batch,
+    ],
+    "split of some drops inverse indices": lambda kind: [
+        *variable(kind, inverse_indices=INVERSE).split([1, 1]),
+        variable(kind, inverse_indices=INVERSE).permute([1, 0]),
+    ],
+    "split of a key twice": lambda kind: [
+        [part, part.index_per_key()]
+        for made in (keyed, variable)
+        for segments in ([1, 2], [2, 1], [3], [1, 1, 1])
+        for part in made(kind, weights=WEIGHTS).permute([0, 0, 1]).split(segments)
+    ],
+    "concat of a key twice": lambda kind: [
+        [joined, joined.index_per_key()]
+        for made in (keyed, variable)
+        for batch in [made(kind).permute([1, 0, 1])]
+        for joined in (
+            kind.KeyedJaggedTensor.concat([batch]),
+            kind.KeyedJaggedTensor.concat([renamed(kind, made(kind)), batch]),
+        )
+    ],
     "permute": lambda kind: keyed(kind, weights=WEIGHTS).permute([1, 0]),
     "permute with a tensor": lambda kind: keyed(kind).permute([1, 0], torch.tensor([1, 0], dtype=torch.int32)),
     "permute with duplicates": lambda kind: keyed(kind).permute([1, 0, 1]),
@@ -263,15 +293,17 @@ KEYED: dict[str, Callable[[Any], Any]] = {
     "str": lambda kind: str(keyed(kind)),
     "str with weights": lambda kind: str(keyed(kind, weights=WEIGHTS)),
     "str of variable strides": lambda kind: str(variable(kind, weights=WEIGHTS)),
-    "str of none": lambda kind: [str(kind.KeyedJaggedTensor.empty()), str(kind.KeyedJaggedTensor([], torch.empty(0)))],
+    "str of none": lambda kind: [
+        *(str(kind.KeyedJaggedTensor.empty()), str(kind.KeyedJaggedTensor([], torch.empty(0)))),
+        *(str(kind.KeyedJaggedTensor.empty_like(made(kind, weights=WEIGHTS))) for made in (keyed, variable)),
+    ],
     "equal": lambda kind: kind.kjt_is_equal(keyed(kind), kind.KeyedJaggedTensor(["a", "b"], VALUES, offsets=OFFSETS)),
     "not equal": lambda kind: [
         kind.kjt_is_equal(keyed(kind), other)
         for other in (keyed(kind, weights=WEIGHTS), keyed(kind).permute([1, 0]), keyed(kind).split([1, 1])[0], 1)
     ],
     "equal by what they are told of keys": lambda kind: [
-        kind.kjt_is_equal(keyed(kind, length_per_key=[4, 4]), keyed(kind, length_per_key=sizes))
-        for sizes in ([4, 4], [3, 5])
+        kind.kjt_is_equal(keyed(kind).sync(), told_other_sizes(keyed(kind), sizes)) for sizes in ([4, 4], [3, 5])
     ],
     "pytree": lambda kind: pytree.tree_map(lambda each: each, keyed(kind, weights=WEIGHTS)),
     "pytree of variable strides": lambda kind: pytree.tree_map(

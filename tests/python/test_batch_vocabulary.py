@@ -74,6 +74,39 @@ def test_a_feature_comes_twice_from_permute_alone() -> None:
     assert variable().permute([]).keys() == []
 
 
+@pytest.mark.parametrize("order", [[0, 0, 1], [1, 0, 1], [0, 0], [1, 1, 0, 0]])
+@pytest.mark.parametrize("make", [variable, lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS)])
+def test_a_batch_with_a_feature_twice_is_cut_and_joined(
+    make: Callable[[], KeyedJaggedTensor], order: list[int]
+) -> None:
+    batch, twice = make(), make().permute(order)
+    places = {key: place for place, key in enumerate(twice.keys())}
+    for cut in range(len(order) + 1):
+        parts = twice.split([cut, len(order) - cut])
+        assert parts[0].keys() + parts[1].keys() == twice.keys()
+        assert torch.equal(torch.cat([part.values() for part in parts]), twice.values())
+        assert all(jt_is_equal(part[key], batch[key]) for part in parts for key in part.index_per_key())
+    for same in (KeyedJaggedTensor.concat([twice]), twice.split([len(order)])[0], twice.flatten_lengths()):
+        assert kjt_is_equal(same, twice)
+        assert same.index_per_key() == places
+    other = KeyedJaggedTensor.from_jt_dict({"c": batch["a"]})
+    if not batch.variable_stride_per_key():
+        assert KeyedJaggedTensor.concat([other, twice]).index_per_key() == {
+            "c": 0,
+            **{key: place + 1 for key, place in places.items()},
+        }
+    with pytest.raises(ValueError, match="keys must be distinct, got a in two batches"):
+        KeyedJaggedTensor.concat([batch.split([1, 1])[0], twice])
+
+
+def test_inverse_indices_stay_with_all_features() -> None:
+    batch = variable(inverse_indices=INVERSE)
+    for part in (batch.split([2])[0], batch.split([0, 2, 0])[1]):
+        assert part is batch
+    assert [part.inverse_indices_or_none() for part in batch.split([1, 1])] == [None, None]
+    assert batch.permute([0, 1]).inverse_indices_or_none() is None
+
+
 def test_lengths_and_offsets_are_computed_when_they_are_asked_for() -> None:
     batch = KeyedJaggedTensor(["a"], IDS, offsets=torch.tensor([0, 2, 6]))
     assert (batch.lengths_or_none(), batch.length_per_key_or_none(), batch.offset_per_key_or_none()) == (None,) * 3
@@ -101,6 +134,24 @@ def test_numbers_that_are_given_are_not_computed() -> None:
     assert batch.length_per_key() is given["length_per_key"]
     features = {"a": JaggedTensor(IDS, lengths=torch.tensor([6]))}
     assert KeyedJaggedTensor(["a"], IDS, lengths=torch.tensor([6]), jt_dict=features).to_dict() is features
+
+
+def test_a_batch_elsewhere_is_made_without_a_look_at_its_numbers() -> None:
+    there = KeyedJaggedTensor(["a", "b"], IDS.to("meta"), lengths=LENGTHS.to("meta"), length_per_key=[2, 4])
+    assert there.offset_per_key() == [0, 2, 6]
+    indices = torch.empty(2, 4, dtype=torch.int64, device="meta")
+    assert variable(inverse_indices=(["a", "b"], indices)).stride() == 4
+
+
+def test_programs_take_batches_that_are_told_of_their_keys() -> None:
+    def program(values: Tensor, lengths: Tensor) -> Tensor:
+        told = {"length_per_key": [3, 3], "index_per_key": {"a": 0, "b": 1}, "stride": 2}
+        return KeyedJaggedTensor(["a", "b"], values, lengths=lengths, **told)["b"].values()
+
+    lengths = torch.tensor([1, 2, 3, 0])
+    traced: Any = torch.jit.trace(program, (IDS, lengths))
+    for made in (torch.compile(program, backend="eager", fullgraph=True), traced):
+        assert made(IDS, lengths).tolist() == [4, 5, 6]
 
 
 def test_values_behind_the_last_bag_belong_to_none(table_name: Callable[[], str]) -> None:
@@ -171,6 +222,75 @@ def test_batches_are_copied_whole() -> None:
     assert torch.equal(filled.inverse_indices()[1], INVERSE[1])
 
 
+def whole(keys: tuple[str, ...] = ("a", "b"), lengths: tuple[int, ...] = (1, 2, 0, 3), **more: Any) -> Any:
+    lengths_of_all = torch.tensor(lengths)
+    return KeyedJaggedTensor(list(keys), torch.arange(sum(lengths)), lengths=lengths_of_all, **more).sync()
+
+
+COLUMNS = torch.arange(6.0).reshape(2, 3)
+NOT_COPIED: dict[str, tuple[Any, Any, str]] = {
+    "a value for all": (whole(), whole(lengths=(1, 0, 0, 0)), r"values of the shape \(6,\), got \(1,\)"),
+    "more values": (whole(), whole(lengths=(1, 2, 0, 4)), r"values of the shape \(6,\), got \(7,\)"),
+    "a length for all": (whole(), whole(lengths=(3, 3)), r"lengths of the shape \(4,\), got \(2,\)"),
+    "lengths in rows": (
+        whole(),
+        KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS.view(2, 2)),
+        r"lengths of the shape \(4,\), got \(2, 2\)",
+    ),
+    "other keys": (whole(), whole(("a", "c")), r"the keys \['a', 'b'\], got \['a', 'c'\]"),
+    "keys in another order": (whole(), whole(("b", "a")), r"the keys \['a', 'b'\], got \['b', 'a'\]"),
+    "weights here": (whole(weights=IDS * 0.5), whole(), "weights in both batches or in none, the other has none"),
+    "weights there": (whole(), whole(weights=IDS * 0.5), "weights in both batches or in none, this has none"),
+    "weights of rows": (
+        whole(weights=IDS * 0.5),
+        whole(weights=torch.ones(6, 1)),
+        r"weights of the shape \(6,\), got \(6, 1\)",
+    ),
+    "inverse indices here": (variable(inverse_indices=INVERSE), variable(), "inverse_indices in both batches"),
+    "inverse indices there": (variable(), variable(inverse_indices=INVERSE), "inverse_indices in both batches"),
+    "fewer inverse indices": (
+        variable(inverse_indices=INVERSE),
+        variable(inverse_indices=(["b", "a"], INVERSE[1][:, :1])),
+        r"inverse_indices of the shape \(2, 4\), got \(2, 1\)",
+    ),
+    "a feature of one bag": (
+        JaggedTensor(IDS, lengths=torch.tensor([2, 4])),
+        JaggedTensor(IDS, offsets=torch.tensor([0, 6])),
+        r"lengths of the shape \(2,\), got \(1,\)",
+    ),
+    "columns of others": (
+        KeyedTensor(["a", "b"], [1, 2], COLUMNS),
+        KeyedTensor(["a", "b"], [2, 1], COLUMNS),
+        r"the length_per_key \[1, 2\], got \[2, 1\]",
+    ),
+}
+
+
+def state_of(batch: Any) -> dict[str, Any]:
+    return {name: repr(value) for name, value in vars(batch).items()}
+
+
+@pytest.mark.parametrize("case", NOT_COPIED)
+def test_a_batch_that_is_not_like_another_is_left_as_it_was(case: str) -> None:
+    own, other, message = NOT_COPIED[case]
+    before = state_of(own)
+    with pytest.raises(ValueError, match=f"copy_ needs .*{message}"):
+        own.copy_(other)
+    assert state_of(own) == before
+
+
+def test_a_copied_batch_tells_what_the_other_does() -> None:
+    told = {"lengths_offset_per_key": [0, 2, 4], "stride_per_key": [2, 2], "index_per_key": {"a": 0, "b": 1}}
+    for own in (whole(), whole(**told), variable(), whole().unsync()):
+        own = copy.deepcopy(own)
+        own.to_dict()
+        for other in (whole(lengths=(0, 0, 5, 1)), variable(), whole(lengths=(2, 2, 1, 1), **told).unsync()):
+            assert kjt_is_equal(own.copy_(other), other)
+            assert lists(own) == lists(other)
+            assert own.lengths_offset_per_key() == other.lengths_offset_per_key()
+            assert own["b"].to_dense()[0].tolist() == other["b"].to_dense()[0].tolist()
+
+
 def test_a_batch_knows_and_frees_its_bytes() -> None:
     batch = KeyedJaggedTensor(["a"], IDS.clone(), lengths=torch.tensor([2, 4]))
     assert batch.size_in_bytes() == 6 * 8 + 2 * 8
@@ -187,7 +307,8 @@ def test_batches_print_their_bags_by_feature() -> None:
     assert str(batch["b"]) == 'JaggedTensor({\n    "values": [[4, 5, 6]],\n    "weights": [[0.5, 0.5, 0.5]]\n})\n'
     assert str(variable()["a"]) == "JaggedTensor({\n    [[1], [2], [3]]\n})\n"
     assert str(KeyedTensor(["a"], [2], torch.ones(1, 2))) == 'KeyedTensor({\n    "a": [[1.0, 1.0]]\n})\n'
-    assert str(KeyedJaggedTensor.empty()) == "KeyedJaggedTensor()\n"
+    for none in (KeyedJaggedTensor.empty(), *(KeyedJaggedTensor.empty_like(each) for each in (batch, variable()))):
+        assert str(none) == "KeyedJaggedTensor()\n"
 
 
 def test_ranks_exchange_features() -> None:
@@ -244,7 +365,9 @@ def test_equal_batches_are_told_from_others() -> None:
         assert not jt_is_equal(feature, other)  # type: ignore[arg-type]
     for other in (variable().permute([1, 0]), variable(weights=torch.ones(6)), 1):
         assert not kjt_is_equal(variable(), other)  # type: ignore[arg-type]
-    assert not kjt_is_equal(variable(length_per_key=[2, 4]), variable(length_per_key=[3, 3]))
+    told = variable(length_per_key=[3, 3])
+    told._length_per_key = [2, 4]  # As a batch on a GPU may be told, whose lengths are not read.
+    assert not kjt_is_equal(told, variable())
 
 
 def test_modules_take_batches_apart_and_join_them() -> None:
@@ -388,6 +511,47 @@ def test_a_collection_says_its_device(table_name: Callable[[], str]) -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: variable(stride=7), "stride must be 3, by the bags and strides, got 7"),
+        (lambda: variable(stride=3, inverse_indices=INVERSE), "stride must be 4, by the bags and strides, got 3"),
+        (lambda: variable(stride_per_key=[1, 3]), r"stride_per_key must be \[3, 1\], by the bags and strides"),
+        (lambda: variable(lengths_offset_per_key=[0, 1, 4]), r"lengths_offset_per_key must be \[0, 3, 4\]"),
+        (lambda: variable(length_per_key=[2, 4]), r"length_per_key must be \[3, 3\], by the bags and strides, got \[2"),
+        (lambda: variable(offset_per_key=[0, 2, 6]), r"offset_per_key must be \[0, 3, 6\]"),
+        (
+            lambda: KeyedJaggedTensor(["a", "b"], IDS, lengths=LENGTHS, stride_per_key_per_rank=[[3, -1], [1, 1]]),
+            "stride_per_key_per_rank must not be negative, got -1",
+        ),
+        (
+            lambda: variable(inverse_indices=(["b", "a"], torch.tensor([[0, 1], [2, 0]]))),
+            r'inverse indices of the feature "b" must be within \[0, 1\), got 1',
+        ),
+        (
+            lambda: variable(inverse_indices=(["b", "a"], torch.tensor([[0, 0], [2, -1]]))),
+            r'inverse indices of the feature "a" must be within \[0, 3\), got -1',
+        ),
+        (
+            lambda: KeyedJaggedTensor(
+                ["a", "b"], IDS, lengths=LENGTHS, inverse_indices=(["a", "b"], torch.tensor([[0, 2], [1, 1]]))
+            ),
+            r'inverse indices of the feature "a" must be within \[0, 2\), got 2',
+        ),
+        (
+            lambda: variable(inverse_indices=(["a"], INVERSE[1])),
+            r"inverse_indices must be \[1, examples\], got the shape \(2, 4\)",
+        ),
+        (
+            lambda: KeyedJaggedTensor(["a"], IDS.to("meta"), lengths=LENGTHS.to("meta"), length_per_key=[7]),
+            r"the features must lie within the 6 values, from 0 on, got \[0, 7\] as their bounds",
+        ),
+        (
+            lambda: KeyedJaggedTensor(["a"], IDS.to("meta"), lengths=LENGTHS.to("meta"), offset_per_key=[1, 6]),
+            r"from 0 on, got \[1, 6\] as their bounds",
+        ),
+        (lambda: KeyedTensor(["a", "b"], [3, -1], torch.ones(1, 2)), r"\[3, -1\] does not add up to the 2 columns"),
+        (
+            lambda: KeyedTensor(["a", "b"], [1, 1], torch.ones(1, 2), index_per_key={"a": 1, "b": 0}),
+            r"index_per_key must be the place of each of the keys \['a', 'b'\], got \{'a': 1, 'b': 0\}",
+        ),
         (
             lambda: variable(length_per_key=[6]),
             "length_per_key must hold 2 numbers for 2 keys, got 1",

@@ -89,6 +89,30 @@ def test_lengths_and_offsets_make_the_same_batch(bags: Bags, weighted: bool) -> 
         assert_holds(other, bags)
 
 
+TOLD = ("stride", "stride_per_key", "length_per_key", "lengths_offset_per_key", "offset_per_key", "index_per_key")
+
+
+@settings(deadline=None)
+@given(bags_of_features(), st.booleans(), st.data())
+def test_a_batch_is_made_of_what_another_tells_and_of_nothing_else(
+    bags: Bags, of_offsets: bool, data: st.DataObject
+) -> None:
+    batch = batch_of(bags)
+    told = {name: getattr(batch, name)() for name in TOLD}
+    given = {"keys": batch.keys(), "values": batch.values()}
+    given |= {"offsets": batch.offsets()} if of_offsets else {"lengths": batch.lengths()}
+    assert_holds(KeyedJaggedTensor(**given, **told), bags)
+    name, other = data.draw(st.sampled_from(TOLD)), data.draw(st.integers(-9, 9).filter(bool))
+    if name == "stride":
+        changed: Any = told[name] + other
+    else:
+        changed = copy.copy(told[name])
+        changed[data.draw(st.sampled_from(list(changed) if name == "index_per_key" else range(len(changed))))] += other
+    for rest in ({}, told):
+        with pytest.raises(ValueError, match=name if not rest else ""):
+            KeyedJaggedTensor(**given, **{**rest, name: changed})
+
+
 @settings(deadline=None)
 @given(bags_of_features(), st.booleans(), st.data())
 def test_permute_chooses_features_in_the_order_given(bags: Bags, weighted: bool, data: st.DataObject) -> None:
@@ -125,6 +149,34 @@ def test_padded_rows_are_bags_cut_or_filled_up(bags: list[list[int]], length: in
     padded = feature.to_padded_dense(length, padding_value=-5)
     assert padded.shape == (len(bags), size)
     assert padded.tolist() == [(bag + [-5] * size)[:size] for bag in bags]
+
+
+@pytest.mark.parametrize(
+    ("length", "padding", "error", "message"),
+    [
+        (-1, 0.0, ValueError, "desired_length must not be negative, got -1"),
+        (2.5, 0.0, TypeError, "desired_length must be an int, got float"),
+        ("2", 0.0, TypeError, "desired_length must be an int, got str"),
+        (2, 1.5, ValueError, r"padding_value must be a whole number for values of torch.int64, got 1.5"),
+        (2, float("nan"), ValueError, "padding_value must be a whole number for values of torch.int64, got nan"),
+        (2, float("inf"), ValueError, "padding_value must be a whole number for values of torch.int64, got inf"),
+    ],
+)
+def test_padded_rows_refuse_what_they_cannot_be(
+    length: Any, padding: float, error: type[Exception], message: str
+) -> None:
+    feature = JaggedTensor(torch.arange(3), torch.arange(3), torch.tensor([1, 2]))
+    for pad in (feature.to_padded_dense, feature.to_padded_dense_weights):
+        with pytest.raises(error, match=message):
+            pad(length, padding)
+
+
+def test_padded_rows_take_what_fits_their_type() -> None:
+    feature = JaggedTensor(torch.arange(3), torch.arange(3) * 0.5, torch.tensor([1, 2]))
+    assert feature.to_padded_dense(torch.tensor(2), 7.0).tolist() == [[0, 7], [1, 2]]  # type: ignore[arg-type]
+    weights = feature.to_padded_dense_weights(2, 1.5)
+    assert weights is not None
+    assert weights.tolist() == [[0.0, 1.5], [0.5, 1.0]]
 
 
 def test_padded_rows_of_vectors_pass_their_gradient_on() -> None:
@@ -185,6 +237,17 @@ def refused(**changes: Any) -> dict[str, Any]:
         (refused(weights=torch.ones(3)), ValueError, "expected 4 weights, one a value, got the shape"),
         (refused(keys=["a", "a"]), ValueError, "keys must be distinct"),
         (refused(keys=[]), ValueError, "4 bags cannot be shared out over 0 keys"),
+        (refused(keys="ab"), TypeError, 'keys must be a list of str, got the str "ab"'),
+        (refused(keys=["a", 1]), TypeError, "keys must be a list of str, got int at place 1"),
+        (refused(index_per_key={"a": 0}), ValueError, "index_per_key must be the place of each of the keys"),
+        (refused(index_per_key={"a": 0, "b": 1, "c": 1}), ValueError, "index_per_key must be the place of each of"),
+        (refused(keys=["a", "a"], index_per_key={"b": 0}), ValueError, "index_per_key must be the place of each of"),
+        (
+            refused(keys=[], values=IDS[:0], lengths=IDS[:0], stride=-1),
+            ValueError,
+            "stride must not be negative, got -1",
+        ),
+        (refused(stride=-2), ValueError, "stride must not be negative, got -2"),
         (refused(stride=3), ValueError, "2 keys with a stride of 3 need 6 bags, got 4"),
     ],
 )
@@ -252,6 +315,9 @@ def test_regroup_joins_parts_of_several_tensors_by_name() -> None:
 def test_a_keyed_tensor_refuses_what_does_not_fit_together() -> None:
     with pytest.raises(ValueError, match="keys must be distinct"):
         KeyedTensor(["a", "a"], [1, 1], torch.ones(3, 2))
+    for keys, got in (("ab", 'the str "ab"'), ([1, 2], "int at place 0")):
+        with pytest.raises(TypeError, match=f"keys must be a list of str, got {got}"):
+            KeyedTensor(keys, [1, 1], torch.ones(3, 2))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 keys need as many lengths, got 1"):
         KeyedTensor(["a", "b"], [2], torch.ones(3, 2))
     with pytest.raises(ValueError, match="does not add up to the 2 columns"):

@@ -1,10 +1,20 @@
-"""Bags from and to dense tensors. TorchScript compiles this.
+"""Bags from and to dense tensors. TorchScript compiles this but for `check_integer`.
 
 Shape suffixes: N values, B bags, L longest bag.
 """
 
 import torch
 from torch import Tensor
+
+
+def check_integer(name: str, value: object) -> None:
+    """Refuses what is no integer, neither Python's nor one of a tensor.
+
+    Raises:
+        TypeError: it is that.
+    """
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
 
 
 def lengths_of_each(values: list[Tensor]) -> Tensor:
@@ -32,6 +42,8 @@ def cut(values: Tensor, offsets: Tensor) -> list[Tensor]:
 
 def padded(values: Tensor, offsets: Tensor, length: int, padding_value: float) -> Tensor:
     """Bags as the rows of one tensor, `[B, length, ...]`: longer ones cut, shorter ones filled up."""
+    if padding_value % 1 != 0 and not (values.is_floating_point() or values.is_complex()):
+        raise ValueError(f"padding_value must be a whole number for values of {values.dtype}, got {padding_value}")
     place_L = torch.arange(length, dtype=torch.int64, device=offsets.device)
     is_filled_BL = place_L.unsqueeze(0) < offsets.diff().unsqueeze(1)
     place_BL = torch.where(is_filled_BL, offsets[:-1].unsqueeze(1) + place_L, values.shape[0])

@@ -8,7 +8,7 @@ import torch.fx
 from torch import Tensor
 
 from recstore_ops.sparse._bags import check_bags, check_values, lengths_of, may_keep, offsets_of
-from recstore_ops.sparse.dense import cut, lengths_of_each, masked, padded, within_lengths
+from recstore_ops.sparse.dense import check_integer, cut, lengths_of_each, masked, padded, within_lengths
 from recstore_ops.sparse.printing import block, jagged_text
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.tensors import BatchTensors
@@ -170,6 +170,10 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
 
         Returns:
             `[B, L, ...]`, of the values' type.
+
+        Raises:
+            TypeError: a length that is no integer.
+            ValueError: a negative length, or a padding value with a fraction among integers.
         """
         return padded(self._values, self.offsets(), self._longest(desired_length), padding_value)
 
@@ -182,6 +186,10 @@ class JaggedTensor(_PrintedBags, metaclass=Proxyable):
 
     def _longest(self, desired_length: int | None) -> int:
         if desired_length is not None:
+            if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+                check_integer("desired_length", desired_length)
+            if desired_length < 0:
+                raise ValueError(f"desired_length must not be negative, got {desired_length}")
             return desired_length
         lengths = self.lengths()
         return int(lengths.max()) if lengths.shape[0] > 0 else 0

@@ -12,12 +12,18 @@ from typing_extensions import Self
 
 from recstore_ops.sparse.distribution import sums_of_splits
 from recstore_ops.sparse.printing import jagged_text, keyed_block
-from recstore_ops.sparse.tensors import BatchTensors
+from recstore_ops.sparse.tensors import BatchTensors, pair_of
+
+_TAKEN_OVER = (
+    *("_stride", "_stride_per_key_per_rank", "_stride_per_key", "_length_per_key", "_lengths_offset_per_key"),
+    *("_offset_per_key", "_index_per_key"),
+)
 
 
 class KeyedBatch(BatchTensors):
     """A batch of features by name, made of bags."""
 
+    _told_alike = ("keys",)
     _weights: Tensor | None
     _inverse_indices: tuple[list[str], Tensor] | None
     _stride_per_key_per_rank: Tensor | None
@@ -49,15 +55,24 @@ class KeyedBatch(BatchTensors):
         return super().size_in_bytes() + (0 if strides is None else strides.element_size() * strides.numel())
 
     def copy_(self, other: Any, non_blocking: bool = False) -> Self:
-        """Copies the tensors of a batch with equal shapes into those of this one, and takes over its strides."""
-        for name in ("stride", "stride_per_key_per_rank", "stride_per_key", "length_per_key", "offset_per_key"):
-            setattr(self, f"_{name}", getattr(other, f"_{name}"))
-        self._jt_dict = self._lengths_BF = None  # Of what was here before.
+        """Copies the tensors of a batch with equal shapes into those of this one, and takes over its strides.
+
+        Raises:
+            ValueError: other keys, other shapes, or weights or inverse indices of one of both only; then nothing is
+                copied.
+        """
         super().copy_(other, non_blocking)
+        for name in _TAKEN_OVER:
+            setattr(self, name, getattr(other, name))
+        self._jt_dict = self._lengths_BF = None  # Of what was here before.
         own, others = self._inverse_indices, other._inverse_indices
-        if own is not None and others is not None:
-            self._inverse_indices = (others[0], own[1].copy_(others[1], non_blocking=non_blocking))
+        if own is not None:
+            self._inverse_indices = (others[0], own[1])
         return self
+
+    def _pairs(self, other: Any) -> list[tuple[Tensor, Tensor]]:
+        own, others = (batch._inverse_indices and batch._inverse_indices[1] for batch in (self, other))
+        return super()._pairs(other) + pair_of("inverse_indices", own, others)
 
     def dist_labels(self) -> list[str]:
         """What each of `dist_tensors` is."""
@@ -93,7 +108,8 @@ class KeyedBatch(BatchTensors):
     def __str__(self) -> str:
         bounds, weights = self.offsets().tolist(), self.weights_or_none()
         texts = []
-        for key, (start, end) in zip(self.keys(), pairwise(self.lengths_offset_per_key()), strict=True):
+        # What `empty_like` makes has strides and no keys.
+        for key, (start, end) in zip(self.keys(), pairwise(self.lengths_offset_per_key()), strict=False):
             text = jagged_text(self.values(), weights, bounds[start : end + 1], " " * 8)
             texts.append((key, text if weights is None else f"{{\n{text}\n    }}"))
         return keyed_block("KeyedJaggedTensor", texts)

@@ -8,19 +8,12 @@ import torch
 import torch.fx
 from torch import Tensor
 
-from recstore_ops.sparse._bags import (
-    bounds_of,
-    check_cover,
-    check_values,
-    lengths_of,
-    may_keep,
-    offsets_of,
-)
+from recstore_ops.sparse._bags import bounds_of, check_cover, check_values, lengths_of, may_keep, offsets_of
 from recstore_ops.sparse.apart import taken_apart
 from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.joining import joined_inverse_indices, joined_weights
-from recstore_ops.sparse.key_checks import accept_batch, check_places
+from recstore_ops.sparse.key_checks import accept_batch, check_keys, check_places, last_places, places_of_joined
 from recstore_ops.sparse.keyed_batch import KeyedBatch
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.variable_batch import (
@@ -61,7 +54,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: a key twice, shapes that do not fit together, or bags that do not lie within the values.
+        ValueError: a key twice, shapes or numbers that do not fit together, or bags that do not lie within the values.
 
     Examples:
         Two features of three examples; the second example has no `item`:
@@ -107,6 +100,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         self._jt_dict = jt_dict
         self._inverse_indices = inverse_indices
         if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            check_keys(keys)
             check_values(values, weights)
             accept_batch(self)
 
@@ -168,8 +162,8 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         """Joins the features of batches of the same examples.
 
         Raises:
-            ValueError: no batch, different numbers of examples, a key twice, or weights, variable strides or inverse
-                indices in some batches only.
+            ValueError: no batch, different numbers of examples, a key in two batches, or weights, variable strides or
+                inverse indices in some batches only.
         """
         return _concat(kjt_list)
 
@@ -342,7 +336,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         given = self._index_per_key
         if given is not None:
             return given
-        return {key: index for index, key in enumerate(self._keys)}
+        return last_places(self._keys)
 
     def offset_per_key(self) -> list[int]:
         """Where the ids of each feature start, and the end of the last one: F + 1 numbers."""
@@ -384,7 +378,7 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         return self._values.device
 
     def split(self, segments: list[int]) -> list["KeyedJaggedTensor"]:
-        """Cuts the features into groups.
+        """Cuts the features into groups. A group of all features is this batch; others have no inverse indices.
 
         Args:
             segments: the number of features of each group, all F together.
@@ -397,12 +391,12 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         groups = torch.jit.annotate(list["KeyedJaggedTensor"], [])
         first = 0
         for segment in segments:
-            groups.append(self._between(first, first + segment))
+            groups.append(self if segment == len(self._keys) else self._between(first, first + segment))
             first += segment
         return groups
 
     def permute(self, indices: list[int], indices_tensor: Tensor | None = None) -> "KeyedJaggedTensor":
-        """Chooses features by their place, in the order given; one may come several times.
+        """Chooses features by their place, in the order given; one may come several times. Drops inverse indices.
 
         Args:
             indices: the places.
@@ -423,11 +417,10 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             reordered(self.lengths().reshape(-1), self.lengths_offset_per_key(), indices),
             reordered_strides(self._stride_per_key_per_rank, indices),
             [lengths[index] for index in indices],
-            {key: index for index, key in enumerate(keys)},
         )
 
     def flatten_lengths(self) -> "KeyedJaggedTensor":
-        """The same batch with lengths `[F * B]`, which may have been `[F, B]`."""
+        """The same batch with lengths `[F * B]`, which may have been `[F, B]`, and without inverse indices."""
         return self._made(
             self._keys,
             self._values,
@@ -435,7 +428,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             self.lengths().reshape(-1),
             self._stride_per_key_per_rank,
             self.length_per_key(),
-            self._index_per_key,
         )
 
     def to_dict(self, compute_offsets: bool = True) -> dict[str, JaggedTensor]:
@@ -512,7 +504,6 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
             self.lengths().reshape(-1)[bags[first] : bags[last]],
             None if strides_FR is None else strides_FR[first:last],
             self.length_per_key()[first:last],
-            None,
         )
 
     def _made(
@@ -523,13 +514,16 @@ class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):
         lengths: Tensor,
         strides_FR: Tensor | None,
         sizes: list[int],
-        places: dict[str, int] | None,
     ) -> "KeyedJaggedTensor":
-        """Features of this batch's examples."""
+        """Features of this batch's examples; a key may come twice."""
+        places = last_places(keys)
         # TorchScript wants every argument, and none by name.
-        return KeyedJaggedTensor(
-            keys, values, weights, lengths, None, self.stride(), strides_FR, None, sizes, None, None, places, None, None
+        made = KeyedJaggedTensor(
+            keys, values, weights, lengths, None, None, strides_FR, None, None, None, None, places, None, None
         )
+        made._stride = self.stride()  # It and the sizes are known to be right.
+        made._length_per_key = sizes
+        return made
 
 
 @torch.fx.wrap
@@ -569,16 +563,19 @@ def _concat(batches: list[KeyedJaggedTensor]) -> KeyedJaggedTensor:
         strides_of = batch._stride_per_key_per_rank
         if strides_of is not None:
             strides_FR.append(strides_of)
-    return KeyedJaggedTensor(
+    joined = KeyedJaggedTensor(
         keys,
         torch.cat([batch.values() for batch in batches]),
         joined_weights([batch.weights_or_none() for batch in batches]),
         torch.cat([batch.lengths().reshape(-1) for batch in batches]),
         stride=None if any(are_variable) else strides[0],
         stride_per_key_per_rank=torch.cat(strides_FR) if any(are_variable) else None,
-        length_per_key=sizes if len(sizes) == len(keys) else None,
         inverse_indices=joined_inverse_indices([batch.inverse_indices_or_none() for batch in batches]),
+        index_per_key=places_of_joined([batch.keys() for batch in batches]),
     )
+    if len(sizes) == len(keys):
+        joined._length_per_key = sizes
+    return joined
 
 
 @torch.fx.wrap

@@ -8,6 +8,7 @@ import torch.fx
 from torch import Tensor
 
 from recstore_ops.sparse._bags import bounds_of
+from recstore_ops.sparse.key_checks import check_index, check_keys
 from recstore_ops.sparse.printing import keyed_block
 from recstore_ops.sparse.proxyable import Proxyable
 from recstore_ops.sparse.tensors import BatchTensors
@@ -17,6 +18,7 @@ class _PrintedColumns(BatchTensors):
     """How a `KeyedTensor` prints."""
 
     _tensors = ("_values",)
+    _told_alike = ("keys", "length_per_key", "key_dim")
 
     def __str__(self: "KeyedTensor") -> str:  # type: ignore[misc]
         return keyed_block("KeyedTensor", ((key, str(self[key].tolist())) for key in self.keys()))
@@ -62,6 +64,7 @@ class KeyedTensor(_PrintedColumns, metaclass=Proxyable):
         self._offset_per_key = offset_per_key
         self._index_per_key = index_per_key
         if not torch.jit.is_scripting():  # pyright: ignore[reportPrivateImportUsage]
+            check_keys(keys)
             _check(self)
 
     @staticmethod
@@ -166,11 +169,10 @@ def _regrouped_by_name(keyed_tensors: list[KeyedTensor], groups: list[list[str]]
 
 def _check(tensor: KeyedTensor) -> None:
     keys, lengths, columns = tensor._keys, tensor._length_per_key, tensor._values.shape[tensor._key_dim]
-    if tensor._index_per_key is None and len(set(keys)) < len(keys):
-        raise ValueError(f"keys must be distinct, got {keys}")
+    check_index(keys, tensor._index_per_key)
     if len(keys) != len(lengths):
         raise ValueError(f"{len(keys)} keys need as many lengths, got {len(lengths)}")
-    if sum(lengths) != columns:
+    if sum(lengths) != columns or min(lengths, default=0) < 0:
         raise ValueError(f"length_per_key {lengths} does not add up to the {columns} columns")
     offsets = tensor._offset_per_key
     if offsets is not None and list(offsets) != bounds_of(lengths):

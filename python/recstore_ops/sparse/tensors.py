@@ -16,6 +16,8 @@ class BatchTensors:
 
     _tensors = ("_values", "_weights", "_lengths", "_offsets")
     """The attributes that hold them, each a tensor or `None`."""
+    _told_alike: tuple[str, ...] = ()
+    """The methods that batches which are copied into each other answer alike."""
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Self:
         """A copy on a device."""
@@ -42,14 +44,28 @@ class BatchTensors:
         return size
 
     def copy_(self, other: Any, non_blocking: bool = False) -> Self:
-        """Copies the tensors of a batch with equal shapes into those of this one, where both have them."""
-        for name in self._tensors:
-            own = getattr(self, name)
-            is_told = own is not None and name in ("_lengths", "_offsets")  # Of either, whichever the other was given.
-            others = getattr(other, name.removeprefix("_"))() if is_told else getattr(other, name)
-            if own is not None and others is not None:
-                own.copy_(others, non_blocking=non_blocking)
+        """Copies the tensors of a batch with equal shapes into those of this one.
+
+        Raises:
+            ValueError: other keys, other shapes, or weights of one of both only; then nothing is copied.
+        """
+        for own, others in self._pairs(other):
+            own.copy_(others, non_blocking=non_blocking)
         return self
+
+    def _pairs(self, other: Any) -> list[tuple[Tensor, Tensor]]:
+        """The tensors of this batch, each with that of the other which is to be copied into it."""
+        for name in self._told_alike:
+            own, others = getattr(self, name)(), getattr(other, name)()
+            if own != others:
+                raise ValueError(f"copy_ needs the {name} {own}, got {others}")
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name in self._tensors:
+            own, others = getattr(self, name), getattr(other, name)
+            if name in ("_lengths", "_offsets"):  # The other was given either.
+                others = None if own is None else getattr(other, name.removeprefix("_"))()
+            pairs += pair_of(name.removeprefix("_"), own, others)
+        return pairs
 
     def _not_filled(self, device: torch.device) -> Self:
         return self._mapped(lambda tensor: torch.empty_like(tensor, device=device))
@@ -66,3 +82,20 @@ class BatchTensors:
             tensor = getattr(self, name)
             if tensor is not None:
                 yield tensor
+
+
+def pair_of(name: str, own: Tensor | None, others: Tensor | None) -> list[tuple[Tensor, Tensor]]:
+    """A tensor beside the one of its shape that is copied into it, or nothing where neither batch has one.
+
+    Raises:
+        ValueError: one of both batches has none, or their shapes differ.
+    """
+    if own is None and others is None:
+        return []
+    if own is None or others is None:
+        raise ValueError(
+            f"copy_ needs {name} in both batches or in none, {'this' if own is None else 'the other'} has none"
+        )
+    if own.shape != others.shape:
+        raise ValueError(f"copy_ needs {name} of the shape {tuple(own.shape)}, got {tuple(others.shape)}")
+    return [(own, others)]
