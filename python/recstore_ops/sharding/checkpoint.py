@@ -16,6 +16,7 @@ from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store
 from recstore_ops.sharding.together import Together
+from recstore_ops.table.known_shards import note_loaded_as, refuse_other_parts
 
 _SAVE = "save its part of the checkpoint"
 
@@ -53,13 +54,15 @@ def save(
     Raises:
         ValueError, TypeError: as `recstore_ops.checkpoint.save`; or `path` is a URL: the parts of ranks need a
             directory.
-        RuntimeError: a rank could not write its part, or the parts do not fit together; all ranks raise.
+        RuntimeError: a table is not sharded over the group; or a rank could not write its part, or the parts do not fit
+            together; all ranks raise.
     """
     tell_failures()
     together = Together(process_group)
     rank, world = together.rank, together.world
 
     def checked() -> tuple[str, dict[str, Any]]:
+        refuse_other_parts("sharding.save", store.table_names(), (rank, world))
         own_metadata = metadata if rank == 0 else None
         return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression, replace)
 
@@ -85,9 +88,13 @@ def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadRep
     """
     together = Together(process_group)
     shard = together.rank, together.world
-    return together.all_or_none(
-        "load its part of the checkpoint", lambda: checkpoint.load(path, shard=shard, progress=False)
-    )
+
+    def load_part() -> LoadReport:
+        report = checkpoint.load(path, shard=shard, progress=False)
+        note_loaded_as(report.tables, shard)
+        return report
+
+    return together.all_or_none("load its part of the checkpoint", load_part)
 
 
 __all__ = ["load", "save"]

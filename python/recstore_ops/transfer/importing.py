@@ -14,11 +14,14 @@ from torch import Tensor
 from recstore_ops.config.progress_bars import Bar
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.known_shards import refuse_sharded
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.portions import as_tensor, rows_at_a_time
 from recstore_ops.transfer.row_ranges import check_rows_follow, row_ranges
 from recstore_ops.transfer.safetensors_file import SafetensorsFile
 from recstore_ops.transfer.safetensors_index import SafetensorsIndex
+
+_SHARDED = "import them in one process, save that by checkpoint.save, and give each rank its rows by sharding.load"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Import:
     def check(self) -> None:
         """Raises what `import_rows` does; changes nothing."""
         table = self.table
+        refuse_sharded("an import of rows", [table.name], _SHARDED)
         ids_shape = [len(self.ids)] if isinstance(self.ids, range) else list(check_ids(self.ids).shape)
         if not self.rows.is_floating_point():
             raise TypeError(f'table "{table.name}" takes floating-point rows, got {self.rows.dtype}{self.where}')

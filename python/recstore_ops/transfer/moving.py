@@ -95,6 +95,7 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
         TypeError: ids or rows of another type.
         ValueError: ids or rows of another shape, or a value that is not finite, under the policy `error`.
         IndexError: an id outside the table's `num_embeddings`.
+        RuntimeError: a sharded table.
     """
     _import([Import(_opened(table), ids, rows)], progress)
 
@@ -118,7 +119,7 @@ def import_safetensors(
         OSError: there is no such file, or not the one that a tensor lies in by the index.
         ValueError: a file is no safetensors file, lacks a tensor or has others than the index says; an index that
             names a tensor twice; parts of a tensor that leave out rows or have them twice; further as `import_rows`.
-        KeyError, TypeError, IndexError: as `import_rows`.
+        KeyError, TypeError, IndexError, RuntimeError: as `import_rows`.
 
     Warns:
         UserWarning: the tensors have not the size that the index says.
@@ -147,7 +148,7 @@ def import_torchrec(
     Raises:
         TypeError: a weight that is sharded, or no tensor.
         ValueError: there is no weight of a table, or more than one; further as `import_rows`.
-        IndexError: as `import_rows`.
+        IndexError, RuntimeError: as `import_rows`.
     """
     modules = collection._by_name()
     _import(
@@ -167,7 +168,8 @@ def export_torchrec(collection: TableCollection[Any, Any], *, progress: bool | N
         row type. An id without a row has its initial value.
 
     Raises:
-        ValueError: a table without `num_embeddings`, or a sharded one.
+        ValueError: a table without `num_embeddings`.
+        RuntimeError: a sharded table.
     """
     kind = "embedding_bags" if isinstance(collection, RecStoreEmbeddingBagCollection) else "embeddings"
     exports = {name: Export(each.table, exported_ids(each.table, True)) for name, each in collection._by_name().items()}
@@ -216,8 +218,9 @@ def export_safetensors(
 
     Raises:
         KeyError: there is no table of a name.
-        ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`, or a
-            sharded one; or a table has shared rows, which a file would not hold.
+        ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`; or a
+            table has shared rows, which a file would not hold.
+        RuntimeError: a sharded table.
         OSError: a file cannot be written, or the directory holds something.
     """
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
@@ -243,6 +246,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
         ImportError: pyarrow is not installed.
         KeyError: there is no table of this name.
         ValueError: the table has shared rows, which the file would not hold.
+        RuntimeError: a sharded table.
         OSError: the file cannot be written.
     """
     pyarrow, parquet = _pyarrow()
