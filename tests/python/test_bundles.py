@@ -25,7 +25,7 @@ from recstore_ops import (
     prefix_ids,
 )
 from recstore_ops.ops import operators
-from recstore_ops.serving import Bundle, export, load_bundle
+from recstore_ops.serving import Bundle, exchanging, export, load_bundle
 from recstore_ops.serving.manifest import Manifest
 from recstore_ops.serving.opening import read_state
 
@@ -299,6 +299,61 @@ def test_what_is_there_stays_unless_it_may_go(clicks: Clicks, tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"notes is no bundle: it has no manifest\.json"):
         export(clicks, (IDS,), other, replace=True)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "notes"]
+
+
+def test_files_that_the_manifest_does_not_list_stay(clicks: Clicks, tmp_path: Path) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    (path / "tables" / "below").mkdir()
+    for name in ("notes.txt", "tables/below/a"):
+        (path / name).write_text("keep me")
+    with pytest.raises(ValueError, match=r"model has notes\.txt, tables/below, tables/below/a, of which the manifest"):
+        export(clicks, (IDS,), path, replace=True)
+    assert (path / "notes.txt").read_text() == (path / "tables" / "below" / "a").read_text() == "keep me"
+    assert load_bundle(path)(IDS).equal(expected(clicks, IDS))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_link_is_no_place_for_a_bundle(clicks: Clicks, tmp_path: Path, replace: bool, is_there: bool) -> None:
+    if is_there:
+        export(clicks, (IDS,), tmp_path / "model")
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"link is a symbolic link to .*model: name the directory itself"):
+        # A model that cannot be exported: the link is looked at first.
+        export(nn.Identity(), (), tmp_path / "link", replace=replace)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "model"][: 1 + is_there]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_bundle_is_replaced_in_one_move(
+    clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    before, opened = expected(clicks, IDS), load_bundle(path)
+    operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))
+    if not at_once:
+        monkeypatch.setattr(exchanging, "_is_exchanged", lambda new, old: False)
+    renamed = []
+
+    def note(old: Path, new: Path) -> Path:
+        renamed.append(new.name)
+        return rename(old, new)
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", note)
+    export(clicks, (IDS,), path, replace=True)
+    assert renamed == ([] if at_once else ["bundle.aside", "model", "bundle"])
+    assert load_bundle(path)(IDS).equal(expected(clicks, IDS))
+    assert opened(IDS).equal(before)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_exchange_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanging, "_is_exchanged", lambda new, old: False)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FileNotFoundError):
+        exchanging.exchange(tmp_path / "new", tmp_path / "old")
+    assert [each.name for each in tmp_path.iterdir()] == ["old"]
 
 
 def test_an_export_that_fails_leaves_nothing(clicks: Clicks, tmp_path: Path) -> None:
