@@ -104,6 +104,23 @@ class Source:
         names = {name.removesuffix(".ids") for name in tensors if name.endswith(".ids")}
         return sorted(name for name in names if f"{name}.rows" in tensors)
 
+    def check_pairs(self) -> None:
+        """Checks that every tensor is of a pair of ids and rows.
+
+        Raises:
+            ValueError: some are of none, or there is no pair.
+        """
+        names = self.pairs()
+        if not names:
+            raise ValueError(f"{self.file.path} has no tensors NAME.ids and NAME.rows, but {self.file.names()}")
+        known = {f"{name}.{half}" for name in names for half in ("ids", "rows")}
+        parts = {part.tensor for name in known for part in self._parts.get(name, [])}
+        if others := sorted(self._names - known - parts):
+            raise ValueError(
+                f"{self.file.path} has {others}, of which none has both NAME.ids and NAME.rows: name the tensors that "
+                f"are to be imported, as tables={{{names[0]!r}: {names[0]!r}}}"
+            )
+
     def imports(self, table: Table, names: str | tuple[str, ...]) -> list[Import]:
         """What goes to a table, tensor by tensor.
 

@@ -112,13 +112,15 @@ def import_safetensors(
         tables: the table of each tensor, by the tensor's name. `name` stands for the tensors `name.ids` and
             `name.rows`, as `export_safetensors` writes them, where these are there; else for a matrix whose row
             i is that of the id i. Each may be split, `name[0:1000]` and so on. A tuple of names stands for matrices
-            one after another: the ids go on. Where absent, every pair goes to the table of its name.
+            one after another: the ids go on. Where absent, every pair goes to the table of its name, and the file must
+            have nothing else.
         progress: as in `import_rows`.
 
     Raises:
         OSError: there is no such file, or not the one that a tensor lies in by the index.
         ValueError: a file is no safetensors file, lacks a tensor or has others than the index says; an index that
-            names a tensor twice; parts of a tensor that leave out rows or have them twice; further as `import_rows`.
+            names a tensor twice; parts of a tensor that leave out rows or have them twice; without `tables`, a tensor
+            of no pair; further as `import_rows`.
         KeyError, TypeError, IndexError, RuntimeError: as `import_rows`.
 
     Warns:
@@ -126,10 +128,11 @@ def import_safetensors(
     """
     source = Source(open_safetensors(path))
     if tables is None:
+        source.check_pairs()
         tables = {name: name for name in source.pairs()}
     imports = [each for names, table in tables.items() for each in source.imports(_opened(table), names)]
     if not imports:
-        raise ValueError(f"{source.file.path} has no tensors NAME.ids and NAME.rows, but {source.file.names()}")
+        raise ValueError(f"import_safetensors: tables names no tensor of {source.file.path}")
     _import(imports, progress)
 
 
