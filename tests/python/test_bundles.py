@@ -388,6 +388,19 @@ def test_damage_is_refused_with_the_file(clicks: Clicks, tmp_path: Path, file: s
         use_all_of(path)
 
 
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_program_that_is_not_run_must_be_there(clicks: Clicks, tmp_path: Path, damage: str) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    content = (path / "program.pt2").read_bytes()
+    (path / "program.pt2").unlink()
+    if damage == "cut":
+        (path / "program.pt2").write_bytes(content[:-1])
+    expected_bytes = f"expected {len(content)} bytes, got {len(content) - 1}"
+    with pytest.raises(OSError, match=r"program\.pt2") as caught:
+        load_bundle(path)
+    assert damage == "missing" or expected_bytes in str(caught.value)
+
+
 def test_files_of_other_bundles_are_refused(clicks: Clicks, tmp_path: Path) -> None:
     first = export(clicks, (IDS,), tmp_path / "first")
     operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))

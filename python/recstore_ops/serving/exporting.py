@@ -23,7 +23,16 @@ from recstore_ops.serving.compiled import processor, with_named_handles, write_c
 from recstore_ops.serving.exchanging import exchange
 from recstore_ops.serving.freezing import freeze_tables, group_of
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable
-from recstore_ops.serving.manifest import COMPILED, GRAPH, PROGRAM, STATE, BundledTable, Manifest, check_explained, sum_of
+from recstore_ops.serving.manifest import (
+    COMPILED,
+    GRAPH,
+    PROGRAM,
+    STATE,
+    BundledTable,
+    Manifest,
+    check_explained,
+    sum_of,
+)
 from recstore_ops.serving.program_tables import named_tables, state_of, tables_in, tables_of
 from recstore_ops.serving.program_tensors import described
 from recstore_ops.sharding.together import Together
@@ -214,7 +223,9 @@ class ExportedModel:
 
 def _check_target(target: Path, *, replace: bool) -> None:
     if target.is_symlink():
-        raise ValueError(f"{target} is a symbolic link to {os.readlink(target)}: name the directory of the bundle itself")
+        raise ValueError(
+            f"{target} is a symbolic link to {os.readlink(target)}: name the directory of the bundle itself"
+        )
     if not target.exists():
         return
     if not replace:

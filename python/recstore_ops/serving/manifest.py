@@ -79,6 +79,17 @@ class Manifest:
         """The files of the bundle, the manifest among them."""
         return {NAME, *self.files, *(table.file for table in self.tables)}
 
+    def check_sizes(self, directory: Path) -> None:
+        """Checks the sizes of the program's files, also of those that are not read.
+
+        Raises:
+            OSError: a file is missing, or has another size.
+        """
+        for name, expected in self.files.items():
+            path = directory / name
+            if (found := path.stat().st_size) != expected["bytes"]:
+                raise OSError(f"{path} is not that of this bundle: expected {expected['bytes']} bytes, got {found}")
+
     def check_file(self, directory: Path, name: str) -> Path:
         """Returns a file of the program.
 
