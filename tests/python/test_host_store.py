@@ -22,7 +22,7 @@ from warm_processes import Ended
 from warm_programs import WarmProgram, output_of
 from warm_recstore import WarmRecstore, run_recstore
 
-from recstore_ops import set_ps_servers
+from recstore_ops import current_ps_backend, set_ps_servers
 from recstore_ops.sharding import host_store, share_host_store
 
 pytestmark = pytest.mark.tier("test")
@@ -253,6 +253,21 @@ def test_wrong_arguments_are_refused() -> None:
 def test_a_socket_has_an_absolute_path(address: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f'or "unix:" and an absolute path, got "{address}"')):
         set_ps_servers([address])
+
+
+@pytest.mark.parametrize(
+    ("worker", "error", "message"),
+    [
+        (-1, ValueError, "worker must be from 0 to 4294967295, got -1"),
+        (2**32, ValueError, "worker must be from 0 to 4294967295, got 4294967296"),
+        (1.5, TypeError, "worker must be an int from 0 on, got 1.5"),
+        (True, TypeError, "worker must be an int from 0 on, got True"),
+    ],
+)
+def test_a_worker_is_a_number_from_zero_on(worker: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        set_ps_servers(["unix:/no such socket"], worker=worker)
+    assert current_ps_backend() == "embedded"
 
 
 def test_a_server_on_a_socket_ends_when_nobody_uses_it(tmp_path: Path) -> None:
