@@ -301,6 +301,18 @@ def test_tensors_of_no_pair_are_refused_by_name(name: str, tmp_path: Path, other
     assert len(module.table) == 4
 
 
+def test_a_text_or_a_table_in_the_place_of_several_is_refused(name: str, tmp_path: Path) -> None:
+    module = DistEmbedding(None, DIM, name)
+    with pytest.raises(TypeError, match=f"tables are names in a list, got the text '{name}'"):
+        export_safetensors(tmp_path / "rows", name)
+    with pytest.raises(TypeError, match=r"tables are in a list, got DistEmbedding"):
+        export_safetensors(tmp_path / "rows", module)  # type: ignore[arg-type]
+    export_safetensors(tmp_path / "rows", [name])
+    for tables in (name, [name]):
+        with pytest.raises(TypeError, match=r"tables are by the names of tensors, as {'user': table}, got "):
+            import_safetensors(tmp_path / "rows", tables)  # type: ignore[arg-type]
+
+
 def test_a_file_without_the_tensors_is_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "model"
     write_safetensors(path, [Column.of("weight", ROWS), Column.of("scalar", torch.zeros(()))])

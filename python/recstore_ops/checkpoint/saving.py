@@ -23,6 +23,7 @@ from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store
 from recstore_ops.servers.choosing import SERVERS, current_ps_backend, keep_choice_until_done
+from recstore_ops.table.checks import refuse_text
 from recstore_ops.table.existing import note_loaded
 from recstore_ops.table.known_shards import TOGETHER, WHOLE, note_loaded_as, refuse_sharded
 from recstore_ops.table.shard_of import check_shard, shard_of
@@ -168,8 +169,7 @@ def load(
             or table; nothing has changed.
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
-    if isinstance(tables, str):
-        raise TypeError(f"tables are names in a list, got the text {tables!r}")
+    refuse_text("tables", tables)
     return _load(place, checked, progress, tables=tables)
 
 

@@ -25,6 +25,7 @@ from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.servers import store
+from recstore_ops.table.checks import refuse_text
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export, exported_ids
 from recstore_ops.transfer.importing import Import, Source
@@ -126,6 +127,8 @@ def import_safetensors(
     Warns:
         UserWarning: the tensors have not the size that the index says.
     """
+    if tables is not None and not isinstance(tables, Mapping):
+        raise TypeError(f"tables are by the names of tensors, as {{'user': table}}, got {tables!r}")
     source = Source(open_safetensors(path))
     if tables is None:
         source.check_pairs()
@@ -220,12 +223,14 @@ def export_safetensors(
         progress: as in `import_rows`.
 
     Raises:
+        TypeError: `tables` is a text, or one table.
         KeyError: there is no table of a name.
         ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`; or a
             table has shared rows, which a file would not hold.
         RuntimeError: a sharded table.
         OSError: a file cannot be written, or the directory holds something.
     """
+    refuse_text("tables", tables)
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
     exports = list({table.name: Export(table, exported_ids(table, as_matrices)) for table in opened}.values())
     with bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar:
