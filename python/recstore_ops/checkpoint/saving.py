@@ -54,7 +54,8 @@ def save(
         kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
             this process saved or loaded; `auto`: a delta where that is possible.
         keep: how many full snapshots stay in the directory, with their deltas.
-        metadata: what `load` gives back: what JSON can hold, with ints of 64 bits. Tuples come back as lists.
+        metadata: what `load` gives back: what JSON can hold, with ints of 64 bits and keys that are texts. Tuples come
+            back as lists.
         compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
             plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
         replace: whether tables without rows may take the place of the rows of a snapshot that this process neither
