@@ -71,12 +71,14 @@ def export(
     Raises:
         ValueError: there is something at `directory` that may not go: no bundle, one with files that its manifest does
             not list, or a symbolic link. An encoding names a table that the model does not read, or the model reads a
-            table that has no name; or its tables are sharded over several groups.
+            table that has no name; or its tables are sharded over several groups, or their
+            processes give other arguments than the first one.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
         RuntimeError: another process of sharded tables failed, or the program cannot be compiled.
     """
     target = Path(user_path(directory, "directory"))
     together = Together(group_of(tables_in(model)))
+    together.check_same("export", directory=str(target), encoding=encoding, compiled=compiled, replace=replace)
     writing = _Writing(target)
 
     def begin() -> tuple[str, dict[str, EncodingName]]:

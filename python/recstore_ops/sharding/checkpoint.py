@@ -43,7 +43,7 @@ def save(
         kind: as in `recstore_ops.checkpoint.save`, and so are `keep`, `metadata`, `compression` and
             `replace`; the same on all ranks.
         keep: how many full snapshots stay.
-        metadata: what `load` gives back; that of the group's first rank.
+        metadata: what `load` gives back; the same on all ranks, which may leave it to the group's first one.
         compression: of the files of this rank.
         replace: whether tables without rows on any rank may take the place of the rows that others saved.
         progress: whether this rank shows a progress bar of its part; `None` for one on a terminal.
@@ -53,7 +53,7 @@ def save(
 
     Raises:
         ValueError, TypeError: as `recstore_ops.checkpoint.save`; or `path` is a URL: the parts of ranks need a
-            directory.
+            directory; or ranks give other arguments than the first one.
         RuntimeError: a table is not sharded over the group; or a rank could not write its part, or the parts do not fit
             together; all ranks raise.
     """
@@ -63,10 +63,12 @@ def save(
 
     def checked() -> tuple[str, dict[str, Any]]:
         refuse_other_parts("sharding.save", store.table_names(), (rank, world))
-        own_metadata = metadata if rank == 0 else None
-        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression, replace)
+        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, metadata, compression, replace)
 
     directory, arguments = together.all_or_none(_SAVE, checked)
+    same = {name: arguments[name] for name in ("kind", "keep", "replace")}
+    told = {"metadata": arguments["metadata"]} if rank == 0 or metadata is not None else {}
+    together.check_same("sharding.save", **same, **told)
     snapshot = together.of_first("name a snapshot", checkpoint.new_snapshot_name)
     with shown("saving", progress) as native:
 

@@ -42,6 +42,7 @@ class Table:
         dim: elements a row.
         config: initializer, optimizer and the rest; the defaults where absent.
         shard: this process's part of a table that the ranks of a group share; all of them open it together.
+        use: what else ranks must agree on.
 
     Attributes:
         handle: int64, 1-D, CPU: what the operators take for the table. It holds the table's name, so that it is good
@@ -63,7 +64,9 @@ class Table:
 
     __module__ = "recstore_ops"
 
-    def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
+    def __init__(
+        self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None, use: str = ""
+    ) -> None:
         with disagreeing_on_error(shard):
             servers.prepare()
             _check_place(name, shard)
@@ -89,11 +92,11 @@ class Table:
             _open_tables.add(self)
             _check_same_shard(self)
         if shard is not None:
-            self._agree(shard)
+            self._agree(shard, use)
 
-    def _agree(self, shard: Shard) -> None:
+    def _agree(self, shard: Shard, use: str) -> None:
         try:
-            shard.agree(self.name, f"{self.dim} {self.config.to_json()}")
+            shard.agree(self.name, f"{self.dim} {self.config.to_json()} {use}")
         except Exception:
             if self.is_new:
                 operators.drop_table(self.name)
