@@ -25,7 +25,7 @@ from recstore_ops import (
     prefix_ids,
 )
 from recstore_ops.ops import operators
-from recstore_ops.serving import Bundle, export, load_bundle
+from recstore_ops.serving import Bundle, exchanging, export, load_bundle
 from recstore_ops.serving.manifest import Manifest
 from recstore_ops.serving.opening import read_state
 
@@ -301,6 +301,61 @@ def test_what_is_there_stays_unless_it_may_go(clicks: Clicks, tmp_path: Path) ->
     assert sorted(each.name for each in tmp_path.iterdir()) == ["model", "notes"]
 
 
+def test_files_that_the_manifest_does_not_list_stay(clicks: Clicks, tmp_path: Path) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    (path / "tables" / "below").mkdir()
+    for name in ("notes.txt", "tables/below/a"):
+        (path / name).write_text("keep me")
+    with pytest.raises(ValueError, match=r"model has notes\.txt, tables/below, tables/below/a, of which the manifest"):
+        export(clicks, (IDS,), path, replace=True)
+    assert (path / "notes.txt").read_text() == (path / "tables" / "below" / "a").read_text() == "keep me"
+    assert load_bundle(path)(IDS).equal(expected(clicks, IDS))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("is_there", [False, True])
+def test_a_link_is_no_place_for_a_bundle(clicks: Clicks, tmp_path: Path, replace: bool, is_there: bool) -> None:
+    if is_there:
+        export(clicks, (IDS,), tmp_path / "model")
+    (tmp_path / "link").symlink_to(tmp_path / "model")
+    with pytest.raises(ValueError, match=r"link is a symbolic link to .*model: name the directory itself"):
+        # A model that cannot be exported: the link is looked at first.
+        export(nn.Identity(), (), tmp_path / "link", replace=replace)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "model"][: 1 + is_there]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_bundle_is_replaced_in_one_move(
+    clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    before, opened = expected(clicks, IDS), load_bundle(path)
+    operators.emb_write(clicks.user.table.handle, torch.arange(6), torch.ones(6, 4))
+    if not at_once:
+        monkeypatch.setattr(exchanging, "_is_exchanged", lambda new, old: False)
+    renamed = []
+
+    def note(old: Path, new: Path) -> Path:
+        renamed.append(new.name)
+        return rename(old, new)
+
+    rename = Path.rename
+    monkeypatch.setattr(Path, "rename", note)
+    export(clicks, (IDS,), path, replace=True)
+    assert renamed == ([] if at_once else ["bundle.aside", "model", "bundle"])
+    assert load_bundle(path)(IDS).equal(expected(clicks, IDS))
+    assert opened(IDS).equal(before)
+    assert [each.name for each in tmp_path.iterdir()] == ["model"]
+
+
+def test_an_exchange_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanging, "_is_exchanged", lambda new, old: False)
+    (tmp_path / "old").mkdir()
+    with pytest.raises(FileNotFoundError):
+        exchanging.exchange(tmp_path / "new", tmp_path / "old")
+    assert [each.name for each in tmp_path.iterdir()] == ["old"]
+
+
 def test_an_export_that_fails_leaves_nothing(clicks: Clicks, tmp_path: Path) -> None:
     operators.emb_write(clicks.item.table.handle, torch.tensor([1]), torch.full((1, 4), 1e9))
     with pytest.raises(OSError, match="cannot be kept as int4"):
@@ -331,6 +386,19 @@ def test_damage_is_refused_with_the_file(clicks: Clicks, tmp_path: Path, file: s
         (path / file).write_bytes(content)
     with pytest.raises((OSError, ValueError, RuntimeError), match=file.rpartition("/")[2].replace(".", r"\.")):
         use_all_of(path)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_program_that_is_not_run_must_be_there(clicks: Clicks, tmp_path: Path, damage: str) -> None:
+    path = export(clicks, (IDS,), tmp_path / "model")
+    content = (path / "program.pt2").read_bytes()
+    (path / "program.pt2").unlink()
+    if damage == "cut":
+        (path / "program.pt2").write_bytes(content[:-1])
+    expected_bytes = f"expected {len(content)} bytes, got {len(content) - 1}"
+    with pytest.raises(OSError, match=r"program\.pt2") as caught:
+        load_bundle(path)
+    assert damage == "missing" or expected_bytes in str(caught.value)
 
 
 def test_files_of_other_bundles_are_refused(clicks: Clicks, tmp_path: Path) -> None:

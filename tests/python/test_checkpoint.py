@@ -335,6 +335,8 @@ def test_metadata_may_be_nested_100_deep(tmp_path: Path) -> None:
         ({"keep": 0}, ValueError, "keep must be an int of at least 1, got 0"),
         ({"keep": "1"}, ValueError, "keep must be an int of at least 1, got '1'"),
         ({"metadata": {1j}}, TypeError, "metadata must be what JSON can hold: Object of type set"),
+        ({"metadata": {1: 2}}, TypeError, "keys are texts, and metadata has the key 1"),
+        ({"metadata": {"a": [0, ({None: 2},)]}}, TypeError, r"metadata\['a'\]\[1\]\[0\] has the key None"),
         ({"metadata": [math.nan]}, ValueError, "metadata must be what JSON can hold: Out of range float"),
         (
             {"metadata": 2**64},

@@ -631,6 +631,7 @@ FIELDS = {"name": "t", "num_embeddings": 10, "embedding_dim": 2}
         ([{"name": "t"}], {}, ValueError, r"lacks \['embedding_dim', 'num_embeddings'\]"),
         ([{**FIELDS, "name": ""}], {}, ValueError, "needs a name"),
         ([{**FIELDS, "feature_names": ["a", "a"]}], {}, ValueError, "must be distinct"),
+        ([{**FIELDS, "feature_names": "ab"}], {}, TypeError, "are a list, got the text 'ab'"),
         ([{**FIELDS, "pooling": "max"}], {}, ValueError, 'the pooling of table "t" must be "sum" or "mean"'),
         (["t"], {}, TypeError, "EmbeddingBagConfig or a dict, got str"),
         ([FIELDS], {"fusion_k": 63}, ValueError, r"fusion_k must be within \[1, 62\], got 63"),

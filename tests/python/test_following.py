@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, checkpoint
 from recstore_ops.ops import operators
+from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
 from recstore_ops.serving.checked_json import checked_json
 from recstore_ops.serving.exporting import ExportedModel
@@ -429,6 +430,10 @@ def test_what_cannot_be_published_is_refused(
         publish(other, (IDS,), tmp_path / "notes")
     with pytest.raises(ValueError, match="interval must be 0 or more seconds, got -1"):
         publish(other, (IDS,), tmp_path / "new", interval=-1)
+    for option in ({"token": "secret"}, {"tls": Tls()}, {"insecure": True}):
+        with pytest.raises(ValueError, match=f"publish: {next(iter(option))} is about who may reach the publication"):
+            publish(other, (IDS,), tmp_path / "new", **option)  # type: ignore[arg-type]
+    assert not (tmp_path / "new").exists()
     publisher.close()
     with pytest.raises(ValueError, match="is closed"):
         publisher.step()

@@ -441,6 +441,8 @@ ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"ids": "7"}, TypeError, "ids must be integers, got the text '7'"),
     ({"ids": torch.ones(2)}, TypeError, "ids must be integers, got torch.float32"),
     ({"scan": ["none"]}, ValueError, "there is no directory none to be looked through"),
+    ({"scan": "none"}, ValueError, "there is no directory none to be looked through"),
+    ({"servers": "127.0.0.1:1"}, TypeError, 'servers must be a list of "host:port", got the text "127.0.0.1:1"'),
     ({"servers": ["none"]}, ValueError, 'server 0 must be "host:port"'),
     ({"servers": ["127.0.0.1:1"], "hash_method": "none"}, ValueError, "hash_method must be one of city_hash"),
 ]

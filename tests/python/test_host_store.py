@@ -22,7 +22,7 @@ from warm_processes import Ended
 from warm_programs import WarmProgram, output_of
 from warm_recstore import WarmRecstore, run_recstore
 
-from recstore_ops import set_ps_servers
+from recstore_ops import current_ps_backend, set_ps_servers
 from recstore_ops.sharding import host_store, share_host_store
 
 pytestmark = pytest.mark.tier("test")
@@ -227,9 +227,52 @@ def test_what_cannot_be_shared_is_refused_on_all_ranks(ranks: Ranks) -> None:
             "one store is for the ranks of one machine, and rank 0 is on host0, rank 1 on host1: give each machine's "
             "ranks as process_group, or shard tables with the process_group of modules"
         )
-    for rank in ranks.run(2, without_a_server):
-        expected = r"the store of this machine did not start at /no such folder/recstore-\S+: its server ended with 2"
-        assert re.fullmatch(expected, rank)
+    expected = r"the store of this machine did not start at /no such folder/recstore-\S+: its server ended with 2"
+    first, other = ranks.run(2, without_a_server)
+    assert re.fullmatch(expected, first)
+    assert re.fullmatch(f"rank 0 could not start the store of this machine: {expected}", other)
+
+
+def without_a_python(group: Any) -> str:
+    with patch.object(host_store.sys, "executable", "/no such python"):
+        try:
+            share_host_store(group)
+        except (OSError, RuntimeError) as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_whatever_keeps_the_store_from_starting_all_ranks_hear_of(ranks: Ranks) -> None:
+    first, other = ranks.run(2, without_a_python)
+    assert first.startswith("FileNotFoundError: ")
+    assert other.startswith("RuntimeError: rank 0 could not start the store of this machine: ")
+    assert "/no such python" in first
+    assert "/no such python" in other
+
+
+def differently(group: Any, first: dict[str, Any], other: dict[str, Any]) -> str:
+    try:
+        share_host_store(group, **(other if group.rank() else first))
+    except (RuntimeError, ValueError) as error:
+        return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({}, "the same consistency, and rank 0 gives 'synchronous', rank 1 'asynchronous'"),
+        ({"consistency": "synchronous"}, "the same combine, and rank 0 gives 'sum', rank 1 'mean'"),
+        (
+            {"consistency": "synchronous", "combine": "sum", "timeout": 5.0},
+            "and rank 0 gives 30.0, rank 1 5.0",
+        ),
+        ({"consistency": "sync"}, 'consistency must be "asynchronous" or "synchronous", got "sync"'),
+    ],
+)
+def test_ranks_share_a_store_of_one_kind(ranks: Ranks, other: dict[str, Any], message: str) -> None:
+    for said in ranks.run(2, differently, {"consistency": "synchronous", "combine": "sum"}, other):
+        assert message in said or "all ranks give the same consistency" in said
 
 
 def test_wrong_arguments_are_refused() -> None:
@@ -253,6 +296,21 @@ def test_wrong_arguments_are_refused() -> None:
 def test_a_socket_has_an_absolute_path(address: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f'or "unix:" and an absolute path, got "{address}"')):
         set_ps_servers([address])
+
+
+@pytest.mark.parametrize(
+    ("worker", "error", "message"),
+    [
+        (-1, ValueError, "worker must be from 0 to 4294967295, got -1"),
+        (2**32, ValueError, "worker must be from 0 to 4294967295, got 4294967296"),
+        (1.5, TypeError, "worker must be an int from 0 on, got 1.5"),
+        (True, TypeError, "worker must be an int from 0 on, got True"),
+    ],
+)
+def test_a_worker_is_a_number_from_zero_on(worker: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=re.escape(message)):
+        set_ps_servers(["unix:/no such socket"], worker=worker)
+    assert current_ps_backend() == "embedded"
 
 
 def test_a_server_on_a_socket_ends_when_nobody_uses_it(tmp_path: Path) -> None:

@@ -233,7 +233,7 @@ def test_what_makes_no_sense_on_a_shard_raises(ranks: Ranks, table_name: Callabl
         "state": "ValueError: .* is not of rank 0 of 2",
         "pickle": "TypeError: a table sharded over a process_group cannot be pickled",
         "replica": "RuntimeError: .* would be embedded in each of 4 processes",
-        "open": "RuntimeError: .* would be embedded in each of 4 processes",
+        "open": "RuntimeError: .* is sharded, and this process has the rows of shard [01] of 2 only",
         "prefetch": "RuntimeError: issue_fused_prefetch reads this process's rows only",
         "reduce": 'ValueError: grad_reduce must be "mean" or "sum", got \'max\'',
         "wire": "ValueError: wire_dtype must be torch.float32 or torch.bfloat16, got torch.float64",

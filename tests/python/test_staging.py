@@ -13,7 +13,7 @@ from slow_copies import SlowCopies
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recstore_ops import DistEmbedding, NGramMemory, SparseOptimizer, StagedRows, StagingDataLoader
+from recstore_ops import DistEmbedding, DistEmbeddingBag, NGramMemory, SparseOptimizer, StagedRows, StagingDataLoader
 from recstore_ops.nn.copies import CudaCopies
 from recstore_ops.ops import operators
 
@@ -244,6 +244,11 @@ def test_what_cannot_be_staged_is_refused(table_name: TableName) -> None:
             StagingDataLoader([], module, device)
     with pytest.raises(ValueError, match="prefetch_count must be at least 1, got 0"):
         StagingDataLoader([], module, SlowCopies(), prefetch_count=0)
+    with pytest.raises(TypeError, match=r"prefetch_count must be an int, got 1\.5"):
+        StagingDataLoader([], module, SlowCopies(), prefetch_count=1.5)  # type: ignore[arg-type]
+    for other in (nn.Linear(1, 1), DistEmbeddingBag(5, DIM, table_name())):
+        with pytest.raises(TypeError, match=f"whose rows are staged, got {type(other).__name__}"):
+            StagingDataLoader([], other, SlowCopies())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f'table "{module.name}": rows are staged by ids on the CPU, got ids on meta'):
         module.stage(torch.empty(3, dtype=torch.int64, device="meta"), SlowCopies())
     with pytest.raises(TypeError, match="ids must be int64"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -283,6 +284,33 @@ def test_a_matrix_has_the_row_of_each_id(name: str, tmp_path: Path) -> None:
     write_safetensors(tmp_path / "model", [Column.of("item.weight", weight), Column.of("bias", torch.zeros(()))])
     import_safetensors(tmp_path / "model", {"item.weight": DistEmbedding(4, DIM, name)})
     assert rows_of(name) == {id: weight[id].float().tolist() for id in range(4)}
+
+
+@pytest.mark.parametrize("other", ["other.ids", "other.rows", "bias", "item.rows[0:4]x", "other.ids[0:4]"])
+def test_tensors_of_no_pair_are_refused_by_name(name: str, tmp_path: Path, other: str) -> None:
+    path, module = tmp_path / "model", DistEmbedding(None, DIM, name)
+    pair = [Column.of(f"{name}.ids", torch.arange(4)), Column.of(f"{name}.rows", ROWS[:1].expand(4, -1).contiguous())]
+    write_safetensors(path, [*pair, Column.of(other, torch.zeros(()))])
+    message = f"has ['{other}'], of which none has both NAME.ids and NAME.rows: name the tensors"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        import_safetensors(path)
+    assert len(module.table) == 0
+    with pytest.raises(ValueError, match="tables names no tensor of "):
+        import_safetensors(path, {})
+    import_safetensors(path, {name: name})
+    assert len(module.table) == 4
+
+
+def test_a_text_or_a_table_in_the_place_of_several_is_refused(name: str, tmp_path: Path) -> None:
+    module = DistEmbedding(None, DIM, name)
+    with pytest.raises(TypeError, match=f"tables are names in a list, got the text '{name}'"):
+        export_safetensors(tmp_path / "rows", name)
+    with pytest.raises(TypeError, match=r"tables are in a list, got DistEmbedding"):
+        export_safetensors(tmp_path / "rows", module)  # type: ignore[arg-type]
+    export_safetensors(tmp_path / "rows", [name])
+    for tables in (name, [name]):
+        with pytest.raises(TypeError, match=r"tables are by the names of tensors, as {'user': table}, got "):
+            import_safetensors(tmp_path / "rows", tables)  # type: ignore[arg-type]
 
 
 def test_a_file_without_the_tensors_is_refused(name: str, tmp_path: Path) -> None:

@@ -59,7 +59,19 @@ def _as_json(metadata: Any) -> str:
         raise kind_of_error(f"metadata must be what JSON can hold: {error}") from None
     if depth > _MOST_NESTED:
         raise too_deep
+    _check_keys(metadata, "metadata")
     return text
+
+
+def _check_keys(metadata: Any, place: str) -> None:
+    """Refuses keys that JSON would give back as texts; what lies within is known to end."""
+    items = metadata.items() if isinstance(metadata, dict) else ()
+    for key, _ in items:
+        if not isinstance(key, str):
+            raise TypeError(f"metadata must be what JSON can hold: keys are texts, and {place} has the key {key!r}")
+    within = items if items else enumerate(metadata) if isinstance(metadata, list | tuple) else ()
+    for key, value in within:
+        _check_keys(value, f"{place}[{key!r}]")
 
 
 def _checked_int(digits: str) -> int:

@@ -14,6 +14,7 @@ from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import SaveReport
 from recstore_ops.servers import store
+from recstore_ops.table.known_shards import TOGETHER, refuse_sharded
 from recstore_ops.table.shard_of import check_shard, shard_of
 
 
@@ -50,10 +51,12 @@ def save_part(
 
     Raises:
         ValueError: `kind`, `compression` or `shard` is invalid, or `path` a URL.
-        RuntimeError: the directory cannot be written, or the name is none; what it holds still counts.
+        RuntimeError: the directory cannot be written, or the name is none, or a table is sharded over ranks otherwise;
+            what it holds still counts.
     """
     place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression)
     directory = checked_directory(path, "save_part")
+    refuse_sharded("checkpoint.save_part", store.table_names(), TOGETHER, but=place)
     tell_failures()
     with shown("saving", progress) as native:
         return SaveReport(**store.save_part_of_tables(directory, snapshot, place, arguments, native))

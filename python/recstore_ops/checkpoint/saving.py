@@ -23,7 +23,9 @@ from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store
 from recstore_ops.servers.choosing import SERVERS, current_ps_backend, keep_choice_until_done
+from recstore_ops.table.checks import refuse_text
 from recstore_ops.table.existing import note_loaded
+from recstore_ops.table.known_shards import TOGETHER, WHOLE, note_loaded_as, refuse_sharded
 from recstore_ops.table.shard_of import check_shard, shard_of
 
 
@@ -40,6 +42,8 @@ def save(
 ) -> SaveReport:
     """Saves all tables, as they are at one moment, to a directory. Other threads go on reading and training them.
 
+    Where tables are sharded over ranks, `recstore_ops.sharding.save` takes its place, and this is refused.
+
     A URL of `s3://` or `file://` names an object store instead. What is saved there is written to a temporary directory
     first (see `tempfile.gettempdir`) and then uploaded, the manifest last; of two that save at once one is refused.
 
@@ -50,7 +54,8 @@ def save(
         kind: `full`: all rows; `delta`: what changed since the directory's newest snapshot, which must be the last that
             this process saved or loaded; `auto`: a delta where that is possible.
         keep: how many full snapshots stay in the directory, with their deltas.
-        metadata: what `load` gives back: what JSON can hold, with ints of 64 bits. Tuples come back as lists.
+        metadata: what `load` gives back: what JSON can hold, with ints of 64 bits and keys that are texts. Tuples come
+            back as lists.
         compression: `"zstd"`, or `("zstd", level)` with a level from 1 to 19, 3 being usual: files take less room, and
             plain safetensors no longer opens them. Each takes the room of a plain file until it is compressed.
         replace: whether tables without rows may take the place of the rows of a snapshot that this process neither
@@ -67,11 +72,12 @@ def save(
         ValueError: `kind`, `keep`, `compression`, the URL or its options are invalid, or `metadata` has NaN, infinity,
             an int of more than 64 bits, or more than 100 lists and dicts within each other.
         TypeError: JSON cannot hold `metadata`, or `replace` is no bool.
-        RuntimeError: the directory cannot be written, has rows without a manifest, or would have no rows any more; it
-            holds what it held before. The message names the file.
+        RuntimeError: a table is sharded; or the directory cannot be written, has rows without a manifest, or would have
+            no rows any more; it holds what it held before. The message names the table or the file.
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
+    refuse_sharded("checkpoint.save", store.table_names(), TOGETHER)
     tell_failures()
     with shown("saving", progress) as native:
         return SaveReport(**store.save_tables(place, arguments, native))
@@ -106,9 +112,11 @@ def save_async(
 
     Raises:
         ValueError, TypeError: as `save`.
+        RuntimeError: a table is sharded.
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
+    refuse_sharded("checkpoint.save_async", store.table_names(), TOGETHER)
     tell_failures()
     native = _native.CheckpointProgress()
     saving = PendingSave(os.fspath(path))
@@ -145,7 +153,8 @@ def load(
         path: the directory, or the URL of an object store, from which the files of the newest snapshot are downloaded
             to a temporary directory.
         shard: `(number, of)`: only the rows whose ids `shard_of` gives to shard `number` of `of`, however many
-            processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0.
+            processes saved them. A table's counts of inserts, updates, deletes and refusals then begin at 0. Of tables
+            that are sharded over ranks it must be this rank's, as `recstore_ops.sharding.load` has it.
         tables: the names of the only tables to load; all of the snapshot's by default.
         storage_options: as in `save`.
         progress: whether to show a progress bar; by default if the standard error is a terminal or a notebook.
@@ -157,12 +166,11 @@ def load(
         TypeError: `tables` is a text.
         ValueError: `shard` is no shard, or the URL or its options are invalid.
         RuntimeError: the directory holds no checkpoint, or none of a table that is asked for, or a file is not what it
-            should be, or a table is there with another configuration. The message names the file or table; nothing has
-            changed.
+            should be, or a table is there with another configuration, or as another shard. The message names the file
+            or table; nothing has changed.
     """
     checked, place = None if shard is None else check_shard(*shard), checkpoint_place(path, storage_options)
-    if isinstance(tables, str):
-        raise TypeError(f"tables are names in a list, got the text {tables!r}")
+    refuse_text("tables", tables)
     return _load(place, checked, progress, tables=tables)
 
 
@@ -186,9 +194,13 @@ def _load(
     without_rules: bool = False,
 ) -> LoadReport:
     chosen = None if tables is None else set(tables)
+    asked = store.table_names() if chosen is None else sorted(chosen)
+    refuse_sharded("checkpoint.load", asked, TOGETHER, but=WHOLE if shard is None else shard)
     with shown("loading", progress) as native:
         found = store.load_tables(place, shard, native, tables=chosen, without_rules=without_rules)
     note_loaded([name for name, _ in found["tables"]])
+    if shard is None:
+        note_loaded_as([name for name, _ in found["tables"]], WHOLE)
     return LoadReport(found["snapshot"], json.loads(found["metadata"]), dict(found["tables"]))
 
 

@@ -63,7 +63,8 @@ class EmbeddingTableConfig:
 class RecStoreClient:
     """Reads, writes and updates the tables of this process by name.
 
-    Every method that takes a table's name raises `KeyError` for a table that does not exist.
+    Every method that takes a table's name raises `KeyError` for a table that does not exist. All but `stats`, `evict`
+    and `drop` refuse tables that are sharded over ranks, and so do `save`, `save_async` and `load`.
     """
 
     __module__ = "recstore_ops"
@@ -196,7 +197,7 @@ class RecStoreClient:
         return evict(name, dry_run, ttl)
 
     def drop(self, name: str) -> None:
-        """Deletes a table and its rows.
+        """Deletes a table and its rows. Of a table that is sharded over ranks these are the rows of this one.
 
         Raises:
             KeyError: there is no such table.
@@ -368,7 +369,7 @@ def memory_in_use() -> int:
 
 
 def table_statistics(name: str) -> dict[str, Any]:
-    """What a table holds and what was done to it.
+    """What a table holds and what was done to it; of a table that is sharded over ranks, in this one.
 
     Returns:
         `rows` now in the table, `inserts` and `deletes` of rows, `updates` (one a distinct id and step), `evictions`

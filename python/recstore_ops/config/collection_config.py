@@ -28,6 +28,7 @@ class EmbeddingConfig:
         init_fn: fills the rows `[num_embeddings, embedding_dim]` of a new table in place, as `torch.nn.init` does.
 
     Raises:
+        TypeError: features that are a text.
         ValueError: an empty name, or a feature twice.
     """
 
@@ -48,6 +49,8 @@ class EmbeddingConfig:
     def __post_init__(self) -> None:
         if not self.name:
             raise ValueError("a table of a collection needs a name")
+        if isinstance(self.feature_names, str):
+            raise TypeError(f'the features of table "{self.name}" are a list, got the text {self.feature_names!r}')
         features = list(self.feature_names) or [self.name]
         if len(set(features)) < len(features):
             raise ValueError(f'the features of table "{self.name}" must be distinct, got {features}')

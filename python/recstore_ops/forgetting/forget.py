@@ -19,6 +19,7 @@ from recstore_ops.forgetting.places import find_places, places_below
 from recstore_ops.forgetting.report import ForgetReport, Held, PlaceReport
 from recstore_ops.forgetting.scan import scan as scan_files
 from recstore_ops.forgetting.servers import ServersPlace
+from recstore_ops.servers.addresses import check_addresses
 from recstore_ops.servers.server_config import Tls
 
 AnyPath = str | PathLike[str]
@@ -34,7 +35,7 @@ def forget(
     token: str | None = None,
     tls: Tls | None = None,
     timeout: float = 30.0,
-    scan: Sequence[AnyPath] = (),
+    scan: AnyPath | Sequence[AnyPath] = (),
     dry_run: bool = False,
     progress: bool | None = None,
     on_plan: Callable[[list[PlaceReport]], None] | None = None,
@@ -68,7 +69,7 @@ def forget(
         What was found and done, and what remains.
 
     Raises:
-        TypeError: ids that are no integers.
+        TypeError: ids that are no integers, or servers that are a text.
         ValueError: no ids, tables or places; a directory that is none of these, or that a server uses; a table that is
             not there, with the names of those that are.
         RuntimeError, OSError: a file is damaged or cannot be written. The message names it; that place is as it was.
@@ -76,7 +77,9 @@ def forget(
     """
     wanted, names = IdSet(ids), _names(table)
     given = [places] if isinstance(places, str | PathLike) else list(places)
-    scanned = [_directory(path) for path in scan]
+    # A text is one place above, and so it is here.
+    scanned = [_directory(path) for path in ([scan] if isinstance(scan, str | PathLike) else scan)]
+    check_addresses(servers)
     on_servers = ServersPlace(tuple(servers), hash_method, token, tls, timeout) if servers else None
     if not given and on_servers is None:
         raise ValueError("there is no place where ids are to be forgotten: name directories, or servers")

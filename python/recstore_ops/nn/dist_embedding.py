@@ -107,7 +107,7 @@ class TableModule(ClosedModule):
             check_choice(options.get("on_existing"), name)
         with opening:
             settle_existing(name, embedding_dim, config, shard, options.get("on_existing"))
-            self.table = Table(name, embedding_dim, config, shard)
+            self.table = Table(name, embedding_dim, config, shard, f"padding_idx={padding_ids(self.padding_idx)}")
             self._parameters["weight"] = TableParameter.of(self.table, self.output_dtype, type(self).__name__)
             self.table.owner = type(self).__name__
             keep(self.table.table_id)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.sparse.find_features import find_features
-from recstore_ops.sparse.look_ahead import look_ahead
+from recstore_ops.sparse.look_ahead import check_prefetch_count, look_ahead
 
 MOST_ISSUED = 1024
 """A collection forgets what it issued beyond this number, oldest first, as the store does."""
@@ -158,7 +158,7 @@ class PrefetchingDataLoader:
             `sparse_features`, or the one such value among the values of a tuple, list or dict.
 
     Raises:
-        TypeError: a module that reads nothing ahead.
+        TypeError: a module that reads nothing ahead, or a `prefetch_count` that is no int.
         ValueError: a `prefetch_count` below 1.
 
     Examples:
@@ -182,8 +182,7 @@ class PrefetchingDataLoader:
         prefetch_count: int = 2,
         features: Callable[[Any], Any] | None = None,
     ) -> None:
-        if prefetch_count < 1:
-            raise ValueError(f"prefetch_count must be at least 1, got {prefetch_count}")
+        check_prefetch_count(prefetch_count)
         if not hasattr(module, "issue_fused_prefetch"):
             raise TypeError(
                 "PrefetchingDataLoader needs a RecStoreEmbeddingBagCollection, whose bags may have one id each, "

@@ -22,7 +22,7 @@ from recstore_ops.nn.padding import PaddingIdx, with_one_padding, with_rows_of_p
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect
 from recstore_ops.ops.operators import eager_only
-from recstore_ops.sparse.look_ahead import look_ahead
+from recstore_ops.sparse.look_ahead import check_prefetch_count, look_ahead
 from recstore_ops.sparse.transforms import is_transformed
 from recstore_ops.table.checks import check_ids
 from recstore_ops.table.table import Table
@@ -171,6 +171,7 @@ class StagingDataLoader:
         features: takes ids or tokens, on the CPU, out of a batch. By default the batch itself.
 
     Raises:
+        TypeError: a module whose rows cannot be staged, or a `prefetch_count` that is no int.
         ValueError: a `prefetch_count` below 1, or another device than CUDA: on the CPU lookups read rows where they
             lie.
         RuntimeError: there is no CUDA here.
@@ -190,8 +191,12 @@ class StagingDataLoader:
         prefetch_count: int = 2,
         features: Callable[[Any], Tensor] | None = None,
     ) -> None:
-        if prefetch_count < 1:
-            raise ValueError(f"prefetch_count must be at least 1, got {prefetch_count}")
+        check_prefetch_count(prefetch_count)
+        if not callable(getattr(module, "stage", None)):
+            raise TypeError(
+                f"StagingDataLoader needs a DistEmbedding or an NGramMemory, whose rows are staged, "
+                f"got {type(module).__name__}"
+            )
         self.dataloader = dataloader
         self.module = module
         self.prefetch_count = prefetch_count

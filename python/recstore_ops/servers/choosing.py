@@ -35,6 +35,9 @@ _under_way: set[Future[Any]] = set()
 
 os.register_at_fork(after_in_child=_under_way.clear)
 
+_WORKERS = range(2**32)
+"""The numbers that workers may have."""
+
 
 @dataclass
 class _Choice:
@@ -106,7 +109,7 @@ def set_ps_servers(
             stream says so once.
 
     Raises:
-        TypeError: servers that are no list of texts.
+        TypeError: servers that are no list of texts, or a worker that is no int.
         ValueError: no server, one that is neither `host:port` nor a socket, an unknown `hash_method` or `wire_dtype`, a
             file of `tls` that is of no use, or a worker that the servers do not expect.
         ConnectionError: a server does not answer, or refuses; then nothing has changed.
@@ -118,6 +121,7 @@ def set_ps_servers(
 def use_servers(choice: ServerChoice) -> int:
     """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
     addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
+    _check_worker(choice.worker)
     wait(list(_under_way))
     with _lock:
         number = _native.use_servers(
@@ -132,6 +136,15 @@ def use_servers(choice: ServerChoice) -> int:
         )
         _choice.backend, _choice.was_made = SERVERS, True
     return number
+
+
+def _check_worker(worker: int | None) -> None:
+    if worker is None:
+        return
+    if not isinstance(worker, int) or isinstance(worker, bool):
+        raise TypeError(f"worker must be an int from 0 on, got {worker!r}")
+    if worker not in _WORKERS:
+        raise ValueError(f"worker must be from 0 to {_WORKERS[-1]}, got {worker}")
 
 
 def move_servers(number: int, addresses: Sequence[str]) -> None:

@@ -167,13 +167,12 @@ class _ProgramModel:
         return nullcontext(self.run)
 
 
-def open_bundle(path: Path, memory: FrozenMemory, *, compiled: bool) -> Bundle:
-    """Opens a bundle.
+def open_bundle(path: Path, manifest: Manifest, memory: FrozenMemory, *, compiled: bool) -> Bundle:
+    """Opens a bundle of which the manifest was read.
 
     Raises:
         ValueError, OSError: as `load_bundle`.
     """
-    manifest = Manifest.read(path)
     as_exported = _GraphModel if GRAPH in manifest.files else _ProgramModel
     model = CompiledModel if compiled else as_exported
     return Bundle(path, manifest, model(path, manifest, opened_tables(path, manifest, memory)))

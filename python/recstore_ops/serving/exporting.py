@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -21,9 +20,19 @@ from recstore_ops.config.extras import imported
 from recstore_ops.config.paths import user_path
 from recstore_ops.serving import graph
 from recstore_ops.serving.compiled import processor, with_named_handles, write_compiled
+from recstore_ops.serving.exchanging import exchange
 from recstore_ops.serving.freezing import freeze_tables, group_of
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable
-from recstore_ops.serving.manifest import COMPILED, GRAPH, PROGRAM, STATE, BundledTable, Manifest, sum_of
+from recstore_ops.serving.manifest import (
+    COMPILED,
+    GRAPH,
+    PROGRAM,
+    STATE,
+    BundledTable,
+    Manifest,
+    check_explained,
+    sum_of,
+)
 from recstore_ops.serving.program_tables import named_tables, state_of, tables_in, tables_of
 from recstore_ops.serving.program_tensors import described
 from recstore_ops.sharding.together import Together
@@ -43,7 +52,7 @@ def export(
     """Writes a model and the rows that its tables have now to a directory, which `load_bundle` reads.
 
     The model is exported in evaluation mode by `torch.export.export`. The directory is written beside its place and
-    then renamed.
+    then renamed; of a bundle that is there only the files go that its manifest lists.
 
     Where its tables are sharded over processes, all of them call it together, and the first one writes the bundle. The
     program looks rows up as where one process has them all.
@@ -60,13 +69,16 @@ def export(
         replace: whether a bundle that is there may go.
 
     Raises:
-        ValueError: there is something at `directory` that may not go, an encoding names a table that the model does not
-            read, or the model reads a table that has no name; or its tables are sharded over several groups.
+        ValueError: there is something at `directory` that may not go: no bundle, one with files that its manifest does
+            not list, or a symbolic link. An encoding names a table that the model does not read, or the model reads a
+            table that has no name; or its tables are sharded over several groups, or their
+            processes give other arguments than the first one.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
         RuntimeError: another process of sharded tables failed, or the program cannot be compiled.
     """
     target = Path(user_path(directory, "directory"))
     together = Together(group_of(tables_in(model)))
+    together.check_same("export", directory=str(target), encoding=encoding, compiled=compiled, replace=replace)
     writing = _Writing(target)
 
     def begin() -> tuple[str, dict[str, EncodingName]]:
@@ -107,9 +119,12 @@ class _Writing:
             freeze_tables(written, named_tables(encodings), encodings, together)
             return
         self.model.write(written, encodings, together)
-        if self._target.exists():
-            shutil.rmtree(self._target)
-        written.rename(self._target)
+        if not os.path.lexists(self._target):
+            written.rename(self._target)
+            return
+        # What came meanwhile is not deleted either.
+        check_explained(self._target)
+        exchange(written, self._target)
 
     def end(self) -> None:
         """Deletes what lies beside."""
@@ -209,11 +224,15 @@ class ExportedModel:
 
 
 def _check_target(target: Path, *, replace: bool) -> None:
+    if target.is_symlink():
+        raise ValueError(
+            f"{target} is a symbolic link to {os.readlink(target)}: name the directory of the bundle itself"
+        )
     if not target.exists():
         return
     if not replace:
         raise ValueError(f"{target} is there already; replace=True, or --replace, writes the bundle in its place")
-    Manifest.read(target)
+    check_explained(target)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -29,13 +29,15 @@ def freeze(table: Table, path: str | os.PathLike[str], encoding: EncodingName = 
             FBGEMM's `FloatToFusedNBitRowwiseQuantizedSBHalf`.
 
     Raises:
-        ValueError: an unknown encoding.
+        ValueError: an unknown encoding, or processes that give another path or encoding than the first one.
         OSError: the file cannot be written, or a row has a value that the encoding has no number for.
         RuntimeError: another process of a sharded table failed.
     """
     if encoding not in get_args(EncodingName):
         raise ValueError(f"encoding must be one of {', '.join(get_args(EncodingName))}, got {encoding!r}")
-    return _frozen(table, Path(user_path(path, "path")), encoding, Together(group_of([table])))
+    target, together = Path(user_path(path, "path")), Together(group_of([table]))
+    together.check_same("freeze", path=str(target), encoding=encoding)
+    return _frozen(table, target, encoding, together)
 
 
 def freeze_tables(

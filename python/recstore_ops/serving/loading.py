@@ -34,11 +34,14 @@ def load_bundle(
     Raises:
         ValueError: there is no bundle or publication, one of another version, or a publication of another model; no
             compiled program, one for another release of torch or another kind of processor, or one that is to follow.
-        OSError: a file is missing, cut off, changed, or of another bundle. Rows are looked at when they are first read.
+        OSError: a file is missing, cut off, changed, or of another bundle. Rows are looked at when they are first read,
+            and `program.pt2` is compared by its size, and its content when it is read.
     """
     path = Path(user_path(directory, "directory"))
-    if follow is None:
-        return open_bundle(path, memory, compiled=compiled)
-    if compiled:
+    if follow is not None and compiled:
         raise ValueError("a compiled program does not follow: give compiled or follow")
-    return FollowingBundle(path, Manifest.read(path), source_of(follow), memory)
+    manifest = Manifest.read(path)
+    manifest.check_sizes(path)
+    if follow is None:
+        return open_bundle(path, manifest, memory, compiled=compiled)
+    return FollowingBundle(path, manifest, source_of(follow), memory)

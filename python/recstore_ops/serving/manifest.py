@@ -75,6 +75,21 @@ class Manifest:
         tensors = {name: tuple(fields[name]) for name in ("inputs", "outputs")}
         return cls(**{**fields, "tables": tables, **tensors})
 
+    def names(self) -> set[str]:
+        """The files of the bundle, the manifest among them."""
+        return {NAME, *self.files, *(table.file for table in self.tables)}
+
+    def check_sizes(self, directory: Path) -> None:
+        """Checks the sizes of the program's files, also of those that are not read.
+
+        Raises:
+            OSError: a file is missing, or has another size.
+        """
+        for name, expected in self.files.items():
+            path = directory / name
+            if (found := path.stat().st_size) != expected["bytes"]:
+                raise OSError(f"{path} is not that of this bundle: expected {expected['bytes']} bytes, got {found}")
+
     def check_file(self, directory: Path, name: str) -> Path:
         """Returns a file of the program.
 
@@ -85,6 +100,22 @@ class Manifest:
         if (found := sum_of(path)) != self.files[name]:
             raise OSError(f"{path} is not that of this bundle: expected {self.files[name]}, got {found}")
         return path
+
+
+def check_explained(directory: Path) -> None:
+    """Checks that a directory has the files of a bundle alone, so that it may go as a whole.
+
+    Raises:
+        ValueError: there is no bundle, or its manifest does not list a file.
+        OSError: the manifest is damaged.
+    """
+    names = Manifest.read(directory).names()
+    known = {directory / name for name in names} | {(directory / name).parent for name in names}
+    if strange := sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path not in known):
+        raise ValueError(
+            f"{directory} has {', '.join(strange)}, of which the manifest of its bundle does not tell: move away what "
+            "is to stay, and delete the rest"
+        )
 
 
 def is_file_of_a_bundle(name: str) -> bool:

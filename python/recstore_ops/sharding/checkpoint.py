@@ -16,6 +16,7 @@ from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store
 from recstore_ops.sharding.together import Together
+from recstore_ops.table.known_shards import note_loaded_as, refuse_other_parts
 
 _SAVE = "save its part of the checkpoint"
 
@@ -42,7 +43,7 @@ def save(
         kind: as in `recstore_ops.checkpoint.save`, and so are `keep`, `metadata`, `compression` and
             `replace`; the same on all ranks.
         keep: how many full snapshots stay.
-        metadata: what `load` gives back; that of the group's first rank.
+        metadata: what `load` gives back; the same on all ranks, which may leave it to the group's first one.
         compression: of the files of this rank.
         replace: whether tables without rows on any rank may take the place of the rows that others saved.
         progress: whether this rank shows a progress bar of its part; `None` for one on a terminal.
@@ -52,18 +53,22 @@ def save(
 
     Raises:
         ValueError, TypeError: as `recstore_ops.checkpoint.save`; or `path` is a URL: the parts of ranks need a
-            directory.
-        RuntimeError: a rank could not write its part, or the parts do not fit together; all ranks raise.
+            directory; or ranks give other arguments than the first one.
+        RuntimeError: a table is not sharded over the group; or a rank could not write its part, or the parts do not fit
+            together; all ranks raise.
     """
     tell_failures()
     together = Together(process_group)
     rank, world = together.rank, together.world
 
     def checked() -> tuple[str, dict[str, Any]]:
-        own_metadata = metadata if rank == 0 else None
-        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, own_metadata, compression, replace)
+        refuse_other_parts("sharding.save", store.table_names(), (rank, world))
+        return checked_directory(path, "sharding.save"), save_arguments(kind, keep, metadata, compression, replace)
 
     directory, arguments = together.all_or_none(_SAVE, checked)
+    same = {name: arguments[name] for name in ("kind", "keep", "replace")}
+    told = {"metadata": arguments["metadata"]} if rank == 0 or metadata is not None else {}
+    together.check_same("sharding.save", **same, **told)
     snapshot = together.of_first("name a snapshot", checkpoint.new_snapshot_name)
     with shown("saving", progress) as native:
 
@@ -85,9 +90,13 @@ def load(path: str | PathLike[str], process_group: dist.ProcessGroup) -> LoadRep
     """
     together = Together(process_group)
     shard = together.rank, together.world
-    return together.all_or_none(
-        "load its part of the checkpoint", lambda: checkpoint.load(path, shard=shard, progress=False)
-    )
+
+    def load_part() -> LoadReport:
+        report = checkpoint.load(path, shard=shard, progress=False)
+        note_loaded_as(report.tables, shard)
+        return report
+
+    return together.all_or_none("load its part of the checkpoint", load_part)
 
 
 __all__ = ["load", "save"]

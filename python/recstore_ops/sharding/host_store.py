@@ -15,6 +15,7 @@ import torch.distributed as dist
 from recstore_ops.servers.addresses import UNIX_PREFIX
 from recstore_ops.servers.choosing import set_ps_servers
 from recstore_ops.servers.workers import Combine, Consistency, Teamwork
+from recstore_ops.sharding.together import Together
 
 UNUSED_SECONDS = 2.0
 """How long the store stays when the last process of its job has ended."""
@@ -47,27 +48,22 @@ def share_host_store(
         The address of the store, `unix:/path`, as `set_ps_servers` takes it.
 
     Raises:
-        RuntimeError: no process group was made, or the server does not start.
-        ValueError: an unknown `consistency` or `combine`, a `combine` without `synchronous`, or ranks of several
-            machines.
+        RuntimeError: no process group was made, or the server does not start, or another rank could not call this.
+        ValueError: an unknown `consistency` or `combine`, a `combine` without `synchronous`, ranks of several machines,
+            or that give other arguments than the first one.
+        OSError: no process can be started.
         ConnectionError: the server does not answer.
     """
     if not dist.is_initialized():
         raise RuntimeError("share_host_store is for the ranks of a job: call init_process_group first")
-    teamwork = _teamwork(consistency, combine, dist.get_world_size(process_group))
+    together = Together(process_group or dist.group.WORLD)
+    ranks = dist.get_world_size(process_group)
+    teamwork = together.all_or_none("share a store", lambda: _teamwork(consistency, combine, ranks))
     _check_machine(process_group)
-    rank = dist.get_rank(process_group)
-    told: list[str | None] = [None, None]
-    if rank == 0:
-        try:
-            told[0] = _start(teamwork)
-        except RuntimeError as error:
-            told[1] = str(error)
-    dist.broadcast_object_list(told, group=process_group, group_src=0)
-    address, failure = told
-    if address is None:
-        raise RuntimeError(failure)
-    set_ps_servers([address], timeout=timeout, worker=rank if teamwork.workers else None)
+    mode = {"consistency": teamwork.consistency.value, "combine": teamwork.combine.value}
+    together.check_same("share_host_store", **mode, timeout=timeout)
+    address = together.of_first("start the store of this machine", lambda: _start(teamwork))
+    set_ps_servers([address], timeout=timeout, worker=together.rank if teamwork.workers else None)
     return address
 
 

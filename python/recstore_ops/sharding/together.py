@@ -49,6 +49,24 @@ class Together:
             raise RuntimeError(f"rank 0 could not {what}: {results[1]}")
         return results[0]
 
+    def check_same(self, call: str, **arguments: Any) -> None:
+        """Checks that all processes gave a call the same arguments; those that only some give are not compared.
+
+        Raises:
+            ValueError: they did not; on all.
+        """
+        if self.group is None:
+            return
+        given: list[Any] = [None] * self.world
+        dist.all_gather_object(given, arguments, group=self.group)
+        for rank, others in enumerate(given):
+            for name in given[0].keys() & others.keys():
+                if others[name] != given[0][name]:
+                    raise ValueError(
+                        f"{call}: all ranks give the same {name}, and rank 0 gives {given[0][name]!r}, rank {rank} "
+                        f"{others[name]!r}"
+                    )
+
     def all_or_none(self, what: str, work: Callable[[], _Result]) -> _Result:
         """Does this process's work.
 

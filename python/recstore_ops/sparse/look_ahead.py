@@ -2,10 +2,22 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Batch = TypeVar("_Batch")
 _Begun = TypeVar("_Begun")
+
+
+def check_prefetch_count(prefetch_count: Any) -> None:
+    """Checks how many batches are looked ahead.
+
+    Raises:
+        TypeError, ValueError: no int, or one below 1.
+    """
+    if not isinstance(prefetch_count, int):
+        raise TypeError(f"prefetch_count must be an int, got {prefetch_count!r}")
+    if prefetch_count < 1:
+        raise ValueError(f"prefetch_count must be at least 1, got {prefetch_count}")
 
 
 def look_ahead(

@@ -1,5 +1,8 @@
 """Checks of what lookups are given: ids and per-sample weights."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -45,3 +48,15 @@ def check_weights(ids: Tensor, weights: Tensor | None, mode: str) -> None:
         )
     if weights.dtype != torch.float32:
         raise TypeError(f"per_sample_weights must be float32, got {weights.dtype}")
+
+
+def refuse_text(argument: str, names: Any) -> None:
+    """Refuses a text in the place of several names, which would be taken for its letters.
+
+    Raises:
+        TypeError: it is one, or one table.
+    """
+    if isinstance(names, str | bytes):
+        raise TypeError(f"{argument} are names in a list, got the text {names!r}")
+    if names is not None and not isinstance(names, Iterable):
+        raise TypeError(f"{argument} are in a list, got {names!r}")

@@ -23,6 +23,7 @@ from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.table.copying import copy_content
 from recstore_ops.table.finite import is_finite
+from recstore_ops.table.known_shards import ELSEWHERE, WHOLE, note_new, note_part, refuse_sharded
 from recstore_ops.table.owners import is_owned, opening, own
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.unpickling import check_not_spawning, check_open, note_made
@@ -41,6 +42,7 @@ class Table:
         dim: elements a row.
         config: initializer, optimizer and the rest; the defaults where absent.
         shard: this process's part of a table that the ranks of a group share; all of them open it together.
+        use: what else ranks must agree on.
 
     Attributes:
         handle: int64, 1-D, CPU: what the operators take for the table. It holds the table's name, so that it is good
@@ -62,7 +64,9 @@ class Table:
 
     __module__ = "recstore_ops"
 
-    def __init__(self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None) -> None:
+    def __init__(
+        self, name: str, dim: int, config: TableConfig | None = None, shard: Shard | None = None, use: str = ""
+    ) -> None:
         with disagreeing_on_error(shard):
             servers.prepare()
             _check_place(name, shard)
@@ -88,11 +92,11 @@ class Table:
             _open_tables.add(self)
             _check_same_shard(self)
         if shard is not None:
-            self._agree(shard)
+            self._agree(shard, use)
 
-    def _agree(self, shard: Shard) -> None:
+    def _agree(self, shard: Shard, use: str) -> None:
         try:
-            shard.agree(self.name, f"{self.dim} {self.config.to_json()}")
+            shard.agree(self.name, f"{self.dim} {self.config.to_json()} {use}")
         except Exception:
             if self.is_new:
                 operators.drop_table(self.name)
@@ -133,11 +137,13 @@ class Table:
 
         Raises:
             KeyError: there is no such table.
+            RuntimeError: it is sharded, and this process has some of its rows; or as for a `Table` without a shard.
         """
         with opening:
             description = store.describe_table(name)
             if description is None:
                 raise KeyError(f'there is no table "{name}"')
+            refuse_sharded("a call by name", [name], f"modules over it look up the rows of all ranks; else {ELSEWHERE}")
             dim, config = description
             table = cls(name, dim, TableConfig.from_json(config))
             if table.is_new:
@@ -398,20 +404,17 @@ def disagreeing_on_error(shard: Shard | None) -> Iterator[None]:
         raise
 
 
-_shards: dict[int, tuple[int, int]] = {}
-"""The rank and the number of ranks of each sharded table, by its number."""
-
-
 def _check_same_shard(table: Table) -> None:
     """Refuses to open a table as another shard than it was opened as: its rows are those of that one."""
-    own = (0, 1) if table.shard is None else (table.shard.rank, table.shard.world)
-    others = own if table.is_new else _shards.get(table.table_id, own)
+    own = WHOLE if table.shard is None else (table.shard.rank, table.shard.world)
+    if table.is_new:
+        note_new(table.table_id, own)
+    others = note_part(table.table_id, own)
     if own != others:
         raise ValueError(
             f'table "{table.name}" is open as shard {others[0]} of {others[1]}, '
             f"and cannot be shard {own[0]} of {own[1]}"
         )
-    _shards[table.table_id] = own
 
 
 _default_tables: dict[int, Table] = {}

@@ -14,6 +14,7 @@ from torch import Tensor
 from recstore_ops.config.progress_bars import Bar
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.ops import operators
+from recstore_ops.table.known_shards import ELSEWHERE, refuse_sharded
 from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.portions import as_tensor, rows_at_a_time
@@ -26,13 +27,13 @@ def exported_ids(table: Table, as_matrix: bool) -> Tensor | range:
     """The ids that a table is exported with: those that have a row, rising, or all.
 
     Raises:
-        ValueError: as a matrix, a table without `num_embeddings`, or a sharded one; else one whose ids share rows.
+        ValueError: as a matrix, a table without `num_embeddings`; else one whose ids share rows.
+        RuntimeError: a sharded table.
     """
+    refuse_sharded("an export of rows", [table.name], ELSEWHERE)
     if not as_matrix:
         refuse_shared_rows(table.name, table.config.admission, "a file of rows")
         return operators.hashtable_ids(table.handle).sort().values
-    if table.is_sharded:
-        raise ValueError(f'table "{table.name}" is sharded: this rank has some rows of its matrix, not all')
     if table.config.num_embeddings is None:
         raise ValueError(f'table "{table.name}" has no num_embeddings, which as_matrices needs')
     return range(table.config.num_embeddings)

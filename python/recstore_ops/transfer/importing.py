@@ -14,11 +14,14 @@ from torch import Tensor
 from recstore_ops.config.progress_bars import Bar
 from recstore_ops.ops import operators
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.known_shards import refuse_sharded
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.portions import as_tensor, rows_at_a_time
 from recstore_ops.transfer.row_ranges import check_rows_follow, row_ranges
 from recstore_ops.transfer.safetensors_file import SafetensorsFile
 from recstore_ops.transfer.safetensors_index import SafetensorsIndex
+
+_SHARDED = "import them in one process, save that by checkpoint.save, and give each rank its rows by sharding.load"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,7 @@ class Import:
     def check(self) -> None:
         """Raises what `import_rows` does; changes nothing."""
         table = self.table
+        refuse_sharded("an import of rows", [table.name], _SHARDED)
         ids_shape = [len(self.ids)] if isinstance(self.ids, range) else list(check_ids(self.ids).shape)
         if not self.rows.is_floating_point():
             raise TypeError(f'table "{table.name}" takes floating-point rows, got {self.rows.dtype}{self.where}')
@@ -99,6 +103,23 @@ class Source:
         tensors = self._names | self._parts.keys()
         names = {name.removesuffix(".ids") for name in tensors if name.endswith(".ids")}
         return sorted(name for name in names if f"{name}.rows" in tensors)
+
+    def check_pairs(self) -> None:
+        """Checks that every tensor is of a pair of ids and rows.
+
+        Raises:
+            ValueError: some are of none, or there is no pair.
+        """
+        names = self.pairs()
+        if not names:
+            raise ValueError(f"{self.file.path} has no tensors NAME.ids and NAME.rows, but {self.file.names()}")
+        known = {f"{name}.{half}" for name in names for half in ("ids", "rows")}
+        parts = {part.tensor for name in known for part in self._parts.get(name, [])}
+        if others := sorted(self._names - known - parts):
+            raise ValueError(
+                f"{self.file.path} has {others}, of which none has both NAME.ids and NAME.rows: name the tensors that "
+                f"are to be imported, as tables={{{names[0]!r}: {names[0]!r}}}"
+            )
 
     def imports(self, table: Table, names: str | tuple[str, ...]) -> list[Import]:
         """What goes to a table, tensor by tensor.

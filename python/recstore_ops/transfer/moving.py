@@ -25,6 +25,7 @@ from recstore_ops.nn.embedding_bag import DistEmbeddingBag
 from recstore_ops.nn.embedding_bag_collection import RecStoreEmbeddingBagCollection
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.servers import store
+from recstore_ops.table.checks import refuse_text
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export, exported_ids
 from recstore_ops.transfer.importing import Import, Source
@@ -95,6 +96,7 @@ def import_rows(table: AnyTable, ids: Tensor, rows: Tensor, *, progress: bool | 
         TypeError: ids or rows of another type.
         ValueError: ids or rows of another shape, or a value that is not finite, under the policy `error`.
         IndexError: an id outside the table's `num_embeddings`.
+        RuntimeError: a sharded table.
     """
     _import([Import(_opened(table), ids, rows)], progress)
 
@@ -111,24 +113,29 @@ def import_safetensors(
         tables: the table of each tensor, by the tensor's name. `name` stands for the tensors `name.ids` and
             `name.rows`, as `export_safetensors` writes them, where these are there; else for a matrix whose row
             i is that of the id i. Each may be split, `name[0:1000]` and so on. A tuple of names stands for matrices
-            one after another: the ids go on. Where absent, every pair goes to the table of its name.
+            one after another: the ids go on. Where absent, every pair goes to the table of its name, and the file must
+            have nothing else.
         progress: as in `import_rows`.
 
     Raises:
         OSError: there is no such file, or not the one that a tensor lies in by the index.
         ValueError: a file is no safetensors file, lacks a tensor or has others than the index says; an index that
-            names a tensor twice; parts of a tensor that leave out rows or have them twice; further as `import_rows`.
-        KeyError, TypeError, IndexError: as `import_rows`.
+            names a tensor twice; parts of a tensor that leave out rows or have them twice; without `tables`, a tensor
+            of no pair; further as `import_rows`.
+        KeyError, TypeError, IndexError, RuntimeError: as `import_rows`.
 
     Warns:
         UserWarning: the tensors have not the size that the index says.
     """
+    if tables is not None and not isinstance(tables, Mapping):
+        raise TypeError(f"tables are by the names of tensors, as {{'user': table}}, got {tables!r}")
     source = Source(open_safetensors(path))
     if tables is None:
+        source.check_pairs()
         tables = {name: name for name in source.pairs()}
     imports = [each for names, table in tables.items() for each in source.imports(_opened(table), names)]
     if not imports:
-        raise ValueError(f"{source.file.path} has no tensors NAME.ids and NAME.rows, but {source.file.names()}")
+        raise ValueError(f"import_safetensors: tables names no tensor of {source.file.path}")
     _import(imports, progress)
 
 
@@ -147,7 +154,7 @@ def import_torchrec(
     Raises:
         TypeError: a weight that is sharded, or no tensor.
         ValueError: there is no weight of a table, or more than one; further as `import_rows`.
-        IndexError: as `import_rows`.
+        IndexError, RuntimeError: as `import_rows`.
     """
     modules = collection._by_name()
     _import(
@@ -167,7 +174,8 @@ def export_torchrec(collection: TableCollection[Any, Any], *, progress: bool | N
         row type. An id without a row has its initial value.
 
     Raises:
-        ValueError: a table without `num_embeddings`, or a sharded one.
+        ValueError: a table without `num_embeddings`.
+        RuntimeError: a sharded table.
     """
     kind = "embedding_bags" if isinstance(collection, RecStoreEmbeddingBagCollection) else "embeddings"
     exports = {name: Export(each.table, exported_ids(each.table, True)) for name, each in collection._by_name().items()}
@@ -215,11 +223,14 @@ def export_safetensors(
         progress: as in `import_rows`.
 
     Raises:
+        TypeError: `tables` is a text, or one table.
         KeyError: there is no table of a name.
-        ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`, or a
-            sharded one; or a table has shared rows, which a file would not hold.
+        ValueError: a row does not fit into `max_shard_size`; or, `as_matrices`, a table without `num_embeddings`; or a
+            table has shared rows, which a file would not hold.
+        RuntimeError: a sharded table.
         OSError: a file cannot be written, or the directory holds something.
     """
+    refuse_text("tables", tables)
     opened = [_opened(table) for table in (store.table_names() if tables is None else tables)]
     exports = list({table.name: Export(table, exported_ids(table, as_matrices)) for table in opened}.values())
     with bar_of_rows("exporting", sum(len(export) for export in exports), progress) as bar:
@@ -243,6 +254,7 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
         ImportError: pyarrow is not installed.
         KeyError: there is no table of this name.
         ValueError: the table has shared rows, which the file would not hold.
+        RuntimeError: a sharded table.
         OSError: the file cannot be written.
     """
     pyarrow, parquet = _pyarrow()

@@ -73,8 +73,9 @@ def publish(
             theirs has all ranks of the job.
 
     Raises:
-        ValueError: something else is in the directory, another process publishes to it, or as `export`; or the program
-            of the model has control flow, so that it cannot be run by its graph.
+        ValueError: `token`, `tls` or `insecure` without `address`; or something else is in the directory, another
+            process publishes to it, or as `export`; or the program of the model has control flow, so that it cannot be
+            run by its graph.
         RuntimeError: a table is published already, or its servers do not answer; another process failed.
         OSError: a file cannot be written.
     """
@@ -83,6 +84,8 @@ def publish(
     place, model = Path(user_path(directory, "directory")), unwrapped(model)
 
     def begun(others: Others, pace: Pace) -> WritingPublisher:
+        if address is None:
+            _check_not_served(token=token, tls=tls, insecure=insecure)
         exported = ExportedModel(model, example_inputs, dynamic_shapes)
         publisher = _begun(model, exported, place, encodings_of(exported.tables, encoding), others, pace)
         try:
@@ -104,6 +107,12 @@ def publish(
     if not ranks.is_first:
         return RankPublisher(place, ranks)
     return ranks.together(lambda: begun(ranks, Pace(interval, MOST_STEPS_OF_RANKS)), WritingPublisher.told)
+
+
+def _check_not_served(**options: Any) -> None:
+    """Refuses options of an address where there is none."""
+    if given := [name for name, value in options.items() if value not in (None, False)]:
+        raise ValueError(f"publish: {given[0]} is about who may reach the publication, and it has no address")
 
 
 def _begun(
