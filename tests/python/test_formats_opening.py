@@ -167,6 +167,7 @@ class TestOptions:
             ("libsvm", {"num_fields": 0, "by_field": True}, "expected num_fields to be at least 1, got 0"),
             ("libsvm", {"on_bad_line": "go"}, "expected on_bad_line to be stop or skip, got 'go'"),
             ("libsvm", {"hash_buckets": 0}, "expected at least 1 bucket, got 0"),
+            ("libsvm", {"hash_buckets": 2**63}, f"buckets must be an int64, got {2**63}"),
             ("libsvm", {"file_format": "json"}, f"expected one of {FORMATS} as format, got 'json'"),
         ],
     )

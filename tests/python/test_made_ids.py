@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recstore_ops import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
 from recstore_ops.ops import made_ids, operators
@@ -410,6 +411,48 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 def test_wrong_arguments_are_refused(call: Callable[[], object], words: str) -> None:
     with pytest.raises(RuntimeError, match=f"^{re.escape(words)}$"):
         call()
+
+
+OF_VALUES = {
+    "offsets that fall",
+    "narrow offsets behind the end",
+    "an offset below 0",
+    "a code too large",
+    "a code below 0",
+}
+
+
+@pytest.mark.parametrize("case", [case for case in WRONG if case not in OF_VALUES])
+def test_wrong_arguments_are_refused_where_there_are_no_values(case: str) -> None:
+    call, words = WRONG[case]
+    with FakeTensorMode(allow_non_fake_inputs=True), pytest.raises(RuntimeError, match=f"^{re.escape(words)}$"):
+        call()
+
+
+NEVER_RIGHT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "bucket_ids": (lambda ids: bucket_ids(ids, 0), WRONG["no bucket"][1]),
+    "ngram_ids": (lambda ids: ngram_ids(ids, 0, 1, 1), WRONG["no n-gram"][1]),
+    "prefix_ids": (lambda ids: prefix_ids(ids, [4, 4, 0]), "prefix_ids: the size of level 2 must be at least 1, got 0"),
+    "cross_ids": (lambda ids: cross_ids([ids, ids[:1]]), "cross_ids: ids must have one shape, got [3] at position 0"),
+    "cross_ids of none": (lambda ids: cross_ids([]) + ids, WRONG["a cross of nothing"][1]),
+}
+
+
+@pytest.mark.parametrize(("call", "words"), NEVER_RIGHT.values(), ids=NEVER_RIGHT)
+def test_a_call_that_would_always_fail_is_not_exported(call: Callable[[Tensor], Tensor], words: str) -> None:
+    class Model(torch.nn.Module):
+        """The call as a model."""
+
+        def forward(self, ids: Tensor) -> Tensor:
+            """Returns what the call gives."""
+            return call(ids)
+
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        torch.export.export(Model(), (longs([1, 2, 3]),))
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        torch.compile(call, fullgraph=True, backend="eager")(longs([1, 2, 3]))
+    with pytest.raises(RuntimeError, match=re.escape(words)):
+        call(longs([1, 2, 3]).to("meta"))
 
 
 # The same bits everywhere.

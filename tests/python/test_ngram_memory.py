@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from recstore_ops import NGramMemory, SparseOptimizer, checkpoint, export, load_bundle
+from recstore_ops import NGramMemory, SparseOptimizer, checkpoint, export, load_bundle, ngram_ids, table_names
 
 pytestmark = pytest.mark.tier("test")
 
@@ -131,18 +134,103 @@ def test_a_memory_goes_on_from_a_checkpoint_to_the_bit(table_name: TableName, tm
     assert all(torch.equal(step(again), each) for each in expected)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"n": 1}, "NGramMemory: expected n of at least 2, got 1"),
-        ({"heads": 0}, "NGramMemory: expected heads of at least 1, got 0"),
-    ],
-)
-def test_wrong_sizes_are_refused(options: dict[str, int], message: str, table_name: TableName) -> None:
-    with pytest.raises(ValueError, match=message):
-        memory(table_name(), **options)
-    with pytest.raises(ValueError, match="expected rows of at least 1, got 0"):
-        NGramMemory(HIDDEN, 0, DIM, table_name())
+NO_MEMORY: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    "n of 1": ({"n": 1}, ValueError, "expected n from 2 to 256, got 1"),
+    "n of 257": ({"n": 257}, ValueError, "expected n from 2 to 256, got 257"),
+    "a float n": ({"n": 2.0}, TypeError, "n must be an integer, got 2.0"),
+    "no heads": ({"heads": 0}, ValueError, "expected heads from 1 to 1024, got 0"),
+    "many heads": ({"heads": 1025}, ValueError, "expected heads from 1 to 1024, got 1025"),
+    "NaN heads": ({"heads": float("nan")}, TypeError, "heads must be an integer, got nan"),
+    "no rows": ({"rows": 0}, ValueError, f"expected rows from 1 to {(2**63 - 1) // 4}, got 0"),
+    "rows beyond int64": ({"rows": 2**61}, ValueError, f"expected rows from 1 to {(2**63 - 1) // 4}, got {2**61}"),
+    "a float of rows": ({"rows": 1e6}, TypeError, "rows must be an integer, got 1000000.0"),
+    "no hidden state": ({"hidden_dim": 0}, ValueError, "expected hidden_dim from 1 to 9223372036854775807, got 0"),
+    "less than none": ({"hidden_dim": -1}, ValueError, "expected hidden_dim from 1 to 9223372036854775807, got -1"),
+    "no dim": ({"dim": 0}, ValueError, "expected dim from 1 to 9223372036854775807, got 0"),
+    "a float seed": ({"hash_seed": 1.5}, TypeError, "hash_seed must be an integer, got 1.5"),
+    "no seed": ({"hash_seed": None}, TypeError, "hash_seed must be an integer, got None"),
+    "a seed beyond int64": ({"hash_seed": 2**63}, ValueError, f"hash_seed must be an int64, got {2**63}"),
+}
+
+
+@pytest.mark.parametrize(("options", "error", "words"), NO_MEMORY.values(), ids=NO_MEMORY)
+def test_wrong_numbers_are_refused_before_there_is_a_table(
+    options: dict[str, Any], error: type[Exception], words: str, table_name: TableName
+) -> None:
+    name = table_name()
+    chosen = {"hidden_dim": HIDDEN, "rows": ROWS, "dim": DIM, "name": name, **options}
+    with pytest.raises(error, match=f"^NGramMemory: {re.escape(words)}$"):
+        NGramMemory(**chosen)
+    assert name not in table_names()
+
+
+@pytest.mark.parametrize("rows", [2**63 - 1, 2**62 + 1])
+def test_rows_up_to_int64_have_ids(rows: int, table_name: TableName) -> None:
+    module = NGramMemory(HIDDEN, rows, DIM, table_name(), n=2, heads=1)
+    _, tokens = texts(2, 6)
+    assert module.ids(tokens).shape == (2, 6, 1)
+    most = NGramMemory(HIDDEN, (2**63 - 1) // 4, DIM, table_name(), n=3, heads=2)
+    assert (most.ids(tokens) // most.num_rows == torch.arange(4)).all()
+
+
+def test_seeds_go_on_in_64_bits(table_name: TableName) -> None:
+    _, tokens = texts(2, 6)
+    last = memory(table_name(), hash_seed=2**63 - 2).ids(tokens)
+    first = memory(table_name(), n=2, hash_seed=-(2**63))
+    assert torch.equal(last[..., 2:], ngram_ids(tokens, 3, 2, ROWS, -(2**63)) + torch.tensor([2, 3]) * ROWS)
+    assert torch.equal(first.ids(tokens), ngram_ids(tokens, 2, 2, ROWS, -(2**63)) + torch.tensor([0, 1]) * ROWS)
+
+
+SHAPES = [((2, 5, HIDDEN), (2, 1)), ((2, 1, HIDDEN), (2, 5)), ((2, 5, HIDDEN), (1, 5)), ((5, HIDDEN), (2, 5))]
+
+
+@pytest.mark.parametrize(("hidden", "tokens"), [*SHAPES, ((2, 5, 1), (2, 5)), ((2, 5, HIDDEN + 1), (2, 5))])
+def test_hidden_states_of_other_tokens_are_refused(
+    hidden: tuple[int, ...], tokens: tuple[int, ...], table_name: TableName
+) -> None:
+    module = memory(table_name())
+    words = f"tokens of shape {list(tokens)} need hidden states of {[*tokens, HIDDEN]}, got {list(hidden)}"
+    given = torch.randn(hidden), torch.zeros(tokens, dtype=torch.int64)
+    with pytest.raises(ValueError, match=f"^NGramMemory: {re.escape(words)}$"):
+        module(*given)
+    with pytest.raises(Exception, match=re.escape(words)):
+        torch.export.export(module.eval(), given, strict=False)
+
+
+def test_shapes_stay_dynamic(table_name: TableName) -> None:
+    module = memory(table_name()).eval()
+    sizes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    program = torch.export.export(module, texts(2, 6), dynamic_shapes=(sizes, sizes), strict=False).module()
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    for shape in ((2, 6), (3, 9)):
+        given = texts(*shape)
+        with torch.no_grad():
+            torch.testing.assert_close(program(*given), module(*given))
+            torch.testing.assert_close(compiled(*given), module(*given))
+
+
+def test_a_state_of_other_hash_functions_is_refused(table_name: TableName) -> None:
+    state = memory(table_name()).state_dict()
+    memory(table_name()).load_state_dict(state)
+    own = f"n 3, heads 2, rows {ROWS}, hash_seed 0"
+    others = [{"hash_seed": 5}, {"n": 5, "heads": 1}, {"n": 2, "heads": 4}]
+    for options in others:
+        words = ", ".join(
+            f"{name} {value}" for name, value in {"n": 3, "heads": 2, "rows": ROWS, "hash_seed": 0, **options}.items()
+        )
+        with pytest.raises(
+            ValueError, match=re.escape(f"the state is of a memory with {own}, but this one has {words}")
+        ):
+            memory(table_name(), **options).load_state_dict(state)
+    with pytest.raises(RuntimeError, match="Missing key"):
+        memory(table_name()).load_state_dict({key: value for key, value in state.items() if "extra_state" not in key})
+
+
+def test_a_copy_and_a_pickle_are_the_same_memory(table_name: TableName) -> None:
+    module, given = memory(table_name()), texts(2, 6)
+    for again in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(again(*given), module(*given))
+        again.load_state_dict(module.state_dict())
 
 
 def test_an_unknown_option_is_refused(table_name: TableName) -> None:

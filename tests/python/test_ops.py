@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 import recstore_ops
 from recstore_ops.ops import operators
@@ -45,6 +46,8 @@ ROWS = torch.arange(12.0).reshape(4, DIM)
 OFFSETS = torch.tensor([0, 1, 1, 4])
 WEIGHTS = torch.tensor([1.0, -2.0, 0.5, 3.0])
 CHARACTERS = torch.tensor([66, 101, 114, 110], dtype=torch.uint8)
+OF_REAL_VALUES = {"emb_read", "emb_write", "emb_update", "unique", "merge_gradients"}
+"""The operators of the default table, and those whose results have a size that only values tell."""
 MAKERS_OF_IDS = {"hash_strings", "cross_ids", "ngram_ids", "prefix_ids", "bucket_ids"}
 
 
@@ -130,6 +133,48 @@ def test_opcheck_passes(name: str, table: Tensor, collector: Tensor, table_name:
     other = ops.make_hashtable(table_name(), DIM)
     for args in arguments(table, other, collector)[name]:
         torch.library.opcheck(overload(name), args)
+
+
+def each_on_meta(args: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The arguments with one tensor moved to the meta device, once for each."""
+    flat, structure = tree_flatten(args)
+    tensors = [place for place, value in enumerate(flat) if isinstance(value, Tensor)]
+
+    def moved(place: int) -> tuple[Any, ...]:
+        return tree_unflatten([*flat[:place], flat[place].to("meta"), *flat[place + 1 :]], structure)
+
+    return [moved(place) for place in tensors]
+
+
+def all_on_meta(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tree_map_only(Tensor, lambda tensor: tensor.to("meta"), args)
+
+
+@pytest.mark.parametrize("name", sorted(all_overloads() - EAGER_ONLY))
+def test_one_meta_tensor_among_others_is_refused(
+    name: str, table: Tensor, collector: Tensor, table_name: Callable[[], str]
+) -> None:
+    other = ops.make_hashtable(table_name(), DIM)
+    words = rf"^{name.partition('.')[0]}: got a meta tensor, which has no values, (for a table|beside one) that has$"
+    for args in arguments(table, other, collector)[name]:
+        for mixed in each_on_meta(args):
+            if any(isinstance(value, Tensor) and not value.is_meta for value in tree_leaves(mixed)):
+                with pytest.raises(RuntimeError, match=words):
+                    overload(name)(*mixed)
+
+
+@pytest.mark.parametrize("name", sorted(all_overloads() - EAGER_ONLY - OF_REAL_VALUES))
+def test_meta_tensors_alone_give_meta_tensors(
+    name: str, table: Tensor, collector: Tensor, table_name: Callable[[], str]
+) -> None:
+    other = ops.make_hashtable(table_name(), DIM)
+    for args in arguments(table, other, collector)[name]:
+        expected, found = (
+            [result for result in tree_leaves(overload(name)(*given)) if result is not None]
+            for given in (args, all_on_meta(args))
+        )
+        assert [each.shape for each in found] == [each.shape for each in expected]
+        assert all(each.is_meta for each in found)
 
 
 def test_every_stateful_operator_has_an_ordered_effect() -> None:

@@ -103,6 +103,7 @@ pytestmark = pytest.mark.tier("quick")
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"dim": 0}, "dim must be at least 1, got 0"),
         ({"hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
+        ({"hash_buckets": 2**63}, f"hash_buckets must be at most {2**63 - 1}, got {2**63}"),
         ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
         ({"admit_after": 0}, "admit_after must be at least 1, got 0"),
         ({"admit_after": 2, "shared_rows": 0}, "shared_rows must be at least 1, got 0"),

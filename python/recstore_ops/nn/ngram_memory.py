@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -12,6 +15,7 @@ from recstore_ops.config.table_options import DEFAULTS, TableOptions
 from recstore_ops.nn.copies import Copies
 from recstore_ops.nn.dist_embedding import DistEmbedding
 from recstore_ops.nn.staging import StagedRows
+from recstore_ops.ops.integers import as_int64
 from recstore_ops.ops.made_ids import ngram_ids
 
 
@@ -34,13 +38,16 @@ class NGramMemory(nn.Module):
         rows: the most rows of each hash function.
         dim: elements of a row.
         name: the table's name.
-        n: the length of the longest n-grams; at least 2.
-        heads: hash functions of each length.
-        hash_seed: of the hash functions; function k has `hash_seed + k`.
+        n: the length of the longest n-grams, from 2 to 256.
+        heads: hash functions of each length, from 1 to 1,024.
+        hash_seed: an int64, of the hash functions; function k has `hash_seed + k`, in 64 bits.
         **options: see `recstore_ops.TableOptions`.
 
+    `state_dict` has `n`, `heads`, `rows` and `hash_seed` beside the rows, and loading one with others is an error.
+
     Raises:
-        ValueError: `n` below 2, or `rows` or `heads` below 1; further as `DistEmbedding`.
+        TypeError: a number that is no integer.
+        ValueError: a number out of its range, or more rows than int64 has ids; further as `DistEmbedding`.
     """
 
     __module__ = "recstore_ops"
@@ -59,12 +66,12 @@ class NGramMemory(nn.Module):
         **options: Unpack[TableOptions],
     ) -> None:
         super().__init__()
-        for what, value, least in (("n", n, 2), ("rows", rows, 1), ("heads", heads, 1)):
-            if value < least:
-                raise ValueError(f"NGramMemory: expected {what} of at least {least}, got {value}")
-        self.n, self.heads, self.num_rows, self.hash_seed = n, heads, rows, hash_seed
-        functions = (n - 1) * heads
-        self.table = DistEmbedding(functions * rows, dim, name, **options)
+        hidden_dim, dim = _from(1, 2**63 - 1, "hidden_dim", hidden_dim), _from(1, 2**63 - 1, "dim", dim)
+        self.n, self.heads = _from(2, 256, "n", n), _from(1, 1024, "heads", heads)
+        functions = (self.n - 1) * self.heads
+        self.num_rows = _from(1, (2**63 - 1) // functions, "rows", rows)
+        self.hash_seed = as_int64("NGramMemory", "hash_seed", hash_seed)
+        self.table = DistEmbedding(functions * self.num_rows, dim, name, **options)
         self.key = nn.Linear(functions * dim, hidden_dim, bias=False)
         self.value = nn.Linear(functions * dim, hidden_dim, bias=False)
         nn.init.zeros_(self.value.weight)
@@ -78,12 +85,11 @@ class NGramMemory(nn.Module):
             tokens: int64 `[..., T]`, one text a row.
         """
         hashes = [
-            ngram_ids(tokens, length, self.heads, self.num_rows, self.hash_seed + (length - 2) * self.heads)
+            ngram_ids(tokens, length, self.heads, self.num_rows, _wrapped(self.hash_seed + (length - 2) * self.heads))
             for length in range(2, self.n + 1)
         ]
-        functions = len(hashes) * self.heads
-        first_ids = torch.arange(0, functions * self.num_rows, self.num_rows, dtype=torch.int64, device=tokens.device)
-        return torch.cat(hashes, dim=-1) + first_ids
+        functions = torch.arange(len(hashes) * self.heads, dtype=torch.int64, device=tokens.device)
+        return torch.cat(hashes, dim=-1) + functions * self.num_rows
 
     def stage(self, features: Tensor, copies: Copies) -> StagedRows:
         """Begins to read the rows of tokens ahead, for `StagingDataLoader`."""
@@ -95,10 +101,59 @@ class NGramMemory(nn.Module):
         Args:
             hidden: `[..., T, hidden_dim]`.
             tokens: int64 `[..., T]`, one text a row; or the rows that a `StagingDataLoader` gave for them.
+
+        Raises:
+            ValueError: hidden states of other tokens, or of another `hidden_dim`.
         """
         rows = self.table(tokens if isinstance(tokens, StagedRows) else self.ids(tokens))
         remembered = rows.flatten(-2).to(hidden.dtype)
+        self._check_shape(hidden, remembered)
         shape = hidden.shape[-1:]
         agreement = functional.rms_norm(hidden, shape) * functional.rms_norm(self.key(remembered), shape)
         gate = torch.sigmoid(agreement.sum(-1, keepdim=True) / shape[0] ** 0.5)
         return hidden + gate * self.value(remembered)
+
+    def _check_shape(self, hidden: Tensor, remembered: Tensor) -> None:
+        expected = (*remembered.shape[:-1], self.value.out_features)
+        if hidden.dim() != len(expected) or any(map(operator.ne, hidden.shape, expected)):
+            tokens, got = list(expected[:-1]), list(hidden.shape)
+            raise ValueError(f"NGramMemory: tokens of shape {tokens} need hidden states of {list(expected)}, got {got}")
+
+    def get_extra_state(self) -> Tensor:
+        """What the rows mean, for `state_dict`: `n`, `heads`, `rows` and `hash_seed`, int64 [4]."""
+        return torch.tensor(list(self._meaning().values()), dtype=torch.int64, device="cpu")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Checks that the rows of a state mean the same here.
+
+        Raises:
+            TypeError: no such tensor.
+            ValueError: they are those of other n-grams or hash functions.
+        """
+        own = self._meaning()
+        if not isinstance(state, Tensor) or state.shape != (len(own),):
+            raise TypeError(f"NGramMemory: expected a state of {', '.join(own)}, got {state!r}")
+        given = dict(zip(own, state.tolist(), strict=True))
+        if given != own:
+            raise ValueError(
+                f"NGramMemory: the state is of a memory with {_words(given)}, but this one has {_words(own)}"
+            )
+
+    def _meaning(self) -> dict[str, int]:
+        return {"n": self.n, "heads": self.heads, "rows": self.num_rows, "hash_seed": self.hash_seed}
+
+
+def _from(least: int, most: int, what: str, value: Any) -> int:
+    number = as_int64("NGramMemory", what, value)
+    if not least <= number <= most:
+        raise ValueError(f"NGramMemory: expected {what} from {least} to {most}, got {number}")
+    return number
+
+
+def _wrapped(number: int) -> int:
+    """A sum as an int64, of which 64 bits are kept."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+def _words(meaning: dict[str, int]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in meaning.items())

@@ -15,8 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.overrides import is_tensor_like
 
 from recstore_ops.ops import operators
+from recstore_ops.ops.integers import as_int64
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,20 +58,24 @@ def hash_strings(
         texts: a list of `str` or `bytes`, a numpy array of them, or an Arrow array of type string, large_string, binary
             or large_binary, chunked or not. None, NaN and Arrow's null are missing strings.
         seed: another one gives other ids. `recstore train` takes 0.
-        missing: the id of a missing string.
+        missing: the id of a missing string, an int64.
 
     Returns:
         int64 [N], on the CPU.
 
     Raises:
-        TypeError: `texts`, or one of them, is something else; the message names its position.
-        ValueError: a string is missing and there is no id for it, or a text has no UTF-8; the message names its
-            position.
+        TypeError: `texts`, or one of them, is something else, and the message names its position; or `seed` or
+            `missing` is no integer.
+        ValueError: a string is missing and there is no id for it, or a text has no UTF-8, and the message names its
+            position; or `seed` or `missing` is no int64.
 
     Examples:
         >>> hash_strings(["Bern", b"Bern", None], missing=-1)
         tensor([700966251408354108, 700966251408354108,                 -1])
     """
+    seed = as_int64("hash_strings", "seed", seed)
+    if missing is not None:
+        missing = as_int64("hash_strings", "missing", missing)
     first, parts = 0, []
     for column in _columns(texts):
         ids_N = operators.hash_strings(column.characters, column.offsets, seed)
@@ -91,20 +97,25 @@ def cross_ids(ids: Sequence[Tensor], seed: int = 0) -> Tensor:
     Their order counts: the cross of a user and an item is not that of the item and the user.
 
     Args:
-        ids: one tensor or more of integers, all of one shape.
+        ids: one tensor or more of int64, uint64, int32, int16, int8 or uint8, all of one shape.
         seed: another one gives other ids.
 
     Returns:
         int64, in the shape of each.
 
     Raises:
-        RuntimeError: no tensors, or shapes that differ.
+        TypeError: something that is no tensor, a sparse tensor, or a seed that is no integer.
+        ValueError: a seed that is no int64.
+        RuntimeError: no tensors, shapes that differ, or another type.
 
     Examples:
         >>> cross_ids([torch.tensor([1, 2]), torch.tensor([2, 1])])
         tensor([-4838594755968170389, -2274933249722822011])
     """
-    return operators.cross_ids(list(ids), seed)
+    columns = list(ids)
+    for number, column in enumerate(columns):
+        _check_dense("cross_ids", f"ids at position {number}", column)
+    return operators.cross_ids(columns, as_int64("cross_ids", "seed", seed))
 
 
 def ngram_ids(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) -> Tensor:
@@ -114,7 +125,7 @@ def ngram_ids(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) ->
     table k has `seed + k`. Before the first token of a row stand tokens -1, and never those of another row.
 
     Args:
-        tokens: integers of any shape `[..., T]`: rows of T tokens.
+        tokens: int64, uint64, int32, int16, int8 or uint8 `[..., T]`: rows of T tokens.
         n: tokens of an n-gram, from 1 to 256.
         tables: how many, from 1 to 1,024.
         vocab: rows of each.
@@ -124,7 +135,9 @@ def ngram_ids(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) ->
         int64 in `[0, vocab)`, `[..., T, tables]`.
 
     Raises:
-        RuntimeError: a number out of its range.
+        TypeError: `tokens` is no dense tensor, or a number is no integer.
+        ValueError: a number is no int64.
+        RuntimeError: a number out of its range, or tokens of another type.
 
     Examples:
         >>> ngram_ids(torch.tensor([[5, 6, 5, 6]]), 2, 2, 1000)[0]
@@ -133,7 +146,9 @@ def ngram_ids(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) ->
                 [341, 723],
                 [311, 695]])
     """
-    return operators.ngram_ids(tokens, n, tables, vocab, seed)
+    _check_dense("ngram_ids", "tokens", tokens)
+    options = (("n", n), ("tables", tables), ("vocab", vocab), ("seed", seed))
+    return operators.ngram_ids(tokens, *(as_int64("ngram_ids", name, value) for name, value in options))
 
 
 def prefix_ids(codes: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -142,21 +157,25 @@ def prefix_ids(codes: Tensor, sizes: Sequence[int]) -> Tensor:
     Semantic ids are such codes: an item is a few of them, from coarse to fine.
 
     Args:
-        codes: integers `[..., L]`, of level l from 0 to below `sizes[l]`.
+        codes: int64, uint64, int32, int16, int8 or uint8 `[..., L]`, of level l from 0 to below `sizes[l]`.
         sizes: how many codes each of the L levels has. The prefixes must not be more than 2**63.
 
     Returns:
         int64 `[..., L]`, from 0 to below the number of prefixes: `sizes[0] + sizes[0] * sizes[1] + ...`.
 
     Raises:
-        RuntimeError: a code that is not of its level; a size below 1; too many prefixes.
+        TypeError: `codes` is no dense tensor, or a size is no integer.
+        ValueError: a size is no int64.
+        RuntimeError: a code that is not of its level; a size below 1; too many prefixes; codes of another type.
 
     Examples:
         >>> prefix_ids(torch.tensor([[0, 0], [2, 3]]), [3, 4])
         tensor([[ 0,  3],
                 [ 2, 14]])
     """
-    return operators.prefix_ids(codes, list(sizes))
+    _check_dense("prefix_ids", "codes", codes)
+    levels = [as_int64("prefix_ids", f"the size of level {level}", size) for level, size in enumerate(sizes)]
+    return operators.prefix_ids(codes, levels)
 
 
 def bucket_ids(ids: Tensor, buckets: int, seed: int = 0) -> Tensor:
@@ -165,7 +184,7 @@ def bucket_ids(ids: Tensor, buckets: int, seed: int = 0) -> Tensor:
     With seed 0 these are the ids of `recstore train --hash-buckets`.
 
     Args:
-        ids: integers of any shape.
+        ids: int64, uint64, int32, int16, int8 or uint8 of any shape.
         buckets: how many there are.
         seed: another one gives other buckets.
 
@@ -173,13 +192,24 @@ def bucket_ids(ids: Tensor, buckets: int, seed: int = 0) -> Tensor:
         int64 in `[0, buckets)`, in the shape of `ids`.
 
     Raises:
-        RuntimeError: `buckets` is below 1.
+        TypeError: `ids` is no dense tensor, or a number is no integer.
+        ValueError: a number is no int64.
+        RuntimeError: `buckets` is below 1, or ids of another type.
 
     Examples:
         >>> bucket_ids(torch.tensor([0, 1, 2, -1]), 1000)
         tensor([535, 465, 110, 936])
     """
-    return operators.bucket_ids(ids, buckets, seed)
+    _check_dense("bucket_ids", "ids", ids)
+    return operators.bucket_ids(ids, as_int64("bucket_ids", "buckets", buckets), as_int64("bucket_ids", "seed", seed))
+
+
+def _check_dense(function: str, what: str, ids: Any) -> None:
+    if isinstance(ids, Tensor):
+        if ids.layout != torch.strided:
+            raise TypeError(f"{function}: {what} must be a dense tensor, got layout {ids.layout}")
+    elif not is_tensor_like(ids):
+        raise TypeError(f"{function}: {what} must be a tensor, got {type(ids).__name__}")
 
 
 def _columns(texts: Any) -> list[_Column]:

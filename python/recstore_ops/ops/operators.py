@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._pytree import tree_leaves
 
 from recstore_ops import _native  # noqa: F401  (its import registers the operators)
+from recstore_ops.ops import id_fakes
 from recstore_ops.ops.recomputing import keep_in_checkpoints
 
 _NAMESPACE = "recstore"
@@ -54,32 +55,39 @@ def register_ordered_effect(name: str) -> None:
     register(name, EffectType.ORDERED)
 
 
-def refusing_meta(name: str, fake: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A fake kernel that takes what tracing gives it, and meta tensors only with a handle that is one too.
+def refusing_meta(name: str, fake: Callable[_P, _R], *, is_pure: bool = False) -> Callable[_P, _R]:
+    """A fake kernel that takes what tracing gives it, and meta tensors only if all tensors are.
 
-    A handle is an operator's first tensor.
+    The first tensor of an operator is a handle, unless the operator takes a default table or is pure.
     """
 
     @functools.wraps(fake)
     def checked(*args: _P.args, **kwargs: _P.kwargs) -> _R:
         tensors = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-        is_traced = any(isinstance(tensor, FakeTensor) for tensor in tensors)
-        is_real = name in OF_DEFAULT_TABLES or not tensors[0].is_meta
-        if is_real and not is_traced and any(tensor.is_meta for tensor in tensors):
-            raise RuntimeError(
-                f"{name.partition('.')[0]}: got a meta tensor, which has no values, for a table that has"
-            )
-        if is_traced:
+        if not any(isinstance(tensor, FakeTensor) for tensor in tensors):
+            _check_meta(name, tensors, is_pure)
+        elif not is_pure:
             keep_in_checkpoints()
         return fake(*args, **kwargs)
 
     return checked
 
 
+def _check_meta(name: str, tensors: list[Tensor], is_pure: bool) -> None:
+    are_meta = [tensor.is_meta for tensor in tensors]
+    if not any(are_meta):
+        return
+    operator = name.partition(".")[0]
+    if not is_pure and (name in OF_DEFAULT_TABLES or not are_meta[0]):
+        raise RuntimeError(f"{operator}: got a meta tensor, which has no values, for a table that has")
+    if not all(are_meta):
+        raise RuntimeError(f"{operator}: got a meta tensor, which has no values, beside one that has")
+
+
 def _traced(name: str, fake: Callable[..., Any], *, is_pure: bool = False) -> Any:
     """An operator that graphs take: with its fake kernel, and an ordered effect unless it leaves the store alone."""
     qualified = f"{_NAMESPACE}::{name}"
-    torch.library.register_fake(qualified)(fake if is_pure else refusing_meta(name, fake))
+    torch.library.register_fake(qualified)(refusing_meta(name, fake, is_pure=is_pure))
     if not is_pure:
         register_ordered_effect(qualified)
         EFFECTFUL.append(qualified)
@@ -97,7 +105,7 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.recstore, packet), overload or "default")
 
 
-# Fake kernels, with the arguments of their operators.
+# Fake kernels, with the arguments of their operators. Those of the operators that make ids stand in `id_fakes`.
 
 
 def _returns_nothing(*args: object, **kwargs: object) -> None:
@@ -117,7 +125,9 @@ def _rows_and_places(table: Tensor, ids: Tensor, dim: int) -> tuple[Tensor, Tens
 
 
 def _places(ids: Tensor, tables: int) -> Tensor:
-    return torch.empty(ids.numel() + PLACES_TAG * tables, dtype=torch.int32, device="cpu")
+    # The kernel leaves them on the host, whatever the device of the ids.
+    device = "meta" if ids.device.type == "meta" else "cpu"
+    return torch.empty(ids.numel() + PLACES_TAG * tables, dtype=torch.int32, device=device)
 
 
 def _indices_and_rows(table: Tensor, ids: Tensor, dim: int, insert: bool) -> tuple[Tensor, Tensor]:
@@ -176,22 +186,6 @@ def _merged(ids: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     return ids_U, grads.new_empty((distinct, grads.shape[-1]), dtype=torch.float32)
 
 
-def _ids_of_strings(characters: Tensor, offsets: Tensor, seed: int = 0) -> Tensor:
-    return characters.new_empty((offsets.shape[0] - 1,), dtype=torch.int64)
-
-
-def _crossed(ids: list[Tensor], seed: int = 0) -> Tensor:
-    return _ids_like(ids[0])
-
-
-def _ngrams(tokens: Tensor, n: int, tables: int, vocab: int, seed: int = 0) -> Tensor:
-    return tokens.new_empty((*tokens.shape, tables), dtype=torch.int64)
-
-
-def _ids_like(ids: Tensor, *_: object, **__: object) -> Tensor:
-    return ids.new_empty(ids.shape, dtype=torch.int64)
-
-
 def _distinct(ids: Tensor) -> torch.SymInt:
     """A size that only the data tells."""
     return torch.library.get_ctx().new_dynamic_size()
@@ -238,8 +232,8 @@ spread_rank_grads = _eager("spread_rank_grads")
 accept_rank_grads = _eager("accept_rank_grads")
 unique = _traced("unique", _unique, is_pure=True)
 merge_gradients = _traced("merge_gradients", _merged, is_pure=True)
-hash_strings = _traced("hash_strings", _ids_of_strings, is_pure=True)
-cross_ids = _traced("cross_ids", _crossed, is_pure=True)
-ngram_ids = _traced("ngram_ids", _ngrams, is_pure=True)
-prefix_ids = _traced("prefix_ids", _ids_like, is_pure=True)
-bucket_ids = _traced("bucket_ids", _ids_like, is_pure=True)
+hash_strings = _traced("hash_strings", id_fakes.ids_of_strings, is_pure=True)
+cross_ids = _traced("cross_ids", id_fakes.crossed, is_pure=True)
+ngram_ids = _traced("ngram_ids", id_fakes.ngrams, is_pure=True)
+prefix_ids = _traced("prefix_ids", id_fakes.prefixes, is_pure=True)
+bucket_ids = _traced("bucket_ids", id_fakes.bucketed, is_pure=True)
