@@ -15,6 +15,7 @@ from recstore_ops import _native
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.collected_gradients import CollectedGradients
+from recstore_ops.nn.parameter_groups import check_keys
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.servers import store
@@ -36,7 +37,10 @@ class SparseOptimizer(torch.optim.Optimizer):
     that was collected since the last step, as `torch.optim` does after several backward passes. A table without
     collected gradients is left alone, its step count too.
 
-    Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each.
+    Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each. Only
+    the learning rate of a group can be set: a step refuses a group with `weight_decay`, `betas` and the like, which
+    tables are opened with.
+
     Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed, except
     those whose rate was set by hand.
 
@@ -154,7 +158,8 @@ class SparseOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            ValueError: no modules here nor at construction, or modules without any table.
+            ValueError: no modules here nor at construction, or modules without any table; or a parameter group with a
+                hyper-parameter other than its learning rate, which no step would read.
             RuntimeError: gradients that a table refuses, of a sharded table those of any rank; then no table has
                 changed and all traces are kept.
         """
@@ -185,6 +190,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         tables = tables_of(chosen)
         if not tables:
             raise ValueError("SparseOptimizer.step got modules without any table")
+        check_keys(self.param_groups)
         self._note(tables)
         self._follow_rates(tables)
         check_other_ranks(tables)
@@ -276,11 +282,13 @@ class SparseOptimizer(torch.optim.Optimizer):
 
         Raises:
             TypeError: a state of another type.
-            ValueError: a state of other tables or of another optimizer, or of other rows than the tables have.
+            ValueError: a state of other tables or of another optimizer, or of other rows than the tables have, or with
+                parameter groups that `step` refuses.
             IndexError: an id outside a table's `num_embeddings`.
             RuntimeError: a table of a forked child's parent, or rows that came or went meanwhile.
         """
         groups = self._in_own_order(state_dict["param_groups"])
+        check_keys(groups)
         states = state_dict["state"]
         tables = self._tables_of_state(list(states))
         _native.put_optimizer_states([native_state(table, states[name]) for name, table in tables.items()])
