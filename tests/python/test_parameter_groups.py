@@ -116,3 +116,69 @@ def test_a_scheduler_that_cycles_momentum_is_refused(kind: Any, table_name: Tabl
     optimizer = SparseOptimizer(modules=[collected(table_name(), optimizer="adam")])
     with pytest.raises(ValueError, match="must support momentum"):
         kind(optimizer, *((0.1, 0.5) if kind is lr_scheduler.CyclicLR else (0.5, 6)))
+
+
+BAD_RATES = [
+    (-1.0, ValueError, "the learning rate must be finite and not negative, got -1.0"),
+    (float("nan"), ValueError, "the learning rate must be finite and not negative, got nan"),
+    (torch.tensor(-1.0), ValueError, "the learning rate must be finite and not negative, got -1.0"),
+    (1e39, ValueError, r"the learning rate must be finite and not negative, got 1e\+39"),
+    ("0.1", TypeError, "the learning rate must be a number, got '0.1'"),
+    (None, TypeError, "the learning rate must be a number, got None"),
+    (torch.ones(2), TypeError, r"the learning rate must be a number, got tensor\("),
+    (0.0, ValueError, "the learning rate must be above 0 for ftrl, got 0.0"),
+    (1e-60, ValueError, "the learning rate must be above 0 for ftrl, got 1e-60"),
+]
+
+
+@pytest.mark.parametrize(("value", "error", "message"), BAD_RATES)
+def test_one_rate_that_is_refused_leaves_the_rates_of_all_tables(
+    value: Any, error: type[Exception], message: str, table_name: TableName
+) -> None:
+    modules = [collected(table_name(), optimizer={"kind": kind, "lr": 1.0}) for kind in ("sgd", "ftrl", "adam")]
+    optimizer = SparseOptimizer(modules=modules)
+    state = copy.deepcopy(optimizer.state_dict())
+    message = f'^table "{re.escape(modules[1].name)}": {message}'
+
+    state["param_groups"][0]["lr"], state["param_groups"][1]["lr"] = 0.5, value
+    with pytest.raises(error, match=message):
+        optimizer.load_state_dict(state)
+    assert [group["lr"] for group in optimizer.param_groups] == [1.0] * 3
+
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.5, value
+    with pytest.raises(error, match=message):
+        optimizer.step()
+    for module in modules:
+        statistics = table_statistics(module.name)
+        assert (statistics["learning_rate"], statistics["step"], len(module._trace)) == (1.0, 0, 1)
+
+    optimizer.param_groups[1]["lr"] = 0.25
+    optimizer.step()
+    assert [table_statistics(module.name)["learning_rate"] for module in modules] == [0.5, 0.25, 1.0]
+
+
+def test_an_optimizer_that_a_table_refuses_leaves_the_rates_of_all(table_name: TableName) -> None:
+    modules = [collected(table_name(), optimizer={"kind": kind, "lr": 1.0}) for kind in ("sgd", "ftrl")]
+    with pytest.raises(ValueError, match="above 0 for ftrl"):
+        SparseOptimizer(lr=0.0, modules=modules)
+    assert [table_statistics(module.name)["learning_rate"] for module in modules] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("when", ["at construction", "in the group"])
+@pytest.mark.parametrize("at_construction", [True, False])
+def test_a_scheduler_changes_a_rate_that_is_a_tensor(when: str, at_construction: bool, table_name: TableName) -> None:
+    module = collected(table_name())
+    lr = torch.tensor(0.5)
+    optimizer = SparseOptimizer(
+        lr=lr if when == "at construction" else None,  # type: ignore[arg-type]
+        modules=[module] if at_construction else None,
+    )
+    if when == "in the group":
+        optimizer.step([module])
+        optimizer.param_groups[0]["lr"] = lr
+    scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for expected in (0.5, 0.25, 0.125):
+        module(IDS).sum().backward()
+        optimizer.step([module])
+        assert table_statistics(module.name)["learning_rate"] == expected
+        scheduler.step()

@@ -101,15 +101,27 @@ def optimizer_with_lr(optimizer: str | dict[str, Any] | None, lr: float) -> dict
     return config if has_own_lr else {**config, "lr": lr}
 
 
-def check_learning_rate(lr: float, table: str | None = None) -> None:
-    """Checks a learning rate before it goes anywhere; `table` is named in the message.
+def check_learning_rate(lr: Any, table: str | None = None) -> float:
+    """Checks a learning rate before it goes anywhere, and returns it as a float; `table` is named in the message.
+
+    Args:
+        lr: a number, or a tensor of one.
+        table: whose it is to be.
 
     Raises:
+        TypeError: it is no number.
         ValueError: a rate that is negative, or not finite as a float32.
     """
-    if not 0 <= lr <= _FLOAT32_MAX:
-        prefix = "" if table is None else f'table "{table}": '
-        raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {lr}")
+    prefix = "" if table is None else f'table "{table}": '
+    try:
+        rate = float(lr) if hasattr(lr, "__float__") else None
+    except (TypeError, ValueError, RuntimeError):  # A tensor or an array of several.
+        rate = None
+    if rate is None:
+        raise TypeError(f"{prefix}the learning rate must be a number, got {lr!r}")
+    if not 0 <= rate <= _FLOAT32_MAX:
+        raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {rate}")
+    return rate
 
 
 def _check_finite(key: str, value: Any) -> None:
