@@ -273,8 +273,8 @@ class SparseOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` gave, tables found by their names. Load the state of the model first.
 
-        Slots belong to rows, so the tables must have the rows that the state has slots of. On an error nothing has
-        changed.
+        Slots belong to rows, so the tables must have the rows that the state has slots of, and its optimizers; only
+        learning rate and weight decay may differ. On an error nothing has changed.
 
         Raises:
             TypeError: a state of another type, or a learning rate that is no number.
