@@ -3,7 +3,7 @@
 import copy
 import functools
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -22,6 +22,7 @@ from recstore_ops.servers import store
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
+from recstore_ops.table.existing import times_loaded
 from recstore_ops.table.table import Table, learning_rates, open_tables
 
 Tables = nn.Module | Table
@@ -70,6 +71,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         self._initial_lr = 0.01 if self._lr is None else self._lr
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
+        self._loads: Counter[int] = Counter()
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
         self._stepped: list[weakref.ref[Table]] = []
         self._followed: tuple[list[tuple[float, bool]], list[float]] | None = None
@@ -98,6 +100,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         numbers = {before.table_id: after.table_id for before, after in pairs}
         names = {before.name: after.name for before, after in pairs}
         copied._rates = {numbers.get(number, number): rate for number, rate in self._rates.items()}
+        copied._loads = Counter()
         copied._seen = weakref.WeakSet(after for _, after in pairs)
         copied._stepped, copied._followed = [], None
         groups = [copied._copied_group(group, names, memo) for group in self.param_groups]
@@ -293,7 +296,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
         self._followed = None
         for name, table in tables.items():
-            self._rates[table.table_id] = states[name][2]["group_lr"]
+            self._note_rate(table, states[name][2]["group_lr"])
 
     def _tables_kept(self) -> dict[str, Table]:
         """The tables whose state is the optimizer's, by name."""
@@ -364,7 +367,11 @@ class SparseOptimizer(torch.optim.Optimizer):
         for table, group in pairs:
             if group["table"] is not None and table.table_id not in self._rates:
                 group["lr"] = _rate(table)
-            self._rates[table.table_id] = rate_of(group)
+            self._note_rate(table, rate_of(group))
+
+    def _note_rate(self, table: Table, rate: float) -> None:
+        self._rates[table.table_id] = float(rate)
+        self._loads[table.table_id] = times_loaded(table)
 
     def _rate_for(self, table: Table, group: dict[str, Any]) -> float | None:
         """The learning rate that a table is to get, if any: one set by hand wins over the group's."""
@@ -383,13 +390,18 @@ class SparseOptimizer(torch.optim.Optimizer):
         return rate_of(group) if is_scheduled else self._lr
 
     def _is_changed(self, table: Table, group: dict[str, Any], asks: bool) -> bool:
-        """Whether the group has another rate than its table; it takes over one that was set by hand."""
-        is_shared = group["table"] is None
+        """Whether the group has another rate than its table; it takes over one that was set by hand, or loaded."""
         last, (current, was_set) = self._rates[table.table_id], table.learning_rate(asks)
-        if was_set and (is_shared or current != last):
-            group["lr"] = group["lr"] if is_shared else current
-            return False
-        return rate_of(group) != (last if is_shared else current)
+        if group["table"] is None:
+            return not was_set and rate_of(group) != last
+        if current != last and (was_set or self._follows_a_load(table, group)):
+            group["lr"] = current
+        return rate_of(group) != current
+
+    def _follows_a_load(self, table: Table, group: dict[str, Any]) -> bool:
+        """Whether a checkpoint was loaded since the last step, and the group goes on with its learning rate."""
+        is_untouched = self._lr is None and rate_of(group) == self._rates[table.table_id]
+        return is_untouched and self._loads[table.table_id] != times_loaded(table)
 
 
 def _group_of(table: Table, groups: dict[str | None, dict[str, Any]]) -> dict[str, Any]:
