@@ -67,6 +67,7 @@ class TableConfig:
         """The configuration as the JSON object that `make_hashtable` takes.
 
         Raises:
+            TypeError: a value that is none of JSON's, as a class or a tensor.
             ValueError: a number that is not finite, which JSON cannot write.
         """
         config = {key: value for key, value in asdict(self).items() if key not in _OPTIONAL or value is not None}
@@ -75,7 +76,7 @@ class TableConfig:
             _check_finite(part, options)
             for key, value in options.items() if isinstance(options, dict) else ():
                 _check_finite(f"{part}.{key}", value)
-        return json.dumps(config)
+        return json.dumps(config, default=_refuse_value)
 
     @classmethod
     def from_json(cls, text: str) -> "TableConfig":
@@ -88,7 +89,15 @@ class TableConfig:
 
 
 def with_kind(option: str | dict[str, Any] | None, default: str) -> dict[str, Any]:
-    """Turns `"adam"` or `None` into `{"kind": ...}`; a dict is copied."""
+    """Turns `"adam"` or `None` into `{"kind": ...}`; a dict is copied.
+
+    Raises:
+        TypeError: something else, as a class of `torch.optim`.
+    """
+    if not isinstance(option, str | dict | None):
+        raise TypeError(
+            f'expected a kind, as "{default}", or a dict {{"kind": "{default}", ...}}, got {_shown(option)}'
+        )
     if option is None:
         return {"kind": default}
     return {"kind": option} if isinstance(option, str) else dict(option)
@@ -122,6 +131,14 @@ def check_learning_rate(lr: Any, table: str | None = None) -> float:
     if not 0 <= rate <= _FLOAT32_MAX:
         raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {rate}")
     return rate
+
+
+def _refuse_value(value: Any) -> Any:
+    raise TypeError(f"invalid table configuration: expected numbers, strings, lists and dicts, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
 def _check_finite(key: str, value: Any) -> None:
