@@ -10,6 +10,7 @@ import random
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -627,11 +628,66 @@ def step(module: DistEmbedding, optimizer: SparseOptimizer) -> None:
     optimizer.step([module])
 
 
-def test_an_optimizer_made_before_a_load_hands_its_rate_on(tmp_path: Path) -> None:
+def test_an_optimizer_made_before_a_load_goes_on_with_the_loaded_rate(tmp_path: Path) -> None:
     module, optimizer = loaded_at(tmp_path, 0.25, by_hand=False)
     step(module, optimizer)
-    assert (optimizer.param_groups[0]["lr"], table_statistics("t")["learning_rate"]) == (0.5, 0.5)
-    assert torch.equal(module(IDS).detach(), 0.5 * ONES)
+    assert (optimizer.param_groups[0]["lr"], table_statistics("t")["learning_rate"]) == (0.25, 0.25)
+    assert torch.equal(module(IDS).detach(), 0.75 * ONES)
+
+
+@pytest.mark.parametrize("way", ["at construction", "before the load", "after the load"])
+def test_a_rate_that_an_optimizer_was_given_wins_over_a_loaded_one(way: str, tmp_path: Path) -> None:
+    options = {"lr": 0.5} if way == "at construction" else {}
+    module, optimizer = loaded_at(tmp_path, 0.25, by_hand=False, **options)
+    if way == "before the load":
+        optimizer.param_groups[0]["lr"] = 0.5
+        step(module, optimizer)
+        optimizer.param_groups[0]["lr"] = 0.125
+        checkpoint.load(tmp_path)
+    elif way == "after the load":
+        optimizer.param_groups[0]["lr"] = 0.125
+    expected = 0.5 if way == "at construction" else 0.125
+    step(module, optimizer)
+    assert (optimizer.param_groups[0]["lr"], table_statistics("t")["learning_rate"]) == (expected, expected)
+    assert torch.equal(module(IDS).detach(), (1 - expected) * ONES)
+
+
+def test_a_load_is_followed_once(tmp_path: Path) -> None:
+    module, first = loaded_at(tmp_path, 0.25, by_hand=False)
+    second = SparseOptimizer(modules=[module])
+    for optimizer, rate in ((first, 0.25), (second, 0.25)):
+        step(module, optimizer)
+        assert optimizer.param_groups[0]["lr"] == rate
+    second.param_groups[0]["lr"] = 0.125
+    for optimizer, rate in ((second, 0.125), (first, 0.25), (second, 0.125)):
+        step(module, optimizer)
+        assert (optimizer.param_groups[0]["lr"], table_statistics("t")["learning_rate"]) == (rate, rate)
+
+
+@pytest.mark.parametrize("made", ["module and optimizer", "module", "nothing"])
+def test_what_is_made_before_a_load_trains_as_if_it_had_never_stopped(made: str, tmp_path: Path) -> None:
+    def new_module() -> DistEmbedding:
+        return DistEmbedding(None, 2, "t", optimizer={"kind": "adam", "lr": 0.5})
+
+    module = new_module()
+    optimizer = SparseOptimizer(modules=[module])
+    optimizer.param_groups[0]["lr"] = 0.125
+    step(module, optimizer)
+    checkpoint.save(tmp_path)
+    step(module, optimizer)
+    expected = module(IDS).detach()
+
+    drop_all_tables()
+    del module, optimizer
+    modules = [new_module()] if made != "nothing" else []
+    optimizers = [SparseOptimizer(modules=modules)] if made == "module and optimizer" else []
+    checkpoint.load(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The table keeps its rate.
+        [module] = modules or [new_module()]
+    [optimizer] = optimizers or [SparseOptimizer(modules=[module])]
+    step(module, optimizer)
+    assert torch.equal(module(IDS).detach(), expected)
 
 
 def test_a_loaded_rate_set_by_hand_wins_over_an_optimizer(tmp_path: Path) -> None:

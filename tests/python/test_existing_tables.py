@@ -232,6 +232,20 @@ def test_a_checkpoint_that_was_loaded_is_meant(table_name: Callable[[], str], tm
     assert said(lambda: train("DistEmbedding", name)) == [WARNING.format(name)]
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "HashTable"])  # Of that there is one at a time.
+def test_a_module_over_a_table_shows_the_options_that_the_table_keeps(kind: str, table_name: Callable[[], str]) -> None:
+    name, make = table_name(), KINDS[kind][0]
+    first = make(name, optimizer={"kind": "adam", "lr": 0.1, "weight_decay": 0.1})
+    again: list[Any] = []
+    said_of = said(lambda: again.append(make(name, optimizer={"kind": "adam", "lr": 0.2, "weight_decay": 0.3})))
+    for module in (first, *again):
+        [table] = module.tables() if hasattr(module, "tables") else [module.table]
+        assert (table.config.optimizer["lr"], table.config.optimizer["weight_decay"]) == (0.1, 0.1)
+    for warning in said_of:
+        assert ("set_learning_rate" in warning) == ("keeps lr=" in warning)
+        assert ("RecStoreClient.drop" in warning) == ("keeps weight_decay=" in warning)
+
+
 def test_an_owner_in_a_reference_cycle_is_none(table_name: Callable[[], str]) -> None:
     name = table_name()
     gc.collect()

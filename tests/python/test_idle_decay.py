@@ -52,6 +52,15 @@ def loss_of(module: nn.Module, step: int) -> Tensor:
     return (module(batch(step)) - 1).square().sum()
 
 
+def test_a_share_above_one_makes_rows_without_a_gradient_zero(name: str) -> None:
+    ours = table(name, rule("sgd", lr=5.0, weight_decay=0.3))
+    before = ours.weight[ALL]
+    ours(ALL[:1]).backward(torch.zeros(1, DIM))
+    SparseOptimizer(modules=[ours]).step()
+    assert torch.allclose(ours.weight[[0]], -0.5 * before[:1])  # As dense SGD does.
+    assert ours.weight[ALL[1:]].eq(0).all()
+
+
 def test_sgd_is_that_of_torch_with_dense_gradients_on_every_row(name: str) -> None:
     ours = table(name, rule("sgd"))
     dense = nn.Embedding.from_pretrained(ours.weight[ALL], freeze=False)

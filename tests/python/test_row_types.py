@@ -100,6 +100,18 @@ def test_what_exceeds_float16_becomes_its_greatest_number(name: str) -> None:
     assert tensor[[0, 1]].tolist() == [[65_504.0, -65_504.0], [65_504.0, 65_504.0]]
 
 
+@pytest.mark.parametrize("policy", ["error", "skip", "allow"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn])
+def test_a_step_that_overflows_float32_leaves_infinity_or_a_row_of_nan(
+    dtype: torch.dtype, policy: str, name: str
+) -> None:
+    module = DistEmbedding(None, 2, name, dtype=dtype, lr=1e30, initializer="zeros", nan_policy=policy)
+    module(torch.tensor([1])).backward(torch.tensor([[1e10, 0.0]]))
+    SparseOptimizer(modules=[module]).step()
+    expected = [-math.inf, 0.0] if dtype not in (torch.int8, torch.float8_e4m3fn) else [math.nan, math.nan]
+    torch.testing.assert_close(module.weight[[1]], torch.tensor([expected]), equal_nan=True)
+
+
 @row_types
 def test_steps_too_small_for_the_row_type_are_right_on_average(dtype: torch.dtype, name: str) -> None:
     ids, gradient = torch.arange(20_000), torch.finfo(dtype).eps / 16

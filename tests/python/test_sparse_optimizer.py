@@ -334,7 +334,7 @@ def test_a_rate_that_the_rule_cannot_take_fails_the_step_and_keeps_the_trace(new
     optimizer = SparseOptimizer(modules=[module])
     collect(module)
     optimizer.param_groups[0]["lr"] = 0.0
-    with pytest.raises(RuntimeError, match=f'table "{module.name}": the learning rate must be'):
+    with pytest.raises(ValueError, match=f'table "{module.name}": the learning rate must be above 0 for ftrl, got 0.0'):
         optimizer.step()
     assert (steps(module), len(module._trace), rate(module)) == (0, 1, 0.5)
     optimizer.param_groups[0]["lr"] = 1.0

@@ -29,13 +29,12 @@ from recstore_ops import (
     RecStoreEmbeddingBagCollection,
     RecStoreEmbeddingCollection,
     SparseOptimizer,
-    _native,
     checkpoint,
     get_kv_client,
     table_names,
     table_statistics,
 )
-from recstore_ops.state import native_state, tables_left_out
+from recstore_ops.state import tables_left_out
 
 pytestmark = pytest.mark.tier("test")
 
@@ -198,7 +197,9 @@ def test_the_state_of_an_optimizer_holds_slots_steps_rates_and_groups(table_name
     assert ids.tolist() == [-5, 5]
     assert sorted(slots) == ["exp_avg", "exp_avg_sq"]
     assert torch.allclose(slots["exp_avg"], torch.full((2, DIM), 0.1))
-    assert progress == {"step": 1, "learning_rate": 0.1, "learning_rate_was_set": False, "group_lr": 0.1}
+    rule = {"kind": "adam", "betas": [0.9, 0.999], "eps": 1e-8, "bias_correction": "table"}
+    rates = {"learning_rate": 0.1, "learning_rate_was_set": False, "group_lr": 0.1}
+    assert progress == {"step": 1, **rates, "optimizer": rule}
     assert state["param_groups"] == [{"lr": 0.1, "table": module.name, "params": [0]}]
 
 
@@ -430,86 +431,6 @@ def test_a_collection_changes_no_table_where_one_is_refused(table_name: Callable
     with pytest.raises(ValueError, match=r"takes rows of shape \(2, 2\), got \(2, 3\)"):
         bags.load_state_dict(state)
     assert_equal(dict(bags.state_dict()), dict(before))
-
-
-def replaced(state: tuple[Any, ...], place: int, value: Any) -> tuple[Any, ...]:
-    return (*state[:place], value, *state[place + 1 :])
-
-
-PROGRESS = {"step": 1, "learning_rate": 0.1, "learning_rate_was_set": False, "group_lr": 0.1}
-SLOT = torch.zeros(2, DIM)
-BAD_OPTIMIZER_STATES: list[tuple[int, Any, type[Exception], str]] = [
-    (0, IDS.int(), TypeError, r"ids of torch.int64, got torch.int32"),
-    (0, torch.tensor([1, 1]), ValueError, r"has the id 1 more than once"),
-    (
-        0,
-        torch.tensor([1, 3]),
-        ValueError,
-        r"of 2 ids, which are not those of the 2 rows .* load the state of the model",
-    ),
-    (0, [1, 2], TypeError, r"takes the state of an optimizer as \(ids, slots, progress\), got a tuple of 3"),
-    (1, None, TypeError, r"takes the state of an optimizer as \(ids, slots, progress\), got a tuple of 3"),
-    (1, {"sum": SLOT}, ValueError, r"has the slots \['exp_avg', 'exp_avg_sq'\], got the state of \['sum'\]"),
-    (1, {"exp_avg": SLOT, "exp_avg_sq": 1}, TypeError, r'slot "exp_avg_sq" .* is a float32 tensor, got a int'),
-    (1, {"exp_avg": SLOT.half(), "exp_avg_sq": SLOT}, TypeError, r"is a float32 tensor, got a tensor of torch.float16"),
-    (1, {"exp_avg": SLOT[:1], "exp_avg_sq": SLOT}, ValueError, r"has the shape \(2, 2\), got \(1, 2\)"),
-    (2, {"step": 1}, ValueError, r"must have \['group_lr', .* beside its slots, got \['step'\]"),
-    (2, {**PROGRESS, "step": -1}, ValueError, r"the step of table .* must be an int from 0 on, got -1"),
-    (2, {**PROGRESS, "step": 1.0}, ValueError, r"the step of table .* must be an int from 0 on, got 1.0"),
-    (2, {**PROGRESS, "learning_rate_was_set": 1}, ValueError, r"must be a bool, got 1"),
-    (2, {**PROGRESS, "learning_rate": "1"}, ValueError, r"learning_rate of table .* must be a number, got '1'"),
-    (2, {**PROGRESS, "group_lr": -1.0}, ValueError, r"must be finite and not negative, got -1.0"),
-]
-
-
-@pytest.mark.parametrize(("place", "value", "error", "message"), BAD_OPTIMIZER_STATES)
-def test_an_invalid_state_of_an_optimizer_is_refused_and_changes_nothing(
-    place: int, value: Any, error: type[Exception], message: str, table_name: Callable[[], str]
-) -> None:
-    modules = [DistEmbedding(None, DIM, table_name(), optimizer=ADAM) for _ in range(2)]
-    optimizer = SparseOptimizer(modules=modules)
-    modules[1].weight[IDS] = rows_of()
-    before = optimizer.state_dict()
-    states = through_a_file(before)
-    states["state"][modules[0].name][2]["step"] = 3
-    states["param_groups"][0]["lr"] = 7.0
-    states["state"][modules[1].name] = replaced(states["state"][modules[1].name], place, value)
-    with pytest.raises(error, match=message) as raised:
-        optimizer.load_state_dict(states)
-    assert modules[1].name in str(raised.value)
-    assert_equal(optimizer.state_dict(), before)
-
-
-def test_the_state_of_other_tables_is_refused(table_name: Callable[[], str]) -> None:
-    module, other = (DistEmbedding(None, DIM, table_name()) for _ in range(2))
-    optimizer = SparseOptimizer(modules=[module])
-    state, others = optimizer.state_dict(), SparseOptimizer(modules=[other]).state_dict()
-    both = SparseOptimizer(modules=[module, other]).state_dict()
-    with pytest.raises(ValueError, match="different number of parameter groups, 2 instead of 1"):
-        optimizer.load_state_dict(both)
-    with pytest.raises(ValueError, match="has parameter groups of the tables"):
-        optimizer.load_state_dict(others)
-    with pytest.raises(ValueError, match="this optimizer one of each of"):
-        optimizer.load_state_dict({**state, "param_groups": [{**state["param_groups"][0], "params": []}]})
-    with pytest.raises(ValueError, match=r"the state is of the tables .*, this optimizer steps"):
-        optimizer.load_state_dict({**state, "state": others["state"]})
-    get_kv_client().drop(module.name)
-    shared = SparseOptimizer().state_dict()
-    with pytest.raises(ValueError, match=r"tables that are not there, .* make the model first"):
-        SparseOptimizer().load_state_dict({**shared, "state": state["state"]})
-
-
-def test_the_store_checks_a_state_by_itself(table_name: Callable[[], str]) -> None:
-    module = DistEmbedding(None, DIM, table_name())
-    state = native_state(module.table, SparseOptimizer(modules=[module]).state_dict()["state"][module.name])
-    for bad, error, message in [
-        ({**state, "ids": bytes(8)}, RuntimeError, "expected the ids of its 0 rows, got 1"),
-        ({**state, "ids": bytes(7)}, ValueError, "7 bytes are no numbers of 8"),
-        ({**state, "slots": [bytes(4)]}, RuntimeError, "expected 0 slots, got 1"),
-    ]:
-        with pytest.raises(error, match=message):
-            _native.put_optimizer_states([bad])
-    _native.put_optimizer_states([state])
 
 
 # torch.distributed.checkpoint

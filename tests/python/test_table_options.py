@@ -191,3 +191,32 @@ def test_a_worker_takes_all_that_configures_a_table(table_name: Callable[[], str
     assert config.initializer == {"kind": "zeros"}
     with KVWorker(table_name(), dim=2, initializer=None) as worker:
         assert worker._table.config.initializer == {"kind": "normal"}
+
+
+WRONG_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"optimizer": torch.optim.Adam}, TypeError, 'expected a kind, as "sgd", or a dict .*, got the class Adam'),
+    ({"optimizer": ["adam"]}, TypeError, 'expected a kind, as "sgd", or a dict .*, got a value of type list'),
+    ({"optimizer": {"kind": torch.optim.Adam}}, TypeError, "invalid table configuration: .* got the class Adam"),
+    ({"optimizer": {"kind": "sgd", "lr": torch.tensor(0.1)}}, TypeError, "invalid .* got a value of type Tensor"),
+    ({"optimizer": {"kind": "adam", "lr": -1.0}}, ValueError, "invalid table configuration: optimizer.lr must not be"),
+    ({"optimizer": {"kind": "adam", "lr": float("nan")}}, ValueError, "invalid table configuration: optimizer.lr must"),
+    ({"optimizer": "adamm"}, ValueError, "invalid table configuration: unknown variant `adamm`"),
+    ({"initializer": torch.nn.init.zeros_}, TypeError, 'expected a kind, as "normal".* got a value of type function'),
+    ({"max_grad_norm": -1.0}, ValueError, "invalid table configuration: max_grad_norm must be positive, got -1"),
+]
+
+
+@pytest.mark.parametrize(("options", "error", "message"), WRONG_OPTIONS)
+@pytest.mark.parametrize("kind", ["DistEmbedding", "HashTable", "RecStoreEmbeddingBagCollection"])
+def test_a_wrong_option_is_refused_with_the_table(
+    kind: str, options: dict[str, Any], error: type[Exception], message: str, table_name: Callable[[], str]
+) -> None:
+    name = table_name()
+    makers: dict[str, Callable[[], object]] = {
+        "DistEmbedding": lambda: DistEmbedding(None, 4, name, **options),
+        "HashTable": lambda: HashTable(4, name, **options),
+        "RecStoreEmbeddingBagCollection": lambda: RecStoreEmbeddingBagCollection([{**TABLE, "name": name}], **options),
+    }
+    with pytest.raises(error, match=f'^table "{re.escape(name)}": {message}'):
+        makers[kind]()
+    assert name not in table_names()

@@ -192,3 +192,36 @@ def test_a_wrong_registration_is_refused() -> None:
 def test_a_rule_that_nobody_registered_is_named(table_name: TableName) -> None:
     with pytest.raises((RuntimeError, ValueError), match="nobody's"):
         DistEmbedding(None, DIM, table_name(), optimizer={"kind": "rule", "name": "nobody's", "lr": 0.1})
+
+
+class OfSlots(Plain):
+    """A rule whose `slots` returns what it was made with."""
+
+    def __init__(self, returned: Any) -> None:
+        self.returned = returned
+
+    def slots(self, dim: int) -> dict[str, int]:
+        return self.returned
+
+
+@pytest.mark.parametrize(
+    ("returned", "error"),
+    [
+        ([("steps", 1)], TypeError),
+        (None, TypeError),
+        ("steps", TypeError),
+        ({"steps": "1"}, TypeError),
+        ({"steps": 1.5}, TypeError),
+        ({"steps": None}, TypeError),
+        ({1: 2}, TypeError),
+        ({"steps": -1}, ValueError),
+        ({"steps": 0}, ValueError),
+        ({"": 1}, ValueError),
+    ],
+)
+def test_slots_that_are_none_are_refused_as_the_rule_is_registered(returned: Any, error: type[Exception]) -> None:
+    name = f"rule-{next(_numbers)}"
+    with pytest.raises(error, match=r"^OfSlots\.slots\(64\) returned .*; expected a"):
+        register_rule(name, OfSlots(returned))
+    with pytest.warns(RuntimeWarning):  # The name is free.
+        register_rule(name, OfSlots({"steps": np.int64(1), "adopted": 2}))

@@ -189,7 +189,7 @@ def configure_table(
         **options: as in `TableOptions`; `None` where not given.
 
     Raises:
-        TypeError: an option of another name.
+        TypeError: an option of another name, or with a value of another type.
         ValueError: the file says another `embedding_dim`, or is invalid.
     """
     config = active_config()
@@ -199,11 +199,12 @@ def configure_table(
             f'table "{name}" has embedding_dim {entry.embedding_dim} in {config.path}, '
             f"but is opened with {embedding_dim}"
         )
-    return TableConfig.of(
-        entry.num_embeddings if num_embeddings is None else num_embeddings,
-        lr if entry.learning_rate is None else entry.learning_rate,
-        {**options_of(entry), **given(options)},
-    )
+    bound = entry.num_embeddings if num_embeddings is None else num_embeddings
+    rate = lr if entry.learning_rate is None else entry.learning_rate
+    try:
+        return TableConfig.of(bound, rate, {**options_of(entry), **given(options)})
+    except TypeError as error:
+        raise TypeError(f'table "{name}": {error}') from None
 
 
 @contextmanager

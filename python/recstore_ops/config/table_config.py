@@ -74,6 +74,7 @@ class TableConfig:
         """The configuration as the JSON object that `make_hashtable` takes.
 
         Raises:
+            TypeError: a value that is none of JSON's, as a class or a tensor.
             ValueError: a number that is not finite, which JSON cannot write.
         """
         config = {key: value for key, value in asdict(self).items() if key not in _OPTIONAL or value is not None}
@@ -82,7 +83,7 @@ class TableConfig:
             _check_finite(part, options)
             for key, value in options.items() if isinstance(options, dict) else ():
                 _check_finite(f"{part}.{key}", value)
-        return json.dumps(config)
+        return json.dumps(config, default=_refuse_value)
 
     @classmethod
     def from_json(cls, text: str) -> "TableConfig":
@@ -105,7 +106,15 @@ def check_kind(name: str, option: Any) -> None:
 
 
 def with_kind(option: str | dict[str, Any] | None, default: str) -> dict[str, Any]:
-    """Turns `"adam"` or `None` into `{"kind": ...}`; a dict is copied."""
+    """Turns `"adam"` or `None` into `{"kind": ...}`; a dict is copied.
+
+    Raises:
+        TypeError: something else, as a class of `torch.optim`.
+    """
+    if not isinstance(option, str | dict | None):
+        raise TypeError(
+            f'expected a kind, as "{default}", or a dict {{"kind": "{default}", ...}}, got {_shown(option)}'
+        )
     if option is None:
         return {"kind": default}
     return {"kind": option} if isinstance(option, str) else dict(option)
@@ -127,15 +136,35 @@ def _check_number(name: str, value: Any) -> None:
         raise ValueError(f"invalid table configuration: {name} must be a number, got {value!r}")
 
 
-def check_learning_rate(lr: float, table: str | None = None) -> None:
-    """Checks a learning rate before it goes anywhere; `table` is named in the message.
+def check_learning_rate(lr: Any, table: str | None = None) -> float:
+    """Checks a learning rate before it goes anywhere, and returns it as a float; `table` is named in the message.
+
+    Args:
+        lr: a number, or a tensor of one.
+        table: whose it is to be.
 
     Raises:
+        TypeError: it is no number.
         ValueError: a rate that is negative, or not finite as a float32.
     """
-    if not 0 <= lr <= _FLOAT32_MAX:
-        prefix = "" if table is None else f'table "{table}": '
-        raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {lr}")
+    prefix = "" if table is None else f'table "{table}": '
+    try:
+        rate = float(lr) if hasattr(lr, "__float__") else None
+    except (TypeError, ValueError, RuntimeError):  # A tensor or an array of several.
+        rate = None
+    if rate is None:
+        raise TypeError(f"{prefix}the learning rate must be a number, got {lr!r}")
+    if not 0 <= rate <= _FLOAT32_MAX:
+        raise ValueError(f"{prefix}the learning rate must be finite and not negative, got {rate}")
+    return rate
+
+
+def _refuse_value(value: Any) -> Any:
+    raise TypeError(f"invalid table configuration: expected numbers, strings, lists and dicts, got {_shown(value)}")
+
+
+def _shown(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
 def _check_finite(key: str, value: Any) -> None:

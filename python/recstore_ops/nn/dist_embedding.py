@@ -24,7 +24,6 @@ from recstore_ops.nn.staging import StagedRows
 from recstore_ops.nn.table_parameter import TableParameter
 from recstore_ops.ops import operators
 from recstore_ops.ops.operators import eager_only
-from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import write_own
 from recstore_ops.sharding.rows import Request
 from recstore_ops.state.keys import add_rows, load_rows
@@ -328,18 +327,20 @@ class DistEmbedding(TableModule):
 
 def _warn_of_kept_values(table: Table, asked: dict[str, Any]) -> None:
     """Says so where an existing table keeps a learning rate or weight decay that differs from the one asked for."""
-    description = store.describe_table(table.name)
-    if description is None:
-        return  # Dropped meanwhile.
-    kept = TableConfig.from_json(description[1]).optimizer
+    kept = table.config.optimizer
     for key in {"lr", "alpha", "weight_decay"} & asked.keys():
         value, kept_value = asked[key], kept.get(key, kept.get("alpha"))
         if kept_value != value:
             warnings.warn(
-                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; '
-                "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer",
+                f'table "{table.name}" exists and keeps {key}={kept_value}, not {value}; {_way_to_change(key)}',
                 stacklevel=5,  # The call of the constructor, behind what checks its keywords and closes the module.
             )
+
+
+def _way_to_change(key: str) -> str:
+    if key == "weight_decay":
+        return "it stays as long as the table: RecStoreClient.drop drops that, for a new one"
+    return "a learning rate can be changed with RecStoreClient.set_learning_rate or SparseOptimizer"
 
 
 def _ids(numbers: Sequence[int]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from recstore_ops.nn.dist_embedding import DistEmbedding
 from recstore_ops.nn.staging import StagedRows
 from recstore_ops.ops.integers import as_int64
 from recstore_ops.ops.made_ids import ngram_ids
+from recstore_ops.sharding.rows import failing_together
 
 
 class NGramMemory(nn.Module):
@@ -105,13 +107,18 @@ class NGramMemory(nn.Module):
         Raises:
             ValueError: hidden states of other tokens, or of another `hidden_dim`.
         """
-        rows = self.table(tokens if isinstance(tokens, StagedRows) else self.ids(tokens))
+        rows = self.table(tokens if isinstance(tokens, StagedRows) else self._ids_on_all_ranks(tokens))
         remembered = rows.flatten(-2).to(hidden.dtype)
         self._check_shape(hidden, remembered)
         shape = hidden.shape[-1:]
         agreement = functional.rms_norm(hidden, shape) * functional.rms_norm(self.key(remembered), shape)
         gate = torch.sigmoid(agreement.sum(-1, keepdim=True) / shape[0] ** 0.5)
         return hidden + gate * self.value(remembered)
+
+    def _ids_on_all_ranks(self, tokens: Tensor) -> Tensor:
+        """The ids of `ids`; an error of one rank is one on all, which would wait for its lookup."""
+        with failing_together(self.table.tables()) if self.table.table.is_sharded else nullcontext():
+            return self.ids(tokens)
 
     def _check_shape(self, hidden: Tensor, remembered: Tensor) -> None:
         expected = (*remembered.shape[:-1], self.value.out_features)

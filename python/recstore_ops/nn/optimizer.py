@@ -3,7 +3,7 @@
 import copy
 import functools
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -15,12 +15,14 @@ from recstore_ops import _native
 from recstore_ops.client.client import RecStoreClient, get_kv_client
 from recstore_ops.config.table_config import check_learning_rate
 from recstore_ops.nn.collected_gradients import CollectedGradients
+from recstore_ops.nn.parameter_groups import check_rate_of_rule, rate_of, rates_of
 from recstore_ops.nn.table_collection import TableCollection
 from recstore_ops.ops.operators import eager_only
 from recstore_ops.servers import store
 from recstore_ops.sharding.gradient_norm import clip_sharded_norm
 from recstore_ops.sharding.rows import check_other_ranks
 from recstore_ops.state.rows import native_state, optimizer_state
+from recstore_ops.table.existing import times_loaded
 from recstore_ops.table.table import Table, learning_rates, open_tables
 
 Tables = nn.Module | Table
@@ -36,7 +38,10 @@ class SparseOptimizer(torch.optim.Optimizer):
     that was collected since the last step, as `torch.optim` does after several backward passes. A table without
     collected gradients is left alone, its step count too.
 
-    Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each.
+    Every table of `modules` has a parameter group of its own, so that `torch.optim.lr_scheduler` works on each. Only
+    the learning rate of a group can be set: a step refuses a group with `weight_decay`, `betas` and the like, which
+    tables are opened with.
+
     Without `modules` there is one group, whose learning rate goes to all tables of a step once it is changed, except
     those whose rate was set by hand.
 
@@ -62,15 +67,14 @@ class SparseOptimizer(torch.optim.Optimizer):
         modules: nn.Module | Table | Sequence[Tables] | None = None,
     ) -> None:
         self.kv_client = kv_client or get_kv_client()
-        self._lr = lr
-        self._initial_lr = 0.01 if lr is None else lr
+        self._lr = None if lr is None else check_learning_rate(lr)
+        self._initial_lr = 0.01 if self._lr is None else self._lr
         self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
+        self._loads: Counter[int] = Counter()
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
         self._stepped: list[weakref.ref[Table]] = []
         self._followed: tuple[list[tuple[float, bool]], list[float]] | None = None
-        if lr is not None:
-            check_learning_rate(lr)
         tables = tables_of(self._modules or [])
         if self._modules is not None and not tables:
             raise ValueError("SparseOptimizer got modules without any table")
@@ -79,9 +83,8 @@ class SparseOptimizer(torch.optim.Optimizer):
         # torch compares each group with all before it, which takes a minute for 10,000 tables; these are all distinct.
         self.param_groups.extend(others)
         groups = self._groups_by_table()
-        for table in tables:
-            self._seen.add(table)
-            self._adopt(table, _group_of(table, groups))
+        self._seen.update(tables)
+        self._bring_together([(table, _group_of(table, groups)) for table in tables])
         _optimizers.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "SparseOptimizer":
@@ -97,6 +100,7 @@ class SparseOptimizer(torch.optim.Optimizer):
         numbers = {before.table_id: after.table_id for before, after in pairs}
         names = {before.name: after.name for before, after in pairs}
         copied._rates = {numbers.get(number, number): rate for number, rate in self._rates.items()}
+        copied._loads = Counter()
         copied._seen = weakref.WeakSet(after for _, after in pairs)
         copied._stepped, copied._followed = [], None
         groups = [copied._copied_group(group, names, memo) for group in self.param_groups]
@@ -154,7 +158,8 @@ class SparseOptimizer(torch.optim.Optimizer):
             What the closure returned.
 
         Raises:
-            ValueError: no modules here nor at construction, or modules without any table.
+            ValueError: no modules here nor at construction, or modules without any table; or a parameter group with a
+                hyper-parameter other than its learning rate, which no step would read.
             RuntimeError: gradients that a table refuses, of a sharded table those of any rank; then no table has
                 changed and all traces are kept.
         """
@@ -271,23 +276,27 @@ class SparseOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores what `state_dict` gave, tables found by their names. Load the state of the model first.
 
-        Slots belong to rows, so the tables must have the rows that the state has slots of. On an error nothing has
-        changed.
+        Slots belong to rows, so the tables must have the rows that the state has slots of, and its optimizers; only
+        learning rate and weight decay may differ. On an error nothing has changed.
 
         Raises:
-            TypeError: a state of another type.
-            ValueError: a state of other tables or of another optimizer, or of other rows than the tables have.
+            TypeError: a state of another type, or a learning rate that is no number.
+            ValueError: a state of other tables or of another optimizer, or of other rows than the tables have, or with
+                parameter groups that `step` refuses.
             IndexError: an id outside a table's `num_embeddings`.
             RuntimeError: a table of a forked child's parent, or rows that came or went meanwhile.
         """
         groups = self._in_own_order(state_dict["param_groups"])
         states = state_dict["state"]
         tables = self._tables_of_state(list(states))
+        for group, rate in zip(groups, rates_of(groups), strict=True):
+            if group["table"] in tables:
+                check_rate_of_rule(tables[group["table"]], rate)
         _native.put_optimizer_states([native_state(table, states[name]) for name, table in tables.items()])
         super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
         self._followed = None
         for name, table in tables.items():
-            self._rates[table.table_id] = states[name][2]["group_lr"]
+            self._note_rate(table, states[name][2]["group_lr"])
 
     def _tables_kept(self) -> dict[str, Table]:
         """The tables whose state is the optimizer's, by name."""
@@ -330,17 +339,6 @@ class SparseOptimizer(torch.optim.Optimizer):
         """The parameter groups by the names of their tables; under `None` the one of all others."""
         return {group["table"]: group for group in self.param_groups}
 
-    def _adopt(self, table: Table, group: dict[str, Any]) -> None:
-        """Brings a table and its group together at their first meeting."""
-        was_scheduled = group["table"] is None and group["lr"] != self._initial_lr
-        lr = group["lr"] if was_scheduled else self._lr
-        _, was_set = table.learning_rate(asks=True)
-        if lr is not None and not was_set:
-            _native.set_optimizer_learning_rate(table.table_id, float(lr))
-        if group["table"] is not None:
-            group["lr"] = _rate(table)
-        self._rates[table.table_id] = group["lr"]
-
     def _note(self, tables: list[Table]) -> None:
         """Notes what a step is about, for `zero_grad`; mostly that is what the step before was about."""
         if [reference() for reference in self._stepped] != tables:
@@ -353,30 +351,57 @@ class SparseOptimizer(torch.optim.Optimizer):
         if self._followed == self._rates_now(tables):
             return
         groups = self._groups_by_table()
-        for table in tables:
-            self._follow_rate(table, _group_of(table, groups))
+        self._bring_together([(table, _group_of(table, groups)) for table in tables])
         self._followed = self._rates_now(tables)
 
     def _rates_now(self, tables: list[Table]) -> tuple[list[tuple[float, bool]], list[float]]:
-        return learning_rates(tables), [float(group["lr"]) for group in self.param_groups]
+        return learning_rates(tables), rates_of(self.param_groups)
 
-    def _follow_rate(self, table: Table, group: dict[str, Any]) -> None:
-        """Hands on a learning rate that changed since the last step: one set by hand wins over the group's."""
+    def _bring_together(self, pairs: list[tuple[Table, dict[str, Any]]]) -> None:
+        """Hands the rates of groups on to tables, and theirs to groups; checks all of them before one changes."""
+        rates = [(table, rate) for table, group in pairs if (rate := self._rate_for(table, group)) is not None]
+        for table, rate in rates:
+            check_rate_of_rule(table, rate)
+        for table, rate in rates:
+            _native.set_optimizer_learning_rate(table.table_id, rate)
+        for table, group in pairs:
+            if group["table"] is not None and table.table_id not in self._rates:
+                group["lr"] = _rate(table)
+            self._note_rate(table, rate_of(group))
+
+    def _note_rate(self, table: Table, rate: float) -> None:
+        self._rates[table.table_id] = float(rate)
+        self._loads[table.table_id] = times_loaded(table)
+
+    def _rate_for(self, table: Table, group: dict[str, Any]) -> float | None:
+        """The learning rate that a table is to get, if any: one set by hand wins over the group's."""
         if table.table_id not in self._rates:
-            return self._adopt(table, group)
+            return self._first_rate(table, group)
         # Others may have set it by hand on servers meanwhile: they are asked before it changes.
-        if self._is_changed(table, group, asks=False) and self._is_changed(table, group, asks=True):
-            _native.set_optimizer_learning_rate(table.table_id, float(group["lr"]))
-        self._rates[table.table_id] = group["lr"]
+        is_changed = self._is_changed(table, group, asks=False) and self._is_changed(table, group, asks=True)
+        return rate_of(group) if is_changed else None
+
+    def _first_rate(self, table: Table, group: dict[str, Any]) -> float | None:
+        """The learning rate that a table is to get when it first meets its group, if any."""
+        _, was_set = table.learning_rate(asks=True)
+        if was_set:
+            return None
+        is_scheduled = group["table"] is None and rate_of(group) != self._initial_lr
+        return rate_of(group) if is_scheduled else self._lr
 
     def _is_changed(self, table: Table, group: dict[str, Any], asks: bool) -> bool:
-        """Whether the group has another rate than its table; it takes over one that was set by hand."""
-        is_shared = group["table"] is None
+        """Whether the group has another rate than its table; it takes over one that was set by hand, or loaded."""
         last, (current, was_set) = self._rates[table.table_id], table.learning_rate(asks)
-        if was_set and (is_shared or current != last):
-            group["lr"] = group["lr"] if is_shared else current
-            return False
-        return bool(group["lr"] != (last if is_shared else current))
+        if group["table"] is None:
+            return not was_set and rate_of(group) != last
+        if current != last and (was_set or self._follows_a_load(table, group)):
+            group["lr"] = current
+        return rate_of(group) != current
+
+    def _follows_a_load(self, table: Table, group: dict[str, Any]) -> bool:
+        """Whether a checkpoint was loaded since the last step, and the group goes on with its learning rate."""
+        is_untouched = self._lr is None and rate_of(group) == self._rates[table.table_id]
+        return is_untouched and self._loads[table.table_id] != times_loaded(table)
 
 
 def _group_of(table: Table, groups: dict[str | None, dict[str, Any]]) -> dict[str, Any]:

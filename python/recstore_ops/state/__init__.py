@@ -6,8 +6,9 @@ take as they take parameters. `load_state_dict` does not compare their shape wit
 seldom has as many rows as the module that loads it.
 
 What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
-slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`,
-with `catch_up` of weight decay also `idle_kept`, a fraction and an exponent of two.
+slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set`, `group_lr` and
+`optimizer`, the kind and the options but learning rate and weight decay, with `catch_up` of weight decay also
+`idle_kept`, a fraction and an exponent of two.
 
 Shape suffixes: N ids, D dim.
 """

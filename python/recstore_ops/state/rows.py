@@ -6,8 +6,9 @@ take as they take parameters. `load_state_dict` does not compare their shape wit
 seldom has as many rows as the module that loads it.
 
 What an optimizer keeps is `(ids, slots, progress)`, in a tuple too: int64 `[N]`, empty where the optimizer has no
-slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set` and `group_lr`,
-with `catch_up` of weight decay also `idle_kept`, a fraction and an exponent of two.
+slots; float32 `[N, width]` by the slot's name; and `step`, `learning_rate`, `learning_rate_was_set`, `group_lr` and
+`optimizer`, the kind and the options but learning rate and weight decay, with `catch_up` of weight decay also
+`idle_kept`, a fraction and an exponent of two.
 
 Shape suffixes: N ids, D dim.
 """
@@ -21,7 +22,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.config.row_types import VALUE_TYPES
-from recstore_ops.config.table_config import check_learning_rate
+from recstore_ops.config.table_config import TableConfig, check_learning_rate
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned
@@ -31,7 +32,13 @@ from recstore_ops.table.table import Table
 TableRows = tuple[Tensor, Tensor]
 OptimizerState = tuple[Tensor, dict[str, Tensor], dict[str, Any]]
 
-_PROGRESS = {"step", "learning_rate", "learning_rate_was_set", "group_lr"}
+_PROGRESS = {"step", "learning_rate", "learning_rate_was_set", "group_lr", "optimizer"}
+
+_TUNABLE = {"lr", "weight_decay"}
+"""Options of an optimizer that may differ between two openings of one table."""
+
+_NEVER_NEGATIVE = {"exp_avg_sq", "max_exp_avg_sq", "state_sum", "square_avg", "acc_delta", "n", "step", "alpha"}
+"""Slots of the store's rules that hold squares, counts and learning rates."""
 
 _left_out: ContextVar[bool] = ContextVar("left_out", default=False)
 
@@ -150,8 +157,8 @@ def optimizer_state(table: Table, group_lr: float) -> OptimizerState:
     )
     slots = {name: operators.hashtable_slot(table.handle, ids_N, name) for name in names}
     statistics = table.statistics()
-    progress = {key: statistics[key] for key in _progress_of(table) if key != "group_lr"}
-    return ids_N, slots, {**progress, "group_lr": float(group_lr)}
+    own = {"group_lr": float(group_lr), "optimizer": _rule(table)}
+    return ids_N, slots, {**{key: statistics[key] for key in _progress_of(table) - own.keys()}, **own}
 
 
 def native_state(table: Table, state: Any) -> dict[str, Any]:
@@ -159,8 +166,9 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
 
     Raises:
         TypeError: something else than `(ids, slots, progress)`, or tensors of another type.
-        ValueError: other slots or shapes than the optimizer's, ids that are not those of the table's rows, or an
-            invalid step or learning rate.
+        ValueError: the state of another optimizer, learning rate and weight decay apart; other slots or shapes than
+            the optimizer's, ids that are not those of the table's rows, or an invalid step or learning rate; or, under
+            the policy `error`, a value in a slot that is not finite, or a negative square.
         IndexError: an id outside the table's `num_embeddings`.
     """
     is_state = isinstance(state, tuple | list) and len(state) == 3 and isinstance(state[0], Tensor)
@@ -170,6 +178,7 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
         )
     ids_N, slots, progress = state[0].cpu(), state[1], state[2]
     _check_ids(table, ids_N)
+    _check_rule(table, progress)
     _check_slots(table, ids_N, slots)
     _check_progress(table, progress)
     own_N = operators.hashtable_ids(table.handle)
@@ -178,7 +187,7 @@ def native_state(table: Table, state: Any) -> dict[str, Any]:
             f"the state of the optimizer is of {ids_N.numel()} ids, which are not those of the {own_N.numel()} rows of "
             f'table "{table.name}": load the state of the model first'
         )
-    kept = {key: value for key, value in progress.items() if key != "group_lr"}
+    kept = {key: value for key, value in progress.items() if key not in ("group_lr", "optimizer")}
     values = [_as_bytes(slots[name]) for name in _slot_widths(table)]
     ids = _as_bytes(ids_N if slots else ids_N[:0])
     return {"table": table.table_id, "ids": ids, "slots": values, "idle_kept": None, **kept}
@@ -229,6 +238,34 @@ def _check_finite(table: Table, ids_N: Tensor, rows_ND: Tensor) -> None:
         )
 
 
+def _rule(table: Table) -> dict[str, Any]:
+    """The optimizer of a table, as the store describes it, without what may differ between two openings."""
+    description = store.describe_table(table.name)
+    if description is None:
+        raise RuntimeError(f'table "{table.name}" was dropped')
+    rule = TableConfig.from_json(description[1]).optimizer
+    tunable = _TUNABLE | ({"alpha"} if rule["kind"] == "ftrl" else set())
+    return {key: value for key, value in rule.items() if key not in tunable}
+
+
+def _check_rule(table: Table, progress: dict[str, Any]) -> None:
+    own = _rule(table)
+    found = progress.get("optimizer", own)
+    if not isinstance(found, dict):
+        raise TypeError(f'the optimizer in the state of table "{table.name}" must be a dict, got {_shown(found)}')
+    if found != own:
+        raise ValueError(
+            f"the state is of the optimizer {_differing(found, own)}, table "
+            f'"{table.name}" has {_differing(own, found)}: open the table with the optimizer of the state'
+        )
+
+
+def _differing(rule: dict[str, Any], other: dict[str, Any]) -> str:
+    """The kind of a rule and those of its options that another one has not, in words."""
+    options = [f"{key}={value}" for key, value in rule.items() if key != "kind" and other.get(key) != value]
+    return " with ".join([str(rule.get("kind")), *filter(None, [", ".join(options)])])
+
+
 def _check_slots(table: Table, ids_N: Tensor, slots: dict[str, Any]) -> None:
     widths = _slot_widths(table)
     if set(slots) != set(widths):
@@ -241,6 +278,20 @@ def _check_slots(table: Table, ids_N: Tensor, slots: dict[str, Any]) -> None:
             raise TypeError(f'slot "{name}" of table "{table.name}" is a float32 tensor, got {_shown(slot)}')
         if slot.shape != expected:
             raise ValueError(f'slot "{name}" of table "{table.name}" has the shape {expected}, got {tuple(slot.shape)}')
+        if table.config.nan_policy == "error":
+            _check_values(table, ids_N, name, slot)
+
+
+def _check_values(table: Table, ids_N: Tensor, name: str, slot: Tensor) -> None:
+    """Checks that no value of a slot is one that steps of finite gradients do not leave."""
+    is_square = name in _NEVER_NEGATIVE and table.config.optimizer.get("kind") != "rule"
+    is_wrong = slot.isfinite().logical_not() | (slot < 0) if is_square else slot.isfinite().logical_not()
+    if bool(is_wrong.any()):
+        place = is_wrong.nonzero()[0]
+        raise ValueError(
+            f'slot "{name}" of table "{table.name}" must be finite{" and not negative" if is_square else ""}, '
+            f"got {slot[tuple(place)].item()} for the id {int(ids_N[place[0]])}"
+        )
 
 
 def _check_progress(table: Table, progress: dict[str, Any]) -> None:

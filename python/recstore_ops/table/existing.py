@@ -10,6 +10,7 @@ import gc
 import sys
 import warnings
 import weakref
+from collections import Counter
 from typing import Any, get_args
 
 from recstore_ops import _native, servers
@@ -27,6 +28,9 @@ _CHOICES = (None, *get_args(OnExisting))
 
 _before: dict[int, tuple[int, int]] = {}
 """The rows and the step of each table when a module first opened it, by its number."""
+
+_loads: Counter[int] = Counter()
+"""How often each table got the rows of a checkpoint, by its number."""
 
 _warned: set[int] = set()
 
@@ -73,6 +77,12 @@ def note_loaded(names: list[str]) -> None:
         number = store.find_table(name)
         if number is not None:
             _before.pop(number, None)
+            _loads[number] += 1
+
+
+def times_loaded(table: Table) -> int:
+    """How often this process gave a table the rows and the learning rate of a checkpoint."""
+    return _loads[table.table_id]
 
 
 def settle_existing(

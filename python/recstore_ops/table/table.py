@@ -56,6 +56,7 @@ class Table:
         is_given_gradients: whether callers hand it gradients of their own, besides those that ranks exchange.
 
     Raises:
+        TypeError: the configuration has a value of another type.
         ValueError: the configuration is invalid, or the table exists with another one; or other ranks open another
             table, or this process has it open as another shard.
         RuntimeError: in a job of several processes, where each would train a copy of its own, without a shard; or
@@ -93,6 +94,8 @@ class Table:
             _check_same_shard(self)
         if shard is not None:
             self._agree(shard, use)
+        if not self.is_new:
+            self.config = self._with_own_optimizer()
 
     def _agree(self, shard: Shard, use: str) -> None:
         try:
@@ -102,6 +105,15 @@ class Table:
                 operators.drop_table(self.name)
             raise
 
+    def _with_own_optimizer(self) -> TableConfig:
+        """The configuration asked for with the learning rate and the weight decay that the table has."""
+        description = store.describe_table(self.name)
+        if description is None:
+            return self.config  # Dropped meanwhile.
+        asked, kept = self.config.optimizer, TableConfig.from_json(description[1]).optimizer
+        is_kept = all(asked.get(key, 0.0) == kept[key] for key in ("lr", "alpha", "weight_decay") if key in kept)
+        return self.config if is_kept else replace(self.config, optimizer=kept)
+
     @property
     def is_sharded(self) -> bool:
         """Whether other processes have rows of this table, and lookups ask them."""
@@ -110,8 +122,10 @@ class Table:
     def _open(self) -> None:
         try:
             self.handle: Tensor = operators.make_hashtable(self.name, self.dim, self.config.to_json())
-        except RuntimeError as error:
-            raise ValueError(str(error)) from None
+        except (RuntimeError, TypeError, ValueError) as error:
+            where = "" if f'"{self.name}"' in str(error) else f'table "{self.name}": '
+            kind = TypeError if isinstance(error, TypeError) else ValueError
+            raise kind(f"{where}{error}") from None
         self.table_id: int = store.find_table(self.name) or 0
         self.collector: Tensor = operators.make_collector()
         self.anchor = torch.zeros((), dtype=torch.float32, device="cpu", requires_grad=True)

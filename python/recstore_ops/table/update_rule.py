@@ -13,6 +13,9 @@ from recstore_ops import _native
 
 Floats = NDArray[np.float32]
 
+_ANY_DIM = 64
+"""The dim that a rule is asked for its slots of, before any table has it."""
+
 
 class UpdateRule(abc.ABC):
     """What turns the gradient of a row into its new values, in Python.
@@ -55,12 +58,17 @@ def register_rule(name: str, rule: UpdateRule) -> None:
     that loads a checkpoint of such a table registers the rule first.
 
     Raises:
-        TypeError: it is no `UpdateRule`.
-        ValueError: an empty name, or one that another rule has.
+        TypeError: it is no `UpdateRule`, or its `slots` returns no dict of names and whole numbers.
+        ValueError: an empty name, or one that another rule has; or a slot without a name, or narrower than 1.
     """
     if not isinstance(rule, UpdateRule):
         raise TypeError(f"expected an UpdateRule, got {type(rule).__name__}")
     called = _CalledRule(rule)
+    try:
+        widths = rule.slots(_ANY_DIM)
+    except Exception:  # It may be for other dims: a table of a dim that it is not for is refused when it is opened.
+        widths = {}
+    called.check_slots(_ANY_DIM, widths)
     adopts = type(rule).adopt is not UpdateRule.adopt
     _native.register_rule(name, called.slots, called.apply, called.adopt if adopts else None)
     warnings.warn(f'the update rule "{name}" is a call of Python for each row: slow', RuntimeWarning, stacklevel=2)
@@ -72,7 +80,19 @@ class _CalledRule(NamedTuple):
     rule: UpdateRule
 
     def slots(self, dim: int) -> list[tuple[str, int]]:
-        return list(self.rule.slots(dim).items())
+        widths = self.rule.slots(dim)
+        self.check_slots(dim, widths)
+        return list(widths.items())
+
+    def check_slots(self, dim: int, widths: object) -> None:
+        called = f"{type(self.rule).__name__}.slots({dim})"
+        if not isinstance(widths, dict):
+            raise TypeError(f"{called} returned {widths!r}; expected a dict of names and widths")
+        for name, width in widths.items():
+            if not isinstance(name, str) or not isinstance(width, int | np.integer):
+                raise TypeError(f"{called} returned {{{name!r}: {width!r}}}; expected a name and a whole number")
+            if not name or width < 1:
+                raise ValueError(f"{called} returned {{{name!r}: {width}}}; expected a name and a width above 0")
 
     def apply(self, row: bytes, slots: bytes, gradient: bytes, step: int, lr: float) -> tuple[bytes, bytes]:
         row_D = _floats(row)
