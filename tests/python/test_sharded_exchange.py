@@ -21,6 +21,7 @@ from recstore_ops import (
     DistEmbeddingBag,
     HashTable,
     KeyedJaggedTensor,
+    NGramMemory,
     RecStoreEmbeddingBagCollection,
     SparseOptimizer,
     Table,
@@ -125,6 +126,10 @@ def _fail(table: DistEmbedding, what: str, is_last: bool) -> None:
         collection = RecStoreEmbeddingBagCollection(configs, enable_fusion=fuses, process_group=group)
         keys = ["a", "c" if is_last else "b"]
         collection(KeyedJaggedTensor(keys, torch.tensor([1, 2]), lengths=torch.tensor([1, 1])))
+    elif what == "tokens":
+        memory = NGramMemory(2, 5, 2, f"{table.name}/memory", process_group=table.table.shard.group)  # type: ignore[union-attr]
+        tokens = torch.tensor([1, 2])
+        memory(torch.ones(2, 2), tokens.float() if is_last else tokens)
     elif what == "offsets":
         bag = DistEmbeddingBag(10, 2, table.name, process_group=table.table.shard.group)  # type: ignore[union-attr]
         bag(torch.tensor([1, 2]), torch.tensor([0, 3 if is_last else 1]))
@@ -133,6 +138,7 @@ def _fail(table: DistEmbedding, what: str, is_last: bool) -> None:
 OWN = {
     "id": r'^IndexError: table "one fails: id": id 10 at position 1 is outside \[0, 10\)$',
     "dtype": "^TypeError: ids must be int64, uint64, int32, int16, int8 or uint8, got torch.float32$",
+    "tokens": "^RuntimeError: ngram_ids: tokens must be int64",
     "features": "^ValueError: the batch must hold the features",
     "features without fusion": "^ValueError: the batch must hold the features",
     "offsets": "^ValueError: .*: offsets must not exceed the number of ids, 2, got 3 at position 1$",
@@ -143,7 +149,7 @@ OTHERS = dict.fromkeys(OWN, "^RuntimeError: a lookup failed on rank 2; its own e
 }
 
 
-@pytest.mark.parametrize("what", ["id", "dtype", "features", "features without fusion", "offsets"])
+@pytest.mark.parametrize("what", ["id", "dtype", "tokens", "features", "features without fusion", "offsets"])
 def test_an_error_of_one_rank_is_one_of_all(ranks: Ranks, what: str) -> None:
     *others, own = ranks.errors(3, fail_on_last, f"one fails: {what}", what)
     assert re.search(OWN[what], str(own)), own.trace
