@@ -17,6 +17,7 @@ from recstore_ops.cli.finished_run import (
     RowFiles,
     RunPath,
     WhichCheckpoint,
+    check_row_files,
     shown_scores,
 )
 from recstore_ops.cli.shown_segments import segments_as_json, segments_grid
@@ -86,6 +87,7 @@ def evaluate_command(
     """
     if segments_by is None and segments_order is not None:
         raise ValueError("segments_order needs segments: --segments-by names what they are of")
+    check_row_files(paths)
     loaded = load(run, which=which)
     if isinstance(loaded.model, Retriever) and segments_by is not None:
         raise ValueError(f"model {loaded.config.model} takes no segments_by: it ranks items for queries")
