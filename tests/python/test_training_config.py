@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -120,7 +121,6 @@ pytestmark = pytest.mark.tier("quick")
             "a run with tables nn takes no ttl_time",
         ),
         ({"lr": 0.0}, "lr must be above 0"),
-        ({"lr": float("nan")}, "lr must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"validation_fraction": 0.6}, "validation_fraction must be at most 0.5"),
         ({"validation_fraction": 0, "patience": 1}, "early stopping needs validation rows"),
@@ -129,6 +129,40 @@ pytestmark = pytest.mark.tier("quick")
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingConfig(**{"planted": "pairs", **options})
+
+
+def numbers_of_the_configuration() -> list[tuple[str, Any]]:
+    """Each field that takes a number, or a number in something, with what makes its value of one."""
+    makes: dict[Any, Callable[[Any], Any]] = {
+        int: lambda number: number,
+        float: lambda number: number,
+        tuple[int, ...]: lambda number: (1, number),
+        tuple[tuple[int, int], ...]: lambda number: ((0, 1), (number, 2)),
+        dict[str, Any]: lambda number: {"betas": [0.9, number]},
+    }
+    hints = get_type_hints(TrainingConfig).items()
+    return [(name, make) for name, hint in hints for of, make in makes.items() if of in (hint, *get_args(hint))]
+
+
+@pytest.mark.parametrize(("name", "make"), numbers_of_the_configuration())
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (float("nan"), "must be a finite number, got nan"),
+        (float("inf"), "must be a finite number, got inf"),
+        (float("-inf"), "must be a finite number, got -inf"),
+        (10**23, f"must be at most {2**63 - 1}, got {10**23}"),
+        (-(10**23), f"must be at least {-(2**63)}, got {-(10**23)}"),
+    ],
+)
+def test_a_number_that_no_run_can_take_is_refused(name: str, make: Any, number: float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} {message}$"):
+        TrainingConfig(**{"planted": "pairs", name: make(number)})
+
+
+def test_all_kinds_of_fields_with_numbers_are_known() -> None:
+    names = {name for name, _ in numbers_of_the_configuration()}
+    assert {"lr", "seed", "rating_threshold", "hidden", "crosses", "dense_options", "ttl_time", "min_norm"} <= names
 
 
 def test_each_model_has_its_own_options() -> None:

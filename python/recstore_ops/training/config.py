@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from recstore_ops.config.config_file import optimizer_problems
 from recstore_ops.config.option import Option
-from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
+from recstore_ops.training.bounds import Bounds, check_bounds, check_choices, check_numbers
 from recstore_ops.training.choices import (
     ALWAYS_WITH_BIAS,
     CONVENTIONAL,
@@ -263,6 +263,7 @@ class TrainingConfig(ModelConfig, InputConfig):
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_numbers(self)
         self._check_input()
         if self.follow_files is not None:
             check_following(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -175,6 +176,8 @@ def _check_options(name: FormatName, options: _Options) -> None:
             raise ValueError(f"expected one of {known} as role of {column!r}, got {role!r}") from None
     if options.schema is not None:
         _check_schema_alone(options)
+    if options.rating_threshold is not None and not math.isfinite(options.rating_threshold):
+        raise ValueError(f"rating_threshold must be a finite number, got {options.rating_threshold}")
     if options.num_fields is not None and options.num_fields < 1:
         raise ValueError(f"expected num_fields to be at least 1, got {options.num_fields}")
     if options.on_bad_line not in get_args(OnBadLine):
