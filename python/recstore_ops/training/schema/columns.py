@@ -102,6 +102,8 @@ class ColumnSchema:
 
     def takes(self, cell_type: str) -> bool:
         """Whether cells of another type mean what those of this column do."""
+        if self.threshold is not None and cell_type == "boolean":
+            return False
         alike = next((types for types in _ALIKE.get(self.role, ()) if self.type in types), (self.type,))
         return cell_type in alike
 
