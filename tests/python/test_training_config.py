@@ -103,7 +103,7 @@ pytestmark = pytest.mark.tier("quick")
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"dim": 0}, "dim must be at least 1, got 0"),
-        ({"hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
+        ({"planted": None, "train": (Path("x"),), "hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
         ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
         ({"admit_after": 0}, "admit_after must be at least 1, got 0"),
         ({"admit_after": 2, "shared_rows": 0}, "shared_rows must be at least 1, got 0"),
@@ -129,6 +129,51 @@ pytestmark = pytest.mark.tier("quick")
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingConfig(**{"planted": "pairs", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"planted": "pairs", "train": (), "hash_buckets": 5}, "planted data takes no hash_buckets"),
+        ({"planted": "pairs", "train": (), "num_fields": 5}, "planted data takes no num_fields"),
+        ({"planted": "pairs", "train": (), "rating_threshold": 0.0}, "planted data takes no rating_threshold"),
+        ({"planted": "pairs", "train": (), "ignore_values": True}, "planted data takes no ignore_values"),
+        ({"planted": "pairs", "train": (), "on_bad_line": "skip"}, "planted data takes no on_bad_line"),
+        ({"shuffle": False, "shuffle_window": 10}, "a run that does not shuffle takes no shuffle_window 10"),
+        (
+            {"drop_columns": ("user",), "column_roles": {"user": "categorical"}},
+            "column 'user' is left out by drop_columns, and categorical by column_roles",
+        ),
+        (
+            {"drop_columns": ("user",), "label_column": "user"},
+            "column 'user' is left out by drop_columns, and has the labels by label_column",
+        ),
+        (
+            {"column_roles": {"user": "number"}, "label_column": "user"},
+            "column 'user' has the labels by label_column, and is number by column_roles",
+        ),
+        (
+            {"column_roles": {"user": "label"}, "label_column": "film"},
+            "column 'film' has the labels by label_column, and 'user' by column_roles",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        TrainingConfig(**{"train": (Path("x"),), **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False},
+        {"drop_columns": ("user",), "column_roles": {"user": "ignored"}},
+        {"label_column": "film", "column_roles": {"film": "label", "user": "number"}},
+    ],
+)
+def test_options_that_agree_are_taken(options: dict[str, Any]) -> None:
+    config = TrainingConfig(train=(Path("x"),), **options)
+    assert TrainingConfig.from_json(config.as_json()) == config
 
 
 def numbers_of_the_configuration() -> list[tuple[str, Any]]:

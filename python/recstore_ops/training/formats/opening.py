@@ -30,7 +30,7 @@ from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine, TextRows
-from recstore_ops.training.schema.columns import Role, Schema, listed, read_role
+from recstore_ops.training.schema.columns import Role, Schema, check_column_choices, listed, read_role
 from recstore_ops.training.schema.detection import ColumnChoices
 
 # The formats whose rows have fields only where asked for: what makes them, what counts the fields, and where it looks.
@@ -174,6 +174,7 @@ def _check_options(name: FormatName, options: _Options) -> None:
         except ValueError:
             known = ", ".join(get_args(Role))
             raise ValueError(f"expected one of {known} as role of {column!r}, got {role!r}") from None
+    check_column_choices(options.label_column, options.drop_columns, options.column_roles)
     if options.schema is not None:
         _check_schema_alone(options)
     if options.rating_threshold is not None and not math.isfinite(options.rating_threshold):

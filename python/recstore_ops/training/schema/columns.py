@@ -141,6 +141,31 @@ def read_role(text: str) -> tuple[Role, str | None]:
     return cast(Role, word), target or None
 
 
+def check_column_choices(label: str | None, dropped: Sequence[str], roles: Mapping[str, str]) -> None:
+    """Checks that what a caller says of columns by name agrees.
+
+    Args:
+        label: the column of the labels, as `label_column`.
+        dropped: columns that are ignored, as `drop_columns`.
+        roles: of further columns, as `column_roles`.
+
+    Raises:
+        ValueError: one column is to be two things, or two are to be the labels.
+    """
+    for name in dropped:
+        if roles.get(name, "ignored") != "ignored":
+            raise ValueError(f"column {name!r} is left out by drop_columns, and {roles[name]} by column_roles")
+    if label is None:
+        return
+    if label in dropped:
+        raise ValueError(f"column {label!r} is left out by drop_columns, and has the labels by label_column")
+    if roles.get(label, "label") != "label":
+        raise ValueError(f"column {label!r} has the labels by label_column, and is {roles[label]} by column_roles")
+    for name, role in roles.items():
+        if role == "label" and name != label:
+            raise ValueError(f"column {label!r} has the labels by label_column, and {name!r} by column_roles")
+
+
 @dataclass(frozen=True)
 class Schema:
     """The columns of a file, in its order.
