@@ -243,6 +243,15 @@ def test_a_bad_line_stops_with_one_sentence_and_leaves_no_run(
     assert not (small_files / "runs" / "bad").exists()
 
 
+def test_too_few_rows_leave_no_run(recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.csv").write_text("label,user\n1,5\n")
+    for _ in range(2):
+        assert recstore("train", "one.csv", "--run-name", "one") == 2
+        assert "no rows to evaluate: --validation-fraction 0.1 holds none out of 1 rows" in capsys.readouterr().err
+        assert not (tmp_path / "runs" / "one").exists()
+    assert recstore("train", "one.csv", "--run-name", "one", "--validation-fraction", 0, "--epochs", 1) == 0
+
+
 def test_skipped_lines_are_reported(recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(small_files / "train.libfm", "a") as file:
         file.write("oops\n")
