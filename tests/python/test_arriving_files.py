@@ -176,7 +176,7 @@ def test_the_name_of_the_last_file_is_one_within_the_directory(name: str) -> Non
 def test_options_of_looks_and_the_directory_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--follow-every must be above 0, got 0"):
         FollowOptions(every=0)
-    with pytest.raises(ValueError, match="follow_until_idle must be above 0, got inf"):
+    with pytest.raises(ValueError, match="--follow-until-idle must be a finite number, got inf"):
         FollowOptions(until_idle=float("inf"))
     with pytest.raises(ValueError, match=r"no such directory to follow: .*nowhere"):
         ArrivingFiles(tmp_path / "nowhere", 1.0, print)
