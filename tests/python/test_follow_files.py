@@ -338,7 +338,7 @@ def test_the_page_and_the_lines_name_the_files(folder: Path) -> None:
         (("--schedule", "linear"), "has no end known beforehand: it takes no schedule linear"),
         (("--validation-fraction", 0.1), "a run that follows files holds no rows out"),
         (("--patience", 3), "a run that follows files goes on whatever its evaluations are: it takes no patience"),
-        (("--evaluate-every", 3), "a run that follows files is evaluated once a file: it takes no evaluate_every"),
+        (("--evaluate-every", 3), "a run that follows files is evaluated once a file: it takes no --evaluate-every"),
         (("--model", "two_tower", "--item-field", "b"), "takes no model two_tower: which items will come is not known"),
         (("--tables", "nn"), "takes no tables nn: which ids will come is not known beforehand"),
         (("--baseline", "nn"), "a run that follows files takes no baseline"),

@@ -287,7 +287,7 @@ class TestCommands:
         assert recstore("neighbours", "runs/fm", "--table", "v", "--id", id) == 2
         assert message in capsys.readouterr().err
 
-    @pytest.mark.parametrize("value", [12345, -7])
+    @pytest.mark.parametrize("value", [12345, -(10**9)])
     def test_a_value_without_a_row_is_named_with_its_field(
         self, recstore: Recstore, capsys: pytest.CaptureFixture[str], value: int
     ) -> None:
