@@ -169,14 +169,14 @@ def test_without_the_named_file_an_end_by_time_is_none_of_all_files(tmp_path: Pa
 
 @pytest.mark.parametrize("name", ["", "in/done", "..", "/done"])
 def test_the_name_of_the_last_file_is_one_within_the_directory(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"follow_until takes the name of a file in the directory, got '{name}'"):
+    with pytest.raises(ValueError, match=rf"--follow-until takes the name of a file in the directory, got '{name}'"):
         FollowOptions(until=name)
 
 
 def test_options_of_looks_and_the_directory_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="follow_every must be above 0, got 0"):
+    with pytest.raises(ValueError, match="--follow-every must be above 0, got 0"):
         FollowOptions(every=0)
-    with pytest.raises(ValueError, match="follow_until_idle must be above 0, got inf"):
+    with pytest.raises(ValueError, match="--follow-until-idle must be a finite number, got inf"):
         FollowOptions(until_idle=float("inf"))
     with pytest.raises(ValueError, match=r"no such directory to follow: .*nowhere"):
         ArrivingFiles(tmp_path / "nowhere", 1.0, print)

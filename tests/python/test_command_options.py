@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from recstore_ops.config.command_options import takes_options_of
-from recstore_ops.config.option import Option, field_values, option_fields
+from recstore_ops.config.option import Option, errors_name_options, field_values, option_fields
 from recstore_ops.training import TrainingConfig
 
 pytestmark = pytest.mark.tier("quick")
@@ -98,3 +99,28 @@ def test_every_field_of_a_training_run_but_files_is_an_option() -> None:
     # Files are arguments; the number of planted test rows is for programs alone.
     assert names - {field.name for field in option_fields(TrainingConfig)} == {"train", "test", "planted_test_rows"}
     assert all(field.option.help and field.option.panel for field in option_fields(TrainingConfig))
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        ("is_plain must be true", "--coloured must be true"),
+        (
+            "a run without colours takes no is_plain, and size 5",
+            "a run without colours takes no --coloured, and size 5",
+        ),
+        ("no_option is 3: is_plain", "no_option is 3: --coloured"),
+        ("expected is_plain.", "expected --coloured."),
+        ("column 'is_plain' is there", "column 'is_plain' is there"),
+        ("is_plain.csv and /is_plain and is_plain/x and x/is_plain are files",) * 2,
+        ("this_is_plain and is_plainer", "this_is_plain and is_plainer"),
+    ],
+)
+def test_errors_name_options(error: str, shown: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(shown)}$"), errors_name_options(Settings):
+        raise ValueError(error)
+
+
+def test_other_errors_stay_what_they_are() -> None:
+    with pytest.raises(KeyError, match="is_plain"), errors_name_options(Settings):
+        raise KeyError("is_plain")

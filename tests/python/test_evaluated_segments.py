@@ -173,7 +173,7 @@ class TestEvaluate:
         ("options", "message"),
         [
             (("--segments-by", "sesion"), "there is no column 'sesion' to group rows by, only 'label', 'item'"),
-            (("--segments-order", "auc"), "segments_order needs segments: --segments-by names what they are of"),
+            (("--segments-order", "auc"), "--segments-order needs segments: --segments-by names what they are of"),
             (("--segments-by", "item", "--segments-order", "size"), "Invalid value for '--segments-order'"),
         ],
     )
@@ -208,7 +208,7 @@ class TestEvaluateOtherFormats:
             if values is not None:
                 assert {int(each["segment"]) for each in found["segments"]} == set(values)
         assert recstore("evaluate", "runs/q", "rows.svm", "--segments-by", "user") == 2
-        assert "segments_by must name a field, one of field_0, field_1; got 'user'" in capsys.readouterr().err
+        assert "--segments-by must name a field, one of field_0, field_1; got 'user'" in capsys.readouterr().err
 
     def test_of_models_that_retrieve_are_refused(
         self, recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -216,7 +216,7 @@ class TestEvaluateOtherFormats:
         options = ("--model", "two_tower", "--item-field", "field_1", "--epochs", 1, "--run-name", "t")
         assert run_train(tmp_path, ("rows.svm", *options)) == (0, "")
         assert recstore("evaluate", "runs/t", "rows.svm", "--segments-by", "field_0") == 2
-        assert "model two_tower takes no segments_by: it ranks items for queries" in capsys.readouterr().err
+        assert "model two_tower takes no --segments-by: it ranks items for queries" in capsys.readouterr().err
         drop_tables("two_tower")
 
 

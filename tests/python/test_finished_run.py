@@ -420,7 +420,9 @@ class TestCommands:
             (("test.libfm", "--output", "kept.csv"), "kept.csv exists already; --replace replaces it"),
             (("kept.csv", "--output", "kept.csv", "--replace"), "kept.csv is the output and one of the files to read"),
             (("bad", "--output", "kept.csv", "--replace"), "bad:2: "),
-            (("missing", "--output", "p.csv"), "missing"),
+            (("missing", "--output", "p.csv"), "no such file: missing"),
+            (("runs", "--output", "p.csv"), "runs is a directory; give its files"),
+            (("test.libfm", "--output", "nowhere/p.csv"), "nowhere/p.csv cannot be written: there is no directory now"),
         ],
     )
     def test_predict_that_fails_leaves_what_was_there(
@@ -475,6 +477,25 @@ class TestCommands:
         with piped(folder / "test.libfm") as pipe:
             assert recstore("predict", "runs/fm", pipe, "--output", "test.libfm") == 2
         assert "copying" not in capsys.readouterr().err
+
+    def test_predict_leaves_files_of_like_names_alone(
+        self, folder: Path, recstore: Recstore, expected: NDArray[np.float64]
+    ) -> None:
+        shutil.copy(folder / "test.libfm", folder / "found.csv.new")
+        before = (folder / "found.csv.new").read_bytes()
+        assert recstore("predict", "runs/fm", "found.csv.new", "--output", "found.csv") == 0
+        assert (folder / "found.csv.new").read_bytes() == before
+        assert len((folder / "found.csv").read_text().splitlines()) == len(expected) + 1
+
+    @pytest.mark.parametrize("command", [("predict", "none"), ("export-vectors", "none", "--table", "v")])
+    def test_an_output_that_cannot_be_is_refused_before_a_run_is_read(
+        self, tmp_path: Path, recstore: Recstore, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
+    ) -> None:
+        rows = [__file__] if command[0] == "predict" else []
+        (tmp_path / "d.parquet").mkdir()
+        for name, message in (("d.parquet", "is a directory; the output must"), ("x/p.parquet", "cannot be written")):
+            assert recstore(*command, *rows, "--output", tmp_path / name, "--replace") == 2
+            assert f"{tmp_path / name} {message}" in capsys.readouterr().err
 
     def test_predict_replaces_where_it_is_asked_to(self, folder: Path, recstore: Recstore) -> None:
         (folder / "kept.csv").write_text("kept")

@@ -338,12 +338,12 @@ def test_the_page_and_the_lines_name_the_files(folder: Path) -> None:
         (("--schedule", "linear"), "has no end known beforehand: it takes no schedule linear"),
         (("--validation-fraction", 0.1), "a run that follows files holds no rows out"),
         (("--patience", 3), "a run that follows files goes on whatever its evaluations are: it takes no patience"),
-        (("--evaluate-every", 3), "a run that follows files is evaluated once a file: it takes no evaluate_every"),
+        (("--evaluate-every", 3), "a run that follows files is evaluated once a file: it takes no --evaluate-every"),
         (("--model", "two_tower", "--item-field", "b"), "takes no model two_tower: which items will come is not known"),
         (("--tables", "nn"), "takes no tables nn: which ids will come is not known beforehand"),
         (("--baseline", "nn"), "a run that follows files takes no baseline"),
-        (("--follow-every", 0), "follow_every must be above 0, got 0"),
-        (("--follow-until", "in/done"), "follow_until takes the name of a file in the directory, got 'in/done'"),
+        (("--follow-every", 0), "--follow-every must be above 0, got 0"),
+        (("--follow-until", "in/done"), "--follow-until takes the name of a file in the directory, got 'in/done'"),
     ],
 )
 def test_what_has_no_meaning_beside_it_is_refused(

@@ -8,6 +8,7 @@ import re
 import zipfile
 from itertools import chain
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from text_lines import Row, as_rows
 
 from recstore_ops.training.formats import csv_rows, open_rows
 from recstore_ops.training.formats.arrow_rows import ArrowRows
+from recstore_ops.training.formats.csv_dialect import detect_dialect
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.formats.field_ids import MISSING
 from recstore_ops.training.formats.text_hash import text_values, values_of_hashes
@@ -119,6 +121,30 @@ class TestDialects:
         write(path, "hello\nthere, you\nand, you, too\n")
         with pytest.raises(ValueError, match=re.escape(f"{path}: expected lines of equally many columns, between ','")):
             open_rows([path], file_format="csv")
+
+    @pytest.mark.parametrize(
+        ("names", "repeated"),
+        [("user,user,price,label", "user"), ("a,label,a,label", "a"), ("a, a ,b,label", "a"), ("label,b,b,b", "b")],
+    )
+    @pytest.mark.parametrize("rows", [1, 3, 60])
+    def test_names_that_come_twice_are_names(self, path: Path, names: str, repeated: str, rows: int) -> None:
+        lines = [f"u{n},film,{n}.5,{n % 2}" for n in range(rows)]
+        write(path, "\n".join([names, *lines]) + "\n")
+        message = f"{path}: expected each column once, got several of the name '{repeated}'"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            open_rows([path])
+        trained = write(path.with_name("trained.csv"), "user,film,price,label\nu1,a,1.5,1\n")
+        schema = cast(ArrowRows, open_rows([trained])).schema
+        with pytest.raises(ValueError, match=re.escape(message)):
+            open_rows([path], schema=schema, labels="optional")
+
+    @pytest.mark.parametrize(
+        "lines", [["no,no,x", "no,yes,y"], ["NA,NA,x", "1,5,y", "NA,7,y"], ["x,x,y"], [",,x", "1,5,y"]]
+    )
+    def test_cells_that_come_twice_are_no_names(self, path: Path, lines: list[str]) -> None:
+        dialect = detect_dialect(write(path, "\n".join(lines) + "\n"))
+        assert dialect is not None
+        assert dialect.names == ("column_1", "column_2", "column_3")
 
     def test_two_columns_of_one_name(self, path: Path) -> None:
         write(path, "label,a:token,a\n1,5,6\n0,5,6\n")
@@ -332,9 +358,14 @@ class TestBadRows:
             with pytest.raises(ValueError, match=re.escape(message)):
                 read(path)
 
-    def test_text_of_another_encoding(self, path: Path) -> None:
-        write(path, "label,city\n1,Zürich\n".encode("latin-1"))
-        with pytest.raises(ValueError, match=re.escape(f"{path}: damaged, or not of this encoding, after row 0")):
+    @pytest.mark.parametrize("header", ["label,city\n", ""])
+    @pytest.mark.parametrize("row", [1, 5, 900])
+    def test_text_of_another_encoding(self, path: Path, header: str, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(csv_rows, "BLOCK_BYTES", 4096)
+        rows = [f"{n % 2},{'Zürich' if n == row else 'Bern'}\n" for n in range(1, 1000)]
+        write(path, (header + "".join(rows)).encode("latin-1"))
+        message = f"{path}: row {row}: expected text in UTF-8, got other bytes"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
             read(path)
 
     def test_files_without_rows(self, path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -67,6 +69,26 @@ class TestDetection:
     )
     def test_sparse_lines_are_told_by_their_colons(self, text_file, content: bytes, expected: FormatName) -> None:
         assert detect_format(text_file(content)) == expected
+
+    @pytest.mark.parametrize("compress", [bytes, gzip.compress])
+    @pytest.mark.parametrize(
+        "text",
+        [
+            '{"user": "u27", "price": 7.06, "label": 1}\n{"user": "u8", "price": 4.24, "label": 0}\n',
+            '{"user": 1, "label": 1}\n',
+            '\n  {"user": 1, "label": 1}\n',
+            '[{"user": 1, "label": 1},\n {"user": 2, "label": 0}]\n',
+            '[\n  {"user": 1, "label": 1}\n]\n',
+            '{\n  "user": [1, 2],\n  "label": [0, 1]\n}\n',
+            "[1, 2, 0]\n[3, 4, 1]\n",
+        ],
+    )
+    def test_json_is_refused_by_its_name(self, tmp_path: Path, text: str, compress: Callable[[bytes], bytes]) -> None:
+        path = tmp_path / "rows"
+        path.write_bytes(compress(text.encode()))
+        message = f"expected a file in one of the formats {FORMATS}, but {path} has JSON, which is not read"
+        with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+            open_rows([path])
 
     @pytest.mark.parametrize(
         ("content", "found"),

@@ -290,9 +290,9 @@ def test_other_fields_are_an_error_that_names_both(folder: Path) -> None:
     ("options", "message"),
     [
         (("--init-from", "runs/none"), "there is no run runs/none: it has no config.json"),
-        (("--init-what", "rows"), "a run without init_from takes no init_what"),
-        (("--init-table", "v"), "a run without init_from takes no init_tables"),
-        (("--init-from", "runs/one", "--tables", "nn"), "a run with tables nn takes no init_from"),
+        (("--init-what", "rows"), "a run without --init-from takes no --init-what"),
+        (("--init-table", "v"), "a run without --init-from takes no --init-table"),
+        (("--init-from", "runs/one", "--tables", "nn"), "a run with tables nn takes no --init-from"),
         (("--init-from", "runs/one", "--init-what", "slots"), "Invalid value for '--init-what'"),
     ],
 )

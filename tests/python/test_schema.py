@@ -7,7 +7,7 @@ import re
 import threading
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -173,6 +173,24 @@ class TestFiles:
         write_schema(path, Schema(columns, ""))
         assert read_schema(path).columns == columns
 
+    @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+    @pytest.mark.parametrize("name", ["mean", "deviation", "threshold"])
+    def test_numbers_that_are_none_are_neither_written_nor_read(self, path: Path, name: str, number: str) -> None:
+        file, schema = path.with_name("schema.toml"), opened(path).schema
+        column = schema.columns[0]
+        values = {"mean": 0.0, "deviation": 1.0, "transform": "standard"} if name != "threshold" else {}
+        changed = replace(column, role="number" if values else "label", negative=None, positive=None, **values)
+        columns = (replace(changed, **{name: 0.5}), *schema.columns[1:])
+        write_schema(file, Schema(columns, ""))
+        text = file.read_text(encoding="utf-8")
+        file.write_text(text.replace(f"{name} = 0.5", f"{name} = {number}"), encoding="utf-8")
+        with pytest.raises(ValueError, match=f"column 1, '{column.name}': expected a finite number as {name}, got"):
+            read_schema(file)
+        file.unlink()
+        with pytest.raises(ValueError, match=f"column '{column.name}' must have a finite {name}, got {number}"):
+            write_schema(file, Schema((replace(changed, **{name: float(number)}),), ""))
+        assert not file.exists()
+
     @pytest.mark.parametrize(
         ("old", "new", "message"),
         [
@@ -219,6 +237,80 @@ class TestFiles:
     def test_an_empty_file(self, tmp_path: Path) -> None:
         (tmp_path / "schema.toml").write_text("version = 1\n")
         with pytest.raises(ValueError, match=r"expected \[\[column\]\] for each column, got none"):
+            read_schema(tmp_path / "schema.toml")
+
+
+LABELS: dict[str, list[Any]] = {
+    "integer": [0, 5, None, 2],
+    "number": [0.5, 4.5, float("nan"), 2.0],
+    "boolean": [True, False, None, True],
+    "string": ["no", "yes", None, "yes"],
+}
+
+
+class TestThresholds:
+    """Of labels: each side of one has labels, and only numbers have sides."""
+
+    def write(self, folder: Path, kind: str, ending: str) -> Path:
+        folder.mkdir(exist_ok=True)
+        path = folder / f"a{ending}"
+        labels = LABELS[kind]
+        if ending == ".parquet":
+            pq.write_table(pa.table({"label": labels, "user": [1, 2, 3, 4]}), path)
+        else:
+            lines = [f"{'' if label is None else label},{user}" for user, label in enumerate(labels)]
+            path.write_text("\n".join(["label,user", *lines]) + "\n")
+        return path
+
+    @pytest.mark.parametrize("ending", [".parquet", ".csv"])
+    @pytest.mark.parametrize(
+        ("kind", "threshold", "message"),
+        [
+            (
+                "integer",
+                6,
+                "rating_threshold 6 would leave no row positive: the first 3 labels, in column 'label'",
+            ),
+            (
+                "integer",
+                0,
+                "rating_threshold 0 would leave no row negative: the first 3 labels, in column 'label'",
+            ),
+            ("integer", -1, "are from 0 to 5"),
+            ("number", 4.6, "would leave no row positive"),
+            ("number", 0.5, "rating_threshold 0.5 would leave no row negative: the first 3 labels"),
+            ("boolean", 3, "column 'label', the labels, is boolean: rating_threshold 3 is for numbers"),
+            ("boolean", 1, "column 'label', the labels, is boolean"),
+            ("string", 3, "column 'label', the labels, is string: rating_threshold 3 is for numbers"),
+            ("integer", float("nan"), "rating_threshold must be a finite number, got nan"),
+            ("number", float("inf"), "rating_threshold must be a finite number, got inf"),
+        ],
+    )
+    def test_one_that_has_no_two_sides_is_refused(
+        self, tmp_path: Path, kind: str, threshold: float, message: str, ending: str
+    ) -> None:
+        with pytest.raises(ValueError, match=message):
+            open_rows([self.write(tmp_path, kind, ending)], rating_threshold=threshold, on_bad_line="skip")
+
+    @pytest.mark.parametrize("threshold", [0.75, 2, 4.5])
+    def test_one_between_labels_is_taken(self, tmp_path: Path, threshold: float) -> None:
+        path = self.write(tmp_path, "number", ".parquet")
+        (block,) = open_rows([path], rating_threshold=threshold, on_bad_line="skip")
+        assert block.labels.tolist() == [float(label >= threshold) for label in (0.5, 4.5, 2.0)]
+
+    def test_booleans_are_no_ratings_for_a_schema_with_one(self, tmp_path: Path) -> None:
+        rated, booleans = self.write(tmp_path, "integer", ".parquet"), self.write(tmp_path / "b", "boolean", ".parquet")
+        schema = cast(ArrowRows, open_rows([rated], rating_threshold=3)).schema
+        with pytest.raises(ValueError, match="column 'label' is boolean, and integer in"):
+            open_rows([booleans], schema=schema)
+
+    def test_a_file_gives_none_to_labels_that_are_no_numbers(self, tmp_path: Path) -> None:
+        rows = cast(ArrowRows, open_rows([self.write(tmp_path, "boolean", ".parquet")]))
+        write_schema(tmp_path / "schema.toml", rows.schema)
+        text = (tmp_path / "schema.toml").read_text()
+        text = re.sub("negative = .*\npositive = .*\n", "threshold = 3\n", text)
+        (tmp_path / "schema.toml").write_text(text)
+        with pytest.raises(ValueError, match="a column of the role label needs a negative here"):
             read_schema(tmp_path / "schema.toml")
 
 

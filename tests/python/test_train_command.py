@@ -243,6 +243,15 @@ def test_a_bad_line_stops_with_one_sentence_and_leaves_no_run(
     assert not (small_files / "runs" / "bad").exists()
 
 
+def test_too_few_rows_leave_no_run(recstore: Recstore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.csv").write_text("label,user\n1,5\n")
+    for _ in range(2):
+        assert recstore("train", "one.csv", "--run-name", "one") == 2
+        assert "no rows to evaluate: --validation-fraction 0.1 holds none out of 1 rows" in capsys.readouterr().err
+        assert not (tmp_path / "runs" / "one").exists()
+    assert recstore("train", "one.csv", "--run-name", "one", "--validation-fraction", 0, "--epochs", 1) == 0
+
+
 def test_skipped_lines_are_reported(recstore: Recstore, small_files: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with open(small_files / "train.libfm", "a") as file:
         file.write("oops\n")
@@ -301,20 +310,44 @@ def test_a_cut_file_names_file_and_line(
         (("--planted", "pairs", "--model", "deepfm", "--hidden", "8,x"), "hidden takes whole numbers separated by"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1"), "cross takes two fields"),
         (("--planted", "pairs", "--model", "wide_deep", "--cross", "1,9"), "a cross needs two of the 8 fields"),
-        (("--planted", "pairs", "--model", "dcn", "--low-rank", "64"), "low_rank must be from 1 to before the 64 elem"),
+        (
+            ("--planted", "pairs", "--model", "dcn", "--low-rank", "64"),
+            "--low-rank must be from 1 to before the 64",
+        ),
         (("--planted", "sequences", "--model", "din", "--sequence", "history"), "sequence takes HISTORY=TARGET, names"),
         (
             ("--planted", "sequences", "--model", "din", "--sequence", "clicks=target"),
             "sequences must name a field, one of history, target; got 'clicks'",
         ),
         (("--planted", "pairs", "--dense-option", "momentum"), "dense-option takes name=value, got 'momentum'"),
-        (("--planted", "pairs", "--dense-optimizer", "lion"), "dense_optimizer must be one of"),
-        (("--planted", "pairs", "--auc-by", "user"), "auc_by must name a field, one of field_0"),
-        (("--planted", "pairs", "--save-every", "0"), "save_every must be at least 1, got 0"),
-        (("--planted", "pairs", "--keep", "0"), "keep must be at least 1, got 0"),
+        (("--planted", "pairs", "--dense-optimizer", "lion"), "--dense-optimizer must be one of"),
+        (("--planted", "pairs", "--auc-by", "user"), "--auc-by must name a field, one of field_0"),
+        (("--planted", "pairs", "--save-every", "0"), "--save-every must be at least 1, got 0"),
+        (("--planted", "pairs", "--keep", "0"), "--keep must be at least 1, got 0"),
         (
             ("--planted", "pairs", "--baseline", "nn", "--resume", "--keep", "2"),
             "a comparison with a baseline is not saved: it takes no keep and no resume",
+        ),
+        (("--planted", "pairs", "--seed", "9" * 23), f"seed must be at most {2**63 - 1}, got {'9' * 23}"),
+        (("--planted", "pairs", "--init-table", "v"), "a run without --init-from takes no --init-table"),
+        (("--planted", "pairs", "--follow-every", "nan"), "a run without follow-files takes no follow-every"),
+        (
+            ("--planted", "pairs", "--optimizer-option", "eps=NaN"),
+            "--optimizer-option must be a finite number",
+        ),
+        (
+            ("--planted", "pairs", "--dense-option", "eps=1", "--dense-option", "eps=2"),
+            "dense-option gives eps twice, 1 and 2",
+        ),
+        ((__file__, "--rating-threshold", "nan"), "--rating-threshold must be a finite number, got nan"),
+        ((__file__, "--planted-rows", "10"), "a run on files takes no --planted-rows"),
+        (
+            (__file__, "--no-shuffle", "--shuffle-window", "10"),
+            "a run that does not shuffle takes no --shuffle-window",
+        ),
+        (
+            (__file__, "--drop-column", "user", "--column", "user=categorical"),
+            "by --drop-column, and categorical by",
         ),
         (("--planted", "pairs", "--resume"), "resume needs the name of the run: give run-name"),
         (("--planted", "pairs", "--resume", "--run-name", "x"), "there is no run 'x' to resume: runs/x has no config"),

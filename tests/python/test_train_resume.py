@@ -198,7 +198,7 @@ def test_a_finished_run_stays_as_it_is(folder: Path) -> None:
 
 
 def test_a_run_is_resumed_with_the_options_that_it_began_with(folder: Path) -> None:
-    message = "run 'whole' has batch_size 48, got 50: a run is resumed with the options that it began with"
+    message = "run 'whole' has --batch-size 48, got 50: a run is resumed with the options that it began with"
     assert_refused(folder, (*RESUMED, "--batch-size", 50), message)
 
 

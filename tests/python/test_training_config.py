@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -102,8 +103,11 @@ pytestmark = pytest.mark.tier("quick")
         ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
         ({"dim": 0}, "dim must be at least 1, got 0"),
-        ({"hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
-        ({"hash_buckets": 2**63}, f"hash_buckets must be at most {2**63 - 1}, got {2**63}"),
+        ({"planted": None, "train": (Path("x"),), "hash_buckets": 0}, "hash_buckets must be at least 1, got 0"),
+        (
+            {"planted": None, "train": (Path("x"),), "hash_buckets": 2**63},
+            f"hash_buckets must be at most {2**63 - 1}, got {2**63}",
+        ),
         ({"evaluate_every": 0}, "evaluate_every must be at least 1, got 0"),
         ({"admit_after": 0}, "admit_after must be at least 1, got 0"),
         ({"admit_after": 2, "shared_rows": 0}, "shared_rows must be at least 1, got 0"),
@@ -121,7 +125,6 @@ pytestmark = pytest.mark.tier("quick")
             "a run with tables nn takes no ttl_time",
         ),
         ({"lr": 0.0}, "lr must be above 0"),
-        ({"lr": float("nan")}, "lr must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"validation_fraction": 0.6}, "validation_fraction must be at most 0.5"),
         ({"validation_fraction": 0, "patience": 1}, "early stopping needs validation rows"),
@@ -130,6 +133,85 @@ pytestmark = pytest.mark.tier("quick")
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainingConfig(**{"planted": "pairs", **options})
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"planted": "pairs", "train": (), "hash_buckets": 5}, "planted data takes no hash_buckets"),
+        ({"planted": "pairs", "train": (), "num_fields": 5}, "planted data takes no num_fields"),
+        ({"planted": "pairs", "train": (), "rating_threshold": 0.0}, "planted data takes no rating_threshold"),
+        ({"planted": "pairs", "train": (), "ignore_values": True}, "planted data takes no ignore_values"),
+        ({"planted": "pairs", "train": (), "on_bad_line": "skip"}, "planted data takes no on_bad_line"),
+        ({"shuffle": False, "shuffle_window": 10}, "a run that does not shuffle takes no shuffle_window 10"),
+        (
+            {"drop_columns": ("user",), "column_roles": {"user": "categorical"}},
+            "column 'user' is left out by drop_columns, and categorical by column_roles",
+        ),
+        (
+            {"drop_columns": ("user",), "label_column": "user"},
+            "column 'user' is left out by drop_columns, and has the labels by label_column",
+        ),
+        (
+            {"column_roles": {"user": "number"}, "label_column": "user"},
+            "column 'user' has the labels by label_column, and is number by column_roles",
+        ),
+        (
+            {"column_roles": {"user": "label"}, "label_column": "film"},
+            "column 'film' has the labels by label_column, and 'user' by column_roles",
+        ),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        TrainingConfig(**{"train": (Path("x"),), **options})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": False},
+        {"drop_columns": ("user",), "column_roles": {"user": "ignored"}},
+        {"label_column": "film", "column_roles": {"film": "label", "user": "number"}},
+    ],
+)
+def test_options_that_agree_are_taken(options: dict[str, Any]) -> None:
+    config = TrainingConfig(train=(Path("x"),), **options)
+    assert TrainingConfig.from_json(config.as_json()) == config
+
+
+def numbers_of_the_configuration() -> list[tuple[str, Any]]:
+    """Each field that takes a number, or a number in something, with what makes its value of one."""
+    makes: dict[Any, Callable[[Any], Any]] = {
+        int: lambda number: number,
+        float: lambda number: number,
+        tuple[int, ...]: lambda number: (1, number),
+        tuple[tuple[int, int], ...]: lambda number: ((0, 1), (number, 2)),
+        dict[str, Any]: lambda number: {"betas": [0.9, number]},
+    }
+    hints = get_type_hints(TrainingConfig).items()
+    return [(name, make) for name, hint in hints for of, make in makes.items() if of in (hint, *get_args(hint))]
+
+
+@pytest.mark.parametrize(("name", "make"), numbers_of_the_configuration())
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (float("nan"), "must be a finite number, got nan"),
+        (float("inf"), "must be a finite number, got inf"),
+        (float("-inf"), "must be a finite number, got -inf"),
+        (10**23, f"must be at most {2**63 - 1}, got {10**23}"),
+        (-(10**23), f"must be at least {-(2**63)}, got {-(10**23)}"),
+    ],
+)
+def test_a_number_that_no_run_can_take_is_refused(name: str, make: Any, number: float, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name} {message}$"):
+        TrainingConfig(**{"planted": "pairs", name: make(number)})
+
+
+def test_all_kinds_of_fields_with_numbers_are_known() -> None:
+    names = {name for name, _ in numbers_of_the_configuration()}
+    assert {"lr", "seed", "rating_threshold", "hidden", "crosses", "dense_options", "ttl_time", "min_norm"} <= names
 
 
 def test_each_model_has_its_own_options() -> None:

@@ -196,11 +196,23 @@ def test_a_diverging_run_stops_with_advice(small_files: Path, table_name: TableN
         train_new(config, table_name())
 
 
-def test_too_few_rows_to_hold_any_out_is_an_error(tmp_path: Path, table_name: TableName) -> None:
-    (tmp_path / "one").write_text("1 3:1\n")
-    config = TrainingConfig(train=(tmp_path / "one",), validation_fraction=0.01)
-    with pytest.raises(ValueError, match="no rows to evaluate"):
-        train_new(config, table_name())
+@pytest.mark.parametrize(
+    ("rows", "fraction", "seed", "message"),
+    [
+        (1, 0.01, 0, "no rows to evaluate: validation_fraction 0.01 holds none out of 1 rows; 0 trains without"),
+        (3, 0.01, 0, "no rows to evaluate: validation_fraction 0.01 holds none out of 3 rows; 0 trains without"),
+        (1, 0.5, 2, "no training rows are left: validation_fraction 0.5 holds out all of 1 rows; 0 holds none"),
+    ],
+)
+def test_rows_that_leave_a_part_empty_surface_before_training(
+    tmp_path: Path, table_name: TableName, rows: int, fraction: float, seed: int, message: str
+) -> None:
+    (tmp_path / "few").write_text("1 3:1\n" * rows)
+    config = TrainingConfig(train=(tmp_path / "few",), validation_fraction=fraction, seed=seed)
+    recorder = Recorder()
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        train_new(config, table_name(), recorder)
+    assert recorder.batches == []
 
 
 def test_a_bad_test_line_surfaces_before_training(small_files: Path, table_name: TableName) -> None:

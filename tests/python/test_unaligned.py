@@ -78,9 +78,9 @@ def test_bags_take_weights_and_offsets_of_any_place(table_name: Callable[[], str
 
 def test_a_message_of_arrow_may_begin_anywhere() -> None:
     stream = pa.BufferOutputStream()
-    batch = pa.record_batch({"city": ["Bern", "Zug", None]})
+    batch = pa.record_batch({"city": ["Bern", "Zug", ""]})
     with pa.ipc.new_stream(stream, batch.schema) as writer:
         writer.write_batch(batch)
     moved = pa.py_buffer(b"x" + stream.getvalue().to_pybytes()).slice(1)
     column = pa.ipc.open_stream(moved).read_all()["city"]
-    assert torch.equal(hash_strings(column), hash_strings(["Bern", "Zug", None]))
+    assert torch.equal(hash_strings(column), hash_strings(["Bern", "Zug", ""]))

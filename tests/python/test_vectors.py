@@ -287,6 +287,13 @@ class TestCommands:
         assert recstore("neighbours", "runs/fm", "--table", "v", "--id", id) == 2
         assert message in capsys.readouterr().err
 
+    @pytest.mark.parametrize("value", [12345, -(10**9)])
+    def test_a_value_without_a_row_is_named_with_its_field(
+        self, recstore: Recstore, capsys: pytest.CaptureFixture[str], value: int
+    ) -> None:
+        assert recstore("neighbours", "runs/fm", "--table", "v", "--field", "item", "--id", value) == 2
+        assert f"table v has no row of item {value}, id {ITEM << 40 | value & 2**40 - 1}\n" in capsys.readouterr().err
+
     def test_an_index_that_is_not_installed_is_one_sentence(
         self, recstore: Recstore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -17,6 +17,7 @@ from recstore_ops.cli.finished_run import (
     RowFiles,
     RunPath,
     WhichCheckpoint,
+    check_row_files,
     shown_scores,
 )
 from recstore_ops.cli.shown_segments import segments_as_json, segments_grid
@@ -85,10 +86,11 @@ def evaluate_command(
     the logloss of the positive items among all. Files are read twice then.
     """
     if segments_by is None and segments_order is not None:
-        raise ValueError("segments_order needs segments: --segments-by names what they are of")
+        raise ValueError("--segments-order needs segments: --segments-by names what they are of")
+    check_row_files(paths)
     loaded = load(run, which=which)
     if isinstance(loaded.model, Retriever) and segments_by is not None:
-        raise ValueError(f"model {loaded.config.model} takes no segments_by: it ranks items for queries")
+        raise ValueError(f"model {loaded.config.model} takes no --segments-by: it ranks items for queries")
     rows = loaded.open_rows([kept(path) for path in paths], group_by=segments_by)
     if not rows.has_labels:
         raise ValueError(f"{paths[0]} has no labels: there is nothing to evaluate; recstore predict needs none")
@@ -117,7 +119,7 @@ def _grouping(loaded: LoadedRun, rows: RowSource, segments_by: str | None) -> tu
     """Returns what rows are grouped by, if they are, and the number of the field where it is one."""
     if rows.group_name is not None:
         return rows.group_name, None
-    name, option = (loaded.config.auc_by, "auc_by") if segments_by is None else (segments_by, "segments_by")
+    name, option = (loaded.config.auc_by, "auc_by") if segments_by is None else (segments_by, "--segments-by")
     return name, None if name is None else field_number(option, name, rows.field_names)
 
 

@@ -12,7 +12,7 @@ from recstore_ops.config.command_options import path_option
 from recstore_ops.config.progress_bars import progress_bar
 from recstore_ops.training.finished_run import load
 from recstore_ops.training.vectors import Vectors
-from recstore_ops.training.vectors_file import write_vectors
+from recstore_ops.training.vectors_file import check_output, write_vectors
 
 _Output = Annotated[Path, path_option("A file to write; ends in .parquet or .npy.", "--output", "-o")]
 _Replace = Annotated[bool, typer.Option("--replace", help="Replace the output if it is there.")]
@@ -31,7 +31,8 @@ def export_vectors_command(
 
     A .parquet file has the columns id and vector. For NAME.npy the ids are in NAME.ids.npy.
     """
+    check_output(output, replaces=replace)
     vectors = Vectors(load(run, which=which), table, field)
     with progress_bar(None, total=len(vectors), desc="exporting", unit="row", unit_scale=True) as bar:
-        files = write_vectors(output, vectors, replaces=replace, on_rows=bar.update)
+        files = write_vectors(output, vectors, bar.update)
     print(f"{' and '.join(map(str, files))}: {len(vectors):,} vectors of dim {vectors.dim}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -43,6 +43,19 @@ BatchSize = Annotated[int, typer.Option(help="Rows that the model takes at once.
 DEFAULT_BATCH_SIZE = EVALUATION_ROWS
 
 
+def check_row_files(paths: Sequence[Path]) -> None:
+    """Checks, before the work on them, that there are files to read.
+
+    Raises:
+        ValueError: there is no such file, or it is a directory.
+    """
+    for path in paths:
+        if not path.exists():
+            raise ValueError(f"no such file: {path}")
+        if path.is_dir():
+            raise ValueError(f"{path} is a directory; give its files")
+
+
 def shown_scores(
     run: LoadedRun, rows: RowSource, batch_size: int, what: str, segment_field: int | None = None
 ) -> Iterator[Scores]:
@@ -59,9 +72,10 @@ def rows_like_trained(run: LoadedRun, paths: list[Path] | None) -> RowSource:
     """Returns the rows of files, or those of the run: of its test files, of its training files without.
 
     Raises:
-        ValueError: the run's files are no longer there; further as `LoadedRun.open_rows`.
+        ValueError: the run's files are no longer there; further as `check_row_files` and `LoadedRun.open_rows`.
     """
     if paths:
+        check_row_files(paths)
         return run.open_rows(paths)
     if gone := [path for path in (*run.config.train, *run.config.test) if not path.exists()]:
         raise ValueError(f"{gone[0]}, which the run was trained on, is no longer there: name rows like them by --rows")

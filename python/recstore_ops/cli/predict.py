@@ -13,6 +13,7 @@ from recstore_ops.cli.finished_run import (
     RowFiles,
     RunPath,
     WhichCheckpoint,
+    check_row_files,
     shown_scores,
 )
 from recstore_ops.config.command_options import path_option
@@ -41,6 +42,7 @@ def predict_command(
 
     Rows are read with the options that the run was trained with, but a bad one always ends the command.
     """
+    check_row_files(paths)
     for path in paths:
         if path.resolve() == output.resolve():
             raise ValueError(f"{output} is the output and one of the files to read")

@@ -6,7 +6,9 @@ the options of commands from it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from typing import Any, get_type_hints
 
@@ -69,6 +71,23 @@ def _option_field(name: str, type: Any, default: Any, option: Option) -> OptionF
     if option.type is not None:
         return OptionField(name, option.type, option.default, option)
     return OptionField(name, type, None if default is MISSING else default, option)
+
+
+@contextmanager
+def errors_name_options(configuration: type) -> Iterator[None]:
+    """Lets the errors of what is done within name options, as `--drop-column`, in place of fields, as `drop_columns`.
+
+    Names without `_` are ordinary words, and stay. So does what stands in quotes or in a path.
+
+    Raises:
+        ValueError: as what is done within.
+    """
+    try:
+        yield
+    except ValueError as error:
+        options = {field.name: f"--{field.option_name}" for field in option_fields(configuration) if "_" in field.name}
+        names = re.compile(rf"""(?<![\w'"/.-])({"|".join(options)})(?![\w'"/-]|\.\w)""")
+        raise ValueError(names.sub(lambda found: options[found[0]], str(error))) from error
 
 
 def field_values(configuration: type, given: dict[str, Any]) -> dict[str, Any]:

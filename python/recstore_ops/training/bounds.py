@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+_LARGEST = 2**63 - 1
+"""Of the integers that PyTorch and the store take."""
 
 
 @dataclass(frozen=True)
@@ -27,14 +30,26 @@ class Bounds:
         Raises:
             ValueError: names the value and the bound.
         """
+        _check_number(name, number)
         for words, bound, is_within in (
-            ("at least", self.least, lambda least: math.isfinite(number) and number >= least),
-            ("above", self.above, lambda above: math.isfinite(number) and number > above),
+            ("at least", self.least, lambda least: number >= least),
+            ("above", self.above, lambda above: number > above),
             ("at most", self.most, lambda most: number <= most),
             ("below", self.below, lambda below: number < below),
         ):
             if bound is not None and not is_within(bound):
                 raise ValueError(f"{name} must be {words} {bound}, got {number}")
+
+
+def check_numbers(config: Any) -> None:
+    """Checks that all numbers of a configuration are finite, and integers such as 64 bits hold.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for each in fields(config):
+        for number in _numbers(getattr(config, each.name)):
+            _check_number(each.name, number)
 
 
 def check_bounds(config: Any) -> None:
@@ -61,6 +76,24 @@ def check_choices(config: Any) -> None:
         is_left_out = value is None and get_origin(hint) is not Literal
         if choices and not is_left_out and value not in choices:
             raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    """Yields a number, or those within lists, tuples and dictionaries."""
+    if isinstance(value, int | float):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for each in value.values() if isinstance(value, dict) else value:
+            yield from _numbers(each)
+
+
+def _check_number(name: str, number: float) -> None:
+    if isinstance(number, float) and not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number, got {number}")
+    if isinstance(number, int) and number > _LARGEST:
+        raise ValueError(f"{name} must be at most {_LARGEST}, got {number}")
+    if isinstance(number, int) and number < -_LARGEST - 1:
+        raise ValueError(f"{name} must be at least {-_LARGEST - 1}, got {number}")
 
 
 def _bounded_fields(configuration: type) -> Iterator[tuple[str, Bounds]]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
-from recstore_ops.config.option import field_values
+from recstore_ops.config.option import errors_name_options, field_values
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.following_config import FollowOptions
 from recstore_ops.training.rows.input_files import find_input_files
@@ -143,15 +143,16 @@ def train_command(
     RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, plots, and checkpoints: the last save and the
     best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.
     """
-    config = _configuration(data, test, alpha, given)
-    following = _following(config, follow_every, follow_until_idle, follow_until)
-    if baseline is not None:
-        _refuse_saving(save_every, keep, resume, replace_tables)
-        _refuse("a comparison with a baseline takes", {"profile": profile or None})
-        run_comparison(config, runs_dir, run_name)
-    else:
-        saving = SaveOptions(save_every, 1 if keep is None else keep, resume, replace_tables)
-        _run(config, runs_dir, run_name, saving, following, profile)
+    with errors_name_options(TrainingConfig):
+        config = _configuration(data, test, alpha, given)
+        following = _following(config, follow_every, follow_until_idle, follow_until)
+        if baseline is not None:
+            _refuse_saving(save_every, keep, resume, replace_tables)
+            _refuse("a comparison with a baseline takes", {"profile": profile or None})
+            run_comparison(config, runs_dir, run_name)
+        else:
+            saving = SaveOptions(save_every, 1 if keep is None else keep, resume, replace_tables)
+            _run(config, runs_dir, run_name, saving, following, profile)
 
 
 def _configuration(

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from recstore_ops.config.config_file import optimizer_problems
 from recstore_ops.config.option import Option
-from recstore_ops.training.bounds import Bounds, check_bounds, check_choices
+from recstore_ops.training.bounds import Bounds, check_bounds, check_choices, check_numbers
 from recstore_ops.training.choices import (
     ALWAYS_WITH_BIAS,
     CONVENTIONAL,
@@ -39,6 +39,7 @@ from recstore_ops.training.option_values import (
     read_path,
 )
 from recstore_ops.training.schedules import ScheduleName
+from recstore_ops.training.schema.columns import check_column_choices
 
 _OPTIMIZER = "Optimizer"
 _LOOP = "Training"
@@ -48,6 +49,7 @@ _BEGINNING = "Beginning"
 _AT_LEAST_ONE = Bounds(least=1)
 _NOT_NEGATIVE = Bounds(least=0)
 _NEVER = 2**62
+_SHUFFLE_WINDOW = 65_536
 _WHOLE_FILES = {"epochs": 20, "validation_fraction": 0.1}
 _FILES_THAT_ARRIVE = {"epochs": 1, "validation_fraction": 0.0}
 _ABOVE_ZERO = Bounds(above=0)
@@ -182,7 +184,7 @@ class TrainingConfig(ModelConfig, InputConfig):
         bool,
         Option("Keep the order of the file.", _LOOP, name="no-shuffle", type=bool, default=False, read=read_negated),
     ] = True
-    shuffle_window: Annotated[int, Option("Rows held in memory to shuffle.", _LOOP), _AT_LEAST_ONE] = 65_536
+    shuffle_window: Annotated[int, Option("Rows held in memory to shuffle.", _LOOP), _AT_LEAST_ONE] = _SHUFFLE_WINDOW
     seed: Annotated[
         int, Option("Of initial values, shuffling, held-out rows, dropout and planted rows.", _LOOP), _NOT_NEGATIVE
     ] = 0
@@ -263,6 +265,7 @@ class TrainingConfig(ModelConfig, InputConfig):
 
     def __post_init__(self) -> None:
         check_choices(self)
+        check_numbers(self)
         self._check_input()
         if self.follow_files is not None:
             check_following(self)
@@ -325,6 +328,10 @@ class TrainingConfig(ModelConfig, InputConfig):
     def _check_input(self) -> None:
         if self.planted and (self.train or self.test or self.file_format):
             raise ValueError("planted data takes no files and no file format")
+        if self.planted:
+            self._refuse(("num_fields", "rating_threshold", "hash_buckets"), "planted data")
+        if self.planted and (self.ignore_values or self.on_bad_line != "stop"):
+            raise ValueError(f"planted data takes no {'ignore_values' if self.ignore_values else 'on_bad_line'}")
         if self.planted and self.ttl_time is not None:
             raise ValueError("planted rows have no event times: they take no ttl_time")
         if self.planted and (given := [name for name in OF_NAMED_COLUMNS if getattr(self, name)]):
@@ -333,6 +340,9 @@ class TrainingConfig(ModelConfig, InputConfig):
             raise ValueError("no training data: give files, a directory, or generated rows, as --planted pairs")
         if not self.planted:
             self._refuse(("planted_train_rows", "planted_test_rows"), "a run on files")
+        if not self.shuffle and self.shuffle_window != _SHUFFLE_WINDOW:
+            raise ValueError(f"a run that does not shuffle takes no shuffle_window {self.shuffle_window}")
+        check_column_choices(self.label_column, self.drop_columns, self.column_roles)
 
     def _fill_model(self) -> None:
         own = MODEL_OPTIONS[self.model]

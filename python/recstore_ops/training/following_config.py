@@ -28,11 +28,11 @@ class FollowOptions:
     until: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("follow_every", self.every), ("follow_until_idle", self.until_idle)):
+        for name, value in (("--follow-every", self.every), ("--follow-until-idle", self.until_idle)):
             if value is not None:
                 Bounds(above=0).check(name, value)
         if self.until is not None and (self.until in ("", "..") or Path(self.until).name != self.until):
-            raise ValueError(f"follow_until takes the name of a file in the directory, got {self.until!r}")
+            raise ValueError(f"--follow-until takes the name of a file in the directory, got {self.until!r}")
 
 
 def check_following(config: Any) -> None:

@@ -110,6 +110,7 @@ def train(
     """
     if rows.test is not None:
         _read_through(rows.test)
+    _check_parts(rows, config.validation_fraction)
     return Run(config, model, rows, observer, checkpoints, job or Job(), phases).to_its_end(start)
 
 
@@ -484,6 +485,26 @@ def _read_through(rows: RowSource) -> None:
     # A bad line among the test rows must not surface only after an epoch's work.
     for _ in rows:
         pass
+
+
+def _check_parts(rows: TrainingInput, fraction: float | None) -> None:
+    """Refuses, before an epoch's work, rows of which none are left to train on, or none are held out."""
+    if rows.validation is None:
+        return
+    if not _has_rows(rows.validation):
+        count = sum(map(len, rows.train))
+        raise ValueError(
+            f"no rows to evaluate: validation_fraction {fraction} holds none out of {count:,} rows; 0 trains without"
+        )
+    if not _has_rows(rows.train):
+        count = sum(map(len, rows.validation))
+        raise ValueError(
+            f"no training rows are left: validation_fraction {fraction} holds out all of {count:,} rows; 0 holds none"
+        )
+
+
+def _has_rows(rows: RowSource) -> bool:
+    return any(map(len, rows))
 
 
 def _training_batches(

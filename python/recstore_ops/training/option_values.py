@@ -132,9 +132,14 @@ def read_arguments(name: str, texts: list[str]) -> dict[str, Any]:
     """Reads arguments, as `weight_decay=0.01`.
 
     Raises:
-        ValueError: one has no `=`.
+        ValueError: one has no `=`, or comes twice.
     """
-    return dict(_argument(name, text) for text in texts)
+    arguments: dict[str, Any] = {}
+    for argument, value in (_argument(name, text) for text in texts):
+        if argument in arguments:
+            raise ValueError(f"{name} gives {argument} twice, {arguments[argument]} and {value}")
+        arguments[argument] = value
+    return arguments
 
 
 def _argument(name: str, text: str) -> tuple[str, Any]:

@@ -63,7 +63,7 @@ def run_training(
         RunStopped: the run was asked to end, and was saved.
     """
     if saving.replace_tables and config.tables == "nn":
-        raise ValueError("replace_tables is about tables of the store, and this run has tables nn")
+        raise ValueError("--replace-tables is about tables of the store, and this run has tables nn")
     saving = _going_on_after_restart(runs_dir, name, saving)
     with joined_job() as job, StopRequest() as stop:
         _check_job(config, job)

@@ -56,7 +56,7 @@ class SaveOptions:
     replace_tables: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in (("save_every", self.every), ("keep", self.keep)):
+        for name, value in (("--save-every", self.every), ("--keep", self.keep)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
 

@@ -41,6 +41,7 @@ class Vectors:
     def __init__(self, run: LoadedRun, table: str, field: str | None = None) -> None:
         self._table = run.table(table)
         self._name = table
+        self._field_name = field
         self._field = None if field is None else _field_number(run, table, field)
         ids_N = operators.hashtable_ids(self._table.handle).sort().values.numpy()
         if self._field is not None:
@@ -67,8 +68,14 @@ class Vectors:
         """
         place = np.searchsorted(self.ids, id)
         if place == self.ids.size or self.ids[place] != id:
-            raise ValueError(f"table {self._name} has no row of id {id}")
+            raise ValueError(f"table {self._name} has no row of {self._called(id)}")
         return self._read(self._table, self.ids[place : place + 1])[0]
+
+    def _called(self, id: int) -> str:
+        """What a user calls an id: without a field by itself, else by the value of the field."""
+        if self._field_name is None:
+            return f"id {id}"
+        return f"{self._field_name} {values_of_ids(np.array([id], dtype=np.int64))[0]}, id {id}"
 
     def parts(self) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float32]]]:
         """Yields ids and vectors, some at a time."""

@@ -13,40 +13,38 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 
+from recstore_ops.config.output_files import check_output_file, replacing
 from recstore_ops.training.vectors import Vectors
 
 
-def write_vectors(path: Path, vectors: Vectors, *, replaces: bool, on_rows: Callable[[int], object]) -> list[Path]:
+def check_output(path: Path, *, replaces: bool) -> None:
+    """Checks the places of files of vectors before the work on them; arguments and errors as `check_output_file`."""
+    for file in _files(path):
+        check_output_file(file, _WRITERS, replaces=replaces)
+
+
+def write_vectors(path: Path, vectors: Vectors, on_rows: Callable[[int], object]) -> list[Path]:
     """Writes vectors beside the file's place, some at a time; they appear there once all are written.
 
     Args:
-        path: ends in .parquet or .npy, which says what is written.
+        path: ends in .parquet or .npy, which says what is written; `check_output` has seen it.
         vectors: what is written.
-        replaces: whether files that are there may be replaced.
         on_rows: is told of each number of vectors written.
 
     Returns:
         The files.
 
     Raises:
-        ValueError: the file has another ending, or is there already.
         OSError: it cannot be written.
     """
-    if path.suffix not in _WRITERS:
-        raise ValueError(f"expected an output that ends in {' or '.join(_WRITERS)}, got {path}")
-    files = [path] if path.suffix == ".parquet" else [path.with_suffix(".ids.npy"), path]
-    for file in files:
-        if file.exists() and not replaces:
-            raise ValueError(f"{file} exists already; --replace replaces it")
-    beside = [file.with_name(f"{file.name}.new") for file in files]
-    try:
+    files = _files(path)
+    with replacing(files) as beside:
         _WRITERS[path.suffix](beside, vectors, on_rows)
-        for new, file in zip(beside, files, strict=True):
-            new.replace(file)
-    finally:
-        for new in beside:
-            new.unlink(missing_ok=True)
     return files
+
+
+def _files(path: Path) -> list[Path]:
+    return [path.with_suffix(".ids.npy"), path] if path.suffix == ".npy" else [path]
 
 
 def _write_parquet(beside: list[Path], vectors: Vectors, on_rows: Callable[[int], object]) -> None:

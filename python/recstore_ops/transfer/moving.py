@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from recstore_ops.client.dist_tensor import DistTensor
 from recstore_ops.config.extras import imported
+from recstore_ops.config.output_files import replacing
 from recstore_ops.config.paths import user_path
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
@@ -262,20 +263,16 @@ def export_parquet(path: str | PathLike[str], table: AnyTable, *, progress: bool
     export = Export(opened, exported_ids(opened, as_matrix=False))
     row_type = pyarrow.list_(pyarrow.float32(), opened.dim)
     schema = pyarrow.schema([("id", pyarrow.int64()), ("row", row_type)])
-    beside = Path(f"{user_path(path)}.new")
-    try:
-        with (
-            bar_of_rows("exporting", len(export), progress) as bar,
-            parquet.ParquetWriter(beside, schema, use_dictionary=False) as writer,
-        ):
-            for ids_N, rows_ND in export.parts(bar):
-                values = pyarrow.array(rows_ND.reshape(-1).numpy())
-                rows = pyarrow.FixedSizeListArray.from_arrays(values, type=row_type)
-                group = pyarrow.table([pyarrow.array(ids_N.numpy()), rows], schema)
-                writer.write_table(group, row_group_size=max(1, group.num_rows))
-        beside.replace(user_path(path))
-    finally:
-        beside.unlink(missing_ok=True)
+    with (
+        replacing([Path(user_path(path))]) as (beside,),
+        bar_of_rows("exporting", len(export), progress) as bar,
+        parquet.ParquetWriter(beside, schema, use_dictionary=False) as writer,
+    ):
+        for ids_N, rows_ND in export.parts(bar):
+            values = pyarrow.array(rows_ND.reshape(-1).numpy())
+            rows = pyarrow.FixedSizeListArray.from_arrays(values, type=row_type)
+            group = pyarrow.table([pyarrow.array(ids_N.numpy()), rows], schema)
+            writer.write_table(group, row_group_size=max(1, group.num_rows))
 
 
 def _pyarrow() -> tuple[ModuleType, ModuleType]:

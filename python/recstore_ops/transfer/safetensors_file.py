@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.config.extras import imported
+from recstore_ops.config.output_files import replacing
 from recstore_ops.config.paths import user_path
 
 TYPES: dict[str, torch.dtype] = {
@@ -84,14 +85,8 @@ def write_safetensors(path: str | PathLike[str], columns: Sequence[Column]) -> d
         OSError: the file cannot be written.
         ValueError: the parts of a column do not add up to its shape.
     """
-    path = user_path(path)
-    beside = Path(f"{path}.new")
-    try:
-        checksums = write_columns(beside, columns)
-        beside.replace(path)
-    finally:
-        beside.unlink(missing_ok=True)
-    return checksums
+    with replacing([Path(user_path(path))]) as (beside,):
+        return write_columns(beside, columns)
 
 
 def write_columns(path: Path, columns: Sequence[Column]) -> dict[str, int]:

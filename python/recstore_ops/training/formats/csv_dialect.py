@@ -1,7 +1,9 @@
 """How the columns of a text file are separated and named, told by its first lines.
 
 The separator is the one among comma, tab, semicolon and `|` that cuts nearly all lines alike, into the most columns.
-A first line without a number is a header. A header such as `user_id:token` says types too, as RecBole writes them.
+A first line without a number is a header; one that says a name twice is
+one if no other line has that name, and a column has numbers in all other lines. A header such as `user_id:token` says
+types too, as RecBole writes them.
 Without a header the columns are column_1, column_2 and so on; 40 columns, or 39 without the label, are those of Criteo.
 """
 
@@ -60,7 +62,7 @@ def detect_dialect(path: Path) -> Dialect | None:
     if best is None:
         return None
     width, delimiter, rows = best
-    has_header = is_header(rows[0])
+    has_header = is_header(rows[0]) or _repeats_names(rows)
     names, types = _named(rows[0]) if has_header else (_numbered(width), {})
     return Dialect(delimiter, encoding, has_header, names, types)
 
@@ -69,6 +71,16 @@ def is_header(cells: Sequence[str]) -> bool:
     """Whether cells are names: none is a number, and they differ."""
     names = [cell.strip() for cell in cells]
     return not any(map(_is_number, names)) and len(set(names)) == len(names) and sum(map(bool, names)) >= len(names) - 1
+
+
+def _repeats_names(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line has names, of which one comes twice: that the file has a header is seen in other lines."""
+    names, others = [cell.strip() for cell in rows[0]], rows[1:]
+    repeated = {name for name in names if name and names.count(name) > 1}
+    if not repeated or not others or any(map(_is_number, names)):
+        return False
+    is_in_others = any(cell.strip() in repeated for row in others for cell in row)
+    return not is_in_others and any(all(map(_is_number, cells)) for cells in zip(*others, strict=False))
 
 
 def encoding_of(start: bytes) -> str:

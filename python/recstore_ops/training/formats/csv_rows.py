@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ BLOCK_BYTES = 2**21
 _SAMPLED_ROWS = 8192
 """Guessing what cells are takes microseconds for each."""
 _NO_ROWS = ("Empty CSV file", "Could not skip initial 1 rows")
+_NOT_UTF8 = re.compile(r"Row #(\d+): .*invalid UTF8")
+"""Arrow's number counts the header, and the rows of all blocks."""
 _ARROW_ERRORS = (pa.ArrowException, OSError)
 
 
@@ -130,6 +133,9 @@ def _text_blocks(path: Path, file: InputFile, dialect: Dialect, columns: Sequenc
         if "straddl" in str(error):
             message = f"has a row of more than {BLOCK_BYTES} bytes, or a quote that is not closed,"
             raise ValueError(f"{path} {message} after row {rows}") from error
+        if (found := _NOT_UTF8.search(str(error))) is not None:
+            row = int(found[1]) - int(dialect.has_header)
+            raise ValueError(f"{path}: row {row}: expected text in UTF-8, got other bytes") from error
         if not any(message in str(error) for message in _NO_ROWS):
             reraise(error, f"{path}: damaged, or not of this encoding, after row {rows}")
     except _ARROW_ERRORS as error:

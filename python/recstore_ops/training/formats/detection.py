@@ -6,6 +6,7 @@ the first line that has the shape of a format counts, and `csv` is what remains,
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -45,6 +46,9 @@ def detect_format(path: Path) -> FormatName:
         return "csv"
     dialect = detect_dialect(path)
     lines = list(_lines_with_content(path))
+    names = ", ".join(get_args(FormatName))
+    if lines and _is_json(*(line.strip() for line in lines[:2])):
+        raise ValueError(f"expected a file in one of the formats {names}, but {path} has JSON, which is not read")
     if dialect is not None and dialect.has_header:
         return _format_of_header(dialect)
     for line in lines:
@@ -54,7 +58,6 @@ def detect_format(path: Path) -> FormatName:
         return "csv"
     if any(_is_label(line) for line in lines):
         return "libsvm"
-    names = ", ".join(get_args(FormatName))
     found = f"begins with {quote(lines[0])}" if lines else "has no line of text"
     raise ValueError(f"expected a file in one of the formats {names}, but {path} {found}")
 
@@ -80,6 +83,18 @@ def has_labels(path: Path, separator: bytes, labelled: int) -> bool:
 def is_wide_text(path: Path) -> bool:
     """Whether a byte order mark says that characters have two bytes."""
     return encoding_of(read_start(path, 2)) != "utf-8"
+
+
+def _is_json(line: bytes, following: bytes = b"{") -> bool:
+    """Whether the first line of a file is an object or a list, or begins one, and the next line goes on so."""
+    if not following.startswith((b"{", b"[", b'"', b"}", b"]")):
+        return False
+    if line in (b"{", b"[") or line.startswith((b"[{", b'{"')):
+        return True
+    try:
+        return isinstance(json.loads(line), list | dict)
+    except ValueError:
+        return False
 
 
 def _format_of_header(dialect: Dialect) -> FormatName:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from recstore_ops.training.rows.hashed_rows import HashedRows
 from recstore_ops.training.rows.row_format import RowFormat
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine, TextRows
-from recstore_ops.training.schema.columns import Role, Schema, listed, read_role
+from recstore_ops.training.schema.columns import Role, Schema, check_column_choices, listed, read_role
 from recstore_ops.training.schema.detection import ColumnChoices
 
 # The formats whose rows have fields only where asked for: what makes them, what counts the fields, and where it looks.
@@ -173,8 +174,11 @@ def _check_options(name: FormatName, options: _Options) -> None:
         except ValueError:
             known = ", ".join(get_args(Role))
             raise ValueError(f"expected one of {known} as role of {column!r}, got {role!r}") from None
+    check_column_choices(options.label_column, options.drop_columns, options.column_roles)
     if options.schema is not None:
         _check_schema_alone(options)
+    if options.rating_threshold is not None and not math.isfinite(options.rating_threshold):
+        raise ValueError(f"rating_threshold must be a finite number, got {options.rating_threshold}")
     if options.num_fields is not None and options.num_fields < 1:
         raise ValueError(f"expected num_fields to be at least 1, got {options.num_fields}")
     if options.on_bad_line not in get_args(OnBadLine):

@@ -7,7 +7,6 @@ value is empty. `criteo_rows` says how they are drawn.
 from __future__ import annotations
 
 import gzip
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from recstore_ops.config.output_files import replacing
 from recstore_ops.config.paths import user_path
 from recstore_ops.training.generated.criteo_rows import CHUNK_ROWS, draw_chunk, draw_values
 
@@ -70,7 +70,7 @@ def write_criteo(
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no directory {path.parent} for {path.name}")
     values, tally = draw_values(np.random.default_rng(model_seed)), _Tally()
-    with _replacing(path) as file:
+    with _written(path) as file:
         for chunk, start in enumerate(range(0, num_rows, CHUNK_ROWS)):
             # Each chunk has a random stream of its own and is drawn whole, so that fewer rows are the beginning.
             rows = min(CHUNK_ROWS, num_rows - start)
@@ -108,18 +108,12 @@ class _Tally:
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
-    """Opens a file beside `path`, which takes its place at the end, and is removed if there is an error."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with open(beside, "wb") as file:
-            if path.suffix == ".gz":
-                # Without name and time, equal rows give equal bytes.
-                with gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as compressed:
-                    yield compressed
-            else:
-                yield file
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+def _written(path: Path) -> Iterator[BinaryIO | gzip.GzipFile]:
+    """Opens a file that takes its place once all is written."""
+    with replacing([path]) as (beside,), open(beside, "wb") as file:
+        if path.suffix == ".gz":
+            # Without name and time, equal rows give equal bytes.
+            with gzip.GzipFile("", "wb", compresslevel=1, fileobj=file, mtime=0) as compressed:
+                yield compressed
+        else:
+            yield file

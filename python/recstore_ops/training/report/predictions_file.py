@@ -6,6 +6,7 @@ predicted; `probability`, float32; and `label`, int8, where rows have labels.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -14,25 +15,15 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
+from recstore_ops.config.output_files import check_output_file, replacing
 from recstore_ops.training.quality.evaluation import Scores
 
 _WRITERS = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
 
 
 def check_output(path: Path, *, replaces: bool) -> None:
-    """Checks the place of a file of predictions before the work on it.
-
-    Args:
-        path: of the file.
-        replaces: whether there may be such a file, to be replaced.
-
-    Raises:
-        ValueError: it has an ending that is not written, or there is such a file.
-    """
-    if path.suffix not in _WRITERS:
-        raise ValueError(f"expected an output that ends in {' or '.join(_WRITERS)}, got {path}")
-    if path.exists() and not replaces:
-        raise ValueError(f"{path} exists already; --replace replaces it")
+    """Checks the place of a file of predictions before the work on it; arguments and errors as `check_output_file`."""
+    check_output_file(path, _WRITERS, replaces=replaces)
 
 
 class PredictionsFile:
@@ -50,12 +41,13 @@ class PredictionsFile:
     """
 
     def __init__(self, path: Path, *, names_files: bool, has_labels: bool) -> None:
-        self._path = path
-        self._beside = path.with_name(f"{path.name}.new")
         file = [("file", pa.string())] if names_files else []
         label = [("label", pa.int8())] if has_labels else []
         self._schema = pa.schema([("row", pa.int64()), *file, ("probability", pa.float32()), *label])
-        self._writer = _WRITERS[path.suffix](self._beside, self._schema)
+        with ExitStack() as stack:
+            (beside,) = stack.enter_context(replacing([path]))
+            self._writer = stack.enter_context(_WRITERS[path.suffix](beside, self._schema))
+            self._stack = stack.pop_all()
 
     def write(self, scores: Scores, first_row: int, file: str | None = None) -> None:
         """Appends the predictions of B rows.
@@ -80,12 +72,7 @@ class PredictionsFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._writer.close()
-            if error is None:
-                self._beside.replace(self._path)
-        finally:
-            self._beside.unlink(missing_ok=True)
+        self._stack.__exit__(kind, error, traceback)
 
 
 def _labels(scores: Scores) -> pa.Array:

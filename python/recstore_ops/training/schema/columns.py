@@ -102,6 +102,8 @@ class ColumnSchema:
 
     def takes(self, cell_type: str) -> bool:
         """Whether cells of another type mean what those of this column do."""
+        if self.threshold is not None and cell_type == "boolean":
+            return False
         alike = next((types for types in _ALIKE.get(self.role, ()) if self.type in types), (self.type,))
         return cell_type in alike
 
@@ -137,6 +139,31 @@ def read_role(text: str) -> tuple[Role, str | None]:
     if word not in get_args(Role) or bool(colon) != bool(target) or (target and word != "sequence"):
         raise ValueError(f"expected a role, or sequence:NAME, got {text!r}")
     return cast(Role, word), target or None
+
+
+def check_column_choices(label: str | None, dropped: Sequence[str], roles: Mapping[str, str]) -> None:
+    """Checks that what a caller says of columns by name agrees.
+
+    Args:
+        label: the column of the labels, as `label_column`.
+        dropped: columns that are ignored, as `drop_columns`.
+        roles: of further columns, as `column_roles`.
+
+    Raises:
+        ValueError: one column is to be two things, or two are to be the labels.
+    """
+    for name in dropped:
+        if roles.get(name, "ignored") != "ignored":
+            raise ValueError(f"column {name!r} is left out by drop_columns, and {roles[name]} by column_roles")
+    if label is None:
+        return
+    if label in dropped:
+        raise ValueError(f"column {label!r} is left out by drop_columns, and has the labels by label_column")
+    if roles.get(label, "label") != "label":
+        raise ValueError(f"column {label!r} has the labels by label_column, and is {roles[label]} by column_roles")
+    for name, role in roles.items():
+        if role == "label" and name != label:
+            raise ValueError(f"column {label!r} has the labels by label_column, and {name!r} by column_roles")
 
 
 @dataclass(frozen=True)

@@ -234,10 +234,11 @@ def _check_whole(column: ColumnSchema, sample: ColumnSample, source: str) -> Non
 def _label_column(sample: ColumnSample, threshold: float | None, source: str) -> ColumnSchema:
     column = ColumnSchema(sample.name, "label", sample.type)
     column.check_role(source)
-    if sample.type == "string":
-        return _worded(column, sample, threshold, source)
     if threshold is not None:
+        _check_threshold(sample, threshold, source)
         return replace(column, threshold=threshold)
+    if sample.type == "string":
+        return _worded(column, sample, source)
     if (negative := _negative_label(sample)) is not None:
         return replace(column, negative=negative, positive="1")
     if sample.name == "rating":
@@ -249,12 +250,28 @@ def _label_column(sample: ColumnSample, threshold: float | None, source: str) ->
     )
 
 
-def _worded(column: ColumnSchema, sample: ColumnSample, threshold: float | None, source: str) -> ColumnSchema:
+def _check_threshold(sample: ColumnSample, threshold: float, source: str) -> None:
+    """Refuses a threshold of labels that are no numbers, or that leaves no label of the sample on one of its sides."""
+    if sample.type not in ("integer", "number"):
+        raise ValueError(
+            f"{source}: column {sample.name!r}, the labels, is {sample.type}: rating_threshold {threshold:g} is for "
+            "numbers, leave it out"
+        )
+    numbers = sample.numbers
+    if len(numbers) == 0 or numbers.min() < threshold <= numbers.max():
+        return
+    side = "positive" if threshold > numbers.max() else "negative"
+    raise ValueError(
+        f"{source}: rating_threshold {threshold:g} would leave no row {side}: the first {len(numbers):,} labels, in "
+        f"column {sample.name!r}, are from {numbers.min():g} to {numbers.max():g}"
+    )
+
+
+def _worded(column: ColumnSchema, sample: ColumnSample, source: str) -> ColumnSchema:
     found = {str(each).lower() for each in pc.unique(sample.cells.drop_null()).to_pylist()}
-    if threshold is None:
-        for negative, positive in _WORDS:
-            if found and found <= {negative, positive}:
-                return replace(column, negative=negative, positive=positive)
+    for negative, positive in _WORDS:
+        if found and found <= {negative, positive}:
+            return replace(column, negative=negative, positive=positive)
     shown = ", ".join(map(repr, sorted(found)[:3]))
     raise ValueError(
         f"{source}: expected numbers, booleans, or yes and no in column {column.name!r}, the labels, got {shown}"

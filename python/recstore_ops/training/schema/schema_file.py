@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import sys
 from dataclasses import fields
 from pathlib import Path
@@ -30,7 +31,11 @@ _CHOICES = {"role": get_args(Role), "transform": get_args(Transform), "unit": ge
 
 
 def write_schema(path: Path, schema: Schema) -> None:
-    """Writes a schema to a file, in one move."""
+    """Writes a schema to a file, in one move.
+
+    Raises:
+        ValueError: a number in it is not finite.
+    """
     lines = [_HEADING, f"version = {_VERSION}", ""]
     for column in schema.columns:
         lines += ["[[column]]", *_lines(column), ""]
@@ -63,6 +68,9 @@ def read_schema(path: Path) -> Schema:
 
 def _lines(column: ColumnSchema) -> list[str]:
     values = {each.name: getattr(column, each.name) for each in fields(column)}
+    for name in _NUMBERS:
+        if values[name] is not None and not math.isfinite(values[name]):
+            raise ValueError(f"column {column.name!r} must have a finite {name}, got {values[name]}")
     return [f"{name} = {_literal(value)}" for name, value in values.items() if value is not None and value != ""]
 
 
@@ -90,6 +98,8 @@ def _check_value(name: str, value: Any, where: str) -> None:
         raise ValueError(f"{where}: expected a string as {name}, got {value!r}")
     if name in _NUMBERS and (isinstance(value, bool) or not isinstance(value, int | float)):
         raise ValueError(f"{where}: expected a number as {name}, got {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{where}: expected a finite number as {name}, got {value!r}")
     if name == "size" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
         raise ValueError(f"{where}: expected a size of 1 or more, got {value!r}")
     if name in _CHOICES and value not in _CHOICES[name]:
@@ -114,7 +124,8 @@ def _needs(column: ColumnSchema) -> tuple[str, ...]:
     if column.role == "number":
         return ("transform", "mean", "deviation") if column.transform == "standard" else ("transform",)
     if column.role == "label":
-        return ("threshold",) if column.threshold is not None else ("negative", "positive")
+        is_number = column.type in ("integer", "number")
+        return ("threshold",) if is_number and column.threshold is not None else ("negative", "positive")
     if column.role in ("ids", "sequence") and column.type == "string":
         return ("separator",)
     if column.role == "time":
