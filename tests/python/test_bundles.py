@@ -318,7 +318,9 @@ def test_a_link_is_no_place_for_a_bundle(clicks: Clicks, tmp_path: Path, replace
     if is_there:
         export(clicks, (IDS,), tmp_path / "model")
     (tmp_path / "link").symlink_to(tmp_path / "model")
-    with pytest.raises(ValueError, match=r"link is a symbolic link to .*model: name the directory itself"):
+    with pytest.raises(
+        ValueError, match=r"link is a symbolic link to .*model: name the directory of the bundle itself"
+    ):
         # A model that cannot be exported: the link is looked at first.
         export(nn.Identity(), (), tmp_path / "link", replace=replace)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "model"][: 1 + is_there]

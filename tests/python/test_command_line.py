@@ -83,6 +83,7 @@ def test_what_a_user_can_mend_is_2_and_a_sentence(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.csv").touch()
     assert recstore(*arguments) == 2
     output = capsys.readouterr()
     assert output.out == ""

@@ -330,7 +330,7 @@ class TestRuns:
         assert (run / "segments.csv").read_text() == (whole / "segments.csv").read_text()
         assert rows_of(run / "checkpoint") == rows_of(whole / "checkpoint")
         code, said = run_train(tmp_path, (*options, "--resume", "--auc-by", "session"))
-        assert (code, "run 'grouped' has auc_by None, got 'session'" in said) == (2, True)
+        assert (code, "run 'grouped' has --auc-by None, got 'session'" in said) == (2, True)
 
     def test_of_nn_tables_have_the_same_groups(self, trained: Path) -> None:
         common: dict[str, Any] = {"train": (trained / "train.parquet",), "epochs": 1, "model": "lr"}

@@ -345,7 +345,7 @@ class TestRuns:
         assert rows_of(followed) == rows_of(whole)
         code, said = run_train(folder, (*DIN, "--column", "clicked=sequence", *follow, "--no-shuffle", "--resume"))
         assert code == 2
-        assert "run 'followed' has column_roles {'clicked': 'sequence:item'}, got {'clicked': 'sequence'}" in said
+        assert "run 'followed' has --column {'clicked': 'sequence:item'}, got {'clicked': 'sequence'}" in said
 
     def test_begin_with_each_other_by_what_the_first_keeps(self, folder: Path) -> None:
         role = ("--column", "clicked=sequence:item")

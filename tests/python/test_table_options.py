@@ -194,14 +194,26 @@ def test_a_worker_takes_all_that_configures_a_table(table_name: Callable[[], str
 
 
 WRONG_OPTIONS: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"optimizer": torch.optim.Adam}, TypeError, 'expected a kind, as "sgd", or a dict .*, got the class Adam'),
-    ({"optimizer": ["adam"]}, TypeError, 'expected a kind, as "sgd", or a dict .*, got a value of type list'),
+    (
+        {"optimizer": torch.optim.Adam},
+        TypeError,
+        "optimizer must be the name of a kind, or a dict .*, got <class .*Adam",
+    ),
+    ({"optimizer": ["adam"]}, TypeError, "optimizer must be the name of a kind, .* got .'adam'"),
     ({"optimizer": {"kind": torch.optim.Adam}}, TypeError, "invalid table configuration: .* got the class Adam"),
-    ({"optimizer": {"kind": "sgd", "lr": torch.tensor(0.1)}}, TypeError, "invalid .* got a value of type Tensor"),
+    (
+        {"optimizer": {"kind": "sgd", "lr": torch.tensor(0.1)}},
+        ValueError,
+        r"invalid .* optimizer.lr must be a number, got tensor",
+    ),
     ({"optimizer": {"kind": "adam", "lr": -1.0}}, ValueError, "invalid table configuration: optimizer.lr must not be"),
     ({"optimizer": {"kind": "adam", "lr": float("nan")}}, ValueError, "invalid table configuration: optimizer.lr must"),
     ({"optimizer": "adamm"}, ValueError, "invalid table configuration: unknown variant `adamm`"),
-    ({"initializer": torch.nn.init.zeros_}, TypeError, 'expected a kind, as "normal".* got a value of type function'),
+    (
+        {"initializer": torch.nn.init.zeros_},
+        TypeError,
+        "initializer must be the name of a kind, .* got <function zeros_",
+    ),
     ({"max_grad_norm": -1.0}, ValueError, "invalid table configuration: max_grad_norm must be positive, got -1"),
 ]
 

@@ -130,7 +130,9 @@ def test_a_run_on_servers_begins_with_another_one(folder: Path, served: ServerPr
     renamed = (*going_on, "--table-prefix", "third")
     code, told = train(folder, "--run-name", "third", *renamed)
     assert code == 2
-    assert "differs in table_prefix, and servers take optimizer state only with a whole checkpoint: --init-what" in told
+    assert (
+        "differs in --table-prefix, and servers take optimizer state only with a whole checkpoint: --init-what" in told
+    )
     assert train(folder, "--run-name", "third", *renamed, "--init-what", "rows") == (0, "")
     servers.set_ps_servers(served.addresses)
     steps = {name: each["step"] for name, each in RecStoreClient().stats().items()}
@@ -140,8 +142,8 @@ def test_a_run_on_servers_begins_with_another_one(folder: Path, served: ServerPr
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--table-prefix", ""), "table_prefix must not be empty"),
-        (("--tables", "nn", "--replace-tables"), "replace_tables is about tables of the store"),
+        (("--table-prefix", ""), "--table-prefix must not be empty"),
+        (("--tables", "nn", "--replace-tables"), "--replace-tables is about tables of the store"),
         (("--baseline", "nn", "--replace-tables"), "a comparison with a baseline takes no replace-tables"),
     ],
 )

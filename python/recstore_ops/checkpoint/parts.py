@@ -56,7 +56,7 @@ def save_part(
     """
     place, arguments = check_shard(shard, num_shards), save_arguments(kind, 1, None, compression)
     directory = checked_directory(path, "save_part")
-    refuse_sharded("checkpoint.save_part", store.table_names(), TOGETHER, but=place)
+    refuse_sharded("checkpoint.save_part", None, TOGETHER, but=place)
     tell_failures()
     with shown("saving", progress) as native:
         return SaveReport(**store.save_part_of_tables(directory, snapshot, place, arguments, native))

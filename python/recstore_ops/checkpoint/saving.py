@@ -77,7 +77,7 @@ def save(
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
-    refuse_sharded("checkpoint.save", store.table_names(), TOGETHER)
+    refuse_sharded("checkpoint.save", None, TOGETHER)
     tell_failures()
     with shown("saving", progress) as native:
         return SaveReport(**store.save_tables(place, arguments, native))
@@ -116,7 +116,7 @@ def save_async(
     """
     arguments = save_arguments(kind, keep, metadata, compression, replace)
     place = checkpoint_place(path, storage_options)
-    refuse_sharded("checkpoint.save_async", store.table_names(), TOGETHER)
+    refuse_sharded("checkpoint.save_async", None, TOGETHER)
     tell_failures()
     native = _native.CheckpointProgress()
     saving = PendingSave(os.fspath(path))
@@ -194,7 +194,7 @@ def _load(
     without_rules: bool = False,
 ) -> LoadReport:
     chosen = None if tables is None else set(tables)
-    asked = store.table_names() if chosen is None else sorted(chosen)
+    asked = None if chosen is None else sorted(chosen)
     refuse_sharded("checkpoint.load", asked, TOGETHER, but=WHOLE if shard is None else shard)
     with shown("loading", progress) as native:
         found = store.load_tables(place, shard, native, tables=chosen, without_rules=without_rules)

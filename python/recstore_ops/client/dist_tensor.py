@@ -241,7 +241,7 @@ class DistTensor:
         if bound is None:
             raise TypeError(f'table "{self.name}" has no bound that a slice could end at: give it ids')
         found = range(*ids.indices(bound))
-        return found.start + found.step * torch.arange(len(found), device="cpu")
+        return found.start + found.step * torch.arange(len(found), dtype=torch.int64, device="cpu")
 
     def __repr__(self) -> str:
         return f"DistTensor({self.shape}, {self.dtype}, name={self.name!r})"

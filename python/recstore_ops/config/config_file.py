@@ -203,8 +203,8 @@ def configure_table(
     rate = lr if entry.learning_rate is None else entry.learning_rate
     try:
         return TableConfig.of(bound, rate, {**options_of(entry), **given(options)})
-    except TypeError as error:
-        raise TypeError(f'table "{name}": {error}') from None
+    except (TypeError, ValueError) as error:
+        raise type(error)(f'table "{name}": {error}') from None
 
 
 @contextmanager
