@@ -26,9 +26,11 @@ def rate_of(group: dict[str, Any]) -> float:
         TypeError: it is no number.
         ValueError: it is negative or not finite, or the group has another hyper-parameter, which no step would read.
     """
-    for key in _FIXED.intersection(group):
-        _refuse_key(group, key)
-    return check_learning_rate(group.get("lr"), group["table"])
+    if not _FIXED.isdisjoint(group):
+        _refuse_key(group, next(key for key in group if key in _FIXED))
+    lr = group.get("lr")
+    # Every step asks for the rate of every table.
+    return lr if type(lr) is float and 0 < lr < 1 else check_learning_rate(lr, group["table"])
 
 
 def rates_of(groups: Iterable[dict[str, Any]]) -> list[float]:
