@@ -143,6 +143,10 @@ class Pair:
     def step(self) -> None:
         """Steps both."""
         self.optimizer.step()
+        self.step_rival()
+
+    def step_rival(self) -> None:
+        """Steps the module of torch alone."""
         self._rival_optimizer.step()
 
     def rows(self) -> Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from module_kinds import IDS, NUM, OPTIONS, Pair, each_kind, pair
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from recstore_ops import DistEmbedding, SparseOptimizer
 
@@ -107,6 +108,24 @@ def test_gradients_are_measured_as_those_of_torch(
     pair.backward(factor)
     (own,), (other,) = _grads(pair.module), _grads(pair.rival)
     torch.testing.assert_close(measure(own), measure(other), equal_nan=True, check_dtype=False)
+
+
+@each_kind
+def test_unscaled_gradients_are_clipped_by_one_norm(pair: Pair) -> None:
+    scaler = GradScaler("cpu", init_scale=8.0)
+    dense = torch.optim.SGD([*pair.module.parameters(), *pair.top.parameters()], lr=1.0)
+    pair.backward(8.0)
+    for grad in _grads(pair.rival_model):
+        grad.div_(8.0)
+    scaler.scale(torch.ones(()))
+    for optimizer in (dense, pair.optimizer):
+        scaler.unscale_(optimizer)
+    norms = [_clipped(max_norm=0.5)(model) for model in (pair.model, pair.rival_model)]
+    torch.testing.assert_close(*norms)
+    for optimizer in (dense, pair.optimizer):
+        scaler.step(optimizer)
+    pair.step_rival()
+    pair.assert_equal_rows()
 
 
 def test_a_gradient_that_was_dropped_meanwhile_has_no_norm(table_name: Callable[[], str]) -> None:
