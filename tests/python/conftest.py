@@ -20,7 +20,7 @@ from ranks import Ranks, started_ranks
 from runtime_programs import Runtime
 from served_tables import ServerProcesses
 
-from recstore_ops import cli, set_ps_servers
+from recstore_ops import cli, get_kv_client, set_ps_servers, table_names
 from recstore_ops.training import planted_interactions
 from recstore_ops.training.formats.libsvm import write_libsvm
 
@@ -104,6 +104,21 @@ def data_root() -> Path:
 def table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
     """Gives another table name, unique in this process, at each call."""
     return lambda: f"{request.node.name}/{next(_table_numbers)}"
+
+
+@pytest.fixture
+def prefix(table_name: Callable[[], str]) -> str:
+    """What the names of a model's tables begin with."""
+    return f"{table_name()}/"
+
+
+@pytest.fixture
+def tables_are_dropped() -> Iterator[None]:
+    """Drops the tables that a test made."""
+    before = set(table_names())
+    yield
+    for name in set(table_names()) - before:
+        get_kv_client().drop(name)
 
 
 @pytest.fixture

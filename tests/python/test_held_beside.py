@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict, UserDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from types import MethodType, SimpleNamespace
@@ -15,22 +15,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from recstore_ops import DistEmbedding, get_kv_client, replace_embeddings, table_names
+from recstore_ops import DistEmbedding, replace_embeddings, table_names
 
-pytestmark = pytest.mark.tier("quick")
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_dropped() -> Iterator[None]:
-    before = set(table_names())
-    yield
-    for name in set(table_names()) - before:
-        get_kv_client().drop(name)
-
-
-@pytest.fixture
-def prefix(table_name: Callable[[], str]) -> str:
-    return f"{table_name()}/"
+pytestmark = [pytest.mark.tier("quick"), pytest.mark.usefixtures("tables_are_dropped")]
 
 
 class Model(nn.Module):

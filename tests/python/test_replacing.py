@@ -19,13 +19,12 @@ from recstore_ops import (
     NGramMemory,
     RecStoreEmbeddingCollection,
     checkpoint,
-    get_kv_client,
     replace_embeddings,
     restore_embeddings,
     table_names,
 )
 
-pytestmark = pytest.mark.tier("quick")
+pytestmark = [pytest.mark.tier("quick"), pytest.mark.usefixtures("tables_are_dropped")]
 
 STEPS, BATCH, TOLERANCE = 100, 8, 1e-5
 
@@ -36,14 +35,6 @@ OPTIMIZERS: dict[str, tuple[dict[str, Any], Callable[[Any], torch.optim.Optimize
         lambda weights: torch.optim.Adagrad(weights, lr=0.1),
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_dropped() -> Iterator[None]:
-    before = set(table_names())
-    yield
-    for name in set(table_names()) - before:
-        get_kv_client().drop(name)
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +15,12 @@ from recstore_ops.config.config_file import active_config
 from recstore_ops.transfer import replacing
 
 pytestmark = [
+    pytest.mark.usefixtures("tables_are_dropped"),
     pytest.mark.tier("quick"),
     pytest.mark.embedded_only("servers drop no table for on_existing"),
 ]
 
 IDS = torch.arange(6)
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_dropped() -> Iterator[None]:
-    before = set(table_names())
-    yield
-    for name in set(table_names()) - before:
-        get_kv_client().drop(name)
-
-
-@pytest.fixture
-def prefix(table_name: Callable[[], str]) -> str:
-    return f"{table_name()}/"
 
 
 def model_of(item: nn.Module | None = None) -> nn.ModuleDict:

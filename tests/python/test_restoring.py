@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from types import MappingProxyType
 from typing import Any
 
@@ -13,26 +12,12 @@ from torch import nn
 from recstore_ops import (
     DistEmbedding,
     RecStoreEmbeddingCollection,
-    get_kv_client,
     replace_embeddings,
     restore_embeddings,
     table_names,
 )
 
-pytestmark = pytest.mark.tier("quick")
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_dropped() -> Iterator[None]:
-    before = set(table_names())
-    yield
-    for name in set(table_names()) - before:
-        get_kv_client().drop(name)
-
-
-@pytest.fixture
-def prefix(table_name: Callable[[], str]) -> str:
-    return f"{table_name()}/"
+pytestmark = [pytest.mark.tier("quick"), pytest.mark.usefixtures("tables_are_dropped")]
 
 
 def over_tables(prefix: str, **sizes: int | None) -> Any:

@@ -6,7 +6,7 @@ import copy
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,21 +36,13 @@ from recstore_ops import (
 )
 from recstore_ops.state import tables_left_out
 
-pytestmark = pytest.mark.tier("test")
+pytestmark = [pytest.mark.tier("test"), pytest.mark.usefixtures("tables_are_dropped")]
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "state_dict.md"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Alike = Callable[[Tensor, Tensor], bool]
 ADAM = {"kind": "adam", "lr": 0.1}
 DIM = 2
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_dropped() -> Iterator[None]:
-    before = set(table_names())
-    yield
-    for name in set(table_names()) - before:
-        get_kv_client().drop(name)
 
 
 class Everything(nn.Module):

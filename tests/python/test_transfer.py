@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,19 +41,11 @@ from recstore_ops.transfer import (
 )
 from recstore_ops.transfer.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
 
-pytestmark = pytest.mark.tier("quick")
+pytestmark = [pytest.mark.tier("quick"), pytest.mark.usefixtures("tables_are_dropped")]
 
 DIM = 3
 IDS = torch.tensor([7, -(2**63), 2**62])
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-
-
-@pytest.fixture(autouse=True)
-def _tables_are_dropped() -> Iterator[None]:
-    before = set(table_names())
-    yield
-    for name in set(table_names()) - before:
-        get_kv_client().drop(name)
 
 
 @pytest.fixture

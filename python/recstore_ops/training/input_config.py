@@ -130,5 +130,5 @@ class InputConfig:
             INPUT,
             shown="raw ids",
         ),
-        Bounds(least=1, most=2**63 - 1),
+        _AT_LEAST_ONE,
     ] = None

@@ -1,9 +1,8 @@
 """How the columns of a text file are separated and named, told by its first lines.
 
 The separator is the one among comma, tab, semicolon and `|` that cuts nearly all lines alike, into the most columns.
-A first line without a number is a header; one that says a name twice is
-one if no other line has that name, and a column has numbers in all other lines. A header such as `user_id:token` says
-types too, as RecBole writes them.
+A first line without a number is a header; one that says a name twice is one if no other line has that name, and a
+column has numbers in all other lines. A header such as `user_id:token` says types too, as RecBole writes them.
 Without a header the columns are column_1, column_2 and so on; 40 columns, or 39 without the label, are those of Criteo.
 """
 
