@@ -1,6 +1,7 @@
 //! The process's stores, tables and collectors, by the handles that operators take.
 
 use std::env;
+use std::fs::File;
 use std::path::Path;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -269,9 +270,14 @@ impl Registry {
     ///
     /// # Errors
     /// As [`FrozenStore::open`].
-    pub fn open_frozen(&self, path: &Path, memory: FrozenMemory) -> recstore::Result<OpenedFrozen> {
+    pub fn open_frozen(
+        &self,
+        file: &File,
+        path: &Path,
+        memory: FrozenMemory,
+    ) -> recstore::Result<OpenedFrozen> {
         let store = self.read_state(|state| state.stores.frozen());
-        let table = store.open(path, memory)?;
+        let table = store.open(file, path, memory)?;
         let (encoding, fingerprint) = store.describe_file(table.id())?;
         let placed = Placed::new(FROZEN, Arc::clone(&table));
         let handle = self.change_state(|state| state.handles.open(placed)).to_words().to_vec();

@@ -5,9 +5,10 @@ use std::path::PathBuf;
 use pyo3::exceptions::{PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::{Error, freeze_parts};
+use recstore::{Error, freeze_parts, open_file};
 use recstore_bridge::Failure;
 
+use crate::directories::{Directory, refusal};
 use crate::registry;
 
 /// Writes the rows that the table of a number has now to a file, and returns its bytes.
@@ -26,13 +27,24 @@ pub(crate) fn merge_frozen(py: Python<'_>, parts: Vec<PathBuf>, path: PathBuf) -
     py.detach(|| freeze_parts(&parts, &path)).map_err(raise)
 }
 
-/// Opens the file of a frozen table, and returns what it says of itself beside the words of its handle.
+/// Opens the file of a frozen table, and returns what it says of itself beside the words of its handle. In a `directory`
+/// the path is a name.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn open_frozen<'py>(py: Python<'py>, path: PathBuf, memory: &str) -> PyResult<Bound<'py, PyDict>> {
+#[pyo3(signature = (path, memory, directory=None))]
+pub(crate) fn open_frozen<'py>(
+    py: Python<'py>,
+    path: PathBuf,
+    memory: &str,
+    directory: Option<&Directory>,
+) -> PyResult<Bound<'py, PyDict>> {
     let registry = registry()?;
     let memory = memory.parse().map_err(raise)?;
-    let opened = py.detach(|| registry.open_frozen(&path, memory)).map_err(raise)?;
+    let (file, path) = match directory {
+        Some(directory) => (directory.file(py, &path)?, directory.path().join(&path)),
+        None => (py.detach(|| open_file(&path)).map_err(|error| refusal(py, &error))?, path),
+    };
+    let opened = py.detach(|| registry.open_frozen(&file, &path, memory)).map_err(raise)?;
     let described = opened.table.describe().map_err(raise)?;
     let told = PyDict::new(py);
     told.set_item("handle", opened.handle)?;

@@ -3,6 +3,7 @@
 //! What goes through here is the management plane: names, configurations, statistics. Tensors go through the operators.
 
 mod checkpoint;
+mod directories;
 mod forgetting;
 mod frozen;
 mod log_lines;
@@ -29,6 +30,8 @@ mod _native {
         CheckpointProgress, commit_parts, compact_directory, load_tables, new_snapshot_name,
         save_part_of_tables, save_tables,
     };
+    #[pymodule_export]
+    use super::directories::{Directory, check_file_name};
     #[pymodule_export]
     use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
     #[pymodule_export]

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bytemuck::checked;
 use cxx::UniquePtr;
-use recstore::FrozenMemory;
+use recstore::{FileError, FrozenMemory, open_file};
 use recstore_bridge::registry;
 
 use crate::element::{DType, Element};
@@ -134,7 +134,8 @@ impl OpenTable {
     fn open(directory: &Path, bundled: &BundledTable, memory: FrozenMemory) -> Result<Self> {
         let path = directory.join(&bundled.file);
         let registry = registry().map_err(|failure| Error::Run(failure.to_string()))?;
-        let opened = registry.open_frozen(&path, memory)?;
+        let refused = |error| Error::damaged(&path, FileError::at(&path, &error).reason);
+        let opened = registry.open_frozen(&open_file(&path).map_err(refused)?, &path, memory)?;
         let table = Self { words: opened.handle, constants: bundled.constants.clone() };
         let name = opened.table.describe()?.name;
         if (&name, opened.fingerprint) != (&bundled.name, bundled.fingerprint) {

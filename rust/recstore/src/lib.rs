@@ -46,13 +46,13 @@ pub use checkpoint::{
     CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Progress, SERVER_STATE,
     SaveKind, SaveOptions, SaveReport, Shard, check_checkpoint_directory, checkpoint_files,
     checkpoint_metadata, commit as commit_snapshot, compact, forget as forget_in_checkpoint,
-    new_snapshot_name, note_unfinished, open_file, read_file, remove_checkpoint, write_file,
+    new_snapshot_name, note_unfinished, read_file, remove_checkpoint, write_file,
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
     NanPolicy, OptimizerConfig, StateDtype, TableConfig,
 };
-pub use disk::reading_way;
+pub use disk::{Directory, FileError, FileKind, check_name, open_file, reading_way};
 pub use error::{Error, Result};
 pub use frozen::{
     Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_parts,

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use zstd::stream::{read::Decoder, write::Encoder};
 
 use super::entries::{Compressed, Kind, ShardEntry};
-use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, open_file, refused};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, refused};
 use crate::Result;
+use crate::disk::open_file;
 
 const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
 

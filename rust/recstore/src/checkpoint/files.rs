@@ -26,18 +26,10 @@ pub(super) fn at<E: Display>(path: &Path) -> impl FnOnce(E) -> Error {
     move |error| refused(path, error)
 }
 
-/// Opens a file to be read. A pipe in its place would wait for ever.
-pub fn open_file(path: &Path) -> io::Result<fs::File> {
-    match fs::metadata(path)?.is_file() {
-        true => fs::File::open(path),
-        false => Err(io::Error::other("it is no file")),
-    }
-}
-
-/// Reads a whole file, as [`open_file`] opens it.
+/// Reads a whole file.
 pub fn read_file(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
-    open_file(path)?.read_to_end(&mut text).map(|_| text)
+    crate::disk::open_file(path)?.read_to_end(&mut text).map(|_| text)
 }
 
 /// Writes a file beside `path` and then gives it that name: readers see the old file or the new one.

@@ -1,7 +1,8 @@
-//! Rows on disk: the files that they lie in, and which of them lie in memory.
+//! What lies on disk: the directories that files are opened in, rows in slot files, and which of them lie in memory.
 //!
-//! Nothing here outlives the process: a slot file has no name, and a checkpoint is what survives.
+//! No slot file outlives the process: it has no name, and a checkpoint is what survives.
 
+mod directory;
 mod reads;
 mod residence;
 mod ring;
@@ -9,6 +10,7 @@ mod ring_pool;
 mod slot;
 mod slot_file;
 
+pub use directory::{Directory, FileError, FileKind, check_name, open_file};
 pub(crate) use reads::Reads;
 pub(crate) use residence::{Residence, Resident};
 pub use ring_pool::reading_way;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::fs::File;
 use std::path::Path;
 use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -61,12 +62,12 @@ impl FrozenStore {
         Ok(self)
     }
 
-    /// Opens a file.
+    /// Opens the table of a file, whose `path` is for errors.
     ///
     /// # Errors
-    /// As [`FrozenTable::open`].
-    pub fn open(&self, path: &Path, memory: FrozenMemory) -> Result<Arc<dyn EmbeddingTable>> {
-        let table = FrozenTable::open(path, memory)?.with_simd(self.simd)?;
+    /// As [`FrozenTable::of_file`].
+    pub fn open(&self, file: &File, path: &Path, memory: FrozenMemory) -> Result<Arc<dyn EmbeddingTable>> {
+        let table = FrozenTable::of_file(file, path, memory)?.with_simd(self.simd)?;
         let _gate = fork::enter();
         let mut tables = self.tables.write().unwrap_or_else(PoisonError::into_inner);
         let id = TableId(self.opened.fetch_add(1, Ordering::Relaxed) + 1);

@@ -1,6 +1,8 @@
 //! A frozen table, to be read.
 
 use std::fmt;
+use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -11,8 +13,8 @@ use super::layout::Layout;
 use super::mapped::{FileBytes, FrozenMemory};
 use super::source::{NO_ROW, RowSource};
 use super::walk::read;
-use crate::checkpoint::open_file;
 use crate::config::TableConfig;
+use crate::disk::{FileError, open_file};
 use crate::kernel::cache::{Cache, prefetch, prefetch_one};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::{Lanes, Simd, SimdLevel};
@@ -42,17 +44,29 @@ impl fmt::Debug for FrozenTable {
     }
 }
 
+fn refused(path: &Path, error: &io::Error) -> Error {
+    let FileError { path, reason, .. } = FileError::at(path, error);
+    Error::Frozen { path: path.display().to_string(), message: reason }
+}
+
 impl FrozenTable {
-    /// Opens the file of a frozen table. One that is mapped must not be changed or cut as long as the table is there.
+    /// Opens a frozen table by the path of its file, as [`FrozenTable::of_file`] does.
+    ///
+    /// # Errors
+    /// [`Error::Frozen`]: as there, or it cannot be opened.
+    pub fn open(path: &Path, memory: FrozenMemory) -> Result<Self> {
+        Self::of_file(&open_file(path).map_err(|error| refused(path, &error))?, path, memory)
+    }
+
+    /// Opens the file of a frozen table, whose `path` is for errors. One that is mapped must not be changed or cut as long as the table is there.
     ///
     /// A block of 64 KiB is compared with its checksum when it is first read: when it is copied, all are.
     ///
     /// # Errors
     /// [`Error::Frozen`]: the file cannot be read, is cut off, or is no frozen table of this version.
-    pub fn open(path: &Path, memory: FrozenMemory) -> Result<Self> {
+    pub fn of_file(file: &File, path: &Path, memory: FrozenMemory) -> Result<Self> {
+        let file = FileBytes::new(file, memory).map_err(|error| refused(path, &error))?;
         let refused = |message: String| Error::Frozen { path: path.display().to_string(), message };
-        let opened = open_file(path).and_then(|file| FileBytes::new(&file, memory));
-        let file = opened.map_err(|error| refused(error.to_string()))?;
         let layout = Layout::read(&file).map_err(refused)?;
         let numbers = file[layout.checks.clone()].as_chunks::<4>().0;
         let mut checks: Vec<u32> = numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
