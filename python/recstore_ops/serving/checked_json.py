@@ -7,6 +7,8 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
+from recstore_ops.serving.closed_json import parse_json, shown, typed
+
 
 def checked_json(fields: Mapping[str, Any], file_format: str, version: int, *, indent: int | None = None) -> str:
     """Returns fields as text."""
@@ -14,8 +16,8 @@ def checked_json(fields: Mapping[str, Any], file_format: str, version: int, *, i
     return json.dumps({**named, "crc32": _sum_of(named)}, indent=indent)
 
 
-def parse_checked_json(text: str, whose: object, file_format: str, version: int) -> dict[str, Any]:
-    """Returns the fields of a text.
+def parse_checked_json(text: str | bytes, whose: object, file_format: str, version: int) -> dict[str, Any]:
+    """Returns the fields of a text; which they are is not checked.
 
     Args:
         text: of `checked_json`.
@@ -28,18 +30,23 @@ def parse_checked_json(text: str, whose: object, file_format: str, version: int)
         OSError: it is damaged.
     """
     try:
-        fields = json.loads(text)
-        is_whole = fields.pop("crc32") == _sum_of(fields)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise OSError(f"{whose} is damaged: {error!r}") from error
-    if not is_whole:
+        fields = typed(parse_json(text), dict, "its text")
+        if "crc32" not in fields:
+            raise ValueError("it has no checksum")
+        expected, found = fields.pop("crc32"), _sum_of(fields)
+    except ValueError as error:
+        raise OSError(f"{whose} is damaged: {error}") from error
+    if expected != found:
         raise OSError(f"{whose} is damaged: its checksum is another")
-    if fields.pop("format") != file_format:
+    if fields.pop("format", None) != file_format:
         raise ValueError(f"{whose} is of no {file_format.split()[-1]}")
-    if (found := fields.pop("version")) != version:
-        raise ValueError(f"{whose} has version {found} of the format, this program reads {version}")
+    if type(number := fields.pop("version", None)) is not int or number != version:
+        raise ValueError(f"{whose} has version {shown(number)} of the format, this program reads {version}")
     return fields
 
 
 def _sum_of(fields: Mapping[str, Any]) -> int:
-    return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+    try:
+        return zlib.crc32(json.dumps(fields, sort_keys=True).encode())
+    except RecursionError:
+        raise ValueError("its values lie too deep in one another") from None
