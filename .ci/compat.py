@@ -59,6 +59,7 @@ def test_on(version: str, interpreter: str, wheel: Path) -> str:
             "test_large_results.py",
             "test_bundles.py",
             "test_frozen_tables.py",
+            "test_graph_operators.py",
             "test_program_graphs.py",
         )
         tests = [*sorted(TESTS.glob("test_*ops.py")), *(TESTS / name for name in more)]

@@ -16,8 +16,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from recstore_ops import DistEmbedding
-from recstore_ops.serving import export, graph, load_bundle
-from recstore_ops.serving.graph import Graph, NoGraphError
+from recstore_ops.serving import export, load_bundle
+from recstore_ops.serving.graph import Graph
+from recstore_ops.serving.graph_writing import NoGraphError
+from recstore_ops.serving.graph_writing import written as written_graph
 
 pytestmark = pytest.mark.tier("test")
 
@@ -39,7 +41,33 @@ class Model(nn.Module):
         return self.function(self, *inputs)
 
 
+def changed_in_place(_: Model, x: Tensor) -> Tensor:
+    """Writes to tensors of its own, and to some whose memory was left as it was."""
+    doubled, copied = x * 2, torch.empty(x.shape[0], 4)
+    doubled[:, 0] = 0
+    doubled += 1
+    doubled[doubled > 1] = 5
+    copied[:] = x
+    return doubled.clamp_(0, 3).relu_() + copied + torch.empty_like(x).fill_(3) + x.new_empty((4,)).zero_()
+
+
 MODELS = {
+    "in place": Model(changed_in_place),
+    "recurrent": Model(lambda own, x: own.layer(x.unsqueeze(0))[0], layer=nn.LSTM(4, 3, 2, dropout=0.5)),
+    "encoder": Model(
+        lambda own, x: own.layer(x.unsqueeze(0), src_key_padding_mask=(x[:, 0] > 0.5).unsqueeze(0)),
+        layer=nn.TransformerEncoder(
+            nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1, enable_nested_tensor=False
+        ),
+    ),
+    "convolution": Model(
+        lambda own, x: own.layer(x.unsqueeze(1)),
+        layer=nn.Sequential(
+            nn.Conv1d(1, 2, 3, padding="same"), nn.BatchNorm1d(2), nn.ReLU(inplace=True), nn.MaxPool1d(2)
+        ),
+    ),
+    "own statistics": Model(lambda own, x: own.norm(x), norm=nn.BatchNorm1d(4, track_running_stats=False)),
+    "chosen": Model(lambda _, x: torch.where((x > 0) & (x < 1), x.topk(2).values.sum(1, keepdim=True), x.cumsum(1))),
     "sizes": Model(lambda _, x: x.reshape(x.shape[0] * 2, x.shape[1] // 2) * x.shape[0]),
     "numbers": Model(lambda _, x: torch.clamp(x * 0.1 + 1e-3, min=-float("inf"), max=2.5)),
     "types": Model(lambda _, x: x.to(torch.float64).sum(0, keepdim=True).to(torch.bfloat16)),
@@ -63,7 +91,7 @@ def exported(model: nn.Module, *inputs: Tensor) -> torch.export.ExportedProgram:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_graph_gives_the_bits_of_the_module(name: str) -> None:
     program = exported(MODELS[name], torch.randn(6, 4))
-    read = Graph(graph.written(program))
+    read = Graph(written_graph(program))
     held = {**program.constants, **program.state_dict}
     run, module = read.bind(held), program.module()
     with torch.no_grad():
@@ -79,7 +107,7 @@ def test_calls_that_change_nothing_are_left_out() -> None:
     assert {"_assert_tensor_metadata", "to.dtype", "dropout"} <= {
         str(node.target).removeprefix("aten.").removesuffix(".default") for node in program.graph.nodes
     }
-    assert [name for name, *_ in json.loads(graph.written(program))["calls"]] == ["aten::mul.Tensor"]
+    assert [name for name, *_ in json.loads(written_graph(program))["calls"]] == ["aten::mul.Tensor"]
 
 
 def test_what_has_no_graph_is_run_by_torch(tmp_path: Path, table_name: Callable[[], str]) -> None:
@@ -96,27 +124,43 @@ def test_what_has_no_graph_is_run_by_torch(tmp_path: Path, table_name: Callable[
             return torch.cond(rows.sum() > 0, torch.neg, torch.clone, (rows,))
 
     model, ids = Chosen(), torch.arange(3)
-    with pytest.raises(NoGraphError, match="a call of "):
-        graph.written(torch.export.export(model, (ids,)))
-    bundle = load_bundle(export(model, (ids,), tmp_path / "model"))
+    with pytest.raises(NoGraphError, match="control flow"):
+        written_graph(torch.export.export(model, (ids,)))
+    with pytest.warns(UserWarning, match="has no graph, because of control flow: the bundle is code"):
+        path = export(model, (ids,), tmp_path / "model")
+    with pytest.raises(ValueError, match=r"model/program\.pt2 is code, .* trusted=True, or serve it with --trust-code"):
+        load_bundle(path)
+    bundle = load_bundle(path, trusted=True)
     assert list(bundle.manifest.files) == ["program.pt2"]
     assert bundle(ids).equal(model(ids))
+
+
+@pytest.mark.parametrize(
+    ("function", "kind"),
+    [
+        (lambda own, x: x + own.count.add_(1), "BUFFER_MUTATION"),
+        (lambda _, x: x.mul_(2) + 1, "USER_INPUT_MUTATION"),
+    ],
+)
+def test_what_changes_its_state_or_inputs_has_no_graph(function: Callable[..., Tensor], kind: str) -> None:
+    with pytest.raises(NoGraphError, match=f"an output of kind {kind}"):
+        written_graph(exported(Model(function, count=torch.zeros(4)), torch.rand(3, 4)))
 
 
 def written(**changed: Any) -> str:
     """A graph that doubles its input, changed."""
     program = exported(Model(lambda _, x: x * 2), torch.rand(3, 2))
-    return json.dumps({**json.loads(graph.written(program)), **changed})
+    return json.dumps({**json.loads(written_graph(program)), **changed})
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (["os.system", ["true"], {}], r"os\.system is no function of a graph"),
-        (["operator.attrgetter", ["x"], {}], r"operator\.attrgetter is no function of a graph"),
-        (["aten::no_such.default", [], {}], r"this version of torch has no operator aten::no_such\.default"),
+        (["os.system", ["true"], {}], r"'os\.system' is not in the list of operators that a graph may call"),
+        (["operator.attrgetter", ["x"], {}], r"'operator\.attrgetter' is not in the list of operators"),
+        (["aten::no_such.default", [], {}], r"'aten::no_such\.default' is not in the list of operators"),
         (["aten::neg.default", [{"value": 7}], {}], "a call reads value 7, there are 1 before it"),
-        (["aten::neg.default", [{"value": 0}], {"x=1, y": 2}], "'x=1, y' is no name of an argument"),
+        (["aten::neg.default", [{"value": 0}], {"x=1, y": 2}], "has no further argument 'x=1, y'"),
         (["aten::neg.default", [{"dtype": "load"}], {}], r"\{'dtype': 'load'\} is no argument of a call"),
     ],
 )
@@ -140,7 +184,7 @@ def test_results_that_nobody_reads_any_more_are_let_go() -> None:
 
     made: list[Any] = []
     program = exported(Model(lambda _, x: (((x + 1) + 1) + 1) + 1), torch.zeros(size, 1))
-    run = Graph(graph.written(program)).bind({})
+    run = Graph(written_graph(program)).bind({})
     with Counted():
         run([torch.zeros(size, 1)])
     assert max(alive) <= 2
