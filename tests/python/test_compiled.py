@@ -29,7 +29,7 @@ TableName = Callable[[], str]
 def test_a_compiled_program_answers_as_the_graph(table_name: TableName, tmp_path: Path, encoding: str) -> None:
     clicks = Clicks(table_name(), table_name(), optimizer={"kind": "sgd"})
     path = export(clicks, (IDS,), tmp_path / "bundle", encoding=encoding, compiled=True)  # pyright: ignore[reportArgumentType]
-    plain, bundle = load_bundle(path), load_bundle(path, compiled=True)
+    plain, bundle = load_bundle(path), load_bundle(path, compiled=True, trusted=True)
     for ids in (IDS, torch.randint(-5, 80, (64, 2))):
         torch.testing.assert_close(bundle(ids), plain(ids))
     with pytest.raises(ValueError, match="ids"):
@@ -37,7 +37,7 @@ def test_a_compiled_program_answers_as_the_graph(table_name: TableName, tmp_path
     program = (
         "import sys, torch, recstore_ops\n"
         "other = recstore_ops.DistEmbedding(None, 4, 'somebody')\n"
-        "bundle = recstore_ops.load_bundle(sys.argv[1], compiled=True)\n"
+        "bundle = recstore_ops.load_bundle(sys.argv[1], compiled=True, trusted=True)\n"
         "print(bundle(torch.tensor([[1, 2], [3, 4], [5, 99]])).tolist())"
     )
     out = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=True).stdout
@@ -45,14 +45,14 @@ def test_a_compiled_program_answers_as_the_graph(table_name: TableName, tmp_path
     if encoding == "float32":
         torch.testing.assert_close(bundle(IDS), answer(clicks))
     manifest = Manifest.read(path)
-    renamed = [replace(table, constants=("other",)) for table in manifest.tables]
+    renamed = [replace(table, constants=(f"other of {table.name}",)) for table in manifest.tables]
     replace(manifest, tables=tuple(renamed)).write(path)
     with pytest.raises(OSError, match=r"compiled\.pt2 reads no table 'test_a_compiled"):
-        load_bundle(path, compiled=True)
+        load_bundle(path, compiled=True, trusted=True)
     manifest.write(path)
     (path / "compiled.pt2").write_bytes((path / "compiled.pt2").read_bytes()[:-1])
     with pytest.raises(OSError, match=r"compiled\.pt2 is not that of this bundle"):
-        load_bundle(path, compiled=True)
+        load_bundle(path, compiled=True, trusted=True)
 
 
 @IN_ALL
@@ -60,7 +60,7 @@ def test_a_table_of_two_modules_is_read_by_both(table_name: TableName, tmp_path:
     first = DistEmbedding(None, 4, table_name(), initializer={"kind": "normal", "std": 1.0})
     second = DistEmbedding(None, 4, first.table.name, initializer={"kind": "normal", "std": 1.0}, on_existing="share")
     model = Both(first, second)
-    bundle = load_bundle(export(model, (IDS,), tmp_path / "bundle", compiled=True), compiled=True)
+    bundle = load_bundle(export(model, (IDS,), tmp_path / "bundle", compiled=True), compiled=True, trusted=True)
     torch.testing.assert_close(bundle(IDS), answer(model))
 
 
@@ -81,7 +81,7 @@ def test_features_are_inputs_of_a_compiled_program(table_name: TableName, tmp_pa
     config = {"name": table_name(), "num_embeddings": None, "embedding_dim": 4, "feature_names": ["a", "b"]}
     bags = RecStoreEmbeddingBagCollection([config], initializer={"kind": "normal", "std": 1.0})
     features = KeyedJaggedTensor(["a", "b"], torch.arange(5), lengths=torch.tensor([2, 1, 0, 0, 1, 1]))
-    bundle = load_bundle(export(bags, (features,), tmp_path / "bags", compiled=True), compiled=True)
+    bundle = load_bundle(export(bags, (features,), tmp_path / "bags", compiled=True), compiled=True, trusted=True)
     one = KeyedJaggedTensor(["a", "b"], torch.tensor([3, 5]), lengths=torch.tensor([0, 2]))
     with torch.no_grad():
         for each in (features, one):

@@ -444,7 +444,7 @@ def test_a_bundle_that_follows_has_no_program(publisher: Publisher, tmp_path: Pa
     with pytest.raises(ValueError, match="follows a publication: open it without follow= for its program"):
         followed(publisher, tmp_path).program()
     with pytest.raises(ValueError, match=r"first is a base of a publication: it has no program\.pt2"):
-        load_bundle(tmp_path / "first").program()
+        load_bundle(tmp_path / "first", trusted=True).program()
 
 
 def test_what_a_killed_publisher_left_goes_and_nothing_else(clicks: Clicks, publisher: Publisher) -> None:

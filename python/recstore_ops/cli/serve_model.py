@@ -57,6 +57,15 @@ _FollowTokenFile = Annotated[Path | None, path_option("The publisher wants to be
 _FollowTlsCa = Annotated[
     Path | None, path_option("The publisher encrypts, with a certificate signed by one of these, PEM.")
 ]
+_Operators = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NS::NAME", help="A further operator that the graph may call; once for each.", show_default="none"
+    ),
+]
+_TrustCode = Annotated[
+    bool, typer.Option("--trust-code", help="Run a bundle's own code: a program without a graph, or a compiled one.")
+]
 
 
 @takes_options_of(DoorSettings)
@@ -77,6 +86,8 @@ def serve_model_command(
     follow: _Follow = None,
     follow_token_file: _FollowTokenFile = None,
     follow_tls_ca: _FollowTlsCa = None,
+    operators: _Operators = None,
+    trust_code: _TrustCode = False,
     **given: Any,
 ) -> None:
     """Serve a model that `export` wrote until SIGTERM, SIGINT or SIGHUP, over the Open Inference Protocol, version 2.
@@ -93,7 +104,13 @@ def serve_model_command(
     has_tls = not (tls_certificate is None and tls_key is None and tls_client_ca is None)
     tls = Tls(tls_certificate, tls_key, tls_client_ca) if has_tls else None
     ports = Ports(host, port, grpc_port, health_port, metrics_port)
-    bundle = load_bundle(directory, compiled=compiled, follow=_followed(follow, follow_token_file, follow_tls_ca))
+    bundle = load_bundle(
+        directory,
+        compiled=compiled,
+        follow=_followed(follow, follow_token_file, follow_tls_ca),
+        operators=operators or (),
+        trusted=trust_code,
+    )
     left = serve(bundle, name or directory.resolve().name, settings, ports, Access(token, tls, insecure))
     if left:
         raise ValueError(f"{left} requests were not answered within {LAST_ANSWERS:g} s")

@@ -7,26 +7,28 @@ model/state.safetensors          the tensors that it needs
 model/compiled.pt2               the same program as machine code, if it was asked for
 model/tables/0.safetensors       a frozen table
 
-The graph opens in milliseconds; a program that has none is loaded by torch.
+The graph opens in milliseconds, and runs operators of a list. A program that has none is code, which torch loads.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
+from io import BytesIO
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from recstore_ops.serving.compiled import CompiledModel
+from recstore_ops.serving.compiled import CompiledModel, check_fits
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Run
+from recstore_ops.serving.graph_operators import Operators
 from recstore_ops.serving.inputs import check_inputs
-from recstore_ops.serving.manifest import GRAPH, PROGRAM, Manifest
-from recstore_ops.serving.opening import opened_tables, read_graph, read_state, with_handles
+from recstore_ops.serving.manifest import COMPILED, GRAPH, PROGRAM
+from recstore_ops.serving.opening import BundleFiles
+from recstore_ops.serving.structures import are_alike
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -69,11 +71,11 @@ class Bundle(nn.Module):
 
     __module__ = "recstore_ops"
 
-    def __init__(self, path: Path, manifest: Manifest, model: Model) -> None:
+    def __init__(self, files: BundleFiles, model: Model, *, trusted: bool = False) -> None:
         super().__init__()
-        self.path = path
-        self.manifest = manifest
-        self._model = model
+        self.path = files.path
+        self.manifest = files.manifest
+        self._files, self._model, self._trusted = files, model, trusted
         self.training = False
 
     @property
@@ -98,7 +100,7 @@ class Bundle(nn.Module):
             ValueError: other arguments than those of the export, or tensors of another type or shape.
         """
         leaves, spec = tree_flatten((args, kwargs))
-        if spec != self._model.in_spec:
+        if not are_alike(spec, self._model.in_spec):
             leaves = _ordered(args, kwargs, self._model.in_spec)
         return tree_unflatten(self.flat(leaves), self._model.out_spec)
 
@@ -125,21 +127,21 @@ class Bundle(nn.Module):
         """Returns the program as `torch.export` knows it, over the tables of this bundle.
 
         Raises:
-            ValueError: the bundle is a base of a publication, which has the graph alone.
+            ValueError: the bundle was not opened with `trusted=True`, and torch runs code of the file; or it is a base
+                of a publication, which has the graph alone.
             OSError: its file was changed.
         """
-        if PROGRAM not in self.manifest.files:
-            raise ValueError(f"{self.path} is a base of a publication: it has no {PROGRAM}")
-        return _read_program(self.path, self.manifest, self.tables)
+        _check_trusted(self._files, PROGRAM, trusted=self._trusted)
+        return _read_program(self._files, self.tables)
 
 
 class _GraphModel:
     """A program that is run by its graph."""
 
-    def __init__(self, path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> None:
-        graph, state = read_graph(path, manifest), read_state(path, manifest)
-        self.in_spec, self.out_spec, self.tables = graph.in_spec, graph.out_spec, tables
-        self.run = graph.bind(with_handles(state, manifest, tables))
+    def __init__(self, files: BundleFiles, memory: FrozenMemory, operators: Operators) -> None:
+        graph, self.tables = files.graph(operators), files.tables(memory)
+        self.in_spec, self.out_spec = graph.in_spec, graph.out_spec
+        self.run = graph.bind(files.state(graph, self.tables))
 
     def unchanged(self) -> AbstractContextManager[Run]:
         """See `Model`."""
@@ -149,12 +151,13 @@ class _GraphModel:
 class _ProgramModel:
     """A program that is run as torch loads it."""
 
-    def __init__(self, path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> None:
-        program = _read_program(path, manifest, tables)
+    def __init__(self, files: BundleFiles, memory: FrozenMemory) -> None:
+        self.tables = files.tables(memory)
+        program = _read_program(files, self.tables)
         in_spec, out_spec = program.call_spec.in_spec, program.call_spec.out_spec
         assert in_spec is not None, "torch.export.load gives it"
         assert out_spec is not None, "torch.export.load gives it"
-        self.in_spec, self.out_spec, self.tables = in_spec, out_spec, tables
+        self.in_spec, self.out_spec = in_spec, out_spec
         self._module = program.module()
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
@@ -167,20 +170,40 @@ class _ProgramModel:
         return nullcontext(self.run)
 
 
-def open_bundle(path: Path, manifest: Manifest, memory: FrozenMemory, *, compiled: bool) -> Bundle:
+def open_bundle(
+    files: BundleFiles, memory: FrozenMemory, operators: Operators, *, compiled: bool, trusted: bool
+) -> Bundle:
     """Opens a bundle of which the manifest was read.
 
     Raises:
         ValueError, OSError: as `load_bundle`.
     """
-    as_exported = _GraphModel if GRAPH in manifest.files else _ProgramModel
-    model = CompiledModel if compiled else as_exported
-    return Bundle(path, manifest, model(path, manifest, opened_tables(path, manifest, memory)))
+    model: Model
+    if compiled:
+        check_fits(files)
+        _check_trusted(files, COMPILED, trusted=trusted)
+        model = CompiledModel(files, memory)
+    elif GRAPH in files.manifest.files:
+        model = _GraphModel(files, memory, operators)
+    else:
+        _check_trusted(files, PROGRAM, trusted=trusted)
+        model = _ProgramModel(files, memory)
+    return Bundle(files, model, trusted=trusted)
 
 
-def _read_program(path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> ExportedProgram:
-    program = torch.export.load(manifest.check_file(path, PROGRAM))
-    for bundled in manifest.tables:
+def _check_trusted(files: BundleFiles, name: str, *, trusted: bool) -> None:
+    if name not in files.manifest.files:
+        raise ValueError(f"{files.path} is a base of a publication: it has no {name}")
+    if not trusted:
+        raise ValueError(
+            f"{files.path / name} is code, which can do all that this process can: to run it, open the bundle with "
+            "trusted=True, or serve it with --trust-code"
+        )
+
+
+def _read_program(files: BundleFiles, tables: Mapping[str, FrozenTable]) -> ExportedProgram:
+    program = torch.export.load(BytesIO(files.program()))
+    for bundled in files.manifest.tables:
         for constant in bundled.constants:
             _put_handle(program, constant, tables[bundled.name].handle)
     return program
@@ -195,7 +218,7 @@ def _ordered(args: Sequence[Any], kwargs: Mapping[str, Any], expected: TreeSpec)
     names = list(expected.child(1).context)
     if set(names) == set(kwargs):
         leaves, spec = tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
-        if spec == expected:
+        if are_alike(spec, expected):
             return leaves
     found = tree_flatten((args, dict(kwargs)))[1]
     raise ValueError(f"the bundle takes the arguments that it was exported with, {expected}; got {found}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import platform
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -19,9 +19,10 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import ExportGraphSignature, InputKind
 from torch.utils._pytree import tree_leaves, tree_unflatten, treespec_loads
 
-from recstore_ops.serving.frozen_table import FrozenTable
+from recstore_ops.serving.frozen_table import FrozenMemory
 from recstore_ops.serving.graph import Run
 from recstore_ops.serving.manifest import COMPILED, Manifest
+from recstore_ops.serving.opening import BundleFiles
 
 _LEVELS = ("DEFAULT", "AVX2", "AVX512")
 """What processors of x86 can do, each all that those before it can."""
@@ -73,26 +74,37 @@ def write_compiled(program: ExportedProgram, path: Path) -> None:
         raise RuntimeError(f"AOTInductor could not compile the program: {error}") from error
 
 
+def check_fits(files: BundleFiles) -> None:
+    """Checks that a bundle has a compiled program for this process.
+
+    Raises:
+        ValueError: it has none, or one for another release of torch or another kind of processor.
+    """
+    path, manifest = files.path, files.manifest
+    if manifest.compiled_for is None:
+        raise ValueError(f"{path} has no compiled program: export it with compiled=True")
+    if manifest.torch != torch.__version__:
+        raise ValueError(f"{path} was compiled for torch {manifest.torch}, this is {torch.__version__}")
+    if not _runs_on(manifest.compiled_for, processor()):
+        raise ValueError(f"{path} was compiled for {manifest.compiled_for}, this machine has {processor()}")
+    if COMPILED not in manifest.files:
+        raise ValueError(f"{path} has no {COMPILED}")
+
+
 class CompiledModel:
     """A program that is run as machine code.
 
     Raises:
-        ValueError: the bundle has none, or it is for another release of torch or another kind of processor.
         OSError: its file was changed, or reads other tables.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, tables: Mapping[str, FrozenTable]) -> None:
-        if manifest.compiled_for is None:
-            raise ValueError(f"{path} has no compiled program: export it with compiled=True")
-        if manifest.torch != torch.__version__:
-            raise ValueError(f"{path} was compiled for torch {manifest.torch}, this is {torch.__version__}")
-        if not _runs_on(manifest.compiled_for, processor()):
-            raise ValueError(f"{path} was compiled for {manifest.compiled_for}, this machine has {processor()}")
-        self.tables = tables
-        self._loaded = torch._inductor.aoti_load_package(str(manifest.check_file(path, COMPILED)))
+    def __init__(self, files: BundleFiles, memory: FrozenMemory) -> None:
+        self.tables = files.tables(memory)
+        with files.compiled() as path:
+            self._loaded = torch._inductor.aoti_load_package(str(path))
         given, returned = self._loaded.loader.get_call_spec()
         self.in_spec, self.out_spec = treespec_loads(given), treespec_loads(returned)
-        self._loaded.load_constants(self._handles(path, manifest), check_full_update=False)
+        self._loaded.load_constants(self._handles(files.path, files.manifest), check_full_update=False)
 
     def _handles(self, path: Path, manifest: Manifest) -> dict[str, Tensor]:
         """The handles by their names in the compiled program, which has one name for constants that are equal."""
@@ -114,7 +126,7 @@ class CompiledModel:
 
 
 def _runs_on(compiled_for: str, here: str) -> bool:
-    (machine, level), (own_machine, own_level) = compiled_for.split(), here.split()
+    (machine, _, level), (own_machine, _, own_level) = compiled_for.partition(" "), here.partition(" ")
     if machine != own_machine:
         return False
     if level in _LEVELS and own_level in _LEVELS:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+import warnings
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,13 @@ from torch.utils._pytree import tree_flatten
 
 from recstore_ops.config.extras import imported
 from recstore_ops.config.paths import user_path
-from recstore_ops.serving import graph
 from recstore_ops.serving.compiled import processor, with_named_handles, write_compiled
 from recstore_ops.serving.exchanging import exchange
 from recstore_ops.serving.freezing import freeze_tables, group_of
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable
+from recstore_ops.serving.graph import Graph
+from recstore_ops.serving.graph_operators import Operators
+from recstore_ops.serving.graph_writing import NoGraphError, written
 from recstore_ops.serving.manifest import (
     COMPILED,
     GRAPH,
@@ -48,11 +50,13 @@ def export(
     dynamic_shapes: Any = None,
     compiled: bool = False,
     replace: bool = False,
+    operators: Sequence[str] = (),
 ) -> Path:
     """Writes a model and the rows that its tables have now to a directory, which `load_bundle` reads.
 
-    The model is exported in evaluation mode by `torch.export.export`. The directory is written beside its place and
-    then renamed; of a bundle that is there only the files go that its manifest lists.
+    The model is exported in evaluation mode by `torch.export.export`. A program that has no graph, such as one with
+    control flow, is written as code alone, with a warning. The directory is written beside its place and then renamed;
+    of a bundle that is there only the files go that its manifest lists.
 
     Where its tables are sharded over processes, all of them call it together, and the first one writes the bundle. The
     program looks rows up as where one process has them all.
@@ -67,23 +71,34 @@ def export(
         compiled: whether the program is compiled by AOTInductor too, for this release of torch and this kind of
             processor; `load_bundle(..., compiled=True)` runs it. It takes a compiler of C++.
         replace: whether a bundle that is there may go.
+        operators: further operators that the graph may call, as `"mylib::op.default"`; those who open the bundle must
+            allow them too.
 
     Raises:
         ValueError: there is something at `directory` that may not go: no bundle, one with files that its manifest does
             not list, or a symbolic link. An encoding names a table that the model does not read, or the model reads a
             table that has no name; or its tables are sharded over several groups, or their
-            processes give other arguments than the first one.
+            processes give other arguments than the first one. Or the program calls operators that a graph may not
+            call.
         OSError: the bundle cannot be written, or a row has a value that its encoding has no number for.
         RuntimeError: another process of sharded tables failed, or the program cannot be compiled.
     """
     target = Path(user_path(directory, "directory"))
     together = Together(group_of(tables_in(model)))
-    together.check_same("export", directory=str(target), encoding=encoding, compiled=compiled, replace=replace)
+    allowed = Operators(operators)
+    together.check_same(
+        "export",
+        directory=str(target),
+        encoding=encoding,
+        compiled=compiled,
+        replace=replace,
+        operators=list(allowed.further),
+    )
     writing = _Writing(target)
 
     def begin() -> tuple[str, dict[str, EncodingName]]:
         _check_target(target, replace=replace)
-        writing.model = ExportedModel(model, example_inputs, dynamic_shapes, compiled=compiled)
+        writing.model = ExportedModel(model, example_inputs, dynamic_shapes, compiled=compiled, operators=allowed)
         return writing.begin(), encodings_of(writing.model.tables, encoding)
 
     try:
@@ -114,17 +129,17 @@ class _Writing:
 
     def write(self, beside: Path, encodings: Mapping[str, EncodingName], together: Together) -> None:
         """Writes the bundle, or rows for it."""
-        written = beside / "bundle"
+        made = beside / "bundle"
         if self.model is None:
-            freeze_tables(written, named_tables(encodings), encodings, together)
+            freeze_tables(made, named_tables(encodings), encodings, together)
             return
-        self.model.write(written, encodings, together)
+        self.model.write(made, encodings, together)
         if not os.path.lexists(self._target):
-            written.rename(self._target)
+            made.rename(self._target)
             return
         # What came meanwhile is not deleted either.
         check_explained(self._target)
-        exchange(written, self._target)
+        exchange(made, self._target)
 
     def end(self) -> None:
         """Deletes what lies beside."""
@@ -140,7 +155,7 @@ class ExportedModel:
         state: the names of the tensors that it needs, if it has a graph.
 
     Raises:
-        ValueError: the model reads a table that has no name.
+        ValueError: the model reads a table that has no name, or calls an operator that a graph may not call.
     """
 
     def __init__(
@@ -150,6 +165,7 @@ class ExportedModel:
         dynamic_shapes: Any = None,
         *,
         compiled: bool = False,
+        operators: Operators | None = None,
     ) -> None:
         self._program = _exported(unwrapped(model), _Arguments.of(example_inputs), dynamic_shapes)
         self._described = described(self._program)
@@ -158,9 +174,8 @@ class ExportedModel:
         self._constants = {name: constants for name, (_, constants) in read.items()}
         self._to_compile = with_named_handles(self._program, self._handles()) if compiled else None
         self._program.example_inputs = None  # They are somebody's rows, and pickled.
-        self._graph = None
-        with suppress(graph.NoGraphError):
-            self._graph = graph.written(self._program)
+        self._operators = operators or Operators()
+        self._graph = self._written_graph()
 
     @property
     def state(self) -> set[str] | None:
@@ -196,6 +211,20 @@ class ExportedModel:
             **self._described._asdict(),
         ).write(directory)
 
+    def _written_graph(self) -> str | None:
+        """The graph of the program, as those will read it who open the bundle; None if it has none."""
+        try:
+            text = written(self._program, self._operators)
+        except NoGraphError as error:
+            warnings.warn(
+                f"the program of the model has no graph, because of {error}: the bundle is code, and opens with "
+                "trusted=True or --trust-code alone",
+                stacklevel=2,
+            )
+            return None
+        Graph(text, self._handles(), self._operators)
+        return text
+
     def _state(self) -> dict[str, Tensor]:
         return state_of(self._program, self._handles())
 
@@ -206,7 +235,7 @@ class ExportedModel:
         """Writes the program, and its graph where it has one, and returns what the manifest says of the files."""
         files = []
         if not graph_only:
-            torch.export.save(self._program, directory / PROGRAM)
+            _save(self._program, directory / PROGRAM)
             files += [PROGRAM]
         if self._graph is not None:
             (directory / GRAPH).write_text(self._graph, encoding="utf-8")
@@ -221,6 +250,13 @@ class ExportedModel:
 
     def _bundled(self, name: str, file: Path) -> BundledTable:
         return BundledTable(name, f"tables/{file.name}", FrozenTable(file).fingerprint, self._constants[name])
+
+
+def _save(program: ExportedProgram, path: Path) -> None:
+    try:
+        torch.export.save(program, path)
+    except NotImplementedError as error:  # Of containers without a registered name.
+        raise ValueError(f"torch.export.save cannot write the program: {error}") from error
 
 
 def _check_target(target: Path, *, replace: bool) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops import _native
+from recstore_ops.config.directory import Directory
 from recstore_ops.config.paths import user_path
 from recstore_ops.ops import operators
 
@@ -48,8 +49,22 @@ class FrozenTable:
     __module__ = "recstore_ops"
 
     def __init__(self, path: str | os.PathLike[str], memory: FrozenMemory = "mapped") -> None:
-        self.path = Path(user_path(path, "path"))
-        opened = _native.open_frozen(str(self.path), memory)
+        given = Path(user_path(path, "path"))
+        self._open(given, _native.open_frozen(str(given), memory))
+
+    @classmethod
+    def within(cls, directory: Directory, name: str, memory: FrozenMemory) -> FrozenTable:
+        """Opens the file of a name in a directory that is held.
+
+        Raises:
+            ValueError, OSError: as the constructor; or the name leads out of the directory, or over a symbolic link.
+        """
+        table = cls.__new__(cls)
+        table._open(directory.path / name, _native.open_frozen(name, memory, directory.native))
+        return table
+
+    def _open(self, path: Path, opened: dict[str, Any]) -> None:
+        self.path = path
         self.name: str = opened["name"]
         self.dim: int = opened["dim"]
         self.rows: int = opened["rows"]

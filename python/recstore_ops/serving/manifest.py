@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
+from recstore_ops.serving.closed_json import fields_of, shown, texts, typed, whole
+from recstore_ops.serving.graph_arguments import DTYPES
 
 NAME = "manifest.json"
 PROGRAM, GRAPH, STATE, COMPILED = "program.pt2", "graph.json", "state.safetensors", "compiled.pt2"
 _FORMAT, _VERSION = "recstore bundle", 2
 _BYTES_AT_A_TIME = 1 << 20
+_MOST_BYTES = 1 << 26
+"""Of a manifest."""
+_PROGRAM_FILES = (PROGRAM, GRAPH, STATE, COMPILED)
+_TABLE_FILE = re.compile(r"tables/\d{1,18}\.safetensors", re.ASCII)
+_TYPES = ("int", "float", "bool", "str", "NoneType", "SymInt", "SymFloat", "SymBool")
+"""The classes of what a program takes or gives that is no tensor."""
 
 
 @dataclass(frozen=True)
@@ -60,46 +70,33 @@ class Manifest:
         (directory / NAME).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
-    def read(cls, directory: Path) -> Manifest:
+    def read(cls, directory: Path | Directory) -> Manifest:
         """Reads the manifest.
 
         Raises:
             ValueError: there is no bundle, or one of another version.
             OSError: the manifest is damaged.
         """
-        path = directory / NAME
-        if not path.is_file():
-            raise ValueError(f"{directory} is no bundle: it has no {NAME}")
-        fields = parse_checked_json(path.read_text(encoding="utf-8", errors="replace"), path, _FORMAT, _VERSION)
-        tables = tuple(BundledTable(**{**table, "constants": tuple(table["constants"])}) for table in fields["tables"])
-        tensors = {name: tuple(fields[name]) for name in ("inputs", "outputs")}
-        return cls(**{**fields, "tables": tables, **tensors})
+        if isinstance(directory, Path):
+            try:
+                with Directory(directory) as held:
+                    return cls.read(held)
+            except (FileNotFoundError, NotADirectoryError):
+                raise ValueError(f"{directory} is no bundle: it has no {NAME}") from None
+        path = directory.path / NAME
+        try:
+            content = directory.read(NAME, most=_MOST_BYTES)
+        except FileNotFoundError:
+            raise ValueError(f"{directory.path} is no bundle: it has no {NAME}") from None
+        fields = parse_checked_json(content, path, _FORMAT, _VERSION)
+        try:
+            return _manifest(fields)
+        except ValueError as error:
+            raise OSError(f"{path} is damaged: {error}") from error
 
     def names(self) -> set[str]:
         """The files of the bundle, the manifest among them."""
         return {NAME, *self.files, *(table.file for table in self.tables)}
-
-    def check_sizes(self, directory: Path) -> None:
-        """Checks the sizes of the program's files, also of those that are not read.
-
-        Raises:
-            OSError: a file is missing, or has another size.
-        """
-        for name, expected in self.files.items():
-            path = directory / name
-            if (found := path.stat().st_size) != expected["bytes"]:
-                raise OSError(f"{path} is not that of this bundle: expected {expected['bytes']} bytes, got {found}")
-
-    def check_file(self, directory: Path, name: str) -> Path:
-        """Returns a file of the program.
-
-        Raises:
-            OSError: it is not the one that was written.
-        """
-        path = directory / name
-        if (found := sum_of(path)) != self.files[name]:
-            raise OSError(f"{path} is not that of this bundle: expected {self.files[name]}, got {found}")
-        return path
 
 
 def check_explained(directory: Path) -> None:
@@ -120,7 +117,7 @@ def check_explained(directory: Path) -> None:
 
 def is_file_of_a_bundle(name: str) -> bool:
     """Whether a file has a name that bundles give."""
-    return name in (NAME, PROGRAM, GRAPH, STATE, COMPILED) or re.fullmatch(r"tables/\d+\.safetensors", name) is not None
+    return name in (NAME, *_PROGRAM_FILES) or _TABLE_FILE.fullmatch(name) is not None
 
 
 def sum_of(path: Path) -> dict[str, int]:
@@ -130,3 +127,89 @@ def sum_of(path: Path) -> dict[str, int]:
         while block := file.read(_BYTES_AT_A_TIME):
             crc, size = zlib.crc32(block, crc), size + len(block)
     return {"bytes": size, "crc32": crc}
+
+
+def _manifest(fields: Any) -> Manifest:
+    """A manifest of its fields, each of which is checked."""
+    names = ("torch", "recstore_ops", "files", "tables", "inputs", "outputs")
+    fields_of(fields, names, "the manifest", optional=("compiled_for",))
+    compiled_for = fields.get("compiled_for")
+    tables = tuple(_table(each, f"tables[{n}]") for n, each in enumerate(typed(fields["tables"], list, "tables")))
+    for what, found in (
+        ("name", [table.name for table in tables]),
+        ("file", [table.file for table in tables]),
+        ("constant", [constant for table in tables for constant in table.constants]),
+    ):
+        _check_different(found, f"a {what} of its tables")
+    inputs, outputs = (
+        tuple(_described(each, f"{name}[{n}]") for n, each in enumerate(typed(fields[name], list, name)))
+        for name in ("inputs", "outputs")
+    )
+    _check_different([each["name"] for each in inputs], "an input")
+    return Manifest(
+        torch=typed(fields["torch"], str, "torch"),
+        recstore_ops=typed(fields["recstore_ops"], str, "recstore_ops"),
+        files=_files(fields["files"]),
+        tables=tables,
+        inputs=inputs,
+        outputs=outputs,
+        compiled_for=None if compiled_for is None else typed(compiled_for, str, "compiled_for"),
+    )
+
+
+def _check_different(names: Iterable[str], what: str) -> None:
+    found = list(names)
+    if twice := next((name for name in found if found.count(name) > 1), None):
+        raise ValueError(f"it has {what} twice, {shown(twice)}")
+
+
+def _files(value: Any) -> dict[str, dict[str, int]]:
+    files = fields_of(value, (), "files", optional=_PROGRAM_FILES)
+    for name, sums in files.items():
+        fields_of(sums, ("bytes", "crc32"), name)
+        whole(sums["bytes"], 0, (1 << 63) - 1, f"the bytes of {name}")
+        whole(sums["crc32"], 0, (1 << 32) - 1, f"the CRC-32 of {name}")
+    if (GRAPH in files) != (STATE in files):
+        raise ValueError(f"it has one of {GRAPH} and {STATE}")
+    if not {PROGRAM, GRAPH} & files.keys():
+        raise ValueError("it has no program")
+    return files
+
+
+def _table(value: Any, what: str) -> BundledTable:
+    fields = fields_of(value, ("name", "file", "fingerprint", "constants"), what)
+    file = typed(fields["file"], str, f"{what}: file")
+    if not _TABLE_FILE.fullmatch(file):
+        raise ValueError(f"{what}: {shown(file)} is no file of a table of a bundle")
+    return BundledTable(
+        typed(fields["name"], str, f"{what}: name"),
+        file,
+        whole(fields["fingerprint"], 0, (1 << 32) - 1, f"{what}: fingerprint"),
+        tuple(texts(fields["constants"], f"{what}: constants")),
+    )
+
+
+def _described(value: Any, what: str) -> dict[str, Any]:
+    """A description as `recstore_ops.serving.program_tensors` writes it."""
+    if "dtype" not in typed(value, dict, what):
+        fields = fields_of(value, ("name", "type"), what)
+        if typed(fields["type"], str, f"{what}: type") not in _TYPES:
+            raise ValueError(f"{what}: expected one of {', '.join(_TYPES)}, got {shown(fields['type'])}")
+    else:
+        fields = fields_of(value, ("name", "dtype", "shape", "sizes"), what)
+        if typed(fields["dtype"], str, f"{what}: dtype") not in DTYPES:
+            raise ValueError(f"{what}: expected one of {', '.join(DTYPES)}, got {shown(fields['dtype'])}")
+        _check_sizes(fields, what)
+    typed(fields["name"], str, f"{what}: name")
+    return fields
+
+
+def _check_sizes(fields: dict[str, Any], what: str) -> None:
+    shape, sizes = (typed(fields[name], list, f"{what}: {name}") for name in ("shape", "sizes"))
+    if len(shape) != len(sizes):
+        raise ValueError(f"{what}: shape has {len(shape)} sizes, and {len(sizes)} have names")
+    for size, name in zip(shape, sizes, strict=True):
+        if whole(size, -1, (1 << 63) - 1, f"{what}: shape") == -1:
+            typed(name, str, f"{what}: sizes")
+        elif name is not None:
+            raise ValueError(f"{what}: a size of {size} has the name {shown(name)}")

@@ -1,35 +1,135 @@
-"""Reads the parts of a bundle, each compared with what its manifest says."""
+"""Opens the parts of a bundle: all by one directory that is held, each compared with the manifest in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from torch import Tensor
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.config.extras import imported
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Graph
-from recstore_ops.serving.manifest import GRAPH, STATE, BundledTable, Manifest
+from recstore_ops.serving.graph_operators import Operators
+from recstore_ops.serving.manifest import COMPILED, GRAPH, NAME, PROGRAM, STATE, BundledTable, Manifest
 
 
-def read_graph(path: Path, manifest: Manifest) -> Graph:
-    """Reads the graph of a program that has one.
+class BundleFiles:
+    """The files of a bundle. What they have in memory is what was compared, whatever becomes of the directory.
 
-    Raises:
-        OSError: its file is missing or changed.
-        ValueError: this version of torch lacks an operator.
-    """
-    return Graph(manifest.check_file(path, GRAPH).read_text(encoding="utf-8"))
+    Args:
+        path: of the bundle.
 
-
-def read_state(path: Path, manifest: Manifest) -> dict[str, Tensor]:
-    """Reads the tensors that a graph needs.
+    Attributes:
+        path: of the bundle.
+        manifest: what it has.
 
     Raises:
-        OSError: their file is missing or changed.
+        ValueError: there is no bundle, or one of another version.
+        OSError: the manifest is damaged, or a file is missing or has another size.
     """
-    return aligned(imported("safetensors.torch", "serve", "a bundle").load_file(manifest.check_file(path, STATE)))
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._directory = Directory(path)
+        except (FileNotFoundError, NotADirectoryError):
+            raise ValueError(f"{path} is no bundle: it has no {NAME}") from None
+        self.manifest = Manifest.read(self._directory)
+        for name in self.manifest.files:
+            with self._directory.open(name) as file:
+                self._compare(name, "bytes", os.fstat(file.fileno()).st_size)
+
+    def graph(self, operators: Operators) -> Graph:
+        """Reads the graph of a program that has one.
+
+        Raises:
+            OSError: its file is changed.
+            ValueError: it is no graph, or calls what is no operator of graphs.
+        """
+        handles = {constant for table in self.manifest.tables for constant in table.constants}
+        try:
+            graph = Graph(self._read(GRAPH), handles, operators)
+            for name, count in (("inputs", graph.in_spec.num_leaves), ("outputs", graph.out_spec.num_leaves)):
+                if count != (described := len(getattr(self.manifest, name))):
+                    raise ValueError(f"it has {count} {name}, the manifest {described}")
+        except ValueError as error:
+            raise ValueError(f"{self.path / GRAPH}: {error}") from error
+        return graph
+
+    def state(self, graph: Graph, tables: Mapping[str, FrozenTable]) -> dict[str, Tensor]:
+        """Reads the tensors that a graph needs, and adds the handles of tables, which programs hold as constants.
+
+        Raises:
+            OSError: their file is changed, or no safetensors file.
+            ValueError: it lacks a tensor.
+        """
+        content = self._read(STATE)
+        try:
+            state = aligned(imported("safetensors.torch", "serve", "a bundle").load(content))
+        except Exception as error:
+            raise OSError(f"{self.path / STATE} is damaged: {error}") from error
+        handles = {name: tables[table.name].handle for table in self.manifest.tables for name in table.constants}
+        if missing := sorted(set(graph.state) - state.keys() - handles.keys()):
+            raise ValueError(f"{self.path / STATE} has no tensor {missing[0]!r}, which the graph needs")
+        return {**state, **handles}
+
+    def tables(self, memory: FrozenMemory) -> dict[str, FrozenTable]:
+        """Opens the tables, by their names.
+
+        Raises:
+            OSError: a file is missing, cut off, or of another bundle.
+        """
+        return {bundled.name: self._table(bundled, memory) for bundled in self.manifest.tables}
+
+    def program(self) -> bytes:
+        """Reads the program as torch wrote it: code.
+
+        Raises:
+            OSError: its file is changed.
+        """
+        return self._read(PROGRAM)
+
+    @contextmanager
+    def compiled(self) -> Iterator[Path]:
+        """Gives a copy of the compiled program, code too, that no one else changes.
+
+        Raises:
+            OSError: its file is changed, or cannot be copied.
+        """
+        with tempfile.TemporaryDirectory(prefix="recstore-compiled-") as directory:
+            path = Path(directory) / COMPILED
+            path.write_bytes(self._read(COMPILED))
+            yield path
+
+    def _read(self, name: str) -> bytes:
+        if (expected := self.manifest.files.get(name)) is None:
+            raise ValueError(f"{self.path} has no {name}")
+        content = self._directory.read(name, most=expected["bytes"])
+        self._compare(name, "bytes", len(content))
+        self._compare(name, "crc32", zlib.crc32(content))
+        return content
+
+    def _compare(self, name: str, what: Literal["bytes", "crc32"], found: int) -> None:
+        expected = self.manifest.files[name][what]
+        if found != expected:
+            told = f"expected {expected} bytes, got {found}" if what == "bytes" else "its checksum is another"
+            raise OSError(f"{self.path / name} is not that of this bundle: {told}")
+
+    def _table(self, bundled: BundledTable, memory: FrozenMemory) -> FrozenTable:
+        table = FrozenTable.within(self._directory, bundled.file, memory)
+        if (table.name, table.fingerprint) != (bundled.name, bundled.fingerprint):
+            raise OSError(
+                f"{table.path} is not of this bundle: expected table {bundled.name!r} with fingerprint "
+                f"{bundled.fingerprint:08x}, got {table.name!r} with {table.fingerprint:08x}"
+            )
+        return table
 
 
 def aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -38,30 +138,3 @@ def aligned(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     In a file they lie anywhere, and a product of such matrices can have other bits.
     """
     return {name: value.clone() for name, value in tensors.items()}
-
-
-def opened_tables(path: Path, manifest: Manifest, memory: FrozenMemory) -> dict[str, FrozenTable]:
-    """Opens the tables, by their names.
-
-    Raises:
-        OSError: a file is missing, cut off, or of another bundle.
-    """
-    return {bundled.name: _opened(path, bundled, memory) for bundled in manifest.tables}
-
-
-def with_handles(
-    state: Mapping[str, Tensor], manifest: Manifest, tables: Mapping[str, FrozenTable]
-) -> dict[str, Tensor]:
-    """The state with the handles of tables, which programs hold as constants."""
-    handles = {constant: tables[bundled.name].handle for bundled in manifest.tables for constant in bundled.constants}
-    return {**state, **handles}
-
-
-def _opened(path: Path, bundled: BundledTable, memory: FrozenMemory) -> FrozenTable:
-    table = FrozenTable(path / bundled.file, memory)
-    if (table.name, table.fingerprint) != (bundled.name, bundled.fingerprint):
-        raise OSError(
-            f"{table.path} is not of this bundle: expected table {bundled.name!r} with fingerprint "
-            f"{bundled.fingerprint:08x}, got {table.name!r} with {table.fingerprint:08x}"
-        )
-    return table

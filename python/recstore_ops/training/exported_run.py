@@ -120,7 +120,7 @@ def export_run(
     if not isinstance(encoding, str):
         encoding = {run.table(name).name: kind for name, kind in encoding.items()}
     written = export(model, tensors_of(example), directory, encoding=encoding, compiled=compiled, replace=replace)
-    return load_bundle(written, compiled=compiled)
+    return load_bundle(written, compiled=compiled, trusted=True)  # It was just written.
 
 
 def first_rows(rows: Iterable[Batch]) -> Batch:

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch.utils._pytree import TreeSpec
@@ -19,7 +18,9 @@ from recstore_ops.serving.following.sides import Sides
 from recstore_ops.serving.following.sources import Source
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Run
+from recstore_ops.serving.graph_operators import Operators
 from recstore_ops.serving.manifest import Manifest
+from recstore_ops.serving.opening import BundleFiles
 
 if TYPE_CHECKING:
     from torch.export import ExportedProgram
@@ -40,16 +41,18 @@ class Follower:
         manifest: of the model that is expected: its inputs, outputs and tables.
         source: of the publication.
         memory: of tables, see `FrozenTable`.
+        operators: what the graph of a base may call.
 
     Raises:
         ValueError: there is no publication, or it is of another model.
         OSError: a file cannot be read, or is damaged.
     """
 
-    def __init__(self, manifest: Manifest, source: Source, memory: FrozenMemory) -> None:
+    def __init__(self, manifest: Manifest, source: Source, memory: FrozenMemory, operators: Operators) -> None:
         self.problem: Exception | None = None
         self._expected, self._source = manifest, source
         self._memory: FrozenMemory = memory
+        self._operators = operators
         self._current: Current | None = None
         self._base: Base | None = None
         self._follow(source.wait(None, _WAIT))
@@ -120,9 +123,9 @@ class Follower:
         """Begins anew with the publication's base."""
         base, history = current.base, current.base.history
         with self._source.base(base) as path:
-            manifest = Manifest.read(path)
-            self._check(manifest)
-            sides = Sides(path, manifest, self._memory)
+            files = BundleFiles(path)
+            self._check(files.manifest)
+            sides = Sides(files, self._memory, self._operators)
         updates = self._read(range(base.after + 1, current.update + 1), history)
         sides.take(updates)
         self._sides, self.update, self._base = sides, updates[-1], base
@@ -179,9 +182,9 @@ class FollowingBundle(Bundle):
 
     __module__ = "recstore_ops"
 
-    def __init__(self, path: Path, manifest: Manifest, source: Source, memory: FrozenMemory) -> None:
-        follower = Follower(manifest, source, memory)
-        super().__init__(path, manifest, follower)
+    def __init__(self, files: BundleFiles, source: Source, memory: FrozenMemory, operators: Operators) -> None:
+        follower = Follower(files.manifest, source, memory, operators)
+        super().__init__(files, follower)
         self.follower = follower
 
     @property

@@ -24,6 +24,7 @@ from recstore_ops.serving.following.watches import StateWatch
 from recstore_ops.serving.following.writing_publisher import WritingPublisher
 from recstore_ops.serving.freezing import group_of
 from recstore_ops.serving.frozen_table import EncodingName
+from recstore_ops.serving.graph_operators import Operators
 from recstore_ops.serving.program_tables import tables_in
 from recstore_ops.sharding.join import same_ranks
 
@@ -42,6 +43,7 @@ def publish(
     tls: Tls | None = None,
     insecure: bool = False,
     second_group: dist.ProcessGroup | None = None,
+    operators: Sequence[str] = (),
 ) -> Publisher:
     """Publishes a model in training to a directory, from which `load_bundle(..., follow=...)` follows it.
 
@@ -71,6 +73,7 @@ def publish(
         insecure: whether other machines may reach the address without both.
         second_group: of sharded tables, the ranks of their group once more, over gloo. By default one is made, where
             theirs has all ranks of the job.
+        operators: as of `export`.
 
     Raises:
         ValueError: `token`, `tls` or `insecure` without `address`; or something else is in the directory, another
@@ -86,7 +89,7 @@ def publish(
     def begun(others: Others, pace: Pace) -> WritingPublisher:
         if address is None:
             _check_not_served(token=token, tls=tls, insecure=insecure)
-        exported = ExportedModel(model, example_inputs, dynamic_shapes)
+        exported = ExportedModel(model, example_inputs, dynamic_shapes, operators=Operators(operators))
         publisher = _begun(model, exported, place, encodings_of(exported.tables, encoding), others, pace)
         try:
             if copy_to is not None:

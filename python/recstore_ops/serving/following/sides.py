@@ -8,15 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from torch import Tensor
 
 from recstore_ops.serving.following.publication import Update
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Graph
-from recstore_ops.serving.manifest import Manifest
-from recstore_ops.serving.opening import opened_tables, read_graph, read_state, with_handles
+from recstore_ops.serving.graph_operators import Operators
+from recstore_ops.serving.opening import BundleFiles
 
 
 class Side:
@@ -64,11 +63,10 @@ class Sides:
         ValueError, OSError: as `load_bundle`.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, memory: FrozenMemory) -> None:
-        graph, state = read_graph(path, manifest), read_state(path, manifest)
+    def __init__(self, files: BundleFiles, memory: FrozenMemory, operators: Operators) -> None:
+        graph, tables = files.graph(operators), (files.tables(memory) for _ in range(2))
         self.in_spec, self.out_spec = graph.in_spec, graph.out_spec
-        tables = (opened_tables(path, manifest, memory) for _ in range(2))
-        self._front, self._back = (Side(graph, with_handles(state, manifest, own), own) for own in tables)
+        self._front, self._back = (Side(graph, files.state(graph, own), own) for own in tables)
         self._changed = threading.Condition()
 
     @property
