@@ -17,15 +17,21 @@ import torch
 from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, DistEmbeddingBag, SparseOptimizer, checkpoint
+from recstore_ops.config.directory import Directory
 from recstore_ops.ops import operators
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
 from recstore_ops.serving.checked_json import checked_json
 from recstore_ops.serving.exporting import ExportedModel
-from recstore_ops.serving.following.publication import Base, Current, Update
+from recstore_ops.serving.following.followed import Follower
+from recstore_ops.serving.following.names import Name
+from recstore_ops.serving.following.publication import Base, Current
 from recstore_ops.serving.following.publication_files import PublicationFiles
 from recstore_ops.serving.following.sources import DirectorySource
+from recstore_ops.serving.following.update import Update
 from recstore_ops.serving.frozen_table import EncodingName
+from recstore_ops.serving.graph_operators import Operators
+from recstore_ops.serving.manifest import Manifest
 
 pytestmark = pytest.mark.tier("test")
 
@@ -63,6 +69,11 @@ def publisher(clicks: Clicks, tmp_path: Path) -> Iterator[Publisher]:
 def answer(model: nn.Module, ids: Tensor = IDS) -> Tensor:
     with torch.no_grad():
         return model(ids)
+
+
+def manifest_of(publisher: Publisher) -> Manifest:
+    """What the newest base is."""
+    return Manifest.read(publisher.directory / Current.read(publisher.directory).base.name)
 
 
 def followed(publisher: Publisher, tmp_path: Path) -> FollowingBundle:
@@ -334,7 +345,7 @@ def test_updates_that_cannot_be_written_come_with_the_next(
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Path, "write_bytes", full)
+    monkeypatch.setattr(Directory, "create_new", full)
     train(clicks, publisher, 5)
     with pytest.raises(OSError, match="No space left"):
         publisher.flush()
@@ -360,8 +371,7 @@ def test_values_without_a_code_are_an_error_that_names_the_id(table_name: TableN
 
 
 def test_damage_is_told_and_mended_by_the_next_base(clicks: Clicks, publisher: Publisher, tmp_path: Path) -> None:
-    bundle = followed(publisher, tmp_path)
-    bundle.close()
+    follower = Follower(manifest_of(publisher), DirectorySource(publisher.directory), "mapped", Operators())
     train(clicks, publisher, 2)
     publisher.flush()
     newest = Current.read(publisher.directory)
@@ -369,16 +379,16 @@ def test_damage_is_told_and_mended_by_the_next_base(clicks: Clicks, publisher: P
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    bundle.follower.look(0.0)
-    assert "is damaged: its checksum is another" in str(bundle.follower.problem)
+    follower.look(0.0)
+    assert "is damaged: its checksum is another" in str(follower.problem)
     path.write_bytes(b"something else")
-    bundle.follower.look(0.0)
-    assert "is no update of a publication" in str(bundle.follower.problem)
+    follower.look(0.0)
+    assert "is no update of a publication" in str(follower.problem)
     content[-1] ^= 1
     path.write_bytes(content)
-    bundle.follower.look(0.0)
-    assert bundle.follower.problem is None
-    assert bundle(IDS).equal(answer(clicks))
+    follower.look(0.0)
+    assert follower.problem is None
+    assert follower.run([IDS])[0].equal(answer(clicks))
 
 
 def test_news_are_seen_though_their_file_has_the_number_and_time_of_the_one_before(publisher: Publisher) -> None:
@@ -394,8 +404,8 @@ def test_news_are_seen_though_their_file_has_the_number_and_time_of_the_one_befo
 def test_an_update_under_another_name_is_refused(publisher: Publisher) -> None:
     newest = Current.read(publisher.directory)
     data = (publisher.directory / f"updates/{newest.update}-{newest.base.history}.update").read_bytes()
-    with pytest.raises(OSError, match=r"updates/9-x\.update is another update, updates/1-"):
-        Update.from_bytes(data, "updates/9-x.update")
+    with pytest.raises(OSError, match=r"updates/9-00000000\.update is another update, updates/1-"):
+        Update.from_bytes(data, "updates/9-00000000.update")
 
 
 def test_what_is_no_publication_of_the_model_is_refused(
@@ -459,7 +469,7 @@ def test_what_a_killed_publisher_left_goes_and_nothing_else(clicks: Clicks, publ
     gone = Base("0123abcd", 7, 8)
     files.note_base(gone)
     files.write_base(gone, lambda path: path.mkdir())
-    files._note([f"updates/5-{gone.history}.update"])
+    files._note([Name("updates", 5, gone.history)])
     (directory / "updates" / f"5-{gone.history}.update").write_bytes(b"")
     files.close()
     PublicationFiles(directory).close()
@@ -468,7 +478,7 @@ def test_what_a_killed_publisher_left_goes_and_nothing_else(clicks: Clicks, publ
     assert not note.exists()
     cut_off = directory.parent / "cut off"
     cut_off.mkdir()
-    for name in (".current.json", ".unfinished.json.new"):
+    for name in ("current.new", ".unfinished.new", ".current.json", ".unfinished.json.new"):
         (cut_off / name).write_text("{")
     PublicationFiles(cut_off).close()
     for text, message in (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,8 +13,11 @@ import torch
 from test_following import IDS, Clicks, answer, caught_up, train
 
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
-from recstore_ops.serving.following import publication_files
+from recstore_ops.serving.following import publication_copy, publication_files
+from recstore_ops.serving.following.followed import Follower
 from recstore_ops.serving.following.publication import Current
+from recstore_ops.serving.following.sources import source_of
+from recstore_ops.serving.graph_operators import Operators
 
 pytestmark = pytest.mark.tier("test")
 
@@ -111,3 +116,98 @@ def test_what_is_no_copy_is_refused(clicks: Clicks, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="publication: gs://news: expected a URL of s3:// or file://, got gs://"):
         publish(clicks, (IDS,), tmp_path / "other", copy_to="gs://news")
     publish(clicks, (IDS,), tmp_path / "news").close()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < end, "it does not come"
+        time.sleep(0.005)
+
+
+def test_objects_that_were_deleted_come_back(clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(publication_copy, "_LIST_EVERY", 0.05)
+    objects = tmp_path / "objects" / "news"
+    with published(clicks, tmp_path) as publisher:
+        train(clicks, publisher, 2)
+        publisher.flush()
+        there = {name: (objects / name).read_bytes() for name in files(objects)}
+        assert len(there) > 6
+        for name, content in there.items():
+            (objects / name).unlink()
+            until(
+                lambda name=name, content=content: (
+                    (objects / name).exists() and (objects / name).read_bytes() == content
+                )
+            )
+        shutil.rmtree(objects)
+        until(lambda: files(objects) == there.keys())
+        assert opened(clicks, tmp_path)(IDS).equal(answer(clicks))
+
+
+def test_a_foreign_object_is_refused_and_not_deleted(
+    clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publication_copy, "_LIST_EVERY", 0.05)
+    monkeypatch.setattr(publication_copy, "_PAUSE", 0.05)
+    objects = tmp_path / "objects" / "news"
+    with published(clicks, tmp_path) as publisher:
+        publisher.flush()
+        copy = publisher.copy
+        assert copy is not None
+        for name in ("todo.txt", "updates/1-todo.update", "bases/0-0123abcd/todo.txt", "bases/0-0123abcd/tables/../x"):
+            foreign = objects / name
+            foreign.parent.mkdir(parents=True, exist_ok=True)
+            foreign.write_text("keep me")
+            until(lambda: "is no publication: it has" in str(copy.problem))
+            assert foreign.read_text() == "keep me"
+            foreign.unlink()
+            until(lambda: copy.problem is None)
+        train(clicks, publisher, 2)
+        assert caught_up(opened(clicks, tmp_path), publisher)(IDS).equal(answer(clicks))
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "missing"])
+def test_what_is_no_regular_file_is_not_copied(kind: str, clicks: Clicks, tmp_path: Path) -> None:
+    with publish(clicks, (IDS,), tmp_path / "news", interval=0) as publisher:
+        train(clicks, publisher, 2)
+        publisher.flush()
+        said = Current.read(publisher.directory)
+        path = publisher.directory / f"updates/{said.update}-{said.base.history}.update"
+        path.rename(tmp_path / "aside")
+        if kind == "link":
+            path.symlink_to(tmp_path / "aside")
+        elif kind == "fifo":
+            os.mkfifo(path)
+        copy = publication_copy.PublicationCopy(publisher.directory, f"file://{tmp_path}/objects/news")
+        copy.tell()
+        with pytest.raises(OSError, match=path.name if kind != "missing" else "lacks updates that follow bases/"):
+            copy.flush()
+        assert not (tmp_path / "objects" / "news" / path.relative_to(publisher.directory)).exists()
+        path.unlink(missing_ok=True)
+        (tmp_path / "aside").rename(path)
+        copy.tell()
+        until(lambda: copy.problem is None)
+        copy.close()
+    assert opened(clicks, tmp_path)(IDS).equal(answer(clicks))
+
+
+def test_what_an_object_store_answers_is_checked(clicks: Clicks, tmp_path: Path) -> None:
+    objects = tmp_path / "objects" / "news"
+    with published(clicks, tmp_path) as publisher:
+        publisher.flush()
+        bundle = opened(clicks, tmp_path)
+        bundle.close()
+        follower = Follower(bundle.manifest, source_of(f"file://{objects}"), "mapped", Operators())
+        train(clicks, publisher, 1)
+        publisher.flush()
+        for path in (objects / "current.json", *(objects / "updates").glob("2-*")):
+            good = path.read_bytes()
+            for bad in (b"", good[:-1], good + b"x", b" " * 5000, bytes(len(good))):
+                path.write_bytes(bad)
+                follower.look(0.0)
+                assert path.name in str(follower.problem), follower.problem
+            path.write_bytes(good)
+        follower.look(0.0)
+        assert follower.problem is None
+        assert follower.run([IDS])[0].equal(answer(clicks))

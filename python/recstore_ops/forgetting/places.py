@@ -15,7 +15,8 @@ from recstore_ops.forgetting.checkpoints import CheckpointPlace
 from recstore_ops.forgetting.place import Place
 from recstore_ops.forgetting.publications import PublicationPlace
 from recstore_ops.forgetting.shards import SHARD, SHARD_NAME, ShardPlace, is_shard
-from recstore_ops.serving.following.publication import CURRENT, Current
+from recstore_ops.serving.following.names import CURRENT
+from recstore_ops.serving.following.publication import Current
 
 _CHECKPOINT_FORMAT, _BUNDLE_FORMAT = "recstore-checkpoint", "recstore bundle"
 _OF_RUN = ("checkpoint", "best")

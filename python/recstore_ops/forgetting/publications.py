@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +11,16 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
 from recstore_ops.forgetting.id_set import Found, IdSet
 from recstore_ops.forgetting.place import Look, held
 from recstore_ops.forgetting.report import Held, Kind
-from recstore_ops.serving.following.publication import CURRENT, Base, Current, TableChanges, Update, update_name
+from recstore_ops.serving.following.names import CURRENT, UPDATES
+from recstore_ops.serving.following.publication import Current, Stretch, names_in
 from recstore_ops.serving.following.publication_files import PublicationFiles
+from recstore_ops.serving.following.update import TableChanges, Update
+from recstore_ops.serving.manifest import Manifest
 
 
 @dataclass(frozen=True)
@@ -38,9 +41,9 @@ class PublicationPlace:
     def look(self, tables: Sequence[str], ids: IdSet) -> Look:
         """Returns what bases and updates have of ids; raises OSError where a file is damaged."""
         found: list[Held] = []
-        for base, last in self._bases():
-            found += BundlePlace(self.path / base.name).look(tables, ids).held
-            for update in self._updates(base, last):
+        for stretch in self._stretches():
+            found += BundlePlace(self.path / stretch.base.name).look(tables, ids).held
+            for update in self._updates(stretch):
                 found += held(self.path / update.name, "update", _of(update, tables, ids))
         return Look(found)
 
@@ -52,14 +55,14 @@ class PublicationPlace:
         written = [0, 0]
 
         def write_base(before: Path, after: Path) -> None:
-            shutil.copytree(before, after, copy_function=os.link)
+            _link(before, after)
             place = BundlePlace(after)
             written[:] = place.forget(tables, ids, place.look(tables, ids), progress)
 
         try:
             assert files.current is not None, "it has been looked at"
-            base, last = files.current.base, files.current.update
-            updates = [_without(update, history, tables, ids) for update in self._updates(base, last)]
+            newest = files.current.stretches()[0]
+            updates = [_without(update, history, tables, ids) for update in self._updates(newest)]
             files.begin_history(history, write_base, updates)
         finally:
             files.close()
@@ -68,22 +71,41 @@ class PublicationPlace:
     def explained(self) -> set[Path]:
         """Returns what the publication says, and all that it says there is."""
         files = {self.path / CURRENT}
-        for base, last in self._bases():
-            files |= BundlePlace(self.path / base.name).explained()
-            files |= {self.path / update_name(base.history, number) for number in range(base.after + 1, last + 1)}
+        for stretch in self._stretches():
+            files |= BundlePlace(self.path / stretch.base.name).explained()
+            files |= {self.path / name for name in self._names(stretch)}
         return files
 
-    def _bases(self) -> list[tuple[Base, int]]:
-        """The bases, each with the last update behind it."""
-        current = Current.read(self.path)
-        there = [(current.base, current.update), *([] if current.previous is None else [current.previous])]
-        return [(base, last) for base, last in there if (self.path / base.name).exists()]
+    def _stretches(self) -> list[Stretch]:
+        """The bases that are there, each with its updates."""
+        there = Current.read(self.path).stretches()
+        with Directory(self.path) as directory:
+            return [stretch for stretch in there if directory.kind(stretch.base.name) is not None]
 
-    def _updates(self, base: Base, last: int) -> Iterator[Update]:
-        for number in range(base.after + 1, last + 1):
-            name = update_name(base.history, number)
-            if (self.path / name).exists():
-                yield Update.from_bytes((self.path / name).read_bytes(), name)
+    def _names(self, stretch: Stretch) -> list[str]:
+        """The updates that are there, in their order."""
+        with Directory(self.path) as directory:
+            names = [name for name in names_in(directory) if name.folder == UPDATES and stretch.has(name)]
+        return list(map(str, sorted(names, key=lambda name: name.number)))
+
+    def _updates(self, stretch: Stretch) -> Iterator[Update]:
+        for name in self._names(stretch):
+            with Directory(self.path) as directory:
+                yield Update.from_bytes(directory.read(name), name)
+
+
+def _link(before: Path, after: Path) -> None:
+    """Makes a bundle of the files of another one, which stay one with those.
+
+    Raises:
+        OSError: one of them is no regular file.
+    """
+    names = Manifest.read(before).names()
+    (after / "tables").mkdir(parents=True)
+    with Directory(after) as made:
+        for name in sorted(names):
+            os.link(before / name, after / name, follow_symlinks=False)
+            made.open(name).close()
 
 
 def _of(update: Update, tables: Sequence[str], ids: IdSet) -> Found:

@@ -24,7 +24,7 @@ class BundleFiles:
     """The files of a bundle. What they have in memory is what was compared, whatever becomes of the directory.
 
     Args:
-        path: of the bundle.
+        place: the directory of the bundle, or its path.
 
     Attributes:
         path: of the bundle.
@@ -35,12 +35,12 @@ class BundleFiles:
         OSError: the manifest is damaged, or a file is missing or has another size.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, place: Path | Directory) -> None:
         try:
-            self._directory = Directory(path)
+            self._directory = place if isinstance(place, Directory) else Directory(place)
         except (FileNotFoundError, NotADirectoryError):
-            raise ValueError(f"{path} is no bundle: it has no {NAME}") from None
+            raise ValueError(f"{place} is no bundle: it has no {NAME}") from None
+        self.path = self._directory.path
         self.manifest = Manifest.read(self._directory)
         for name in self.manifest.files:
             with self._directory.open(name) as file:

@@ -183,6 +183,6 @@ def _of_following(bundle: Bundle) -> dict[str, tuple[str, Callable[[], float]]]:
         "recstore_model_age_seconds": ("Time since the trainer was there.", lambda: bundle.age),
         "recstore_model_follows": (
             "1 while the publication can be read.",
-            lambda: int(bundle.follower.problem is None),
+            lambda: int(bundle.follower.follows),
         ),
     }

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils._pytree import TreeSpec
 
 from recstore_ops.serving.bundle import Bundle
-from recstore_ops.serving.following.publication import Base, Current, Update, update_name
+from recstore_ops.serving.following.names import CURRENT
+from recstore_ops.serving.following.publication import Current
 from recstore_ops.serving.following.sides import Sides
 from recstore_ops.serving.following.sources import Source
+from recstore_ops.serving.following.update import MAX_HEADER_BYTES, MAX_ROW_BYTES, Update, update_name
 from recstore_ops.serving.frozen_table import FrozenMemory, FrozenTable
 from recstore_ops.serving.graph import Run
 from recstore_ops.serving.graph_operators import Operators
@@ -26,16 +29,28 @@ if TYPE_CHECKING:
     from torch.export import ExportedProgram
 
 _log = logging.getLogger("recstore_ops.follow")
-_WAIT, _PAUSE = 1.0, 0.2
-"""Seconds that a follower waits for news at a time, and after a failure."""
+
+_WAIT = 1.0
+"""Seconds that a follower waits for news at a time."""
+
+_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
+"""Seconds after a failure, and after many."""
+
+_SILENCE = 60.0
+"""Seconds without an answer after which it counts as a problem that there is none yet."""
+
+_BATCH_BYTES = 64 << 20
+"""Of updates that are read before they are taken, but for one that is larger."""
+
+_HISTORIES = 1000
+"""Of which a follower remembers that they ended."""
 
 
 class Follower:
     """Keeps a model as new as a publication.
 
     Attributes:
-        update: the last update that those who read see.
-        problem: why what is newer could not be taken, if it could not.
+        update: what the last update that those who read see says of itself.
 
     Args:
         manifest: of the model that is expected: its inputs, outputs and tables.
@@ -48,101 +63,181 @@ class Follower:
         OSError: a file cannot be read, or is damaged.
     """
 
+    update: Update
+
     def __init__(self, manifest: Manifest, source: Source, memory: FrozenMemory, operators: Operators) -> None:
-        self.problem: Exception | None = None
         self._expected, self._source = manifest, source
         self._memory: FrozenMemory = memory
         self._operators = operators
         self._current: Current | None = None
-        self._base: Base | None = None
+        self._sides: Sides | None = None
+        self._is_whole = False
+        self._left: deque[str] = deque(maxlen=_HISTORIES)
+        self._failed: OSError | ValueError | None = None
+        self._news: tuple[Current | None, float] = None, 0.0
+        self._seen_at = 0.0
+        self._ended, self._ending = threading.Event(), threading.Lock()
         self._follow(source.wait(None, _WAIT))
-        self._ended, self._taking = threading.Event(), threading.Lock()
-        thread = threading.Thread(target=_keep_up, args=(weakref.ref(self), self._ended), name="recstore-follow")
-        thread.daemon = True
-        thread.start()
+
+    def start(self) -> None:
+        """Follows in a thread, until `end`, or until nothing refers to this any more."""
+        arguments = (weakref.ref(self), self._ended)
+        threading.Thread(target=_keep_up, args=arguments, name="recstore-follow", daemon=True).start()
+
+    @property
+    def sides(self) -> Sides:
+        """Both copies of the model."""
+        assert self._sides is not None, "the constructor opens a base or raises"
+        return self._sides
 
     @property
     def in_spec(self) -> TreeSpec:
         """How the inputs lie in the arguments of a call."""
-        return self._sides.in_spec
+        return self.sides.in_spec
 
     @property
     def out_spec(self) -> TreeSpec:
         """How the outputs lie in what a call gives."""
-        return self._sides.out_spec
+        return self.sides.out_spec
 
     @property
     def tables(self) -> dict[str, FrozenTable]:
         """The tables that those who read see now."""
-        return self._sides.front.tables
+        return self.sides.front.tables
+
+    @property
+    def problem(self) -> OSError | ValueError | None:
+        """Why what is newer could not be taken, if it could not."""
+        silence = self._source.silence
+        if self._failed is None and silence > _SILENCE and not self._ended.is_set():
+            return OSError(f"{self._source!r} has not answered for {silence:.0f} s")
+        return self._failed
+
+    @property
+    def follows(self) -> bool:
+        """Whether the publication can be read."""
+        return not self._ended.is_set() and self.problem is None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the trainer cut the last update that is seen; see `FollowingBundle.age`."""
+        return max(time.time() - self.update.time, time.monotonic() - self._seen_at)
 
     def run(self, inputs: Sequence[Any]) -> Sequence[Any]:
         """Returns the outputs, flat, of inputs, flat; all of one step."""
-        with self._sides.read() as side:
+        with self.sides.read() as side:
             return side.run(inputs)
 
     @contextmanager
     def unchanged(self) -> Iterator[Run]:
         """Gives what runs the model of one step. Others see at most one update meanwhile."""
-        with self._sides.read() as side:
+        with self.sides.read() as side:
             yield side.run
 
     def end(self) -> None:
-        """Follows no longer: the model stays as it is, once an update that is being taken is there."""
-        with self._taking:
+        """Follows no longer: from here on the model stays as it is. It does not wait for what is being read."""
+        with self._ending:
             self._ended.set()
+        self.sides.wake()
+        self._source.close()
 
-    def look(self, timeout: float, ended: threading.Event | None = None) -> None:
-        """Waits for news and takes them, unless it has `ended` meanwhile.
+    def look(self, timeout: float) -> None:
+        """Waits for news and takes them.
 
-        What fails is noted, and tried again by the next call.
+        What fails, whatever it is, is noted as the problem, and tried again by the next call.
         """
         try:
             current = self._source.wait(self._current and self._current.tag, timeout)
-            with self._taking:
-                if current != self._current and not (ended and ended.is_set()):
-                    self._follow(current)
-        except (OSError, ValueError, RuntimeError) as error:
-            if str(error) != str(self.problem):
-                _log.warning("%r is not followed at the moment: %s", self._source, error)
-            self.problem = error
+            if current != self._current:
+                self._follow(current)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # A panic of native code is no Exception.
+            self._note(error)
         else:
-            self.problem = None
+            self._failed = None
+
+    def _note(self, error: BaseException) -> None:
+        """Makes an error the problem, and logs it if it is another than before."""
+        if self._ended.is_set():
+            return
+        is_expected = isinstance(error, (OSError, ValueError))
+        problem = error if is_expected else OSError(f"{self._source!r} cannot be followed: {error!r}")
+        if str(problem) != str(self._failed):
+            trace = None if is_expected else error
+            _log.warning("%r is not followed at the moment: %s", self._source, problem, exc_info=trace)
+        self._failed = problem
 
     def _follow(self, current: Current) -> None:
-        if self._base is None or not _continues(current, self._base.history, self.update.number):
+        if current != self._news[0]:
+            self._news = current, time.monotonic()
+        self._check_order(current)
+        if not self._is_whole or current.base.history != self.update.history:
             self._begin(current)
         else:
             try:
-                self._take(range(self.update.number + 1, current.update + 1), current.base.history)
+                self._take(self.sides, current, self.update.number)
             except FileNotFoundError:  # It was away so long that updates are gone.
                 self._begin(current)
         self._current = current
 
+    def _check_order(self, current: Current) -> None:
+        """Checks that the publication does not go back.
+
+        Raises:
+            ValueError: it has fewer updates of the history than were taken, or a history that ended.
+        """
+        if self._sides is None:
+            return
+        history, own = current.base.history, self.update
+        if history == own.history and current.update < own.number:
+            raise ValueError(
+                f"{self._source!r}: {CURRENT} went back to update {current.update} of history {history}, after update "
+                f"{own.number} was taken: the model stays as it is"
+            )
+        if history in self._left:
+            raise ValueError(
+                f"{self._source!r}: {CURRENT} went back to history {history}, after history {own.history} began: the "
+                "model stays as it is"
+            )
+
     def _begin(self, current: Current) -> None:
         """Begins anew with the publication's base."""
-        base, history = current.base, current.base.history
-        with self._source.base(base) as path:
-            files = BundleFiles(path)
+        with self._source.base(current.base) as directory:
+            files = BundleFiles(directory)
             self._check(files.manifest)
-            sides = Sides(files, self._memory, self._operators)
-        updates = self._read(range(base.after + 1, current.update + 1), history)
-        sides.take(updates)
-        self._sides, self.update, self._base = sides, updates[-1], base
+            sides = Sides(files, self._memory, self._operators, self._ended)
+        self._take(sides, current, current.base.after)
 
-    def _take(self, numbers: range, history: str) -> None:
-        updates = self._read(numbers, history)
-        if not updates:
-            return
-        try:
-            self._sides.take(updates)
-        except BaseException:
-            self._base = None  # One of the copies has a part of it.
-            raise
-        self.update = updates[-1]
+    def _take(self, sides: Sides, current: Current, after: int) -> None:
+        """Takes the updates after one, as far as the publication goes."""
+        for updates in self._batches(sides, range(after + 1, current.update + 1), current.base.history):
+            self._is_whole = False  # If it fails, one of the copies has a part of it.
+            is_taken = sides.take(updates)
+            with self._ending:
+                if not is_taken or self._ended.is_set():
+                    return
+                if updates[-1].number >= current.base.until:
+                    self._show(sides, updates[-1])
 
-    def _read(self, numbers: range, history: str) -> list[Update]:
-        return [self._source.update(update_name(history, number)) for number in numbers]
+    def _show(self, sides: Sides, update: Update) -> None:
+        """Lets readers see an update, the last one of copies of the model."""
+        if self._sides is not None and update.history != self.update.history:
+            self._left.append(self.update.history)
+        self._seen_at, self.update = self._news[1], update.without_content()
+        self._sides, self._is_whole = sides, True
+
+    def _batches(self, sides: Sides, numbers: range, history: str) -> Iterator[list[Update]]:
+        """Yields updates, as many at a time as lie in memory at once."""
+        batch: list[Update] = []
+        for number in numbers:
+            most = MAX_ROW_BYTES + MAX_HEADER_BYTES + sides.state_bytes
+            batch.append(self._source.update(update_name(history, number), most))
+            if sum(update.size for update in batch) >= _BATCH_BYTES:
+                yield batch
+                batch = []
+        if batch:
+            yield batch
 
     def _check(self, manifest: Manifest) -> None:
         """Checks that the publication is of the model that is expected."""
@@ -155,20 +250,17 @@ class Follower:
             raise ValueError(f"{self._source!r} is of another model: expected tables {expected}, got {found}")
 
 
-def _continues(current: Current, history: str, update: int) -> bool:
-    return current.base.history == history and update <= current.update
-
-
 def _keep_up(follower: weakref.ref[Follower], ended: threading.Event) -> None:
+    failures = 0
     while not ended.is_set():
         own = follower()
         if own is None:
             return
-        own.look(_WAIT, ended)
-        failed = own.problem is not None
+        own.look(_WAIT)
+        failures = 0 if own.problem is None else failures + 1
         del own
-        if failed:
-            ended.wait(_PAUSE)
+        if failures:
+            ended.wait(min(_PAUSE * failures, _LONGEST_PAUSE))
 
 
 class FollowingBundle(Bundle):
@@ -186,6 +278,7 @@ class FollowingBundle(Bundle):
         follower = Follower(files.manifest, source, memory, operators)
         super().__init__(files, follower)
         self.follower = follower
+        follower.start()
 
     @property
     def step(self) -> int:
@@ -194,8 +287,9 @@ class FollowingBundle(Bundle):
 
     @property
     def age(self) -> float:
-        """Seconds since the trainer cut the last update that is seen, by the clocks of both machines."""
-        return max(0.0, time.time() - self.follower.update.time)
+        """Seconds since the trainer cut the last update that is seen, by the clocks of both machines, and at least the
+        seconds since this process saw that update first, by its own clock."""
+        return self.follower.age
 
     def program(self) -> ExportedProgram:
         """Raises:
@@ -204,5 +298,5 @@ class FollowingBundle(Bundle):
         raise ValueError(f"{self.path} follows a publication: open it without follow= for its program")
 
     def close(self) -> None:
-        """Follows no longer; it goes on to answer from the last state that it saw."""
+        """Follows no longer, at once; it goes on to answer from the last state that it saw."""
         self.follower.end()

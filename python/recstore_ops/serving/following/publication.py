@@ -11,26 +11,19 @@ update `until` on.
 
 from __future__ import annotations
 
-import json
-import os
-import struct
-import zlib
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from recstore_ops.config.extras import imported
+from recstore_ops.config.directory import Directory
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
-from recstore_ops.serving.opening import aligned
+from recstore_ops.serving.closed_json import fields_of, shown, typed, whole
+from recstore_ops.serving.following.names import BASES, CURRENT, MAX_NUMBER, UPDATES, Name, check_history
 
-CURRENT, BASES, UPDATES = "current.json", "bases", "updates"
+MAX_CURRENT_BYTES = 4096
+"""Of what a publication says, which takes some hundred."""
+
 _FORMAT, _VERSION = "recstore publication", 1
-_MAGIC = b"recstore update 1\n"
-_CRC = struct.Struct("<I")
 
 
 @dataclass(frozen=True)
@@ -41,16 +34,46 @@ class Base:
         history: the one that it is of.
         after: the last update whose changes it has for sure.
         until: the first update at which it is the state of one step.
+
+    Raises:
+        ValueError: a field has another form, or there is no update between both.
     """
 
     history: str
     after: int
     until: int
 
+    def __post_init__(self) -> None:
+        check_history(self.history)
+        if whole(self.until, 0, MAX_NUMBER, "until") <= whole(self.after, 0, MAX_NUMBER, "after"):
+            raise ValueError(f"a base becomes whole by an update after {self.after}, got until {self.until}")
+
     @property
     def name(self) -> str:
         """Its directory within the publication."""
-        return f"{BASES}/{self.after}-{self.history}"
+        return str(Name(BASES, self.after, self.history))
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A base, and the updates that follow it up to a number.
+
+    Raises:
+        ValueError: the last update does not make the base whole.
+    """
+
+    base: Base
+    last: int
+
+    def __post_init__(self) -> None:
+        if whole(self.last, 0, MAX_NUMBER, "the number of an update") < self.base.until:
+            raise ValueError(f"update {self.last} does not make a base whole that is so from {self.base.until} on")
+
+    def has(self, name: Name) -> bool:
+        """Whether a base or an update belongs to it."""
+        if name.folder == BASES:
+            return str(name) == self.base.name
+        return name.history == self.base.history and self.base.after < name.number <= self.last
 
 
 @dataclass(frozen=True)
@@ -61,22 +84,36 @@ class Current:
         base: where those begin who know nothing.
         update: the number of the newest update.
         previous: the base before, and the number of the last update that follows it only.
+
+    Raises:
+        ValueError: the numbers do not fit each other.
     """
 
     base: Base
     update: int
     previous: tuple[Base, int] | None = None
 
+    def __post_init__(self) -> None:
+        if self.stretches()[-1].last > self.update:
+            raise ValueError(f"update {self.update} is the newest, and the base before has later ones")
+
     @property
     def tag(self) -> str:
         """Another for whatever else the publication says."""
-        return f"{self.base.name.removeprefix(BASES)[1:]}-{self.update}"
+        return f"{self.base.after}-{self.base.history}-{self.update}"
 
-    def write(self, directory: Path) -> None:
+    def stretches(self) -> list[Stretch]:
+        """The newest base and, if it is kept, the one before, each with its updates."""
+        newest = Stretch(self.base, self.update)
+        return [newest] if self.previous is None else [newest, Stretch(*self.previous)]
+
+    def needs(self, name: Name) -> bool:
+        """Whether followers may ask for a base or an update."""
+        return any(stretch.has(name) for stretch in self.stretches())
+
+    def write(self, directory: Directory) -> None:
         """Puts this in the place of what the publication said before, at once."""
-        beside = directory / f".{CURRENT}"
-        beside.write_text(checked_json(asdict(self), _FORMAT, _VERSION), encoding="utf-8")
-        os.replace(beside, directory / CURRENT)
+        directory.replace(CURRENT, checked_json(asdict(self), _FORMAT, _VERSION).encode())
 
     @classmethod
     def parse(cls, text: str, whose: object) -> Current:
@@ -87,8 +124,19 @@ class Current:
             OSError: it is damaged.
         """
         fields = parse_checked_json(text, whose, _FORMAT, _VERSION)
-        previous = fields["previous"] and (Base(**fields["previous"][0]), fields["previous"][1])
-        return cls(Base(**fields["base"]), fields["update"], previous)
+        try:
+            return cls._of(fields)
+        except ValueError as error:
+            raise OSError(f"{whose} is damaged: {error}") from None
+
+    @classmethod
+    def _of(cls, fields: Any) -> Current:
+        fields_of(fields, ("base", "update", "previous"), "a publication")
+        if (previous := fields["previous"]) is not None:
+            if len(typed(previous, list, "previous")) != 2:
+                raise ValueError(f"previous: expected a base and a number, got {shown(previous)}")
+            previous = (_base_of(previous[0], "previous[0]"), previous[1])
+        return cls(_base_of(fields["base"], "base"), fields["update"], previous)
 
     @classmethod
     def read(cls, directory: Path) -> Current:
@@ -101,106 +149,37 @@ class Current:
         return cls.parse(current_text(directory), directory / CURRENT)
 
 
+def _base_of(fields: Any, what: str) -> Base:
+    return Base(**fields_of(fields, ("history", "after", "until"), what))
+
+
 def current_text(directory: Path) -> str:
     """Returns what the publication in a directory says, as it stands there.
 
     Raises:
         ValueError: there is none.
-        OSError: it cannot be read.
+        OSError: it cannot be read, or is no regular file.
     """
     try:
-        return (directory / CURRENT).read_text(encoding="utf-8", errors="replace")
+        with Directory(directory) as held:
+            return held.read(CURRENT, most=MAX_CURRENT_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         raise ValueError(f"{directory} is no publication: it has no {CURRENT}") from None
 
 
-@dataclass(frozen=True)
-class TableChanges:
-    """What changed in a table: int64 ids of rows that are new or other, the rows in the table's encoding, and ids whose
-    rows went before."""
+def names_in(directory: Directory) -> list[Name]:
+    """Returns the bases and updates that lie in the directory of a publication, whether or not they are needed.
 
-    ids: bytes
-    rows: bytes
-    deleted: bytes
-
-    def __bool__(self) -> bool:
-        return bool(self.ids or self.deleted)
-
-
-@dataclass(frozen=True)
-class Update:
-    """What changed in a model between two moments.
-
-    Attributes:
-        history: whose it is.
-        number: one more than that of the update before.
-        step: of the trainer, when it was cut.
-        time: seconds since 1970, when it was cut.
-        tables: by their names, those that changed.
-        state: the dense tensors that changed, by their names in the program.
+    Raises:
+        OSError: it cannot be read.
     """
-
-    history: str
-    number: int
-    step: int
-    time: float
-    tables: Mapping[str, TableChanges]
-    state: Mapping[str, Tensor]
-
-    @property
-    def name(self) -> str:
-        """Its file within the publication."""
-        return update_name(self.history, self.number)
-
-    def to_bytes(self) -> bytes:
-        """Returns the content of its file: a line that says what it is, a CRC-32, and safetensors."""
-        tensors = {f"state/{name}": value for name, value in self.state.items()}
-        for number, changes in enumerate(self.tables.values()):
-            for part, value in asdict(changes).items():
-                tensors[f"table/{number}/{part}"] = _as_tensor(value)
-        about = {"history": self.history, "number": self.number, "step": self.step, "time": self.time}
-        about["tables"] = list(self.tables)
-        body = _safetensors().save(tensors, {"update": json.dumps(about)})
-        return _MAGIC + _CRC.pack(zlib.crc32(body)) + body
-
-    @classmethod
-    def from_bytes(cls, data: bytes, expected: str) -> Update:
-        """Reads the content of a file whose name within its publication is expected.
-
-        Raises:
-            OSError: it is damaged, or another update.
-        """
-        head = len(_MAGIC) + _CRC.size
-        if data[: len(_MAGIC)] != _MAGIC or len(data) < head:
-            raise OSError(f"{expected} is no update of a publication")
-        body = data[head:]
-        if zlib.crc32(body) != _CRC.unpack(data[len(_MAGIC) : head])[0]:
-            raise OSError(f"{expected} is damaged: its checksum is another")
-        (length,) = struct.unpack_from("<Q", body)
-        about: dict[str, Any] = json.loads(json.loads(body[8 : 8 + length])["__metadata__"]["update"])
-        tensors = _safetensors().load(body)
-        parts = ("ids", "rows", "deleted")
-        tables = {
-            name: TableChanges(*(tensors[f"table/{number}/{part}"].numpy().tobytes() for part in parts))
-            for number, name in enumerate(about.pop("tables"))
-        }
-        state = {name.removeprefix("state/"): value for name, value in tensors.items() if name.startswith("state/")}
-        update = cls(**about, tables=tables, state=aligned(state))
-        if update.name != expected:
-            raise OSError(f"{expected} is another update, {update.name}")
-        return update
+    listed = (f"{folder}/{name}" for folder in (BASES, UPDATES) for name in _listed(directory, folder))
+    return [name for name in map(Name.parse, listed) if name is not None]
 
 
-def _safetensors() -> Any:
-    return imported("safetensors.torch", "serve", "a publication")
-
-
-def update_name(history: str, number: int) -> str:
-    """The file of an update within its publication."""
-    return f"{UPDATES}/{number}-{history}.update"
-
-
-def _as_tensor(data: bytes) -> Tensor:
-    if not data:
-        return torch.empty(0, dtype=torch.uint8, device="cpu")
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+def _listed(directory: Directory, folder: str) -> list[str]:
+    try:
+        with directory.subdirectory(folder) as held:
+            return held.names()
+    except FileNotFoundError:
+        return []

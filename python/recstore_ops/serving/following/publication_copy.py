@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
-from collections.abc import Iterator
+import time
 from pathlib import Path
 
 from recstore_ops import _native
-from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, Current, current_text
-from recstore_ops.serving.following.publication_files import needed_files
+from recstore_ops.config.directory import Directory
+from recstore_ops.serving.following.names import CURRENT, UPDATES, is_file_of_a_publication
+from recstore_ops.serving.following.publication import Current, current_text, names_in
+from recstore_ops.serving.manifest import is_file_of_a_bundle
 
 _log = logging.getLogger("recstore_ops.publish")
 
 _PAUSE = 1.0
 """Seconds before what failed is tried again."""
 
-_NAME = re.compile(rf"{CURRENT}|{BASES}/[0-9]+-\w+/[\w./]+|{UPDATES}/[0-9]+-\w+\.update")
+_LIST_EVERY = 60.0
+"""Seconds after which it looks again what is there, so that what was deleted comes back. A list is a request."""
 
 
 class PublicationCopy:
@@ -42,9 +44,8 @@ class PublicationCopy:
         self.url = url
         self.problem: OSError | ValueError | None = None
         self._directory, self._folder = directory, _native.PublicationFolder(url, {})
-        self._there = set(self._folder.names())
-        if other := sorted(name for name in self._there if not _NAME.fullmatch(name)):
-            raise ValueError(f"{url} is no publication: it has {other[0]}")
+        self._text: str | None = None
+        self._list()
         self._told, self._copied, self._is_ending = 0, 0, False
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._keep_up, name="recstore-publish-copy", daemon=True)
@@ -83,9 +84,11 @@ class PublicationCopy:
     def _keep_up(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._told > self._copied or self._is_ending)
+                is_told = self._changed.wait_for(
+                    lambda: self._told > self._copied or self._is_ending, self._until_list()
+                )
                 told = self._told
-            problem = self._try() if told > self._copied else None
+            problem = self._try() if told > self._copied or not is_told else None
             with self._changed:
                 self.problem, self._copied = problem, self._copied if problem else told
                 self._changed.notify_all()
@@ -94,17 +97,26 @@ class PublicationCopy:
                 if problem:
                     self._changed.wait_for(lambda: self._is_ending, _PAUSE)
 
+    def _until_list(self) -> float:
+        """Seconds until it is time to look what is there."""
+        return max(0.0, self._listed_at + _LIST_EVERY - time.monotonic())
+
     def _try(self) -> OSError | ValueError | None:
         try:
             self._copy()
-        except (OSError, ValueError) as error:  # A ValueError: the directory is no publication any more.
-            if str(error) != str(self.problem):
-                _log.warning("the publication %s could not be copied to %s: %s", self._directory, self.url, error)
-            return error
+        except Exception as error:
+            expected = isinstance(error, OSError | ValueError)  # A ValueError: it is no publication any more.
+            problem = error if expected else OSError(f"{self.url}: {error!r}")
+            if str(problem) != str(self.problem):
+                _log.warning("the publication %s could not be copied to %s: %s", self._directory, self.url, problem)
+            self._listed_at = -_LIST_EVERY  # What is there is not known for sure.
+            return problem
         return None
 
     def _copy(self) -> None:
         """Copies what the publication says now; anew if a file went because it says something else meanwhile."""
+        if not self._until_list():
+            self._list()
         while True:
             text = current_text(self._directory)
             try:
@@ -113,24 +125,54 @@ class PublicationCopy:
                 if current_text(self._directory) == text:
                     raise
 
+    def _list(self) -> None:
+        """Looks what is there.
+
+        Raises:
+            ValueError: something else than files of a publication.
+            OSError: the object store does not answer, or refuses.
+        """
+        there = set(self._folder.names())
+        if other := sorted(name for name in there if name != CURRENT and not is_file_of_a_publication(name)):
+            raise ValueError(f"{self.url} is no publication: it has {other[0]}")
+        self._there, self._listed_at = there, time.monotonic()
+
     def _copy_as(self, text: str) -> None:
         """Copies what followers need first, then says so, then deletes what they need no more."""
-        needed = dict(_files(self._directory, Current.parse(text, self._directory / CURRENT)))
-        for name, path in needed.items():
-            if name not in self._there:
-                self._folder.upload(name, str(path))
+        with Directory(self._directory) as held:
+            needed = _files(held, Current.parse(text, self._directory / CURRENT))
+            for name in sorted(needed - self._there):
+                with held.open(name) as file:
+                    self._folder.upload(name, f"/dev/fd/{file.fileno()}")
                 self._there.add(name)
-        self._folder.write(CURRENT, text.encode())
-        self._there.add(CURRENT)
-        for name in self._there - needed.keys() - {CURRENT}:
+        if text != self._text or CURRENT not in self._there:
+            self._folder.write(CURRENT, text.encode())
+            self._there.add(CURRENT)
+            self._text = text
+        for name in self._there - needed - {CURRENT}:
             self._folder.remove(name)
             self._there.remove(name)
 
 
-def _files(directory: Path, current: Current) -> Iterator[tuple[str, Path]]:
-    """Each file that followers may need, by its name in the publication."""
-    for name in sorted(needed_files(current)):
-        path = directory / name
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file() or file == path:
-                yield str(file.relative_to(directory)), file
+def _files(held: Directory, current: Current) -> set[str]:
+    """The names of all files that followers may need.
+
+    Raises:
+        OSError: one is missing.
+    """
+    there = names_in(held)
+    names = set[str]()
+    for stretch in current.stretches():
+        base = stretch.base.name
+        updates = [str(name) for name in there if name.folder == UPDATES and stretch.has(name)]
+        if len(updates) != stretch.last - stretch.base.after:
+            raise FileNotFoundError(f"{held.path} lacks updates that follow {base}")
+        names.update(updates)
+        names.update(f"{base}/{file}" for file in _files_of_base(held, base))
+    return names
+
+
+def _files_of_base(held: Directory, base: str) -> list[str]:
+    with held.subdirectory(base) as own, own.subdirectory("tables") as tables:
+        found = [*own.names(), *(f"tables/{name}" for name in tables.names())]
+    return [name for name in found if is_file_of_a_bundle(name)]

@@ -6,26 +6,28 @@ yet, and what is about to be deleted. The next publisher deletes what is noted a
 
 from __future__ import annotations
 
-import fcntl
-import os
-import re
-import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
-from recstore_ops.serving.following.publication import BASES, CURRENT, UPDATES, Base, Current, Update, update_name
+from recstore_ops.serving.closed_json import fields_of, shown, texts
+from recstore_ops.serving.following.names import BASES, CURRENT, UPDATES, Name
+from recstore_ops.serving.following.publication import Base, Current, names_in
+from recstore_ops.serving.following.update import Update
 
 _LOCK, _NOTE = ".lock", ".unfinished.json"
 WRITING = f"{BASES}/.writing"
 """The base that is being written."""
 
 _FORMAT, _VERSION = "recstore publication's unfinished files", 1
-_CUT_OFF = (f".{CURRENT}", f"{_NOTE}.new")
-"""What a publisher that is killed may leave of a file that it was about to put in its place."""
+_CUT_OFF = ("current.new", ".unfinished.new", f".{CURRENT}", f"{_NOTE}.new")
+"""What a publisher that is killed may leave of a file that it was about to put in its place, also one of before."""
 _OWN = (_LOCK, _NOTE, *_CUT_OFF, BASES, UPDATES)
-_NAME = re.compile(rf"({BASES}|{UPDATES})/[0-9]+-\w+(\.update)?")
+_MAX_NOTE_BYTES = 1 << 30
+"""A note lists the updates that a base had behind it, some 40 bytes each."""
 _LEAST_BYTES = 16 << 20
 """Of updates between two bases."""
 
@@ -38,28 +40,42 @@ class PublicationFiles:
         current: what it says; None before its first base.
         bytes_written: of all updates.
         bytes_since_base: of the updates behind the newest base.
+        is_open: whether this process writes.
 
     Raises:
         ValueError: something else is in the directory, or another process publishes to it.
-        OSError: it cannot be written, or a file of it is damaged.
+        OSError: it cannot be written, or a file of it is damaged or no regular file.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
-        has_current = (directory / CURRENT).exists()
-        if not has_current and any(each.name not in _OWN for each in directory.iterdir()):
-            raise ValueError(f"{directory} is no publication: it has other files and no {CURRENT}")
-        self.current = Current.read(directory) if has_current else None
-        self.bytes_since_base = self.bytes_written = 0
-        self._lock = _locked(directory)
-        self._noted: set[str] = set()
+        self.current: Current | None = None
+        self.bytes_since_base = self.bytes_written = self._base_bytes = 0
+        self._noted: set[Name] = set()
+        self.is_open = True
+        self._held = Directory.create(directory)
+        try:
+            self._open()
+        except BaseException:
+            self._held.close()
+            raise
+
+    def _open(self) -> None:
+        names = self._held.names()
+        if CURRENT in names:
+            self.current = Current.read(self.directory)
+        elif any(name not in _OWN for name in names):
+            raise ValueError(f"{self.directory} is no publication: it has other files and no {CURRENT}")
+        try:
+            self._lock = self._held.lock(_LOCK)
+        except BlockingIOError:
+            raise ValueError(f"another publisher writes to {self.directory}") from None
         try:
             for folder in (BASES, UPDATES):
-                (directory / folder).mkdir(exist_ok=True)
+                self._held.create_subdirectory(folder).close()
             self._clean_up_after_another()
         except BaseException:
-            self.close()
+            self._lock.release()
             raise
 
     def newest_update(self) -> int:
@@ -68,17 +84,19 @@ class PublicationFiles:
 
     def note_base(self, base: Base) -> None:
         """Notes that a base is about to be there."""
-        self._note([base.name])
+        self._note([_name_of(base)])
 
     def write_base(self, base: Base, write: Callable[[Path], None]) -> None:
         """Has `write` write a bundle that is noted. It counts from the update on that makes it whole."""
-        writing, place = self.directory / WRITING, self.directory / base.name
         try:
-            write(writing)
-            writing.rename(place)
+            write(self.directory / WRITING)
+            self._held.rename(WRITING, base.name)
         except BaseException:
-            shutil.rmtree(writing, ignore_errors=True)
+            with suppress(OSError):
+                self._held.remove_tree(WRITING)
             raise
+        tables = self.directory / base.name / "tables"
+        self._base_bytes = sum(file.stat().st_size for file in tables.glob("*"))
 
     def drop_base(self) -> None:
         """Deletes a base that no update has made whole."""
@@ -86,12 +104,7 @@ class PublicationFiles:
 
     def write_update(self, update: Update, base: Base | None) -> None:
         """Writes an update, and makes it the newest; `base` is the one that it makes whole, if it does."""
-        path, data = self.directory / update.name, update.to_bytes()
-        try:
-            path.write_bytes(data)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
+        size = self._write(update)
         before = self.current
         if base is None:
             assert before is not None, "the first update makes the first base whole"
@@ -99,11 +112,11 @@ class PublicationFiles:
         else:
             current = Current(base, update.number, before and (before.base, before.update))
             self.bytes_since_base = 0
-            if before is not None and before.previous is not None:
-                self._note(_files_of(*before.previous))
+            if before is not None:
+                self._note(name for name in names_in(self._held) if before.needs(name) and not current.needs(name))
         self._set(current)
-        self.bytes_since_base += len(data)
-        self.bytes_written += len(data)
+        self.bytes_since_base += size
+        self.bytes_written += size
         if base is not None:
             self._clean()
 
@@ -119,11 +132,25 @@ class PublicationFiles:
         base = replace(before.base, history=history)
         self.note_base(base)
         self.write_base(base, lambda directory: write_base(self.directory / before.base.name, directory))
-        self._note([update.name for update in updates])
+        self._note(Name(UPDATES, update.number, history) for update in updates)
         for update in updates:
-            (self.directory / update.name).write_bytes(update.to_bytes())
+            self._write(update)
         self._set(Current(base, before.update, (before.base, before.update)))
         self._without_previous()
+
+    def _write(self, update: Update) -> int:
+        """Writes the file of an update, which a publisher that was cut off may have begun, and returns its bytes."""
+        data = update.to_bytes()
+        with suppress(FileNotFoundError):
+            self._held.remove_file(update.name)
+        try:
+            with self._held.create_new(update.name) as file:
+                file.write(data)
+        except BaseException:
+            with suppress(OSError):
+                self._held.remove_file(update.name)
+            raise
+        return len(data)
 
     def _without_previous(self) -> Current:
         """Deletes the base before the current one, and what follows it only."""
@@ -132,84 +159,76 @@ class PublicationFiles:
         if current.previous is not None:
             without = replace(current, previous=None)
             # It says so until all are gone: whoever was cut off finds them by it.
-            self._remove(needed_files(current) - needed_files(without))
+            self._remove(name for name in names_in(self._held) if current.needs(name) and not without.needs(name))
             current = without
             self._set(current)
         return current
 
     def _set(self, current: Current) -> None:
-        current.write(self.directory)
+        current.write(self._held)
         self.current = current
 
-    def _note(self, names: Iterable[str]) -> None:
+    def _note(self, names: Iterable[Name]) -> None:
         """Notes files that may be there and not be needed."""
         self._noted.update(names)
-        beside = self.directory / f"{_NOTE}.new"
-        beside.write_text(checked_json({"files": sorted(self._noted)}, _FORMAT, _VERSION), encoding="utf-8")
-        os.replace(beside, self.directory / _NOTE)
+        text = checked_json({"files": sorted(map(str, self._noted))}, _FORMAT, _VERSION)
+        self._held.replace(_NOTE, text.encode())
 
     def _clean(self) -> None:
         """Deletes what is noted and not needed, and then the note."""
-        self._remove(self._noted - needed_files(self.current))
-        (self.directory / _NOTE).unlink(missing_ok=True)
+        current = self.current
+        self._remove(name for name in self._noted if current is None or not current.needs(name))
+        with suppress(FileNotFoundError):
+            self._held.remove_file(_NOTE)
         self._noted.clear()
 
-    def _remove(self, names: Iterable[str]) -> None:
+    def _remove(self, names: Iterable[Name]) -> None:
         for name in names:
-            path = self.directory / name
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                remove = self._held.remove_tree if name.folder == BASES else self._held.remove_file
+                remove(str(name))
 
     def _clean_up_after_another(self) -> None:
-        shutil.rmtree(self.directory / WRITING, ignore_errors=True)
-        note = self.directory / _NOTE
-        if note.exists():
-            text = note.read_text(encoding="utf-8", errors="replace")
-            self._noted.update(parse_checked_json(text, note, _FORMAT, _VERSION)["files"])
-        foreign = next((name for name in self._noted if not _NAME.fullmatch(name)), None)
-        if foreign is not None:
-            raise OSError(f"{note} names {foreign!r}, which is no file of a publication")
+        with suppress(FileNotFoundError):
+            self._held.remove_tree(WRITING)
+        self._noted.update(self._read_note())
         self._clean()
+
+    def _read_note(self) -> list[Name]:
+        """Returns the names that a publisher noted that was cut off.
+
+        Raises:
+            OSError: the note is damaged, or names what is no file of a publication.
+            ValueError: it is of another version.
+        """
+        note = self.directory / _NOTE
+        try:
+            text = self._held.read(_NOTE, most=_MAX_NOTE_BYTES).decode("utf-8", "replace")
+        except FileNotFoundError:
+            return []
+        fields = parse_checked_json(text, note, _FORMAT, _VERSION)
+        try:
+            files = texts(fields_of(fields, ("files",), "a note")["files"], "files")
+        except ValueError as error:
+            raise OSError(f"{note} is damaged: {error}") from None
+        return [_noted_name(note, file) for file in files]
 
     def wants_base(self) -> bool:
         """Whether the updates behind the newest base take more than its tables do."""
-        assert self.current is not None, "there is a base before the first update"
-        tables = self.directory / self.current.base.name / "tables"
-        bytes_of_base = sum(file.stat().st_size for file in tables.iterdir())
-        return self.bytes_since_base > max(bytes_of_base, _LEAST_BYTES)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether this process writes."""
-        return self._lock >= 0
+        return self.bytes_since_base > max(self._base_bytes, _LEAST_BYTES)
 
     def close(self) -> None:
         """Lets others write."""
-        if self.is_open:
-            os.close(self._lock)
-            self._lock = -1
+        self.is_open = False
+        self._lock.release()
+        self._held.close()
 
 
-def _files_of(base: Base, last: int) -> set[str]:
-    """The names of a base and of the updates that follow it, up to `last`."""
-    return {base.name, *(update_name(base.history, number) for number in range(base.after + 1, last + 1))}
+def _name_of(base: Base) -> Name:
+    return Name(BASES, base.after, base.history)
 
 
-def needed_files(current: Current | None) -> set[str]:
-    """The names of the bases and updates that followers may ask for."""
-    if current is None:
-        return set()
-    previous = set() if current.previous is None else _files_of(*current.previous)
-    return previous | _files_of(current.base, current.update)
-
-
-def _locked(directory: Path) -> int:
-    file = os.open(directory / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise ValueError(f"another publisher writes to {directory}") from None
-    return file
+def _noted_name(note: Path, file: str) -> Name:
+    if (name := Name.parse(file)) is None:
+        raise OSError(f"{note} names {shown(file)}, which is no file of a publication")
+    return name

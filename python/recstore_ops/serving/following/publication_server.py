@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from recstore_ops.serving.access import Access, accepts, written
-from recstore_ops.serving.following.publication import CURRENT
+from recstore_ops.serving.following.names import CURRENT
 from recstore_ops.serving.following.sources import DirectorySource
 from recstore_ops.serving.manifest import is_file_of_a_bundle
 

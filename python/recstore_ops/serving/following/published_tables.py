@@ -7,7 +7,7 @@ from pathlib import Path
 
 from recstore_ops.serving.exporting import ExportedModel
 from recstore_ops.serving.following.other_ranks import Others
-from recstore_ops.serving.following.publication import TableChanges
+from recstore_ops.serving.following.update import TableChanges
 from recstore_ops.serving.following.watches import TableWatch
 from recstore_ops.serving.frozen_table import EncodingName
 

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import re
-import shutil
-import ssl
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from functools import partial
-from http import HTTPStatus
 from pathlib import Path
 from typing import Protocol
 
 from recstore_ops import _native
+from recstore_ops.config.directory import Directory
 from recstore_ops.config.paths import user_path
-from recstore_ops.servers.server_config import Tls
-from recstore_ops.serving.following.publication import CURRENT, Base, Current, Update, current_text
-from recstore_ops.serving.manifest import NAME as MANIFEST
-from recstore_ops.serving.manifest import Manifest, is_file_of_a_bundle
+from recstore_ops.serving.following.copied_base import copied_base
+from recstore_ops.serving.following.http_source import ADDRESS, HttpSource, PublisherAddress
+from recstore_ops.serving.following.listening import Listening
+from recstore_ops.serving.following.names import CURRENT
+from recstore_ops.serving.following.publication import MAX_CURRENT_BYTES, Base, Current, current_text
+from recstore_ops.serving.following.update import Update
 
 _POLL = 0.01
 """Seconds between two looks at a directory. Its files may lie on another machine, which tells of no change."""
@@ -30,15 +26,16 @@ _POLL = 0.01
 _OBJECT_POLL = 0.2
 """Seconds between two looks at an object store, each of which is a request that is paid for."""
 
-_PATIENCE = 30.0
-"""Seconds that a publisher may be silent for."""
-
-_BYTES_AT_A_TIME = 1 << 20
-_ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):\d{1,5}")
-
 
 class Source(Protocol):
-    """A publication to be read."""
+    """A publication to be read.
+
+    Attributes:
+        silence: seconds that an answer has been waited for.
+    """
+
+    @property
+    def silence(self) -> float: ...
 
     def wait(self, seen: str | None, timeout: float) -> Current:
         """Returns what the publication says as soon as its tag is another than what was seen, or after a time.
@@ -49,15 +46,15 @@ class Source(Protocol):
         """
         ...
 
-    def update(self, name: str) -> Update:
-        """Reads an update.
+    def update(self, name: str, most: int) -> Update:
+        """Reads an update of at most so many bytes.
 
         Raises:
-            OSError: it is not there any more, cannot be read, or is damaged.
+            OSError: it is not there any more, cannot be read, is larger, or is damaged.
         """
         ...
 
-    def base(self, base: Base) -> AbstractContextManager[Path]:
+    def base(self, base: Base) -> AbstractContextManager[Directory]:
         """Gives the directory of a base; once it is opened, it may go.
 
         Raises:
@@ -65,29 +62,9 @@ class Source(Protocol):
         """
         ...
 
-
-@dataclass(frozen=True)
-class PublisherAddress:
-    """Where a publisher serves its publication over HTTP.
-
-    Attributes:
-        address: `host:port`.
-        token: what it wants to be told.
-        tls: the authorities of its certificate, and a certificate of one's own; None: nothing is encrypted.
-
-    Raises:
-        ValueError: another address.
-    """
-
-    __module__ = "recstore_ops"
-
-    address: str
-    token: str | None = None
-    tls: Tls | None = None
-
-    def __post_init__(self) -> None:
-        if not _ADDRESS.fullmatch(self.address):
-            raise ValueError(f"the address of a publisher is host:port, got {self.address!r}")
+    def close(self) -> None:
+        """Ends what another thread reads, as far as it can be ended."""
+        ...
 
 
 def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:
@@ -101,7 +78,7 @@ def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:
     text = os.fspath(follow)
     if "://" in text:
         return ObjectSource(text)
-    return HttpSource(PublisherAddress(text)) if _ADDRESS.fullmatch(text) else DirectorySource(follow)
+    return HttpSource(PublisherAddress(text)) if ADDRESS.fullmatch(text) else DirectorySource(follow)
 
 
 def _first_news(read: Callable[[], Current], pause: float, seen: str | None, timeout: float) -> Current:
@@ -114,26 +91,7 @@ def _first_news(read: Callable[[], Current], pause: float, seen: str | None, tim
         time.sleep(pause)
 
 
-@contextmanager
-def _copied_base(whose: Source, copy: Callable[[str, Path], None]) -> Iterator[Path]:
-    """Gives a directory with the files of a base, which `copy` copies one by one; then it goes.
-
-    Raises:
-        OSError: the base names what is no file of a bundle.
-    """
-    with tempfile.TemporaryDirectory(prefix="recstore-base-") as directory:
-        path = Path(directory)
-        copy(MANIFEST, path)
-        manifest = Manifest.read(path)
-        (path / "tables").mkdir()
-        for name in (*manifest.files, *(table.file for table in manifest.tables)):
-            if not is_file_of_a_bundle(name):
-                raise OSError(f"{whose!r}: {name!r} is no file of a bundle")
-            copy(name, path)
-        yield path
-
-
-class DirectorySource:
+class DirectorySource(Listening):
     """The directory of a publication.
 
     Args:
@@ -141,9 +99,9 @@ class DirectorySource:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        super().__init__()
         self._path = Path(user_path(path, "follow"))
-        self._text: str | None = None
-        self._current: Current | None = None
+        self._read_last: tuple[str, Current] | None = None
 
     def __repr__(self) -> str:
         return str(self._path)
@@ -152,101 +110,33 @@ class DirectorySource:
         """See `Source`."""
         return _first_news(self._read, _POLL, seen, timeout)
 
-    def update(self, name: str) -> Update:
+    def update(self, name: str, most: int) -> Update:
         """See `Source`."""
-        return Update.from_bytes((self._path / name).read_bytes(), name)
+        with self.listening(), Directory(self._path) as directory:
+            return Update.from_bytes(directory.read(name, most=most), name)
 
     @contextmanager
-    def base(self, base: Base) -> Iterator[Path]:
+    def base(self, base: Base) -> Iterator[Directory]:
         """See `Source`."""
-        yield self._path / base.name
+        with Directory(self._path) as directory, directory.subdirectory(base.name) as held:
+            yield held
+
+    def close(self) -> None:
+        """A file system ends what is read by itself."""
 
     def _read(self) -> Current:
         """What the publication says, parsed only if it is another text.
 
         Its number and time would not tell: numbers are used again, and times are as coarse as the system's clock.
         """
-        text = current_text(self._path)
-        if self._current is None or text != self._text:
-            self._current, self._text = Current.parse(text, self._path / CURRENT), text
-        return self._current
+        with self.listening():
+            text = current_text(self._path)
+        if self._read_last is None or text != self._read_last[0]:
+            self._read_last = text, Current.parse(text, self._path / CURRENT)
+        return self._read_last[1]
 
 
-class HttpSource:
-    """A publication that is served over HTTP. A base is copied to a directory, which goes once the base is opened."""
-
-    def __init__(self, publisher: PublisherAddress) -> None:
-        self._publisher = publisher
-        host, _, port = publisher.address.rpartition(":")
-        self._host, self._port = host.removeprefix("[").removesuffix("]"), int(port)
-        self._connection: http.client.HTTPConnection | None = None
-
-    def __repr__(self) -> str:
-        return self._publisher.address
-
-    def wait(self, seen: str | None, timeout: float) -> Current:
-        """See `Source`."""
-        path = f"/{CURRENT}?seen={seen or ''}&wait={timeout:g}"
-        return Current.parse(self._get(path, timeout).decode("utf-8", "replace"), f"http://{self!r}/{CURRENT}")
-
-    def update(self, name: str) -> Update:
-        """See `Source`."""
-        return Update.from_bytes(self._get(f"/{name}"), name)
-
-    def base(self, base: Base) -> AbstractContextManager[Path]:
-        """See `Source`."""
-        return _copied_base(self, partial(self._copy, base))
-
-    def _copy(self, base: Base, name: str, directory: Path) -> None:
-        with self._asked(f"/{base.name}/{name}", 0.0) as response, open(directory / name, "wb") as file:
-            shutil.copyfileobj(response, file, _BYTES_AT_A_TIME)
-            if (missing := response.length or 0) > 0:
-                raise OSError(f"{self!r} ended {missing} bytes before the end of {base.name}/{name}")
-
-    def _get(self, path: str, timeout: float = 0.0) -> bytes:
-        with self._asked(path, timeout) as response:
-            return response.read()
-
-    @contextmanager
-    def _asked(self, path: str, timeout: float) -> Iterator[http.client.HTTPResponse]:
-        """Gives the answer to a request. The connection goes with what fails."""
-        try:
-            connection = self._connection = self._connection or self._connected()
-            if connection.sock is not None:
-                connection.sock.settimeout(timeout + _PATIENCE)
-            token = self._publisher.token
-            connection.request("GET", path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
-            response = connection.getresponse()
-            if response.status == HTTPStatus.NOT_FOUND:
-                response.read()
-                raise FileNotFoundError(f"{self!r} has no {path} any more")
-            if response.status != HTTPStatus.OK:
-                raise OSError(f"{self!r}: {response.status} {response.read(1000).decode('utf-8', 'replace')}")
-            yield response
-        except FileNotFoundError:
-            raise
-        except BaseException as error:
-            self._close()
-            if isinstance(error, http.client.HTTPException | ssl.SSLError):
-                raise OSError(f"{self!r}: {error!r}") from error
-            raise
-
-    def _connected(self) -> http.client.HTTPConnection:
-        tls = self._publisher.tls
-        if tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=_PATIENCE)
-        context = ssl.create_default_context(cafile=None if tls.ca is None else os.fspath(tls.ca))
-        if tls.certificate is not None and tls.key is not None:
-            context.load_cert_chain(tls.certificate, tls.key)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=_PATIENCE, context=context)
-
-    def _close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = None
-
-
-class ObjectSource:
+class ObjectSource(Listening):
     """The copy of a publication in an object store. A base is copied to a directory, which goes once it is opened.
 
     Args:
@@ -257,6 +147,7 @@ class ObjectSource:
     """
 
     def __init__(self, url: str) -> None:
+        super().__init__()
         self._url, self._folder = url, _native.PublicationFolder(url, {})
 
     def __repr__(self) -> str:
@@ -266,23 +157,33 @@ class ObjectSource:
         """See `Source`."""
         return _first_news(self._read, _OBJECT_POLL, seen, timeout)
 
-    def update(self, name: str) -> Update:
+    def update(self, name: str, most: int) -> Update:
         """See `Source`."""
-        found = self._folder.read(name)
+        found = self._read_object(name, most)
         if found is None:
             raise FileNotFoundError(f"{self._url} has no {name} any more")
         return Update.from_bytes(found, name)
 
-    def base(self, base: Base) -> AbstractContextManager[Path]:
+    def base(self, base: Base) -> AbstractContextManager[Directory]:
         """See `Source`."""
-        return _copied_base(self, partial(self._copy, base))
+        return copied_base(partial(self._copy, base))
+
+    def close(self) -> None:
+        """An object store has limits of its own for requests."""
+
+    def _read_object(self, name: str, most: int) -> bytes | None:
+        with self.listening():
+            found = self._folder.read(name)
+        if found is not None and len(found) > most:
+            raise OSError(f"{self._url}/{name} has {len(found)} bytes, at most {most} are expected")
+        return found
 
     def _read(self) -> Current:
-        found = self._folder.read(CURRENT)
+        found = self._read_object(CURRENT, MAX_CURRENT_BYTES)
         if found is None:
             raise ValueError(f"{self._url} is no publication: it has no {CURRENT}")
         return Current.parse(found.decode("utf-8", "replace"), f"{self._url}/{CURRENT}")
 
-    def _copy(self, base: Base, name: str, directory: Path) -> None:
+    def _copy(self, base: Base, name: str, directory: Path, most: int) -> None:
         if not self._folder.download(f"{base.name}/{name}", str(directory / name)):
             raise FileNotFoundError(f"{self._url} has no {base.name}/{name} any more")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from recstore_ops import _native
 from recstore_ops.nn.table_parameter import without_stand_ins
-from recstore_ops.serving.following.publication import TableChanges
+from recstore_ops.serving.following.update import TableChanges
 from recstore_ops.serving.frozen_table import EncodingName
 from recstore_ops.table.table import Table
 

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
@@ -14,12 +14,13 @@ from typing import TypeVar
 from recstore_ops.serving.access import Access
 from recstore_ops.serving.following.other_ranks import Others, Told
 from recstore_ops.serving.following.pace import Pace
-from recstore_ops.serving.following.publication import Base, Update
+from recstore_ops.serving.following.publication import Base
 from recstore_ops.serving.following.publication_copy import PublicationCopy
 from recstore_ops.serving.following.publication_files import PublicationFiles
 from recstore_ops.serving.following.publication_server import PublicationServer
 from recstore_ops.serving.following.published_tables import PublishedTables
 from recstore_ops.serving.following.publisher import Publisher
+from recstore_ops.serving.following.update import MAX_ROW_BYTES, TableChanges, Update
 from recstore_ops.serving.following.watches import StateWatch
 
 _Result = TypeVar("_Result")
@@ -67,8 +68,8 @@ class WritingPublisher(Publisher):
             self._begin_base()
             self._pace.note_update()
             was_told, self._was_told = self._was_told, False
-            changes = self._tables.take(was_told=was_told)
-            if changes is None:  # A table was loaded: all of its rows may be others.
+            changes = self._tables.take(was_told=was_told)  # None: a table was loaded, all of its rows may be others.
+            if changes is None or _is_too_large(changes):
                 self._end_history()
                 self._begin()
                 changes = self._tables.take(was_told=True) or {}
@@ -241,3 +242,8 @@ class WritingPublisher(Publisher):
         if str(error) != str(self.problem):
             _log.warning("%s: the next %s of the publication could not be written: %s", self.directory, what, error)
         self.problem = error
+
+
+def _is_too_large(changes: Mapping[str, TableChanges]) -> bool:
+    """Whether changes are more than an update may have: then a base has them."""
+    return sum(map(len, changes.values())) > MAX_ROW_BYTES
