@@ -2,29 +2,40 @@
 
 from __future__ import annotations
 
-import re
-import shutil
+import io
+import os
 import socket
 import ssl
 import threading
-from contextlib import suppress
+from collections import Counter
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, BinaryIO
+from urllib.parse import SplitResult, parse_qs, urlsplit
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.serving.access import Access, accepts, written
-from recstore_ops.serving.following.names import CURRENT
+from recstore_ops.serving.following.follower_connections import Connection, Connections, State
+from recstore_ops.serving.following.names import CURRENT, is_file_of_a_publication
+from recstore_ops.serving.following.publication import current_text
 from recstore_ops.serving.following.sources import DirectorySource
-from recstore_ops.serving.manifest import is_file_of_a_bundle
+from recstore_ops.serving.following.time_limits import BYTES_PER_SECOND, TimeLimit
 
-_SILENCE = 60.0
-"""Seconds that a follower may be silent for."""
+_HEAD = 5.0
+"""Seconds for the head of a request; of the first one, encryption included."""
 
+_IDLE = 600.0
+"""Seconds after which a connection without requests is closed."""
+
+_TAKING = 30.0
+"""Seconds for a follower to take an answer, and more for a long one."""
+
+_MAX_HEAD_BYTES = 16 << 10
+_SILENT = f"it sent no request within {_HEAD:g} s"
 _LONGEST_WAIT = 30.0
 _MOST_CONNECTIONS = 256
-_NAME = re.compile(r"/(updates/\d+-[0-9a-f]{8}\.update|bases/\d+-[0-9a-f]{8}/(.+))")
+_BYTES_AT_A_TIME = 1 << 18
 
 
 class PublicationServer:
@@ -32,6 +43,7 @@ class PublicationServer:
 
     Attributes:
         address: `host:port` at which followers reach it.
+        refused_connections: how many were refused or closed for bad form, by reason.
 
     Args:
         directory: of the publication.
@@ -50,13 +62,14 @@ class PublicationServer:
         resolved = access.check(host.removeprefix("[").removesuffix("]"), int(port))
         self._server = _Server(resolved, int(port), directory, access)
         self.address = written(resolved, self._server.server_address[1])
+        self.refused_connections: Counter[str] = self._server.connections.refused
         threading.Thread(target=self._server.serve_forever, name="recstore-publication", daemon=True).start()
 
     def close(self) -> None:
         """Serves no longer; answers under way are given up."""
         self._server.shutdown()
         self._server.server_close()
-        self._server.end_connections()
+        self._server.connections.cut_all()
 
 
 class _Server(ThreadingHTTPServer):
@@ -66,89 +79,193 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, host: str, port: int, directory: Path, access: Access) -> None:
         self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.directory, self.token, self._context = directory, access.token, access.ssl_context()
-        self._connections: set[socket.socket] = set()
+        self.connections = Connections(_MOST_CONNECTIONS)
+        self._accepted: dict[Any, Connection] = {}
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Gives a connection a thread of its own, if it is not one too many."""
-        if len(self._connections) < _MOST_CONNECTIONS:
-            self._connections.add(request)
-            super().process_request(request, client_address)
-        else:
+        connection = self.connections.admit(request, client_address[0])
+        if connection is None:
+            self.connections.refuse(client_address[0], "limit", f"all {_MOST_CONNECTIONS} have requests under way")
             self.shutdown_request(request)
-
-    def end_connections(self) -> None:
-        """Ends all connections; what is sent over them is cut off."""
-        for connection in list(self._connections):
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+        else:
+            self._accepted[request] = connection
+            super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Answers on a connection, encrypted where a certificate was given."""
-        connection = request
+        connection = self._accepted.pop(request)
         try:
-            request.settimeout(_SILENCE)
+            limit = TimeLimit(_HEAD)
             if self._context is not None:
-                request = self._context.wrap_socket(request, server_side=True)
-                self._connections.add(request)
-            super().process_request_thread(request, client_address)
-        except (OSError, ssl.SSLError):
-            self.shutdown_request(request)
+                self._encrypt(self._context, connection, limit)
+            _Handler(connection, limit, self)
+        except _RefusedError as error:
+            self.connections.refuse(connection.peer, error.kind, str(error))
+        except OSError:
+            pass  # The follower left.
         finally:
-            self._connections -= {connection, request}
+            self.shutdown_request(connection.socket)
+            self.connections.remove(connection)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Says nothing of followers that left."""
+    def _encrypt(self, context: ssl.SSLContext, connection: Connection, limit: TimeLimit) -> None:
+        """Makes a connection an encrypted one.
+
+        Raises:
+            _RefusedError: the peer speaks no TLS, or not in time.
+        """
+        accepted = connection.socket
+        connection.socket = encrypted = context.wrap_socket(accepted, server_side=True, do_handshake_on_connect=False)
+        try:
+            encrypted.settimeout(limit.left())
+            encrypted.do_handshake()
+        except TimeoutError:
+            raise _RefusedError("silent", _SILENT) from None
+        except ssl.SSLError as error:
+            raise _RefusedError("form", f"it speaks no TLS that this server knows: {error.reason}") from None
+
+
+class _RefusedError(OSError):
+    """A connection is closed for bad form, of a kind."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class _Requests(io.RawIOBase):
+    """The requests of a connection, each of which must come in time."""
+
+    def __init__(self, connection: Connection, first: TimeLimit) -> None:
+        self._connection, self._limit = connection, first
+        self._raw = connection.socket.makefile("rb", buffering=0)
+        self._head_bytes = 0
+
+    def begin_next(self) -> None:
+        """A request was answered; the next one may come later."""
+        self._limit, self._head_bytes = TimeLimit(_IDLE), 0
+        self._connection.becomes(State.IDLE)
+
+    def readable(self) -> bool:
+        """See `io.RawIOBase`."""
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        """See `io.RawIOBase`.
+
+        Raises:
+            _RefusedError: a request has begun, or should have, and is too slow or too large.
+        """
+        is_idle = self._connection.state == State.IDLE and not self._head_bytes
+        try:
+            self._connection.socket.settimeout(self._limit.left())
+            count = self._raw.readinto(buffer)
+        except TimeoutError:
+            if is_idle:
+                return 0
+            raise _RefusedError("silent", _SILENT) from None
+        if is_idle:
+            self._limit = TimeLimit(_HEAD)
+        self._head_bytes += count or 0
+        if self._head_bytes > _MAX_HEAD_BYTES:
+            raise _RefusedError("form", f"the head of its request has more than {_MAX_HEAD_BYTES} bytes")
+        return count
+
+    def close(self) -> None:
+        """See `io.RawIOBase`."""
+        self._raw.close()
+        super().close()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    rbufsize = 4096
+
+    def __init__(self, connection: Connection, first: TimeLimit, server: _Server) -> None:
+        self._follower, self._requests, self._of = connection, _Requests(connection, first), server
+        super().__init__(connection.socket, (connection.peer, 0), server)
+
+    def setup(self) -> None:
+        """Reads requests in time."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(self._requests, self.rbufsize)
 
     def do_GET(self) -> None:
         """Answers a request."""
         if not accepts(self._of.token, self.headers.get("Authorization", "").encode("utf-8", "surrogateescape")):
-            self._say(HTTPStatus.UNAUTHORIZED, b"the token is not the publisher's")
+            self._refuse(HTTPStatus.UNAUTHORIZED, "token", "the token is not the publisher's")
             return
-        url = urlsplit(self.path)
+        if self.headers.get("Content-Length", "0") != "0" or "Transfer-Encoding" in self.headers:
+            self._refuse(HTTPStatus.BAD_REQUEST, "form", "a request has no body")
+            return
+        self._follower.becomes(State.BUSY)
+        self._answer(urlsplit(self.path))
+        self._requests.begin_next()
+
+    def _answer(self, url: SplitResult) -> None:
+        name = url.path.removeprefix("/")
         try:
-            if url.path == f"/{CURRENT}":
-                self._say(HTTPStatus.OK, self._current(parse_qs(url.query)))
-            else:
-                self._send(self._of.directory / self._file(url.path))
+            content = self._current(parse_qs(url.query)) if name == CURRENT else self._opened(name)
         except (FileNotFoundError, ValueError):
             self._say(HTTPStatus.NOT_FOUND, b"there is no such file")
+        except OSError as error:
+            self._say(HTTPStatus.INTERNAL_SERVER_ERROR, f"{name} cannot be read: {error}".encode("utf-8", "replace"))
+        else:
+            with content:
+                self._send(content)
 
-    @property
-    def _of(self) -> _Server:
-        assert isinstance(self.server, _Server)
-        return self.server
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuses what is no request."""
+        self.request_version = self.protocol_version  # Whatever the request says, it is told why.
+        self._refuse(HTTPStatus(code), "form", message or HTTPStatus(code).phrase)
+
+    def log_error(self, format: str, *args: Any) -> None:
+        """Counts an answer that was not taken in time, which is all that `http.server` tells here."""
+        self._of.connections.refuse(self._follower.peer, "slow", "it takes its answer too slowly")
 
     def log_message(self, format: str, *args: Any) -> None:
         """Writes no line for a request."""
 
-    def _current(self, query: dict[str, list[str]]) -> bytes:
+    def _refuse(self, status: HTTPStatus, kind: str, reason: str) -> None:
+        """Answers with an error, and closes the connection."""
+        self.close_connection = True
+        self._of.connections.refuse(self._follower.peer, kind, reason)
+        self._say(status, reason.encode("utf-8", "replace"))
+
+    def _current(self, query: dict[str, list[str]]) -> BinaryIO:
         """What the publication says, once it is other than what was seen."""
         wait = max(0.0, min(float(query.get("wait", ["0"])[0]), _LONGEST_WAIT))  # 0 for what is not a number.
         DirectorySource(self._of.directory).wait(query.get("seen", [""])[0], wait)
-        return (self._of.directory / CURRENT).read_bytes()
+        return io.BytesIO(current_text(self._of.directory).encode())
 
-    @staticmethod
-    def _file(path: str) -> str:
-        found = _NAME.fullmatch(path)
-        if found is None or not (found[2] is None or is_file_of_a_bundle(found[2])):
-            raise FileNotFoundError(path)
-        return found[1]
+    def _opened(self, name: str) -> BinaryIO:
+        if not is_file_of_a_publication(name):
+            raise FileNotFoundError(name)
+        with Directory(self._of.directory) as held:
+            return held.open(name)
 
-    def _send(self, path: Path) -> None:
-        with open(path, "rb") as file:
-            self._begin(HTTPStatus.OK, path.stat().st_size)
-            shutil.copyfileobj(file, self.wfile, 1 << 20)
+    def _send(self, content: BinaryIO) -> None:
+        left, limit = content.seek(0, os.SEEK_END), TimeLimit(_TAKING, BYTES_PER_SECOND)
+        content.seek(0)
+        self._begin(HTTPStatus.OK, left)
+        while part := content.read(min(left, _BYTES_AT_A_TIME)):
+            self.connection.settimeout(limit.left())
+            self.wfile.write(part)
+            limit.went(len(part))
+            left -= len(part)
+        # The follower must not wait for what was cut off.
+        self.close_connection = self.close_connection or left > 0
 
     def _say(self, status: HTTPStatus, body: bytes) -> None:
         self._begin(status, len(body))
         self.wfile.write(body)
 
     def _begin(self, status: HTTPStatus, length: int) -> None:
+        self.connection.settimeout(_TAKING)
         self.send_response(status)
         self.send_header("Content-Length", str(length))
+        if self.close_connection:
+            self.send_header("Connection", "close")
         self.end_headers()
