@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
 from recstore_ops.forgetting.id_set import Found, IdSet
 from recstore_ops.forgetting.place import Look, held
@@ -48,6 +49,8 @@ class PublicationPlace:
         """Writes base and updates anew; raises ValueError where a publisher runs."""
         if not look.held:
             return 0, 0
+        with Directory(self.path) as directory:
+            directory.check_plain(below=True)
         files, history = PublicationFiles(self.path), uuid.uuid4().hex[:8]
         written = [0, 0]
 
@@ -83,7 +86,8 @@ class PublicationPlace:
         for number in range(base.after + 1, last + 1):
             name = update_name(base.history, number)
             if (self.path / name).exists():
-                yield Update.from_bytes((self.path / name).read_bytes(), name)
+                with Directory(self.path) as directory:
+                    yield Update.from_bytes(directory.read(name), name)
 
 
 def _of(update: Update, tables: Sequence[str], ids: IdSet) -> Found:

@@ -21,6 +21,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod calls;
 mod checkpoint;
 mod config;
