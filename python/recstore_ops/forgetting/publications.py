@@ -55,7 +55,7 @@ class PublicationPlace:
         written = [0, 0]
 
         def write_base(before: Path, after: Path) -> None:
-            shutil.copytree(before, after, copy_function=os.link)
+            shutil.copytree(before, after, copy_function=os.link)  # by path: looked through, without links
             place = BundlePlace(after)
             written[:] = place.forget(tables, ids, place.look(tables, ids), progress)
 
