@@ -241,6 +241,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/ruff format --quiet --check
 	$(BIN)/lint-imports --no-cache
 	$(BIN)/python .ci/rust_rooms.py
+	$(BIN)/python .ci/opened_files.py
 	$(BIN)/python .ci/prose.py
 	$(BIN)/python .ci/third_party.py --check
 	$(BIN)/pyright

@@ -465,11 +465,11 @@ def test_a_pipe_in_the_place_of_a_file_is_named_and_holds_nobody_up(tmp_path: Pa
         text = path.read_bytes()
         path.unlink()
         os.mkfifo(path)
-        with pytest.raises(RuntimeError, match=f"{path.name}: it is no file"):
+        with pytest.raises(RuntimeError, match=f"{path.name}: it is a FIFO, not a regular file"):
             checkpoint.load(tmp_path)
         if path.name != "manifest.json":
             (found,) = checkpoint.verify(tmp_path).findings
-            assert (found.kind, found.file, found.message) == ("damaged", path.name, "it is no file")
+            assert (found.kind, found.file, found.message) == ("damaged", path.name, "it is a FIFO, not a regular file")
         path.unlink()
         path.write_bytes(text)
     checkpoint.load(tmp_path)

@@ -20,6 +20,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from training_runs import drop_tables
 
 from recstore_ops import checkpoint
+from recstore_ops.config.directory import Directory
 from recstore_ops.training import TrainingConfig, build_model, evaluate, open_input, planted_interactions
 from recstore_ops.training.formats.libsvm import write_libsvm
 from recstore_ops.training.mirrored_directory import mirror_checkpoint
@@ -310,28 +311,78 @@ class TestMirroring:
     def source(self, tmp_path: Path) -> Path:
         path = tmp_path / "source"
         path.mkdir()
-        for name in ("manifest.json", "one", ".lock"):
+        for name in ("one", "dense", ".lock"):
             (path / name).write_text(f"first {name}")
+        write_manifest(path, "one")
         return path
 
     @pytest.mark.parametrize("has_links", [True, False])
     def test_the_copy_stays_when_the_source_goes_on(
         self, source: Path, tmp_path: Path, has_links: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def refuse(source: Path, target: Path) -> None:
+        def refuse(*arguments: object) -> None:
             raise PermissionError("no links here")
 
         if not has_links:
-            monkeypatch.setattr(os, "link", refuse)
+            monkeypatch.setattr(Directory, "link", refuse)
         target = tmp_path / "target"
         mirror_checkpoint(source, target)
+        first = (source / "manifest.json").read_text()
         (source / "one").unlink()
         (source / "two").write_text("second two")
-        (source / "manifest.json").write_text("second manifest.json")
-        assert content_of(target) == {"manifest.json": "first manifest.json", "one": "first one"}
+        write_manifest(source, "two")
+        dense = {"dense": "first dense"}
+        assert content_of(target) == {"manifest.json": first, "one": "first one", **dense}
+        (target / "notes.txt").write_text("of somebody else")
         mirror_checkpoint(source, target)
-        assert content_of(target) == {"manifest.json": "second manifest.json", "two": "second two"}
+        second = (source / "manifest.json").read_text()
+        assert content_of(target) == {
+            **{"manifest.json": second, "two": "second two", "notes.txt": "of somebody else"},
+            **dense,
+        }
         assert (target / "two").samefile(source / "two") == has_links
+
+    def test_what_was_cut_off_is_cleared_away_by_the_next(
+        self, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def cut_off(directory: Directory, name: str, data: bytes) -> None:
+            if name == "manifest.json":
+                raise KeyboardInterrupt
+            replace(directory, name, data)
+
+        target, replace = tmp_path / "target", Directory.replace
+        with monkeypatch.context() as patch:
+            patch.setattr(Directory, "replace", cut_off)
+            with pytest.raises(KeyboardInterrupt):
+                mirror_checkpoint(source, target)
+        assert {"one", "dense"} < content_of(target).keys()
+        (source / "one").unlink()
+        (source / "two").write_text("second two")
+        write_manifest(source, "two")
+        mirror_checkpoint(source, target)
+        assert content_of(target).keys() == {"manifest.json", "dense", "two"}
+
+    @pytest.mark.parametrize("place", ["source", "target"])
+    @pytest.mark.parametrize("name", ["one", "manifest.json"])
+    def test_a_link_in_either_is_refused(self, source: Path, tmp_path: Path, name: str, place: str) -> None:
+        target, outside = tmp_path / "target", tmp_path / "outside"
+        outside.write_text("of somebody else")
+        if place == "target":
+            mirror_checkpoint(source, target)
+            (source / "two").write_text("second two")
+            write_manifest(source, "two")
+        (tmp_path / place / name).unlink()
+        (tmp_path / place / name).symlink_to(outside)
+        with pytest.raises(OSError, match="it is a symbolic link") as refused:
+            mirror_checkpoint(source, target)
+        assert refused.value.filename == str(tmp_path / place / name)
+        assert outside.read_text() == "of somebody else"
+
+
+def write_manifest(path: Path, file: str) -> None:
+    """As if a run had saved a table in one file."""
+    snapshot = {"metadata": {"dense": "dense"}, "tables": [{"shards": [{"file": file}]}]}
+    (path / "manifest.json").write_text(json.dumps({"snapshots": [snapshot]}))
 
 
 def content_of(path: Path) -> dict[str, str]:

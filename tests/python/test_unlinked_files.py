@@ -60,15 +60,37 @@ int unlink(const char *path) {
     return ((int (*)(const char *))dlsym(RTLD_NEXT, "unlink"))(path);
 }
 
+/* The whole path of a name in a directory that is open. */
+static const char *whole(int directory, const char *name, char *full, size_t room) {
+    char link[64];
+    if (directory == AT_FDCWD || name[0] == '/') return name;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", directory);
+    ssize_t length = readlink(link, full, room);
+    if (length < 0) abort();
+    snprintf(full + length, room - length, "/%s", name);
+    return full;
+}
+
 int unlinkat(int directory, const char *path, int flags) {
-    say(directory == AT_FDCWD || path[0] == '/' ? "unlink" : "unlinkat", path);
+    char full[4096];
+    if (!(flags & AT_REMOVEDIR)) say("unlink", whole(directory, path, full, sizeof full));
     return ((int (*)(int, const char *, int))dlsym(RTLD_NEXT, "unlinkat"))(directory, path, flags);
 }
 
-int rename(const char *from, const char *to) {
+static void renamed(const char *from, const char *to) {
     const char *end = strrchr(to, '.');
     if (end != NULL && strcmp(end, ".json") == 0) keep(from);
     say("rename", to);
+}
+
+int renameat(int old, const char *from, int new, const char *to) {
+    char before[4096], after[4096];
+    renamed(whole(old, from, before, sizeof before), whole(new, to, after, sizeof after));
+    return ((int (*)(int, const char *, int, const char *))dlsym(RTLD_NEXT, "renameat"))(old, from, new, to);
+}
+
+int rename(const char *from, const char *to) {
+    renamed(from, to);
     return ((int (*)(const char *, const char *))dlsym(RTLD_NEXT, "rename"))(from, to);
 }
 """

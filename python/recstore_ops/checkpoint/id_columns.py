@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from recstore_ops.checkpoint.verifying import plain_file
+from recstore_ops.config.directory import Directory
 
 ID_COLUMNS = ("deleted_ids", "admission.ids", "eviction.ids", "ids")
 """Those that a file may have."""
@@ -25,12 +25,12 @@ _BYTES_AT_A_TIME = 1 << 23
 
 
 def id_columns(
-    path: Path, entry: dict[str, Any], names: Sequence[str] = ID_COLUMNS
+    directory: Directory, entry: dict[str, Any], names: Sequence[str] = ID_COLUMNS
 ) -> Iterator[tuple[str, NDArray[Any]]]:
     """Yields the columns `names` that a file has, in parts: the name, and some values in their order.
 
     Args:
-        path: the file.
+        directory: where the file is.
         entry: what the manifest says of it.
         names: of columns.
 
@@ -38,10 +38,12 @@ def id_columns(
         RuntimeError: the file is missing, or not what the manifest says; the message names it.
     """
     try:
-        with plain_file(path, entry) as (file, _):
+        with plain_file(directory, entry) as (file, _):
             yield from _columns(file, entry["checksums"], names)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise RuntimeError(f"checkpoint: {path}: {error}") from None
+    except OSError as error:
+        raise RuntimeError(f"checkpoint: {error.filename}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RuntimeError(f"checkpoint: {directory.path / entry['file']}: {error}") from None
 
 
 def _columns(file: BinaryIO, checksums: dict[str, int], names: Sequence[str]) -> Iterator[tuple[str, NDArray[Any]]]:

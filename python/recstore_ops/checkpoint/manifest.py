@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from recstore_ops.config.directory import Directory
 
 MANIFEST = "manifest.json"
 LOCK = ".lock"
@@ -30,12 +29,12 @@ class Manifest:
     """The snapshots of a directory.
 
     Attributes:
-        directory: where it is.
+        directory: where it is, held open.
         text: the file's bytes.
         snapshots: the oldest first, as the file has them.
     """
 
-    directory: Path
+    directory: Directory
     text: bytes
     snapshots: list[dict[str, Any]]
 
@@ -62,13 +61,16 @@ def read_manifest(directory: str) -> Manifest:
     Raises:
         RuntimeError: there is no checkpoint, or the manifest is not what it should be; names the file.
     """
-    path = Path(directory) / MANIFEST
+    path = f"{directory}/{MANIFEST}"
     try:
-        text = path.read_bytes()
+        held = Directory(directory)
+        text = held.read(MANIFEST)
         document = json.loads(text)
     except FileNotFoundError:
         raise RuntimeError(f"checkpoint: {directory}: there is no checkpoint here") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except OSError as error:
+        raise RuntimeError(f"checkpoint: {error.filename}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
         raise RuntimeError(f"checkpoint: {path}: {error}") from None
     try:
         _check(document, text)
@@ -76,7 +78,7 @@ def read_manifest(directory: str) -> Manifest:
         raise RuntimeError(f"checkpoint: {path}: it is no manifest of a checkpoint") from None
     except ValueError as error:
         raise RuntimeError(f"checkpoint: {path}: {error}") from None
-    return Manifest(Path(directory), text, document["snapshots"])
+    return Manifest(held, text, document["snapshots"])
 
 
 def _check(document: dict[str, Any], text: bytes) -> None:
@@ -104,7 +106,7 @@ def _checksum_of(text: bytes) -> str | None:
     return f"{zlib.crc32(text[:begin] + _NO_CHECKSUM.encode() + text[begin + len(_NO_CHECKSUM) :]):08x}"
 
 
-def write_manifest(directory: Path, snapshots: list[dict[str, Any]]) -> None:
+def write_manifest(directory: Directory, snapshots: list[dict[str, Any]]) -> None:
     """Puts a manifest of these snapshots in the place of the directory's: readers see the old one or this one.
 
     Raises:
@@ -113,26 +115,7 @@ def write_manifest(directory: Path, snapshots: list[dict[str, Any]]) -> None:
     document = {"format": _FORMAT, "version": _VERSION, "snapshots": snapshots, "checksum": _NO_CHECKSUM}
     unsigned = json.dumps(document, indent=2).encode()
     document["checksum"] = _checksum_of(unsigned)
-    beside = directory / "manifest.new"
-    try:
-        with beside.open("wb") as file:
-            file.write(json.dumps(document, indent=2).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(directory / MANIFEST)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
-    sync_directory(directory)
-
-
-def sync_directory(directory: Path) -> None:
-    """Makes renamed and removed files survive a crash."""
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    directory.replace(MANIFEST, json.dumps(document, indent=2).encode())
 
 
 @contextmanager
@@ -143,16 +126,12 @@ def locked(directory: str) -> Iterator[None]:
         RuntimeError: somebody saves to it.
         OSError: the directory cannot be written.
     """
-    with (Path(directory) / LOCK).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"checkpoint: {directory}: another process or store is saving to it") from None
-        try:
-            yield
-        finally:
-            # Closing the file would not do: a child forked meanwhile has it open too.
-            fcntl.flock(file, fcntl.LOCK_UN)
+    try:
+        lock = Directory(directory).lock(LOCK)
+    except BlockingIOError:
+        raise RuntimeError(f"checkpoint: {directory}: another process or store is saving to it") from None
+    with lock:
+        yield
 
 
-__all__ = ["LOCK", "MANIFEST", "Manifest", "files_of", "locked", "read_manifest", "sync_directory", "write_manifest"]
+__all__ = ["LOCK", "MANIFEST", "Manifest", "files_of", "locked", "read_manifest", "write_manifest"]

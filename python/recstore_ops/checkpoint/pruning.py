@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from os import PathLike
-from pathlib import Path
 
 from recstore_ops.checkpoint.manifest import (
     Manifest,
     files_of,
     locked,
     read_manifest,
-    sync_directory,
     write_manifest,
 )
 from recstore_ops.checkpoint.place import checked_directory
@@ -55,7 +54,8 @@ def prune(
     Raises:
         ValueError: `keep` is below 1, or `path` a URL.
         RuntimeError: the directory holds no checkpoint, or somebody saves to it.
-        OSError: the manifest cannot be written; nothing has changed. Or a file cannot be removed, which does no harm.
+        OSError: the manifest cannot be written, or a name of a file that goes is that of a link or something else;
+            nothing has changed. Or a file cannot be removed, which does no harm.
     """
     directory = checked_directory(path, "prune")
     if type(keep) is not int or keep < 1:
@@ -95,11 +95,15 @@ def _plan(manifest: Manifest, keep: int) -> PruneReport:
 def _carry_out(manifest: Manifest, plan: PruneReport) -> None:
     if not plan.snapshots:
         return
-    kept = set(plan.kept)
-    write_manifest(manifest.directory, [snapshot for snapshot in manifest.snapshots if snapshot["id"] in kept])
+    kept, directory = set(plan.kept), manifest.directory
     for name in plan.files:
-        Path(manifest.directory / name).unlink(missing_ok=True)
-    sync_directory(manifest.directory)
+        with suppress(FileNotFoundError):
+            directory.open(name).close()  # What is no file stays, and so does all else.
+    write_manifest(directory, [snapshot for snapshot in manifest.snapshots if snapshot["id"] in kept])
+    for name in plan.files:
+        with suppress(FileNotFoundError):
+            directory.remove_file(name)
+    directory.sync()
 
 
 __all__ = ["PruneReport", "prune"]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import stat
+import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from os import PathLike
-from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops.config.directory import Directory
 from recstore_ops.config.extras import imported
 
 _OF_SERVERS = ("recstore-shard.json", "lock", "incarnation", "checkpoint", "log")
@@ -89,35 +89,41 @@ def verify(path: str | PathLike[str]) -> VerifyReport:
 def _compared(manifest: Manifest) -> VerifyReport:
     files = manifest.files()
     findings = [FileFinding("damaged", MANIFEST, gap) for gap in manifest.gaps()]
-    for name, entry in files.items():
-        findings += _file_findings(manifest.directory / name, entry)
+    for entry in files.values():
+        findings += _file_findings(manifest.directory, entry)
     listed = {MANIFEST, LOCK, *_OF_SERVERS, *files}
-    others = sorted(other.name for other in manifest.directory.iterdir() if other.name not in listed)
+    others = [name for name in manifest.directory.names() if name not in listed]
     findings += [FileFinding("unexplained", name, "the manifest does not list it") for name in others]
     return VerifyReport(len(manifest.snapshots), len(files), sum(entry["bytes"] for entry in files.values()), findings)
 
 
-def _file_findings(path: Path, entry: dict[str, Any]) -> Iterator[FileFinding]:
+def _file_findings(directory: Directory, entry: dict[str, Any]) -> Iterator[FileFinding]:
+    name = entry["file"]
     try:
-        found = path.stat()
-        if not stat.S_ISREG(found.st_mode):  # Opening a FIFO would wait for ever.
-            raise ValueError("it is no file")
-        if found.st_size != entry["bytes"]:
-            raise ValueError(f"it has {found.st_size:,} bytes, not {entry['bytes']:,}")
-        with plain_file(path, entry) as (file, plain_bytes):
+        with plain_file(directory, entry) as (file, plain_bytes):
             _compare(file, plain_bytes, entry["checksums"])
     except FileNotFoundError:
-        yield FileFinding("missing", path.name, "the manifest lists it")
+        yield FileFinding("missing", name, "the manifest lists it")
     except (KeyError, TypeError, AttributeError):
-        yield FileFinding("damaged", path.name, "its header is none of safetensors")
-    except (ValueError, RecursionError, OSError) as error:
-        yield FileFinding("damaged", path.name, str(error))
+        yield FileFinding("damaged", name, "its header is none of safetensors")
+    except (ValueError, RecursionError) as error:
+        yield FileFinding("damaged", name, str(error))
+    except OSError as error:
+        yield FileFinding("damaged", name, error.strerror or str(error))
 
 
 @contextmanager
-def plain_file(path: Path, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
-    """The plain file that an entry of the manifest lists, to be read from its beginning to its end, and its length."""
-    with path.open("rb") as file:
+def plain_file(directory: Directory, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
+    """The plain file that an entry of the manifest lists, to be read from its beginning to its end, and its length.
+
+    Raises:
+        OSError: it is missing, or no regular file.
+        ValueError: it has another length than the entry says.
+    """
+    with directory.open(entry["file"]) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != entry["bytes"]:
+            raise ValueError(f"it has {found:,} bytes, not {entry['bytes']:,}")
         if "compressed" not in entry:
             yield file, entry["bytes"]
             return

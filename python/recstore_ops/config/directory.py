@@ -8,7 +8,7 @@ from collections.abc import Callable
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 from recstore_ops import _native
 
@@ -34,13 +34,13 @@ class Directory:
         self._native, self._path = native, Path(path)
 
     @classmethod
-    def _of(cls, native: _native.Directory, path: Path) -> "Directory":
+    def _of(cls, native: _native.Directory, path: Path) -> Directory:
         made = cls.__new__(cls)
         made._hold(native, path)
         return made
 
     @classmethod
-    def create(cls, path: str | PathLike[str]) -> "Directory":
+    def create(cls, path: str | PathLike[str]) -> Directory:
         """Opens a directory, which it makes with those above it if it is not there.
 
         Raises:
@@ -58,7 +58,7 @@ class Directory:
         """What native functions take."""
         return self._native
 
-    def subdirectory(self, name: str) -> "Directory":
+    def subdirectory(self, name: str) -> Directory:
         """Opens a directory inside.
 
         Raises:
@@ -67,7 +67,7 @@ class Directory:
         """
         return self._of(self._native.subdirectory(name), self._path / name)
 
-    def create_subdirectory(self, name: str) -> "Directory":
+    def create_subdirectory(self, name: str) -> Directory:
         """Opens a directory inside, which it makes if it is not there.
 
         Raises:
@@ -161,6 +161,15 @@ class Directory:
         """
         self._native.rename(old, new)
 
+    def link(self, name: str, other: Directory) -> None:
+        """Gives a file a further name, the same in another directory.
+
+        Raises:
+            OSError: it is no regular file, the name is taken there, or the file system cannot do that.
+            ValueError: the name leads out.
+        """
+        self._native.link(name, other.native)
+
     def names(self) -> list[str]:
         """Returns the names inside, sorted."""
         return self._native.names()
@@ -174,7 +183,24 @@ class Directory:
         """
         return self._native.kind(name)
 
-    def lock(self, name: str) -> "HeldLock":
+    def check_plain(self, *, below: bool = False) -> None:
+        """Checks that all names inside are files and directories.
+
+        Args:
+            below: whether those in its directories are looked at too, and in theirs.
+
+        Raises:
+            OSError: one is a link or something else.
+        """
+        for name in self.names():
+            kind = self._native.kind(name)
+            if kind == "a directory":
+                if below:
+                    self.subdirectory(name).check_plain(below=True)
+            elif kind is not None:
+                self.open(name).close()
+
+    def lock(self, name: str) -> HeldLock:
         """Locks a file, which it makes if it is not there, until the lock is released.
 
         Raises:
@@ -196,7 +222,7 @@ class Directory:
         """Holds it no longer. Files that were opened stay open."""
         self._native.close()
 
-    def __enter__(self) -> "Directory":
+    def __enter__(self) -> Directory:
         return self
 
     def __exit__(
@@ -208,8 +234,7 @@ class Directory:
         return f"Directory({str(self._path)!r})"
 
     def _file(self, name: str, mode: str, open_native: Callable[[str], int]) -> BinaryIO:
-        opened: Any = open(self._path / name, mode, opener=lambda path, flags: open_native(name))
-        return cast(BinaryIO, opened)
+        return cast(BinaryIO, open(self._path / name, mode, opener=lambda path, flags: open_native(name)))
 
 
 class HeldLock:
@@ -232,7 +257,7 @@ class HeldLock:
             fcntl.flock(self._file, fcntl.LOCK_UN)
             self._file.close()
 
-    def __enter__(self) -> "HeldLock":
+    def __enter__(self) -> HeldLock:
         return self
 
     def __exit__(

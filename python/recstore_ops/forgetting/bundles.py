@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from recstore_ops import _native
-from recstore_ops.checkpoint.manifest import sync_directory
+from recstore_ops.config.directory import Directory, check_name
 from recstore_ops.forgetting.id_set import Found, IdSet
 from recstore_ops.forgetting.place import Look, held
 from recstore_ops.forgetting.report import Held, Kind
@@ -43,6 +43,8 @@ class BundlePlace:
 
     def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
         """Writes the tables that have rows of the ids anew."""
+        with Directory(self.path) as directory:
+            directory.check_plain(below=True)
         _remove_unneeded(self.path)
         files = {found.place for found in look.held}
         changed = [table for table in self._named(tables) if self.path / table.file in files]
@@ -78,7 +80,8 @@ def _written(path: Path, table: BundledTable, ids: IdSet, note: _Note) -> tuple[
     file = f"tables/{max(numbers, default=0) + 1}.safetensors"
     note.add([file])
     rows, size = _native.freeze_table_without(str(path / table.file), str(path / file), list(ids))
-    sync_directory(path / "tables")
+    with Directory(path / "tables") as directory:
+        directory.sync()
     return replace(table, file=file, fingerprint=FrozenTable(path / file).fingerprint), rows, size
 
 
@@ -87,9 +90,8 @@ def _replace_manifest(path: Path, written: dict[str, BundledTable]) -> None:
     tables = tuple(written.get(table.file, table) for table in manifest.tables)
     with tempfile.TemporaryDirectory(dir=path, prefix=".forgetting.") as beside:
         replace(manifest, tables=tables).write(Path(beside))
-        _sync(Path(beside) / NAME)
-        (Path(beside) / NAME).replace(path / NAME)
-    sync_directory(path)
+        with Directory(beside) as made, Directory(path) as directory:
+            directory.replace(NAME, made.read(NAME))
 
 
 @dataclass
@@ -106,35 +108,32 @@ class _Note:
     def add(self, files: Sequence[str]) -> None:
         self.files.extend(files)
         text = json.dumps({"format": _FORMAT, "version": _VERSION, "files": self.files})
-        beside = self.directory / f"{_NOTE}.new"
-        beside.write_text(text, encoding="utf-8")
-        _sync(beside)
-        beside.replace(self.directory / _NOTE)
-        sync_directory(self.directory)
+        with Directory(self.directory) as directory:
+            directory.replace(_NOTE, text.encode())
 
 
 def _remove_unneeded(path: Path) -> None:
     """Removes the files that a note lists and the manifest does not, and then the note."""
     needed = {table.file for table in Manifest.read(path).tables}
-    for name in _noted(path):
-        if name not in needed:
-            (path / name).unlink(missing_ok=True)
-    (path / _NOTE).unlink(missing_ok=True)
-    sync_directory(path)
+    with Directory(path) as directory:
+        for name in (name for name in _noted(directory) if name not in needed):
+            with suppress(FileNotFoundError):
+                directory.remove_file(name)
+        with suppress(FileNotFoundError):
+            directory.remove_file(_NOTE)
+        directory.sync()
 
 
-def _noted(path: Path) -> Iterator[str]:
+def _noted(directory: Directory) -> Iterator[str]:
     try:
-        note = json.loads((path / _NOTE).read_bytes())
-    except (FileNotFoundError, ValueError):
+        note = json.loads(directory.read(_NOTE))
+    except (FileNotFoundError, ValueError, RecursionError):
         return
-    if (note["format"], note["version"]) == (_FORMAT, _VERSION):
-        yield from (name for name in note["files"] if name.startswith("tables/") and ".." not in name)
-
-
-def _sync(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
+    if isinstance(note, dict) and (note.get("format"), note.get("version")) == (_FORMAT, _VERSION):
+        for name in note["files"]:
+            check_name(name, directory.path / _NOTE)
+            if name.startswith("tables/"):
+                yield name
 
 
 __all__ = ["BundlePlace"]

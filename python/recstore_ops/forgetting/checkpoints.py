@@ -16,6 +16,7 @@ from recstore_ops import _native
 from recstore_ops.checkpoint.id_columns import SKETCH, id_columns
 from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, Manifest, read_manifest
 from recstore_ops.checkpoint.progress import shown
+from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.id_set import Found, IdSet
 from recstore_ops.forgetting.place import Look, held, held_perhaps
 from recstore_ops.forgetting.report import Held, Kind
@@ -80,7 +81,7 @@ def left_out(tables: Sequence[str], ids: IdSet, look: Look) -> dict[str, Any]:
 
 def explained_by(manifest: Manifest) -> set[Path]:
     """Returns the files that a manifest tells of."""
-    return {manifest.directory / name for name in (MANIFEST, LOCK, *manifest.files())}
+    return {manifest.directory.path / name for name in (MANIFEST, LOCK, *manifest.files())}
 
 
 def look_at_checkpoint(manifest: Manifest, tables: Sequence[str], ids: IdSet) -> Look:
@@ -98,27 +99,27 @@ def look_at_checkpoint(manifest: Manifest, tables: Sequence[str], ids: IdSet) ->
             look.snapshots.append(snapshot["id"])
         text = json.dumps(_told_by(snapshot["metadata"]))
         where = f"metadata of snapshot {snapshot['id']}"
-        look.stays.extend(held_perhaps(manifest.directory / MANIFEST, where, in_text(text.encode(), ids)))
+        look.stays.extend(held_perhaps(manifest.directory.path / MANIFEST, where, in_text(text.encode(), ids)))
     return look
 
 
 def _of(manifest: Manifest, table: dict[str, Any], ids: IdSet) -> Iterator[Held]:
     for entry in table["shards"]:
-        path = manifest.directory / entry["file"]
+        path = manifest.directory.path / entry["file"]
         found = {name: Found() for name in _WHAT}
-        for name, values in id_columns(path, entry):
+        for name, values in id_columns(manifest.directory, entry):
             found[name] += ids.among(values)
         for name, what in _WHAT.items():
             yield from held(path, what, found[name])
-        yield from held(path, SKETCHED, _in_sketch(path, table, entry, ids), is_certain=False)
+        yield from held(path, SKETCHED, _in_sketch(manifest.directory, table, entry, ids), is_certain=False)
 
 
-def _in_sketch(path: Path, table: dict[str, Any], entry: dict[str, Any], ids: IdSet) -> Found:
+def _in_sketch(directory: Directory, table: dict[str, Any], entry: dict[str, Any], ids: IdSet) -> Found:
     """The ids that a sketch estimates above zero: counted, or only others were."""
     admission = table["config"].get("admission") or {}
     if admission.get("kind") != "sketch":
         return Found()
-    counters = np.concatenate([values for _, values in id_columns(path, entry, [SKETCH])])
+    counters = np.concatenate([values for _, values in id_columns(directory, entry, [SKETCH])])
     estimates = _estimates(counters, admission["epsilon"], admission["delta"], ids.values)
     return Found({id: 1 for id, estimate in zip(ids, estimates.tolist(), strict=True) if estimate})
 

@@ -32,7 +32,7 @@ def read_ids_file(path: Path) -> list[int]:
         OSError: it cannot be read.
     """
     try:
-        return read_ids(path.read_text(encoding="utf-8"), str(path))
+        return read_ids(path.read_text(encoding="utf-8"), str(path))  # by path: the caller's own
     except UnicodeDecodeError:
         raise ValueError(f"{path}: ids are decimal numbers in a file of text") from None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from recstore_ops.checkpoint.manifest import MANIFEST
 from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
 from recstore_ops.forgetting.checkpoints import CheckpointPlace
 from recstore_ops.forgetting.place import Place
@@ -84,8 +85,9 @@ def _with_manifest(path: Path) -> Place:
 
 def _format_of(path: Path) -> str:
     try:
-        return str(json.loads(path.read_bytes()).get("format"))
-    except (ValueError, AttributeError):
+        with Directory(path.parent) as directory:
+            return str(json.loads(directory.read(path.name)).get("format"))
+    except (ValueError, AttributeError, RecursionError):
         raise ValueError(f"{path} is damaged: it is no manifest of a checkpoint or a bundle") from None
 
 

@@ -51,6 +51,8 @@ class PublicationPlace:
         """Writes base and updates anew; raises ValueError where a publisher runs."""
         if not look.held:
             return 0, 0
+        with Directory(self.path) as directory:
+            directory.check_plain(below=True)
         files, history = PublicationFiles(self.path), uuid.uuid4().hex[:8]
         written = [0, 0]
 

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.id_set import Found, IdSet
 
 _LENGTH_BYTES = 8
@@ -55,7 +56,7 @@ def in_safetensors(file: BinaryIO, ids: IdSet, tables: frozenset[str]) -> Found:
 def frozen_ids(path: Path) -> Iterator[NDArray[np.int64]]:
     """Yields the ids of a frozen table, in parts; raises OSError where the file is cut off."""
     try:
-        with path.open("rb") as file:
+        with Directory(path.parent) as directory, directory.open(path.name) as file:
             begin, end = _header(file)["ids"]["data_offsets"]
             _skip(file, begin)
             yield from (_ids_of(np.frombuffer(part, "<i8")) for part in _parts(file, end - begin))

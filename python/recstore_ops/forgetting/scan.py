@@ -85,7 +85,7 @@ def look_into(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
 
 
 def _by_format(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
-    with path.open("rb") as file:
+    with path.open("rb") as file:  # by path: it is only read
         beginning = file.read(_BEGINNING_BYTES)
     if beginning.startswith(_PARQUET) and (found := _in_parquet(path, ids)) is not None:
         return found
@@ -102,7 +102,7 @@ Opened = Callable[[], Any]
 
 
 def _plain(path: Path) -> Opened:
-    return lambda: path.open("rb")
+    return lambda: path.open("rb")  # by path: it is only read
 
 
 def _in_stream(shown: Path, opened: Opened, tables: frozenset[str], ids: IdSet) -> list[Held]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import mmap
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from recstore_ops import _native
 from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, read_manifest
 from recstore_ops.checkpoint.progress import shown
+from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.binary import in_binary_file
 from recstore_ops.forgetting.checkpoints import explained_by, left_out, look_at_checkpoint, unfinished
 from recstore_ops.forgetting.id_set import IdSet
@@ -44,10 +45,13 @@ class ShardPlace:
 
         Raises:
             ValueError: a server uses the directory, or it has not been its leader's.
+            OSError: something in it is a link, or neither file nor directory.
             RuntimeError: a file is damaged.
         """
-        check_unused(self.path)
-        _check_leads(self.path)
+        with Directory(self.path) as directory:
+            directory.check_plain(below=True)
+            check_unused(directory)
+            _check_leads(directory)
         names = {name for path in self._logs() for name in _opened_in(path)}
         if self._has_checkpoint():
             snapshots = read_manifest(str(self._checkpoint())).snapshots
@@ -95,26 +99,23 @@ def is_shard(path: Path) -> bool:
     return (path / SHARD).exists() or (SHARD_NAME.fullmatch(path.name) is not None and has_tables)
 
 
-def check_unused(path: Path) -> None:
+def check_unused(directory: Directory) -> None:
     """Checks that no server uses a directory.
 
     Raises:
         ValueError: one does.
     """
-    lock = path / _LOCK
-    if not lock.exists():
+    if directory.kind(_LOCK) is None:
         return
-    with lock.open("rb") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = "a server uses the directory: end it first, or have the server itself forget, with --servers"
-            raise ValueError(f"{path}: {message}") from None
-        fcntl.flock(file, fcntl.LOCK_UN)
+    try:
+        directory.lock(_LOCK).release()
+    except BlockingIOError:
+        message = "a server uses the directory: end it first, or have the server itself forget, with --servers"
+        raise ValueError(f"{directory.path}: {message}") from None
 
 
-def _check_leads(path: Path) -> None:
-    told = _told(path / SHARD)
+def _check_leads(directory: Directory) -> None:
+    path, told = directory.path, _told(directory)
     role = told.get("standing", {}).get("role", "leader")
     if isinstance(role, dict) and "follower" in role:
         leader = role["follower"]["leader"]
@@ -123,26 +124,35 @@ def _check_leads(path: Path) -> None:
         raise ValueError(f"{path}: another server leads its shard: start it anew with --follow, or remove it")
 
 
-def _told(path: Path) -> dict[str, Any]:
+def _told(directory: Directory) -> dict[str, Any]:
     try:
-        return json.loads(path.read_bytes())
+        told = json.loads(directory.read(SHARD))
     except FileNotFoundError:
         return {}
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{directory.path / SHARD}: {error}") from None
+    if not isinstance(told, dict):
+        raise ValueError(f"{directory.path / SHARD}: expected an object, got {type(told).__name__}")
+    return told
 
 
 def _opened_in(path: Path) -> set[str]:
     """The names of the tables that the changes of a log open."""
-    if path.stat().st_size == 0:
-        return set()
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        return {json.loads(name) for name in _OPENED.findall(content)}
+    with _open_log(path) as file:
+        if os.fstat(file.fileno()).st_size == 0:
+            return set()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return {json.loads(name) for name in _OPENED.findall(content)}
 
 
 def _in_log(path: Path, ids: IdSet) -> list[Held]:
-    with path.open("rb") as file:
+    with _open_log(path) as file:
         return held_perhaps(path, "log", in_binary_file(file, ids))
+
+
+def _open_log(path: Path) -> BinaryIO:
+    with Directory(path.parent.parent) as shard, shard.subdirectory(_LOG) as log:
+        return log.open(path.name)
 
 
 __all__ = ["SHARD", "SHARD_NAME", "ShardPlace", "check_unused", "is_shard"]

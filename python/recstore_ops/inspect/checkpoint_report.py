@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from recstore_ops.checkpoint.manifest import read_manifest
 from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.saving import LoadReport, load_to_read
 from recstore_ops.config.html_table import html_table, shown
@@ -24,7 +24,6 @@ from recstore_ops.servers import store
 from recstore_ops.servers.choosing import embedded_for
 from recstore_ops.table.table import Table
 
-_MANIFEST = "manifest.json"
 _ROWS_AT_A_TIME = 1 << 16
 
 
@@ -135,7 +134,7 @@ def _loaded(path: str | PathLike[str]) -> Iterator[tuple[list[dict[str, Any]], L
 
 
 def _read_manifest(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    return json.loads((Path(os.fspath(path)) / _MANIFEST).read_text(encoding="utf-8"))["snapshots"]
+    return read_manifest(os.fspath(path)).snapshots
 
 
 def _chosen(names: list[str], table: str | None, has_ids: bool) -> list[str]:

@@ -8,6 +8,7 @@ Shape suffixes: N ids, D dim.
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from recstore_ops import Table
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import own_ids
 from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.training.run_files import read_file, replace_file
 
 _ROWS_AT_A_TIME = 1 << 16
 _NOTED = "rows_before-"
@@ -72,17 +74,16 @@ class RowsBefore:
     def write(self, directory: Path, part: int) -> None:
         """Writes what was noted as one of several parts."""
         for number, (name, (ids_N, hashes_N)) in enumerate(sorted(self._noted.items())):
-            beside = directory / f"{_NOTED}{part}-{number}.npz.new"
-            with open(beside, "wb") as file:
-                np.savez(file, table=np.array(name), ids=ids_N, hashes=hashes_N)
-            beside.replace(directory / f"{_NOTED}{part}-{number}.npz")
+            content = io.BytesIO()
+            np.savez(content, table=np.array(name), ids=ids_N, hashes=hashes_N)
+            replace_file(directory / f"{_NOTED}{part}-{number}.npz", content.getvalue())
 
     @classmethod
     def read(cls, directory: Path) -> RowsBefore:
         """Reads all parts; there are no rows where none was written."""
         parts: dict[str, list[_Noted]] = {}
         for path in sorted(directory.glob(f"{_NOTED}*.npz")):
-            with np.load(path) as part:
+            with np.load(io.BytesIO(read_file(path))) as part:
                 parts.setdefault(str(part["table"]), []).append((part["ids"], part["hashes"]))
         return cls({name: _merged(of_table) for name, of_table in parts.items()})
 

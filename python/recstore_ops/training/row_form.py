@@ -17,6 +17,7 @@ from recstore_ops.training.formats import FormatName, open_rows
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine
+from recstore_ops.training.run_files import read_file, replace_file
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
 from recstore_ops.training.training_input import TrainingInput, is_by_field
@@ -64,9 +65,7 @@ class RowForm:
             "dense": self.dense,
             "group": self.group,
         }
-        beside = run / f"{FORM}.new"
-        beside.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-        beside.replace(run / FORM)
+        replace_file(run / FORM, (json.dumps(values, indent=2) + "\n").encode())
 
     @classmethod
     def read(cls, run: Path) -> RowForm:
@@ -78,13 +77,13 @@ class RowForm:
         """
         path = run / FORM
         try:
-            values = json.loads(path.read_text(encoding="utf-8"))
+            values = json.loads(read_file(path))
             form = cls(
                 values["file_format"], tuple(values["fields"]), tuple(values["dense"]), None, values.get("group")
             )
         except FileNotFoundError:
             raise ValueError(f"run {run} has no {FORM}, which names the fields of its rows: train it anew") from None
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise OSError(f"{path} is damaged: expected file_format, fields and dense") from None
 
         schema = run / SCHEMA

@@ -9,9 +9,9 @@ the other.
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
+import re
 import secrets
 import signal
 import zipfile
@@ -26,14 +26,18 @@ import torch
 
 from recstore_ops import checkpoint
 from recstore_ops.checkpoint.saving import SaveReport
-from recstore_ops.training.mirrored_directory import MANIFEST, mirror_checkpoint
+from recstore_ops.config.directory import Directory
+from recstore_ops.training.mirrored_directory import mirror_checkpoint, snapshots_of
 from recstore_ops.training.report.run_directory import RunDirectory
+from recstore_ops.training.run_files import BEST, LAST
 from recstore_ops.training.stop_request import RunStopped, StopRequest
 
 State = dict[str, Any]
 
 DENSE = "dense-"
 """How the names begin of files with what the run knows besides the tables."""
+
+_DENSE_NAME = re.compile(rf"{DENSE}[0-9a-f]{{16}}\.pt")
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,7 @@ class RunCheckpoints:
     """
 
     def __init__(self, path: Path, run: RunDirectory | None, options: SaveOptions, stop: StopRequest) -> None:
-        self.path, self.best_path = path / "checkpoint", path / "best"
+        self.path, self.best_path = path / LAST, path / BEST
         self._run = run
         self._options = options
         self._stop = stop
@@ -105,7 +109,6 @@ class RunCheckpoints:
             OSError: this save or the one before could not be written.
         """
         self.settle()
-        self.path.mkdir(exist_ok=True)
         assert self._run is not None, "a run of one process has its directory"
         name = f"{DENSE}{secrets.token_hex(8)}.pt"
         recorded = self._run.state_dict(with_scores=is_best)
@@ -178,22 +181,26 @@ class RunCheckpoints:
 
     def remove_unneeded(self) -> None:
         """Removes the files of snapshots that are gone."""
-        needed = {snapshot["metadata"]["dense"] for snapshot in _snapshots(self.path)}
-        for file in self.path.glob(f"{DENSE}*"):
-            if file.name not in needed:
-                file.unlink()
+        with _opened(self.path) as directory:
+            needed = {snapshot["metadata"]["dense"] for snapshot in snapshots_of(directory)}
+            for name in directory.names():
+                if _DENSE_NAME.fullmatch(name) and name not in needed:
+                    directory.remove_file(name)
+
+
+def _opened(path: Path) -> Directory:
+    """Opens a directory of checkpoints in its run's; raises OSError where it is a link, or not there."""
+    with Directory(path.parent) as run:
+        return run.subdirectory(path.name)
 
 
 def _snapshots(path: Path) -> list[dict[str, Any]]:
     """The snapshots of a checkpoint directory, the newest last; none where no save has ended yet."""
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
+        with _opened(path) as directory:
+            return snapshots_of(directory)
     except FileNotFoundError:
         return []
-    try:
-        return json.loads(text)["snapshots"]
-    except (ValueError, KeyError, TypeError):
-        raise OSError(f"{path / MANIFEST} is damaged: it tells no snapshots") from None
 
 
 def write_state(path: Path, state: State) -> None:
@@ -205,7 +212,9 @@ def write_state(path: Path, state: State) -> None:
     content = io.BytesIO()
     torch.save(state, content)
     try:
-        with open(path, "xb") as file:
+        with Directory(path.parent.parent) as run, run.create_subdirectory(path.parent.name) as directory:
+            file = directory.create_new(path.name)
+        with file:
             file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())
@@ -233,10 +242,11 @@ def read_state(path: Path) -> State | None:
     if not snapshots:
         return None
     file = path / str((snapshots[-1]["metadata"] or {}).get("dense"))
-    if not file.is_file():
-        raise OSError(f"{path} is not of a training run, or is damaged: there is no file {file.name}")
     try:
-        return torch.load(file, weights_only=True)
+        with _opened(path) as directory, directory.open(file.name) as content:
+            return torch.load(content, weights_only=True)
+    except FileNotFoundError:
+        raise OSError(f"{path} is not of a training run, or is damaged: there is no file {file.name}") from None
     except (RuntimeError, EOFError, pickle.UnpicklingError, zipfile.BadZipFile) as error:
         raise OSError(f"{file} is damaged: {error}") from error
 

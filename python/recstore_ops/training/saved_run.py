@@ -13,6 +13,7 @@ from recstore_ops import checkpoint, sharding
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.row_form import RowForm
 from recstore_ops.training.run_checkpoints import State, as_os_error, read_state, saved_tables
+from recstore_ops.training.run_files import CONFIG, open_run
 
 Which = Literal["best", "last"]
 CHECKPOINTS: dict[Which, str] = {"best": "best", "last": "checkpoint"}
@@ -100,14 +101,15 @@ def read_config(run: Path) -> TrainingConfig:
 
     Raises:
         ValueError: there is no such run, or it has an option that this version does not know.
-        OSError: the file is damaged.
+        OSError: the file is damaged, or something in the directory is a link.
     """
-    path = run / "config.json"
+    path = run / CONFIG
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        with open_run(run) as files:
+            values = json.loads(files.read(CONFIG))
     except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"there is no run {run}: it has no config.json") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise OSError(f"{path} is damaged: {error}") from None
     if not isinstance(values, dict):
         raise OSError(f"{path} is damaged: expected an object, got {type(values).__name__}")

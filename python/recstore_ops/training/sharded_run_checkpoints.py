@@ -55,7 +55,6 @@ class ShardedRunCheckpoints(RunCheckpoints):
         """Writes what is not in tables; returns what was in the way."""
         assert self._run is not None, "in the first process"
         try:
-            self.path.mkdir(exist_ok=True)
             write_state(
                 self.path / name, {**state, "is_best": is_best, "recorded": self._run.state_dict(with_scores=is_best)}
             )

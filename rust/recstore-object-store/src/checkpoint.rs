@@ -150,11 +150,13 @@ impl ObjectCheckpoint {
         made.map_err(|source| self.staging_error(self.staging.as_deref().unwrap_or(Path::new("")), source))
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a temporary directory of its own")]
     fn write_manifest(&self, directory: &Path, manifest: &Numbered) -> Result<()> {
         let path = directory.join(MANIFEST);
         fs::write(&path, &manifest.text).map_err(|source| self.staging_error(&path, source))
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a temporary directory of its own")]
     fn read_manifest(&self, directory: &Path) -> Result<Vec<u8>> {
         let path = directory.join(MANIFEST);
         fs::read(&path).map_err(|source| self.staging_error(&path, source))

@@ -30,6 +30,7 @@ pub(crate) async fn upload_all(location: &Location, directory: &Path, names: &[S
     stream::iter(uploads).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
+#[expect(clippy::disallowed_methods, reason = "the caller's own path")]
 pub(crate) async fn upload(location: &Location, path: PathBuf, name: &str) -> Result<()> {
     let file = File::open(&path).await.map_err(staging(location, &path))?;
     let mut source = BufReader::with_capacity(PIECE, file);
@@ -52,6 +53,7 @@ pub(crate) async fn download_all<'a>(
     stream::iter(downloads).buffer_unordered(AT_ONCE).try_collect::<()>().await
 }
 
+#[expect(clippy::disallowed_methods, reason = "the caller's own path")]
 pub(crate) async fn download(location: &Location, name: &str, path: PathBuf) -> Result<()> {
     let found = location.objects.get(&location.path_of(name)).await.map_err(location.about(name))?;
     let mut pieces = found.into_stream();

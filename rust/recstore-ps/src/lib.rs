@@ -23,6 +23,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod asynchronous;
 mod client;
 mod config;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use recstore::{
-    EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
+    Directory, EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot,
+    new_snapshot_name,
 };
 
 use crate::durable::moves::{WORKSHOP, clear, finish_moves, move_to};
 use crate::durable::state_directory::{Durability, MANIFEST, StateDirectory, directory_name, shards_in};
-use crate::durable::unusable;
+use crate::durable::{in_file, unusable};
 use crate::handler::Handler;
 use crate::router::{HashMethod, Router};
 use crate::wire::facts::Facts;
@@ -41,16 +42,17 @@ pub struct Resharded {
 /// [`recstore::Error::Checkpoint`] names the directory that lacks a shard, that a server uses, or that has others' shards;
 /// or the file that cannot be used. Then `from` and its shards are as they were.
 pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMethod>) -> Result<Resharded> {
-    finish_moves(to)?;
     if shards == 0 {
         return Err(unusable(to, "rows need one shard at least, got 0"));
     }
+    let target = Directory::create(to).map_err(in_file(to))?;
+    finish_moves(&target)?;
     let is_same = same_directory(from, to);
     if !is_same {
         check_free(to)?;
     }
     let workshop = to.join(WORKSHOP);
-    clear(&workshop)?;
+    clear(&target)?;
     let source = Source::of(from)?;
     let facts = Facts {
         hash_method: hash_method.or(source.facts.as_ref().map(|facts| facts.hash_method)).unwrap_or_default(),
@@ -61,7 +63,7 @@ pub fn reshard(from: &Path, to: &Path, shards: usize, hash_method: Option<HashMe
     for number in 0..shards {
         rows.push(make_shard(&gathered, &workshop, Shard { number, of: shards }, &facts)?);
     }
-    let moved_to = move_all(&source, to, shards, is_same)?;
+    let moved_to = move_all(&source, &target, shards, is_same)?;
     let before = (!source.shards.is_empty()).then_some(source.shards.len());
     Ok(Resharded { before, rows, hash_method: facts.hash_method, moved_to })
 }
@@ -162,14 +164,14 @@ fn make_shard(gathered: &Path, workshop: &Path, shard: Shard, facts: &Facts) -> 
 }
 
 /// Puts the new shards in the place of the old ones, and returns where those are then.
-fn move_all(source: &Source, to: &Path, shards: usize, is_same: bool) -> Result<Option<PathBuf>> {
+fn move_all(source: &Source, to: &Directory, shards: usize, is_same: bool) -> Result<Option<PathBuf>> {
     let old: Vec<&Path> = source.shards.iter().filter(|_| is_same).map(StateDirectory::path).collect();
-    let aside = free_name(to);
+    let aside = free_name(to.path());
+    let name = |path: &Path| PathBuf::from(path.file_name().unwrap_or_default());
     let mut moves = Vec::new();
     if !old.is_empty() {
-        fs::create_dir(&aside).map_err(|error| unusable(&aside, error))?;
+        to.create_subdirectory(name(&aside)).map_err(in_file(&aside))?;
     }
-    let name = |path: &Path| PathBuf::from(path.file_name().unwrap_or_default());
     for directory in &old {
         moves.push((name(directory), name(&aside).join(name(directory))));
     }
@@ -191,7 +193,7 @@ fn check_free(to: &Path) -> Result<()> {
     match shards_in(to)?.first() {
         Some((found, _)) => Err(unusable(to, format!("it has shards, such as {}", found.display()))),
         None if to.join(MANIFEST).exists() => Err(unusable(to, "it is a checkpoint of tables")),
-        None => fs::create_dir_all(to).map_err(|error| unusable(to, error)),
+        None => Ok(()),
     }
 }
 

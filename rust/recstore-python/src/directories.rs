@@ -120,6 +120,11 @@ impl Directory {
         self.call(py, |held| held.rename(old, new))
     }
 
+    fn link(&self, py: Python<'_>, name: PathBuf, other: &Self) -> PyResult<()> {
+        let other = other.held()?;
+        self.call(py, |held| held.link(name, &other))
+    }
+
     /// What has a name: "a regular file", "a directory", "a symbolic link" ... or `None`.
     fn kind(&self, py: Python<'_>, name: PathBuf) -> PyResult<Option<String>> {
         Ok(self.call(py, |held| held.kind(name))?.map(|kind| kind.to_string()))

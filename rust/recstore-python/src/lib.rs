@@ -2,6 +2,8 @@
 //!
 //! What goes through here is the management plane: names, configurations, statistics. Tensors go through the operators.
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod checkpoint;
 mod directories;
 mod forgetting;

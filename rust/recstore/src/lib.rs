@@ -21,6 +21,8 @@
 //! # }
 //! ```
 
+#![cfg_attr(not(test), deny(clippy::disallowed_methods))]
+
 mod calls;
 mod checkpoint;
 mod config;
@@ -46,7 +48,7 @@ pub use checkpoint::{
     CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Progress, SERVER_STATE,
     SaveKind, SaveOptions, SaveReport, Shard, check_checkpoint_directory, checkpoint_files,
     checkpoint_metadata, commit as commit_snapshot, compact, forget as forget_in_checkpoint,
-    new_snapshot_name, note_unfinished, read_file, remove_checkpoint, write_file,
+    new_snapshot_name, note_unfinished, remove_checkpoint,
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,

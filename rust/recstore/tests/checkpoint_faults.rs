@@ -225,7 +225,7 @@ fn files_swapped_missing_or_replaced_are_refused() {
         };
         refused("No such file");
         fs::create_dir(file).unwrap();
-        refused("it is no file");
+        refused("it is a directory, not a regular file");
         fs::remove_dir(file).unwrap();
         fs::write(file, whole).unwrap();
     }
@@ -233,7 +233,7 @@ fn files_swapped_missing_or_replaced_are_refused() {
     fs::rename(&path, &aside).unwrap();
     fs::create_dir(&path).unwrap();
     let (name, message) = subject.refusal();
-    assert!(name == "manifest.json" && message == "it is no file", "{message}");
+    assert!(name == "manifest.json" && message == "it is a directory, not a regular file", "{message}");
     fs::remove_dir(&path).unwrap();
     fs::rename(&aside, &path).unwrap();
 }

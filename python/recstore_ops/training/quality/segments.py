@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.metrics import row_losses
+from recstore_ops.training.run_files import replace_file
 
 SegmentOrder = Literal["rows", "logloss", "auc", "error", "value"]
 RANKED_ROWS = 10
@@ -140,7 +142,7 @@ def segment_figures(scores: Scores) -> SegmentFigures:
 
 def write_segments(path: Path, figures_of_part: Mapping[str, SegmentFigures]) -> None:
     """Writes `segments.csv`: a line a segment, the parts one after the other; undefined figures are empty."""
-    with open(path, "w", encoding="utf-8", newline="") as file:
+    with io.StringIO(newline="") as file:
         writer = csv.writer(file)
         ratio_names = ("auc", "logloss", "calibration", "prediction", "recall", "ndcg")
         writer.writerow(("part", "segment", "rows", "positives", *ratio_names[:-2], "recall_at_10", "ndcg_at_10"))
@@ -149,6 +151,7 @@ def write_segments(path: Path, figures_of_part: Mapping[str, SegmentFigures]) ->
             shares = zip(*(getattr(figures, name).tolist() for name in ratio_names), strict=True)
             for counts, ratios in zip(whole, shares, strict=True):
                 writer.writerow((part, *counts, *("" if math.isnan(x) else x for x in ratios)))
+        replace_file(path, file.getvalue().encode())
 
 
 def _auc_by_run(

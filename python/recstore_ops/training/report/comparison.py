@@ -10,6 +10,7 @@ from typing import Any
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES
 from recstore_ops.training.report.comparison_plot import draw_comparison
 from recstore_ops.training.report.recorded_run import RecordedRun
+from recstore_ops.training.run_files import replace_file
 
 _OURS, _THEIRS = "recstore", "torch.nn.Embedding"
 _MEBIBYTE = 2**20
@@ -66,7 +67,7 @@ def write_comparison(path: Path, ours: Path, theirs: Path) -> str:
     draw_comparison(path / "comparison.png", {_OURS: our_run, _THEIRS: their_run})
     notes = _notes(our_run, their_run)
     report = _report(our_run, their_run, differing, sections, notes)
-    (path / "report.md").write_text(report, encoding="utf-8")
+    replace_file(path / "report.md", report.encode())
     return _terminal_text([row for rows in sections.values() for row in rows], notes)
 
 

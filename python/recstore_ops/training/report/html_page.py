@@ -13,6 +13,7 @@ from recstore_ops.config.html_table import html_table
 from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder
 from recstore_ops.training.report.evaluations_table import evaluations_table, figure
 from recstore_ops.training.report.records import EvaluationRecord
+from recstore_ops.training.run_files import read_file, replace_file
 from recstore_ops.training.schema.columns import Schema
 
 _MOST_SEGMENTS = 20
@@ -60,9 +61,7 @@ class RunPage:
             f'<meta name="viewport" content="width=device-width"><title>{escape(self.name)}</title>'
             f"<style>{_STYLE}</style></head>\n<body><h1>{escape(self.name)}</h1>\n{''.join(parts)}</body></html>\n"
         )
-        beside = path.with_name(f"{path.name}.new")
-        beside.write_text(page, encoding="utf-8")
-        beside.replace(path)
+        replace_file(path, page.encode())
 
     def _evaluations(self) -> str:
         if not self.evaluations:
@@ -107,5 +106,5 @@ def _segment_table(figures: SegmentFigures) -> str:
 
 
 def _image(title: str, path: Path) -> str:
-    content = base64.b64encode(path.read_bytes()).decode("ascii")
+    content = base64.b64encode(read_file(path)).decode("ascii")
     return f'<img alt="{escape(title)}" src="data:image/png;base64,{content}">\n'

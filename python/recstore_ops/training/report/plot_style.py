@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Sequence, Sized
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.ticker import EngFormatter, FixedLocator
 from numpy.typing import ArrayLike
 
 from recstore_ops.training.report.records import EvaluationRecord
+from recstore_ops.training.run_files import replace_file
 
 # Colours that colour-blind readers tell apart. Source: Okabe and Ito 2008, Color Universal Design.
 TRAINING = "#0072B2"
@@ -32,7 +34,9 @@ def new_figure(width: float, height: float) -> Figure:
 
 def save(figure: Figure, path: Path) -> None:
     """Writes a PNG."""
-    figure.savefig(path, dpi=120)
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120, format=path.suffix[1:])
+    replace_file(path, content.getvalue())
 
 
 def finish(axes: Axes, legend: Literal["best", "center right"] = "best", **labels: str) -> None:

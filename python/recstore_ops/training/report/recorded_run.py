@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recstore_ops.training.run_files import CONFIG, open_run
+
 
 @dataclass(frozen=True)
 class RecordedRun:
@@ -30,8 +32,9 @@ class RecordedRun:
             ValueError: a file is missing.
         """
         try:
-            config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-            lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+            with open_run(path) as files:
+                config = json.loads(files.read(CONFIG))
+                lines = files.read("metrics.jsonl").decode().splitlines()
         except FileNotFoundError as error:
             raise ValueError(f"{path} is not the directory of a run: there is no {error.filename}") from None
         return cls(path.name, config, [json.loads(line) for line in lines])

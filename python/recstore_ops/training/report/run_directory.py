@@ -22,15 +22,16 @@ import fcntl
 import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
+from recstore_ops.config.directory import Directory
 from recstore_ops.training.quality.calibration import calibration_bins
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.segments import SegmentFigures, segment_figures, write_segments
@@ -40,8 +41,15 @@ from recstore_ops.training.report.html_page import RunPage
 from recstore_ops.training.report.learning_curve import draw_learning_curve
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.table_growth import draw_table_growth
+from recstore_ops.training.row_form import FORM
+from recstore_ops.training.run_files import CONFIG, LAST, open_run
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import SCHEMA, read_schema, write_schema
+
+METRICS = "metrics.jsonl"
+
+_BEFORE_RECORDS = (CONFIG, FORM, SCHEMA, METRICS)
+"""What a run that has recorded nothing may have."""
 
 
 class RunConfig(Protocol):
@@ -76,14 +84,16 @@ class RunDirectory:
         self._config = config.as_json()
         self._resume = resume
         self.path = _find_directory(runs_dir, name) if resume else create_directory(runs_dir, name, config.model)
+        self._files = open_run(self.path)
         self._steps: list[StepRecord] = []
         self._evaluations: list[EvaluationRecord] = []
         self._best_scores: Mapping[str, Scores] = {}
         if resume:
-            _check_config(self.path, self._config)
+            _check_config(self._files, self._config)
         else:
-            _write_config(self.path, self._config)
-        self._lock = _lock(self.path)
+            # In one move, for a run that is killed now and resumed.
+            self._files.replace(CONFIG, (json.dumps(self._config, indent=2) + "\n").encode())
+        self._lock = _lock(self._files)
         self._event_file = None if resume else EventFile(self.path, self._config)
 
     @property
@@ -99,7 +109,7 @@ class RunDirectory:
         """
         assert self._event_file is not None, "restore or restart comes first"
         self._event_file.flush()
-        with open(self.path / "metrics.jsonl", "ab") as file:
+        with self._files.append(METRICS) as file:
             os.fsync(file.fileno())
             state = {"metrics_bytes": file.tell(), "seconds": time.perf_counter() - self._started}
         scores = {part: vars(scores) for part, scores in self._best_scores.items()}
@@ -130,7 +140,7 @@ class RunDirectory:
         """
         self._cut_metrics(state["metrics_bytes"])
         self._started -= state["seconds"]
-        self._steps = _read_steps(self.path / "metrics.jsonl")
+        self._steps = _read_steps(self._files)
         self._evaluations = list(evaluations)
         self._best_scores = {part: Scores(**fields) for part, fields in scores.items()}
         self._event_file = EventFile(self.path, self._config, last_step=last_step)
@@ -154,8 +164,8 @@ class RunDirectory:
     def record_event(self, event: str, **figures: Any) -> None:
         """Appends a line to `metrics.jsonl`; such lines alone make no run."""
         line = json.dumps({"event": event, **figures}, allow_nan=False)
-        with open(self.path / "metrics.jsonl", "a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        with self._files.append(METRICS) as file:
+            file.write(f"{line}\n".encode())
 
     def keep_schema(self, schema: Schema) -> None:
         """Writes what the columns are for to `schema.toml`; a run that goes on has it already.
@@ -189,12 +199,13 @@ class RunDirectory:
         if self._event_file is not None:
             self._event_file.close()
             self._close(finished=error is None)
-        os.close(self._lock)
+        self._lock.close()
+        self._files.close()
 
     def _close(self, *, finished: bool) -> None:
         if not self._steps and not self._evaluations:
-            if not self._resume and not (self.path / "checkpoint").exists():
-                shutil.rmtree(self.path)
+            if not self._resume and self._files.kind(LAST) is None:
+                self._remove()
             return
         seconds = time.perf_counter() - self._started
         segments = self.segments()
@@ -204,6 +215,14 @@ class RunDirectory:
         draw_table_growth(self.path / "table_growth.png", self.name, self._steps, self._evaluations)
         self._write_page(segments)
         self.record_event("end", seconds=seconds, finished=finished)
+
+    def _remove(self) -> None:
+        """Removes the directory of a run that has recorded nothing, unless somebody else's files are in it."""
+        for name in self._files.names():
+            if name in _BEFORE_RECORDS or name.startswith("events.out.tfevents."):
+                self._files.remove_file(name)
+        with suppress(OSError):
+            self.path.rmdir()
 
     def _write_page(self, segments: Mapping[str, SegmentFigures]) -> None:
         schema = self.path / SCHEMA
@@ -222,11 +241,12 @@ class RunDirectory:
         page.write(self.path / "report.html")
 
     def _cut_metrics(self, size: int) -> None:
-        path = self.path / "metrics.jsonl"
-        path.touch()
-        if path.stat().st_size < size:
-            raise ValueError(f"{path} has lost lines: expected at least {size} bytes, got {path.stat().st_size}")
-        os.truncate(path, size)
+        with self._files.append(METRICS) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found < size:
+                path = self.path / METRICS
+                raise ValueError(f"{path} has lost lines: expected at least {size} bytes, got {found}")
+            file.truncate(size)
 
     def _write_segments(self, segments: Mapping[str, SegmentFigures]) -> None:
         if not segments:
@@ -294,21 +314,20 @@ def _find_directory(runs_dir: Path, name: str | None) -> Path:
     if name is None:
         raise ValueError("resume needs the name of the run: give run-name")
     path = runs_dir / _plain(name)
-    if not (path / "config.json").is_file():
+    if not (path / CONFIG).exists():
         raise ValueError(f"there is no run {name!r} to resume: {path} has no config.json")
     return path
 
 
-def _write_config(path: Path, config: dict[str, Any]) -> None:
-    # In one move, for a run that is killed now and resumed.
-    beside = path / "config.json.new"
-    beside.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    beside.replace(path / "config.json")
-
-
-def _check_config(path: Path, config: dict[str, Any]) -> None:
-    """Raises ValueError naming the first option of a run that differs."""
-    before = json.loads((path / "config.json").read_text(encoding="utf-8"))
+def _check_config(run: Directory, config: dict[str, Any]) -> None:
+    """Raises ValueError naming the first option of a run that differs, OSError where the file is damaged."""
+    path = run.path
+    try:
+        before = json.loads(run.read(CONFIG))
+    except (ValueError, RecursionError) as error:
+        raise OSError(f"{path / CONFIG} is damaged: {error}") from None
+    if not isinstance(before, dict):
+        raise OSError(f"{path / CONFIG} is damaged: expected an object, got {type(before).__name__}")
     now = json.loads(json.dumps(config))
     for name in {**now, **before}:
         if before.get(name) != now.get(name):
@@ -318,21 +337,21 @@ def _check_config(path: Path, config: dict[str, Any]) -> None:
             )
 
 
-def _lock(path: Path) -> int:
-    """Keeps other processes from resuming the run as long as the file descriptor returned is open."""
-    file = os.open(path / "config.json", os.O_RDONLY)
+def _lock(run: Directory) -> BinaryIO:
+    """Keeps other processes from resuming the run as long as the file returned is open."""
+    file = run.open(CONFIG)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(file)
-        raise ValueError(f"run {path.name!r} is under way in another process") from None
+        file.close()
+        raise ValueError(f"run {run.path.name!r} is under way in another process") from None
     except OSError:
         pass  # A file system without locks.
     return file
 
 
-def _read_steps(path: Path) -> list[StepRecord]:
-    lines = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+def _read_steps(run: Directory) -> list[StepRecord]:
+    lines = map(json.loads, run.read(METRICS).decode().splitlines())
     steps = (
         {name: value for name, value in line.items() if name != "event"} for line in lines if line["event"] == "steps"
     )

@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from recstore_ops.training.run_files import replace_file
 from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, Transform, Unit
 
 if sys.version_info >= (3, 11):
@@ -39,9 +40,7 @@ def write_schema(path: Path, schema: Schema) -> None:
     lines = [_HEADING, f"version = {_VERSION}", ""]
     for column in schema.columns:
         lines += ["[[column]]", *_lines(column), ""]
-    beside = path.with_name(path.name + ".new")
-    beside.write_text("\n".join(lines), encoding="utf-8")
-    beside.replace(path)
+    replace_file(path, "\n".join(lines).encode())
 
 
 def read_schema(path: Path) -> Schema:

@@ -1,11 +1,13 @@
 //! One server a directory: two that write one log would spoil it.
 
-use std::fs::{self, File, TryLockError};
-use std::path::{Path, PathBuf};
+use std::fs::{File, TryLockError};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use recstore::{Error, Result};
+use recstore::{Directory, Result};
+
+use super::{in_file, unusable};
 
 pub(super) const NAME: &str = "lock";
 
@@ -16,7 +18,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// A directory that no other server uses. The system takes the lock away from a process that ends, however it does.
 #[derive(Debug)]
 pub(crate) struct DirectoryLock {
-    directory: PathBuf,
+    directory: Directory,
     file: File,
 }
 
@@ -36,23 +38,23 @@ impl DirectoryLock {
         Self::take_within(directory, PATIENCE)
     }
 
-    pub(crate) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Directory {
         &self.directory
     }
 
-    fn take_within(directory: &Path, patience: Duration) -> Result<Self> {
-        let (path, until) = (directory.join(NAME), Instant::now() + patience);
-        let unusable = |message: String| Error::Checkpoint { path: path.display().to_string(), message };
-        let opened = fs::create_dir_all(directory).and_then(|()| File::create(&path));
-        let file = opened.map_err(|error| unusable(error.to_string()))?;
+    fn take_within(path: &Path, patience: Duration) -> Result<Self> {
+        let until = Instant::now() + patience;
+        let directory = Directory::create(path).map_err(in_file(path))?;
+        let file = directory.lock_file(NAME).map_err(in_file(path))?;
+        let unusable = |message: &str| unusable(&path.join(NAME), message);
         loop {
             match file.try_lock() {
-                Ok(()) => return Ok(Self { directory: directory.to_owned(), file }),
+                Ok(()) => return Ok(Self { directory, file }),
                 Err(TryLockError::WouldBlock) if Instant::now() < until => thread::sleep(PAUSE),
                 Err(TryLockError::WouldBlock) => {
-                    return Err(unusable("another server uses the directory".to_owned()));
+                    return Err(unusable("another server uses the directory"));
                 }
-                Err(TryLockError::Error(error)) => return Err(unusable(error.to_string())),
+                Err(TryLockError::Error(error)) => return Err(unusable(&error.to_string())),
             }
         }
     }
@@ -66,7 +68,7 @@ mod tests {
     fn a_directory_is_one_servers_until_it_ends() {
         let directory = tempfile::tempdir().unwrap();
         let first = DirectoryLock::take_within(directory.path(), Duration::ZERO).unwrap();
-        assert_eq!(first.directory(), directory.path());
+        assert_eq!(first.directory().path(), directory.path());
         let refused = DirectoryLock::take_within(directory.path(), PAUSE).unwrap_err().to_string();
         let path = directory.path().join("lock").display().to_string();
         assert!(

@@ -6,16 +6,17 @@
 //! came of it, the numbers of tables, and what tells this server from one that has lost its rows.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fs::{self, File};
+use std::fs::File;
 use std::hash::{BuildHasher, RandomState};
+use std::io::ErrorKind;
 use std::num::ParseIntError;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use recstore::{
-    EmbeddingStore, Error, LoadOptions, Result, SaveOptions, SaveReport, TableId, checkpoint_files,
-    checkpoint_metadata, write_file,
+    Directory, EmbeddingStore, Error, LoadOptions, Result, SaveOptions, SaveReport, TableId,
+    checkpoint_files, checkpoint_metadata,
 };
 use serde::{Deserialize, Serialize};
 
@@ -23,7 +24,7 @@ use crate::durable::feed::Feed;
 use crate::durable::followers::Followers;
 use crate::durable::log::{Lag, Log, LogError, Logged, Reader, Staged};
 use crate::durable::state_directory::MANIFEST;
-use crate::durable::unusable;
+use crate::durable::{in_file, unusable};
 use crate::metrics::Metrics;
 use crate::wire::codec::{Answer, ClientId, Frame, FrameError, Managed, Request, WireError};
 use crate::workers::{SavedWorkers, Workers};
@@ -34,6 +35,7 @@ pub(crate) const MOST_CLIENTS: usize = 1 << 16;
 pub(super) const CHECKPOINT: &str = "checkpoint";
 pub(super) const LOG: &str = "log";
 const INCARNATION: &str = "incarnation";
+const MAX_INCARNATION_BYTES: u64 = 64;
 
 /// What came of a client's last change.
 #[derive(Debug, Clone)]
@@ -76,7 +78,7 @@ impl Drop for Turn<'_> {
 /// Checkpoint and log of a server.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    directory: PathBuf,
+    directory: Directory,
     log: Log,
     turns: Turns,
     order: Mutex<Order>,
@@ -151,17 +153,17 @@ impl Journal {
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be used.
     pub(crate) fn recover(
-        directory: &Path,
+        directory: &Directory,
         store: &dyn EmbeddingStore,
         workers: &Workers,
         metrics: Arc<Metrics>,
         make: impl Fn(ClientId, &Request<'_>) -> Result<Answer>,
     ) -> Result<Self> {
-        let checkpoint = directory.join(CHECKPOINT);
-        fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
+        let checkpoint = checkpoint_in(directory)?;
         let state = loaded(&checkpoint, store)?;
         workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
         let mut order = order_of(state.clients).map_err(|error| unusable(&checkpoint, error))?;
+        let logs = directory.create_subdirectory(LOG).map_err(in_file(directory.path()))?;
         let mut changes = 0_u64;
         let again = |logged: Logged| -> std::result::Result<(), String> {
             changes += 1;
@@ -170,10 +172,10 @@ impl Journal {
             note(&mut order, &logged, &request, &outcome);
             Ok(())
         };
-        let log = Log::open(&directory.join(LOG), state.last, again).map_err(in_log)?;
-        let shown = directory.display();
+        let log = Log::open(&logs, state.last, again).map_err(in_log)?;
+        let shown = directory.path().display();
         tracing::info!(shard = metrics.shard(), directory = %shown, changes, "recovered");
-        let (directory, last, order) = (directory.to_owned(), log.last(), Mutex::new(order));
+        let (directory, last, order) = (directory.clone(), log.last(), Mutex::new(order));
         Ok(Self {
             directory,
             log,
@@ -192,13 +194,18 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be used.
-    pub(crate) fn incarnation(directory: &Path) -> Result<u64> {
-        let path = directory.join(INCARNATION);
-        if let Ok(text) = fs::read_to_string(&path) {
-            return u64::from_str_radix(text.trim(), 16).map_err(|error| unusable(&path, error));
+    pub(crate) fn incarnation(directory: &Directory) -> Result<u64> {
+        let path = directory.path().join(INCARNATION);
+        match directory.read(INCARNATION, MAX_INCARNATION_BYTES) {
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            text => {
+                let text = text.map_err(in_file(&path))?;
+                let number = str::from_utf8(&text).ok().map(str::trim);
+                let number = number.and_then(|text| u64::from_str_radix(text, 16).ok());
+                return number.ok_or_else(|| unusable(&path, "expected a hexadecimal number"));
+            }
         }
         let drawn = RandomState::new().hash_one(SystemTime::now());
-        fs::create_dir_all(directory).map_err(|error| unusable(directory, error))?;
         Self::set_incarnation(directory, drawn).map(|()| drawn)
     }
 
@@ -206,8 +213,9 @@ impl Journal {
     ///
     /// # Errors
     /// [`Error::Checkpoint`] names the file that cannot be written.
-    pub(crate) fn set_incarnation(directory: &Path, incarnation: u64) -> Result<()> {
-        write_file(&directory.join(INCARNATION), format!("{incarnation:016x}\n").as_bytes())
+    pub(crate) fn set_incarnation(directory: &Directory, incarnation: u64) -> Result<()> {
+        let text = format!("{incarnation:016x}\n");
+        directory.replace(INCARNATION, text.as_bytes()).map_err(in_file(directory.path()))
     }
 
     /// Returns the last change of each client.
@@ -243,7 +251,7 @@ impl Journal {
     ) -> Result<Answer> {
         let turn = self.open_turn()?;
         let appended = request.with_frame(0, sequence, |frame| self.log.append(client, frame, staged));
-        let unwritable = |error: FrameError| unusable(&self.directory.join(LOG), error);
+        let unwritable = |error: FrameError| unusable(&self.directory.path().join(LOG), error);
         let number = appended.map_err(unwritable)?.map_err(in_log)?;
         let outcome = make();
         for (client, sequence) in makers(client, sequence, request) {
@@ -271,7 +279,7 @@ impl Journal {
         logged: &Logged,
         make: impl FnOnce(&Request<'_>) -> Result<Answer>,
     ) -> Result<()> {
-        let unwritable = |error: FrameError| unusable(&self.directory.join(LOG), error);
+        let unwritable = |error: FrameError| unusable(&self.directory.path().join(LOG), error);
         let request = Request::of(&logged.frame).map_err(unwritable)?;
         let _turn = self.turns.take();
         let sequence = logged.frame.header.sequence;
@@ -362,12 +370,11 @@ impl Journal {
     /// [`Error::Checkpoint`] names the file that cannot be read.
     pub(crate) fn checkpoint_files(&self) -> Result<(u64, Vec<(String, File)>)> {
         let _saving = self.lock_saving();
-        let checkpoint = self.directory.join(CHECKPOINT);
-        let Some(state) = saved_state(&checkpoint)? else { return Ok((0, Vec::new())) };
-        let names = checkpoint_files(&checkpoint)?.all.into_iter().chain([MANIFEST.to_owned()]);
+        let checkpoint = self.directory.subdirectory(CHECKPOINT).map_err(in_file(self.directory.path()))?;
+        let Some(state) = saved_state(checkpoint.path())? else { return Ok((0, Vec::new())) };
+        let names = checkpoint_files(checkpoint.path())?.all.into_iter().chain([MANIFEST.to_owned()]);
         let open = |name: String| {
-            let path = checkpoint.join(&name);
-            let file = recstore::open_file(&path).map_err(|error| unusable(&path, error))?;
+            let file = checkpoint.open_file(&name).map_err(in_file(checkpoint.path()))?;
             Ok((name, file))
         };
         Ok((state.last, names.map(open).collect::<Result<_>>()?))
@@ -387,7 +394,7 @@ impl Journal {
         let _turn = self.turns.take();
         replace()?;
         store.table_names()?.iter().try_for_each(|name| store.drop_table(name))?;
-        let checkpoint = self.directory.join(CHECKPOINT);
+        let checkpoint = checkpoint_in(&self.directory)?;
         let state = loaded(&checkpoint, store)?;
         workers.restore(state.workers).map_err(|error| unusable(&checkpoint, error))?;
         *self.lock() = order_of(state.clients).map_err(|error| unusable(&checkpoint, error))?;
@@ -455,7 +462,7 @@ impl Journal {
 
     fn save(&self, store: &dyn EmbeddingStore, workers: &Workers, turn: Turn<'_>) -> Result<SaveReport> {
         let last = self.log.rotate().map_err(in_log)?;
-        let directory = self.directory.join(CHECKPOINT);
+        let directory = checkpoint_in(&self.directory)?;
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
         let mut options = SaveOptions::default();
         options.by_its_server = true;
@@ -473,6 +480,12 @@ impl Journal {
     fn lock(&self) -> MutexGuard<'_, Order> {
         self.order.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Returns the path of the directory that checkpoints are in, which is made if it is not there.
+fn checkpoint_in(directory: &Directory) -> Result<PathBuf> {
+    let checkpoint = directory.create_subdirectory(CHECKPOINT).map_err(in_file(directory.path()))?;
+    Ok(checkpoint.path().to_owned())
 }
 
 /// Loads the tables of a checkpoint, if there is one, under the numbers they had.

@@ -9,7 +9,18 @@ pub(crate) mod moves;
 pub(crate) mod state_directory;
 
 use std::fmt::Display;
+use std::io;
 use std::path::Path;
+
+use recstore::FileError;
+
+/// Says which file an error is about, which one of a directory that is held open tells itself.
+pub(crate) fn in_file(path: &Path) -> impl FnOnce(io::Error) -> recstore::Error {
+    move |error| {
+        let FileError { path, reason, .. } = FileError::at(path, &error);
+        unusable(&path, reason)
+    }
+}
 
 /// Returns an error about a file or directory.
 pub(crate) fn unusable(path: &Path, message: impl Display) -> recstore::Error {

@@ -2,21 +2,20 @@
 //! spread, how it is kept, and to which store it belongs. What is found is compared with what is asked for.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use recstore::{Result, Shard, checkpoint_files, remove_checkpoint, write_file};
+use recstore::{Directory, Result, Shard, checkpoint_files, remove_checkpoint};
 use serde::{Deserialize, Serialize};
 
 use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
 use super::moves::{finish_moves, move_once};
-use super::unusable;
+use super::{in_file, unusable};
 use crate::wire::facts::Facts;
 use crate::wire::standing::{Role, Run, Standing};
 use crate::wire::tls::ClientTls;
@@ -28,6 +27,8 @@ pub(crate) const NAME: &str = recstore::SERVER_STATE;
 pub(crate) const MANIFEST: &str = "manifest.json";
 /// The copy of another server's checkpoint, while it is made.
 const COPY: &str = "copy";
+
+const MAX_IDENTITY_BYTES: u64 = 1 << 20;
 
 /// What a crash of a server may lose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -119,16 +120,16 @@ impl StateDirectory {
     pub(crate) fn open(directory: &Path, shard: Shard, durability: Durability) -> Result<Self> {
         check_place(directory, shard)?;
         let lock = DirectoryLock::take(directory)?;
-        let path = directory.join(NAME);
-        let identity = match read(&path)? {
+        let held = lock.directory();
+        let identity = match read(held)? {
             Some(found) => {
-                found.check(&path, shard)?;
+                found.check(&directory.join(NAME), shard)?;
                 found
             }
             None => {
-                let durability = kept_before(directory)?.unwrap_or(durability);
+                let durability = kept_before(held)?.unwrap_or(durability);
                 let identity = Identity::new(shard, durability);
-                write(&path, &identity)?;
+                write(held, &identity)?;
                 identity
             }
         };
@@ -136,7 +137,7 @@ impl StateDirectory {
         state.remove_discarded()?;
         state.finish_copy()?;
         // An older release may have left tables of both kinds.
-        kept_before(directory)?;
+        kept_before(state.directory())?;
         Ok(state)
     }
 
@@ -145,19 +146,24 @@ impl StateDirectory {
     /// # Errors
     /// As [`StateDirectory::open`]; [`recstore::Error::Checkpoint`]: it is that of no server.
     pub(crate) fn open_found(directory: &Path) -> Result<Self> {
-        let told = read(&directory.join(NAME))?.map(|found| Shard { number: found.shard, of: found.of });
+        let held = Directory::open(directory).map_err(in_file(directory))?;
+        let told = read(&held)?.map(|found| Shard { number: found.shard, of: found.of });
         let shard = told.or_else(|| shard_of(directory));
         let shard = shard.ok_or_else(|| unusable(directory, "it is no directory of a server"))?;
         Self::open(directory, shard, Durability::Checkpoint)
     }
 
     pub(crate) fn path(&self) -> &Path {
+        self.directory().path()
+    }
+
+    pub(crate) fn directory(&self) -> &Directory {
         self.lock.directory()
     }
 
     /// Whether there are tables of a server that keeps no log.
     pub(crate) fn has_checkpoint(&self) -> bool {
-        self.path().join(MANIFEST).exists()
+        matches!(self.directory().kind(MANIFEST), Ok(Some(_)))
     }
 
     /// Returns how the tables are kept there.
@@ -168,7 +174,7 @@ impl StateDirectory {
     /// Changes how tables are kept there. `save` saves them in the other way, and what was saved before goes only then.
     pub(crate) fn switch<T>(&self, to: Durability, save: impl FnOnce() -> Result<T>) -> Result<T> {
         self.change(|identity| identity.discarded = Some(to))?;
-        remove_kept(self.path(), to)?;
+        remove_kept(self.directory(), to)?;
         let saved = save()?;
         self.change(|identity| {
             identity.discarded = Some(identity.durability);
@@ -181,7 +187,7 @@ impl StateDirectory {
     /// Removes what a switch left.
     fn remove_discarded(&self) -> Result<()> {
         let Some(discarded) = self.get().discarded else { return Ok(()) };
-        remove_kept(self.path(), discarded)?;
+        remove_kept(self.directory(), discarded)?;
         self.change(|identity| identity.discarded = None)
     }
 
@@ -240,8 +246,8 @@ impl StateDirectory {
     }
 
     /// Returns where the copy of another server's tables is made.
-    pub(crate) fn copy(&self) -> PathBuf {
-        self.path().join(COPY)
+    pub(crate) fn copy(&self) -> Result<Directory> {
+        self.directory().create_subdirectory(COPY).map_err(in_file(self.path()))
     }
 
     /// Puts the copy of another server's tables in the place of those here, as if at once: who is cut off goes on at the
@@ -256,15 +262,17 @@ impl StateDirectory {
         if !self.get().copied {
             return Ok(());
         }
-        let (copy, checkpoint) = (self.copy(), self.path().join(CHECKPOINT));
-        Log::remove(&self.path().join(LOG)).map_err(in_log)?;
+        let directory = self.directory();
+        Log::remove(directory, LOG).map_err(in_log)?;
+        let copy = self.copy()?;
         // A crash in the middle of a save left files there that nobody knows: they stay.
-        if copy.join(MANIFEST).exists() {
-            remove_checkpoint(&checkpoint)?;
-            fs::create_dir_all(&checkpoint).map_err(|error| unusable(&checkpoint, error))?;
-            move_files(&copy, &checkpoint)?;
+        if copy.kind(MANIFEST).map_err(in_file(copy.path()))?.is_some() {
+            let checkpoint = directory.create_subdirectory(CHECKPOINT).map_err(in_file(self.path()))?;
+            remove_checkpoint(checkpoint.path())?;
+            move_files(directory, &copy)?;
+            checkpoint.sync().map_err(in_file(checkpoint.path()))?;
         }
-        _ = fs::remove_dir(&copy);
+        _ = directory.remove_directory(COPY);
         self.change(|identity| identity.copied = false)
     }
 
@@ -277,7 +285,7 @@ impl StateDirectory {
         let mut changed = identity.clone();
         change(&mut changed);
         if changed != *identity {
-            write(&self.path().join(NAME), &changed)?;
+            write(self.directory(), &changed)?;
             *identity = changed;
         }
         Ok(())
@@ -326,7 +334,10 @@ impl Identity {
 /// a checkpoint, whose rows a server does not take by itself.
 fn check_place(directory: &Path, shard: Shard) -> Result<()> {
     let Some(data) = directory.parent().filter(|_| shard_of(directory).is_some()) else { return Ok(()) };
-    finish_moves(data)?;
+    let data = if data.as_os_str().is_empty() { Path::new(".") } else { data };
+    if let Some(held) = found(data)? {
+        finish_moves(&held)?;
+    }
     if data.join(MANIFEST).is_file() {
         let message = "it is a checkpoint of tables: serve an empty directory, and load the checkpoint there (RecStoreClient.load, or `recstore reshard CHECKPOINT --to DATA --shards N`)";
         return Err(unusable(data, message));
@@ -346,20 +357,27 @@ fn check_place(directory: &Path, shard: Shard) -> Result<()> {
 
 /// Returns the directories of shards in `data` that have something in them, in the order of their names.
 pub(crate) fn shards_in(data: &Path) -> Result<Vec<(PathBuf, Shard)>> {
-    let entries = match fs::read_dir(data) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries.map_err(|error| unusable(data, error))?,
-    };
+    let Some(directory) = found(data)? else { return Ok(Vec::new()) };
     let mut found = Vec::new();
-    for entry in entries {
-        let path = entry.map_err(|error| unusable(data, error))?.path();
-        if let Some(shard) = shard_of(&path).filter(|_| !kept_before(&path).is_ok_and(|kept| kept.is_none()))
-        {
+    for (name, _) in directory.entries().map_err(in_file(data))? {
+        let path = data.join(name);
+        if let Some(shard) = shard_of(&path).filter(|_| has_something(&path)) {
             found.push((path, shard));
         }
     }
-    found.sort_by(|(one, _), (other, _)| one.cmp(other));
     Ok(found)
+}
+
+fn found(path: &Path) -> Result<Option<Directory>> {
+    match Directory::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        opened => opened.map(Some).map_err(in_file(path)),
+    }
+}
+
+/// Whether tables lie in a directory, or something that is for `kept_before` to refuse.
+fn has_something(path: &Path) -> bool {
+    Directory::open(path).is_ok_and(|directory| !kept_before(&directory).is_ok_and(|kept| kept.is_none()))
 }
 
 /// Returns the numbers of shards that there are in `data`, such as 3 where a directory is that of one of three.
@@ -383,37 +401,43 @@ pub(crate) fn directory_name(Shard { number, of }: Shard) -> String {
     format!("shard-{number}-of-{of}")
 }
 
-/// Moves the files of a checkpoint, the manifest last: until then nothing there is one.
-fn move_files(from: &Path, to: &Path) -> Result<()> {
-    let files = checkpoint_files(from)?.all;
+/// Moves the files of the copy of a checkpoint, the manifest last: until then nothing there is one.
+fn move_files(directory: &Directory, copy: &Directory) -> Result<()> {
+    let files = checkpoint_files(copy.path())?.all;
     for name in files.iter().map(String::as_str).chain([MANIFEST]) {
-        move_once(&from.join(name), &to.join(name))?;
+        move_once(directory, (&Path::new(COPY).join(name), &Path::new(CHECKPOINT).join(name)))?;
     }
-    fs::File::open(to).and_then(|to| to.sync_all()).map_err(|error| unusable(to, error))
+    Ok(())
 }
 
 /// Removes what tables kept in one way left in a directory, and nothing else.
-fn remove_kept(directory: &Path, durability: Durability) -> Result<()> {
+fn remove_kept(directory: &Directory, durability: Durability) -> Result<()> {
     match durability {
-        Durability::Checkpoint => remove_checkpoint(directory),
+        Durability::Checkpoint => remove_checkpoint(directory.path()),
         Durability::Wal => {
-            let (checkpoint, log) = (directory.join(CHECKPOINT), directory.join(LOG));
-            Log::remove(&log).map_err(in_log)?;
-            remove_checkpoint(&checkpoint)?;
+            Log::remove(directory, LOG).map_err(in_log)?;
+            match directory.subdirectory(CHECKPOINT) {
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                opened => remove_checkpoint(opened.map_err(in_file(directory.path()))?.path())?,
+            }
             // They stay where somebody else's files are in them.
-            _ = (fs::remove_dir(log), fs::remove_dir(checkpoint));
+            _ = (directory.remove_directory(LOG), directory.remove_directory(CHECKPOINT));
             Ok(())
         }
     }
 }
 
 /// Returns how tables lie in a directory that does not say so, if there are any.
-fn kept_before(directory: &Path) -> Result<Option<Durability>> {
-    let is_plain = directory.join(MANIFEST).exists();
-    let is_logged = directory.join(CHECKPOINT).join(MANIFEST).exists() || directory.join(LOG).exists();
+fn kept_before(directory: &Directory) -> Result<Option<Durability>> {
+    let has = |name: &Path| match directory.kind(name) {
+        Ok(kind) => Ok(kind.is_some()),
+        Err(error) => Err(in_file(directory.path())(error)),
+    };
+    let is_plain = has(Path::new(MANIFEST))?;
+    let is_logged = has(&Path::new(CHECKPOINT).join(MANIFEST))? || has(Path::new(LOG))?;
     match (is_plain, is_logged) {
         (true, true) => Err(unusable(
-            directory,
+            directory.path(),
             format!(
                 "it has tables twice: {MANIFEST} of a server that keeps checkpoints, and {CHECKPOINT} and {LOG} of one with a log. Move away what is older"
             ),
@@ -424,17 +448,19 @@ fn kept_before(directory: &Path) -> Result<Option<Durability>> {
     }
 }
 
-fn read(path: &Path) -> Result<Option<Identity>> {
-    match recstore::read_file(path) {
+fn read(directory: &Directory) -> Result<Option<Identity>> {
+    match directory.read(NAME, MAX_IDENTITY_BYTES) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         text => {
-            let text = text.map_err(|error| unusable(path, error))?;
-            serde_json::from_slice(&text).map(Some).map_err(|error| unusable(path, error))
+            let path = directory.path().join(NAME);
+            let text = text.map_err(in_file(&path))?;
+            serde_json::from_slice(&text).map(Some).map_err(|error| unusable(&path, error))
         }
     }
 }
 
-fn write(path: &Path, identity: &Identity) -> Result<()> {
-    let text = serde_json::to_vec_pretty(identity).map_err(|error| unusable(path, error))?;
-    write_file(path, &text)
+fn write(directory: &Directory, identity: &Identity) -> Result<()> {
+    let path = directory.path().join(NAME);
+    let text = serde_json::to_vec_pretty(identity).map_err(|error| unusable(&path, error))?;
+    directory.replace(NAME, &text).map_err(in_file(&path))
 }

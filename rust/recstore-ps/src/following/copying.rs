@@ -1,10 +1,9 @@
 //! Copying the checkpoint of another server.
 
-use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::time::Instant;
 
-use recstore::{note_unfinished, remove_checkpoint, write_file};
+use recstore::{note_unfinished, remove_checkpoint};
 
 use super::{Shared, TRANSFER};
 use crate::durable::state_directory::MANIFEST;
@@ -18,27 +17,26 @@ impl Shared {
     /// Takes the files of the other server's checkpoint, and then its tables in the place of those here.
     pub(super) fn copy(&self, stream: &mut Channel, files: &[CopiedFile]) -> Result<(), String> {
         let (state, _) = self.handler.kept_with_log("follow").map_err(|error| error.to_string())?;
-        let copy = state.copy();
-        let in_copy = |error: io::Error| format!("{}: {error}", copy.display());
         let bytes: u64 = files.iter().map(|file| file.bytes).sum();
         tracing::info!(shard = self.shard.number, files = files.len(), bytes, "copying tables");
         let (manifest, rows) = checked(files)?;
         let said = |error: recstore::Error| error.to_string();
+        let in_copy = |error: io::Error| error.to_string();
+        let copy = state.copy().map_err(said)?;
         // What an attempt that was cut off has copied.
-        remove_checkpoint(&copy).map_err(said)?;
-        fs::create_dir_all(&copy).map_err(in_copy)?;
+        remove_checkpoint(copy.path()).map_err(said)?;
         let names = rows.iter().map(|file| file.name.clone()).collect();
         let note = note_unfinished(&copy, names).map_err(said)?;
         for CopiedFile { name, bytes } in rows {
-            let mut file = File::create(copy.join(name)).map_err(in_copy)?;
+            let mut file = copy.create_new(name).map_err(in_copy)?;
             self.receive(stream, &mut file, *bytes)?;
             file.sync_all().map_err(in_copy)?;
         }
         let mut text = Vec::new();
         self.receive(stream, &mut text, manifest.bytes)?;
-        write_file(&copy.join(MANIFEST), &text).map_err(said)?;
-        fs::remove_file(note).map_err(in_copy)?;
-        File::open(&copy).and_then(|copy| copy.sync_all()).map_err(in_copy)?;
+        copy.replace(MANIFEST, &text).map_err(in_copy)?;
+        copy.remove_file(note).map_err(in_copy)?;
+        copy.sync().map_err(in_copy)?;
         self.handler.take_copy().map_err(|error| error.to_string())
     }
 

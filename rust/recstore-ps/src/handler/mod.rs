@@ -6,14 +6,13 @@ mod publications;
 mod standing;
 
 use std::hash::{BuildHasher, RandomState};
-use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use recstore::{
-    EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions, SaveReport,
-    Shard, TableId, TableRead, TableUpdate, check_checkpoint_directory, commit_snapshot,
+    Directory, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Result, SaveOptions,
+    SaveReport, Shard, TableId, TableRead, TableUpdate, check_checkpoint_directory, commit_snapshot,
 };
 
 use crate::durable::journal::Journal;
@@ -123,7 +122,7 @@ impl Handler {
     /// [`Error::Checkpoint`] names the file that cannot be used.
     pub(crate) fn take(&mut self, state: &StateDirectory) -> Result<()> {
         match state.durability() {
-            Durability::Wal => self.recover(state.path()),
+            Durability::Wal => self.recover(state.directory()),
             Durability::Checkpoint if state.has_checkpoint() => {
                 self.store.load(state.path(), &LoadOptions::default()).map(drop)
             }
@@ -133,7 +132,7 @@ impl Handler {
     }
 
     /// Takes the tables that checkpoint and log have, and goes on with the log.
-    fn recover(&mut self, directory: &Path) -> Result<()> {
+    fn recover(&mut self, directory: &Directory) -> Result<()> {
         self.incarnation = AtomicU64::new(Journal::incarnation(directory)?);
         let make = |client, request: &Request<'_>| self.carry_out(client, request);
         let metrics = Arc::clone(&self.metrics);
@@ -155,7 +154,7 @@ impl Handler {
             }
             Durability::Wal => state
                 .switch(to, || {
-                    self.recover(state.path())?;
+                    self.recover(state.directory())?;
                     self.checkpoint_of(state)
                 })
                 .map(drop)?,

@@ -208,7 +208,7 @@ impl Handler {
             self.agree(facts, true)?;
         }
         if self.incarnation.swap(incarnation, Ordering::Relaxed) != incarnation {
-            Journal::set_incarnation(state.path(), incarnation)?;
+            Journal::set_incarnation(state.directory(), incarnation)?;
         }
         let mut standing = self.lock_standing();
         if epoch > standing.epoch {

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::entries::TableEntry;
-use super::files::refused;
-use super::load::{LoadingStore, load};
+use super::files::{found, refused};
+use super::load::{LoadingStore, NOTHING, load_from};
 use super::manifest::Manifest;
 use super::options::{LoadOptions, SaveOptions};
 use super::progress::Progress;
@@ -14,6 +14,7 @@ use super::reports::SaveReport;
 use super::save::{DirectoryLock, Plan, Saves, cleaned, lock, name_of, new_save, new_snapshot_name, write};
 use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
+use crate::disk::Directory;
 use crate::kernel::parallel::Serial;
 use crate::kernel::simd::Simd;
 use crate::optimizer::UpdateRules;
@@ -25,7 +26,8 @@ use crate::table::{Engine, SaveId, Table};
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file; then the directory holds what it held before.
-pub fn compact(directory: &Path, progress: Option<&Progress>) -> Result<Option<SaveReport>> {
+pub fn compact(path: &Path, progress: Option<&Progress>) -> Result<Option<SaveReport>> {
+    let directory = &existing(path)?;
     let (_lock, mut manifest) = locked(directory)?;
     if manifest.snapshots.last().is_none_or(|newest| newest.parent.is_none()) {
         return Ok(None);
@@ -66,14 +68,11 @@ pub struct Forgotten {
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file, or says that others saved meanwhile; then the directory holds what it held
 /// before.
-pub fn forget(
-    directory: &Path,
-    forgetting: &Forgetting<'_>,
-    progress: Option<&Progress>,
-) -> Result<Forgotten> {
+pub fn forget(path: &Path, forgetting: &Forgetting<'_>, progress: Option<&Progress>) -> Result<Forgotten> {
+    let directory = &existing(path)?;
     let (_lock, mut manifest) = locked(directory)?;
     if !manifest.snapshots.iter().map(|snapshot| &snapshot.id).eq(forgetting.snapshots) {
-        return Err(refused(directory, "somebody has saved to it meanwhile: begin again"));
+        return Err(refused(path, "somebody has saved to it meanwhile: begin again"));
     }
     let drop_holding = |manifest: &mut Manifest| {
         manifest.snapshots.retain(|snapshot| !forgetting.holding.contains(&snapshot.id));
@@ -98,37 +97,40 @@ pub fn forget(
     Ok(Forgotten { rows, written: Some(written) })
 }
 
-/// Keeps others from saving to a directory that has a checkpoint. One that has none is left without a lock.
-fn locked(directory: &Path) -> Result<(DirectoryLock, Manifest)> {
-    existing(directory)?;
-    let held = lock(directory)?;
-    Ok((held, existing(directory)?))
+fn existing(path: &Path) -> Result<Directory> {
+    found(path)?.ok_or_else(|| refused(path, NOTHING))
 }
 
-fn existing(directory: &Path) -> Result<Manifest> {
-    Manifest::read(directory)?.ok_or_else(|| refused(directory, "there is no checkpoint here"))
+/// Keeps others from saving to a directory that has a checkpoint. One that has none is left without a lock.
+fn locked(directory: &Directory) -> Result<(DirectoryLock, Manifest)> {
+    let manifest = || Manifest::read(directory)?.ok_or_else(|| refused(directory.path(), NOTHING));
+    manifest()?;
+    let held = lock(directory)?;
+    Ok((held, manifest()?))
 }
 
 /// Checks that no snapshot which stays follows one that goes.
-fn check_parents_stay(directory: &Path, manifest: &Manifest, leaving: &[String]) -> Result<()> {
+fn check_parents_stay(directory: &Directory, manifest: &Manifest, leaving: &[String]) -> Result<()> {
     let stays = |id: &String| !leaving.contains(id);
     let loses = |parent: &Option<String>| parent.as_ref().is_some_and(|parent| !stays(parent));
     match manifest.snapshots.iter().find(|snapshot| stays(&snapshot.id) && loses(&snapshot.parent)) {
-        Some(lost) => Err(refused(directory, format!("the snapshot {} follows one that is to go", lost.id))),
+        Some(lost) => {
+            Err(refused(directory.path(), format!("the snapshot {} follows one that is to go", lost.id)))
+        }
         None => Ok(()),
     }
 }
 
 /// The newest state of a directory, in memory.
 struct Newest<'a> {
-    directory: &'a Path,
+    directory: &'a Directory,
     tables: Vec<Arc<Table>>,
     save: SaveId,
     progress: Option<&'a Progress>,
 }
 
 impl<'a> Newest<'a> {
-    fn load(directory: &'a Path, progress: Option<&'a Progress>) -> Result<Self> {
+    fn load(directory: &'a Directory, progress: Option<&'a Progress>) -> Result<Self> {
         let options = LoadOptions { without_rules: true, progress, ..LoadOptions::default() };
         let store = LoadingStore {
             engine: Engine { executor: &Serial, simd: Simd::detect() },
@@ -136,7 +138,7 @@ impl<'a> Newest<'a> {
             budget: &Arc::default(),
             configured: &|_, saved| Ok(saved.clone()),
         };
-        let loaded = load(directory, &options, store)?;
+        let loaded = load_from(directory, &options, store)?;
         let tables = loaded.tables.into_iter().map(Arc::new).collect();
         Ok(Self { directory, tables, save: loaded.save, progress })
     }

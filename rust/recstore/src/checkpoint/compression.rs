@@ -5,7 +5,7 @@
 //! memory and nothing on disk.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,9 +14,9 @@ use std::sync::Arc;
 use zstd::stream::{read::Decoder, write::Encoder};
 
 use super::entries::{Compressed, Kind, ShardEntry};
-use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, refused};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, inside, refused};
 use crate::Result;
-use crate::disk::open_file;
+use crate::disk::Directory;
 
 const LEVELS: std::ops::RangeInclusive<i32> = 1..=19;
 
@@ -78,17 +78,22 @@ impl Compression {
 /// Where the pieces of a plain file end, by name, from its beginning on.
 pub(super) type Pieces = [(String, u64)];
 
-/// Puts a compressed file in the place of the finished one at `path`, and returns its entry.
-pub(super) fn compress(path: &Path, plain: ShardEntry, pieces: &Pieces, level: i32) -> Result<ShardEntry> {
+/// Puts a compressed file in the place of the finished one of an entry, and returns its own entry.
+pub(super) fn compress(
+    directory: &Directory,
+    plain: ShardEntry,
+    pieces: &Pieces,
+    level: i32,
+) -> Result<ShardEntry> {
     let file = plain.file.replace(FILE_EXTENSION, COMPRESSED_EXTENSION);
-    let to = path.with_file_name(&file);
-    let source = File::open(path).map_err(at(path))?;
-    let mut target = BufWriter::new(File::create_new(&to).map_err(at(&to))?);
+    let to = directory.path().join(&file);
+    let source = directory.open_file(&plain.file).map_err(inside(directory))?;
+    let mut target = BufWriter::new(directory.create_new(&file).map_err(inside(directory))?);
     let frames = write_frames(source, &mut target, pieces, level).map_err(at(&to))?;
     let target = target.into_inner().map_err(|error| refused(&to, error.error()))?;
     target.sync_all().map_err(at(&to))?;
     let bytes = target.metadata().map_err(at(&to))?.len();
-    fs::remove_file(path).map_err(at(path))?;
+    directory.remove_file(&plain.file).map_err(inside(directory))?;
     let compressed = Compressed { kind: Kind::Zstd, level, bytes: plain.bytes, frames };
     Ok(ShardEntry { file, bytes, compressed: Some(compressed), ..plain })
 }
@@ -121,8 +126,9 @@ pub(super) struct Contents {
 
 impl Contents {
     /// Opens a file and checks its length.
-    pub(super) fn open(path: &Path, entry: &ShardEntry) -> Result<Self> {
-        let file = Arc::new(open_file(path).map_err(at(path))?);
+    pub(super) fn open(directory: &Directory, entry: &ShardEntry) -> Result<Self> {
+        let path = &directory.path().join(&entry.file);
+        let file = Arc::new(directory.open_file(&entry.file).map_err(inside(directory))?);
         let bytes = file.metadata().map_err(at(path))?.len();
         if bytes != entry.bytes {
             return Err(refused(path, format!("expected {} bytes, got {bytes}", entry.bytes)));

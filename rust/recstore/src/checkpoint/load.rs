@@ -6,19 +6,21 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use super::entries::{ShardEntry, TableEntry};
-use super::files::{FILE_NAME, at, refused};
+use super::files::{FILE_NAME, at, found, refused};
 use super::manifest::{Manifest, Snapshot};
 use super::options::LoadOptions;
 use super::progress::Progress;
 use super::reports::LoadReport;
 use super::save::save_id;
 use super::table_file::{BYTES_AT_A_TIME, Layout, Reader, TableState, saved_slots};
-use super::unfinished::check_checkpoint_directory;
 use crate::Result;
 use crate::config::TableConfig;
+use crate::disk::Directory;
 use crate::kernel::bits::Bits;
 use crate::optimizer::UpdateRules;
 use crate::table::{CopiedRows, Engine, MemoryBudget, SaveId, Table};
+
+pub(super) const NOTHING: &str = "there is no checkpoint here";
 
 /// Rows are read into one buffer while those of the other get their places.
 const BUFFERS: usize = 2;
@@ -42,22 +44,29 @@ pub(crate) struct LoadingStore<'a> {
     pub(crate) configured: &'a dyn Fn(&str, &TableConfig) -> Result<TableConfig>,
 }
 
-/// Reads the newest snapshot of `directory`.
+/// Reads the newest snapshot of the directory at `path`.
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::MemoryLimit`] and
 /// [`crate::Error::Disk`], where a table's rows find no room; [`crate::Error::UnknownRule`]; as
 /// [`LoadingStore::configured`].
-pub(crate) fn load(directory: &Path, options: &LoadOptions<'_>, store: LoadingStore<'_>) -> Result<Loaded> {
+pub(crate) fn load(path: &Path, options: &LoadOptions<'_>, store: LoadingStore<'_>) -> Result<Loaded> {
+    let directory = found(path)?.ok_or_else(|| refused(path, NOTHING))?;
+    load_from(&directory, options, store)
+}
+
+/// As [`load`], from a directory that is held open.
+pub(super) fn load_from(
+    directory: &Directory,
+    options: &LoadOptions<'_>,
+    store: LoadingStore<'_>,
+) -> Result<Loaded> {
     loop {
         Progress::restart(options.progress);
-        let manifest = Manifest::read(directory)?;
-        let Some(manifest) = manifest.filter(|manifest| !manifest.snapshots.is_empty()) else {
-            if directory.is_dir() {
-                check_checkpoint_directory(directory)?;
-            }
-            return Err(refused(directory, "there is no checkpoint here"));
-        };
+        let manifest = Manifest::read_or_new(directory)?;
+        if manifest.snapshots.is_empty() {
+            return Err(refused(directory.path(), NOTHING));
+        }
         match load_newest(directory, &manifest, options, store) {
             // A save may have replaced the snapshot under our hands.
             Err(error) if is_replaced(directory, &manifest)? => drop(error),
@@ -82,7 +91,7 @@ pub struct CheckpointFiles {
 /// # Errors
 /// [`crate::Error::Checkpoint`]: the manifest is not what it should be.
 pub fn checkpoint_files(directory: &Path) -> Result<CheckpointFiles> {
-    let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
+    let manifest = read_at(directory)?.unwrap_or_else(Manifest::empty);
     let broken = |message: String| refused(directory.join(FILE_NAME), message);
     let chain = manifest.chain().map_err(broken)?;
     let mut newest = BTreeSet::new();
@@ -99,28 +108,32 @@ pub fn checkpoint_files(directory: &Path) -> Result<CheckpointFiles> {
 /// # Errors
 /// [`crate::Error::Checkpoint`]: the manifest is not what it should be.
 pub fn checkpoint_metadata(directory: &Path) -> Result<Option<serde_json::Value>> {
-    let manifest = Manifest::read(directory)?;
+    let manifest = read_at(directory)?;
     Ok(manifest.and_then(|manifest| manifest.snapshots.into_iter().last()).map(|newest| newest.metadata))
 }
 
-fn is_replaced(directory: &Path, manifest: &Manifest) -> Result<bool> {
+fn read_at(path: &Path) -> Result<Option<Manifest>> {
+    found(path)?.map_or(Ok(None), |directory| Manifest::read(&directory))
+}
+
+fn is_replaced(directory: &Directory, manifest: &Manifest) -> Result<bool> {
     let now = Manifest::read(directory)?;
     Ok(now.is_some_and(|now| now.snapshots != manifest.snapshots))
 }
 
 fn load_newest(
-    directory: &Path,
+    directory: &Directory,
     manifest: &Manifest,
     options: &LoadOptions<'_>,
     store: LoadingStore<'_>,
 ) -> Result<Loaded> {
-    let broken = |message: String| refused(directory.join(FILE_NAME), message);
+    let broken = |message: String| refused(directory.path().join(FILE_NAME), message);
     let chain = manifest.chain().map_err(broken)?;
     let Some(newest) = chain.last() else {
         return Err(broken("there is no snapshot".to_owned()));
     };
     let save = save_id(&newest.id).map_err(broken)?;
-    let entries = chosen(newest, options).map_err(|message| refused(directory, message))?;
+    let entries = chosen(newest, options).map_err(|message| refused(directory.path(), message))?;
     let parts = entries.into_iter().map(|entry| Ok((entry, parts_of(&chain, entry).map_err(broken)?)));
     let parts = parts.collect::<Result<Vec<_>>>()?;
     let bytes = parts
@@ -165,8 +178,8 @@ fn chosen<'a>(
 }
 
 /// Returns what stands for the rule of a table that nobody is to step: with the slots that its files have.
-fn rules_of_files(directory: &Path, parts: &[&TableEntry]) -> Result<UpdateRules> {
-    let slots = |shard: &ShardEntry| saved_slots(&directory.join(&shard.file), shard);
+fn rules_of_files(directory: &Directory, parts: &[&TableEntry]) -> Result<UpdateRules> {
+    let slots = |shard: &ShardEntry| saved_slots(directory, shard);
     let first = parts.iter().flat_map(|part| &part.shards).next();
     first.map_or(Ok(Vec::new()), slots).map(UpdateRules::elsewhere)
 }
@@ -192,7 +205,7 @@ fn parts_of<'a>(
 
 fn load_table(
     table: &mut Table,
-    directory: &Path,
+    directory: &Directory,
     parts: &[&TableEntry],
     options: &LoadOptions<'_>,
     engine: Engine<'_>,
@@ -201,9 +214,9 @@ fn load_table(
     let mut states = Vec::new();
     for part in parts {
         Table::check_room(&part.name, part.rows())
-            .map_err(|error| refused(directory.join(FILE_NAME), error))?;
+            .map_err(|error| refused(directory.path().join(FILE_NAME), error))?;
         let open = |shard: &ShardEntry| {
-            let reader = Reader::open(&directory.join(&shard.file), &layout, shard, part.is_delta)?;
+            let reader = Reader::open(directory, &layout, shard, part.is_delta)?;
             // Opening has read all but the rows.
             Progress::advance(
                 options.progress,

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
 use super::entries::TableEntry;
-use super::files::{FILE_NAME, at, read_file, refused, write_file};
+use super::files::{FILE_NAME, MAX_TEXT_BYTES, at, inside, refused};
 use super::options::SaveOptions;
 use super::save::save_id;
 use super::unfinished::{Unfinished, check_no_rows};
 use crate::Result;
+use crate::disk::Directory;
 use crate::table::SaveId;
 
 const FORMAT: &str = "recstore-checkpoint";
@@ -84,11 +84,11 @@ impl Manifest {
     }
 
     /// Reads the manifest of a directory; `None` if there is none.
-    pub(super) fn read(directory: &Path) -> Result<Option<Self>> {
-        let path = directory.join(FILE_NAME);
-        let text = match read_file(&path) {
+    pub(super) fn read(directory: &Directory) -> Result<Option<Self>> {
+        let path = directory.path().join(FILE_NAME);
+        let text = match directory.read(FILE_NAME, MAX_TEXT_BYTES) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            text => text.map_err(at(&path))?,
+            text => text.map_err(inside(directory))?,
         };
         let manifest: Self = serde_json::from_slice(&text).map_err(at(&path))?;
         if checksum_of(text).as_ref() != Some(&manifest.checksum) {
@@ -102,7 +102,7 @@ impl Manifest {
     ///
     /// # Errors
     /// As [`Manifest::read`]; the directory has rows, but no manifest.
-    pub(super) fn read_or_new(directory: &Path) -> Result<Self> {
+    pub(super) fn read_or_new(directory: &Directory) -> Result<Self> {
         if let Some(manifest) = Self::read(directory)? {
             return Ok(manifest);
         }
@@ -138,7 +138,7 @@ impl Manifest {
     /// needed then.
     pub(super) fn replace(
         &mut self,
-        directory: &Path,
+        directory: &Directory,
         note: &mut Unfinished,
         change: impl FnOnce(&mut Self),
     ) -> Result<()> {
@@ -150,15 +150,15 @@ impl Manifest {
     }
 
     /// Puts this manifest in the place of the directory's: readers see the old one or this one.
-    fn write(&self, directory: &Path) -> Result<()> {
-        let path = directory.join(FILE_NAME);
+    fn write(&self, directory: &Directory) -> Result<()> {
+        let path = directory.path().join(FILE_NAME);
         let mut signed = self.clone();
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
         signed.checksum = checksum_of(text).unwrap_or_default();
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
         // Metadata can be nested deeper than is read: found out now, the old manifest is still there.
         serde_json::from_slice::<Self>(&text).map_err(at(&path))?;
-        write_file(&path, &text)
+        directory.replace(FILE_NAME, &text).map_err(inside(directory))
     }
 
     /// Returns the newest snapshot and those it follows, the full one first.
@@ -240,7 +240,7 @@ impl Manifest {
     /// `follows` tells, or because the caller says so.
     pub(super) fn check_not_emptied(
         &self,
-        directory: &Path,
+        directory: &Directory,
         tables: &[TableEntry],
         follows: bool,
         options: &SaveOptions<'_>,
@@ -250,7 +250,7 @@ impl Manifest {
             return Ok(());
         }
         Err(refused(
-            directory,
+            directory.path(),
             format!(
                 "the newest snapshot here has {before} rows, and the store to be saved has none and never had those: load them first, save elsewhere, or say that they are to be replaced (replace=True)"
             ),

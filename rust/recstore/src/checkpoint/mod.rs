@@ -22,7 +22,6 @@ mod unfinished;
 
 pub use compact::{Forgetting, Forgotten, compact, forget};
 pub use compression::Compression;
-pub use files::{read_file, write_file};
 pub use load::{CheckpointFiles, checkpoint_files, checkpoint_metadata};
 pub(crate) use load::{LoadingStore, load};
 pub use options::{LoadOptions, SaveKind, SaveOptions};

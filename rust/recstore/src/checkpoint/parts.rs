@@ -1,20 +1,20 @@
 //! A snapshot that several stores save together, each the rows of its shard, and one commits.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::entries::TableEntry;
-use super::files::{at, create_directory, read_file, refused, write_beside};
+use super::files::{MAX_TEXT_BYTES, at, created, found, inside, refused};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
 use super::reports::SaveReport;
 use super::save::{AllTables, Plan, Saves, base_of, check_free, cleaned, lock, name_of, save_id, write};
 use super::unfinished::Unfinished;
 use crate::Result;
+use crate::disk::Directory;
 use crate::kernel::hash::mix;
 
 /// Which of the stores that save together this is.
@@ -56,17 +56,17 @@ fn part_name(snapshot: &str, shard: Shard) -> String {
 pub(crate) fn save_part(
     tables: &AllTables<'_>,
     saves: &mut Saves,
-    directory: &Path,
+    path: &Path,
     (snapshot, shard): (&str, Shard),
     options: &SaveOptions<'_>,
 ) -> Result<SaveReport> {
     if shard.number >= shard.of {
-        return Err(refused(directory, format!("there is no shard {} of {}", shard.number, shard.of)));
+        return Err(refused(path, format!("there is no shard {} of {}", shard.number, shard.of)));
     }
-    let save = save_id(snapshot).map_err(|message| refused(directory, message))?;
-    options.compression.validate(directory)?;
-    check_free(directory, options)?;
-    create_directory(directory)?;
+    let save = save_id(snapshot).map_err(|message| refused(path, message))?;
+    options.compression.validate(path)?;
+    check_free(path, options)?;
+    let directory = &created(path)?;
     let manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;
     let follows = saves.have_newest(&manifest);
@@ -74,10 +74,9 @@ pub(crate) fn save_part(
     let (compression, part) = (options.compression, Some(name.clone()));
     let plan = Plan { directory, save, base, suffix, compression, part };
     write(tables, saves, &plan, options, |tables, _| {
-        let path = directory.join(name);
         let part = Part { base: base.map(name_of), follows, tables };
-        let text = serde_json::to_vec_pretty(&part).map_err(at(&path))?;
-        write_beside(&path, &text)
+        let text = serde_json::to_vec_pretty(&part).map_err(at(path))?;
+        directory.replace(name, &text).map_err(inside(directory))
     })
 }
 
@@ -86,12 +85,13 @@ pub(crate) fn save_part(
 /// # Errors
 /// [`crate::Error::Checkpoint`]: a shard is missing, or shards do not fit together; then the directory's newest snapshot
 /// is what it was.
-pub fn commit(directory: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<()> {
-    save_id(snapshot).map_err(|message| refused(directory, message))?;
+pub fn commit(path: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<()> {
+    save_id(snapshot).map_err(|message| refused(path, message))?;
+    let directory = &found(path)?.ok_or_else(|| refused(path, "no shard has been saved here"))?;
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read_or_new(directory)?;
-    let part = |number| directory.join(part_name(snapshot, Shard { number, of }));
-    let parts = (0..of).map(|number| read(&part(number))).collect::<Result<Vec<_>>>()?;
+    let part = |number| part_name(snapshot, Shard { number, of });
+    let parts = (0..of).map(|number| read(directory, &part(number))).collect::<Result<Vec<_>>>()?;
     let Part { base, follows, tables } = merged(parts, directory, options)?;
     manifest.check_not_emptied(directory, &tables, follows, options)?;
     check_there(directory, &tables)?;
@@ -104,10 +104,11 @@ pub fn commit(directory: &Path, snapshot: &str, of: usize, options: &SaveOptions
 
 /// Checks that what the parts list has not been removed: a save that another job began may have been taken for one that
 /// was killed.
-fn check_there(directory: &Path, tables: &[TableEntry]) -> Result<()> {
+fn check_there(directory: &Directory, tables: &[TableEntry]) -> Result<()> {
     for shard in tables.iter().flat_map(|table| &table.shards) {
-        let path = directory.join(&shard.file);
-        let found = fs::metadata(&path).map_err(at(&path))?.len();
+        let path = directory.path().join(&shard.file);
+        let file = directory.open_file(&shard.file).map_err(inside(directory))?;
+        let found = file.metadata().map_err(at(&path))?.len();
         if found != shard.bytes {
             return Err(refused(&path, format!("expected {} bytes, got {found}", shard.bytes)));
         }
@@ -115,23 +116,24 @@ fn check_there(directory: &Path, tables: &[TableEntry]) -> Result<()> {
     Ok(())
 }
 
-fn read(path: &Path) -> Result<Part> {
-    let text = read_file(path).map_err(|error| match error.kind() {
-        ErrorKind::NotFound => refused(path, "this shard has not been saved"),
-        _ => refused(path, error),
+fn read(directory: &Directory, name: &str) -> Result<Part> {
+    let path = directory.path().join(name);
+    let text = directory.read(name, MAX_TEXT_BYTES).map_err(|error| match error.kind() {
+        ErrorKind::NotFound => refused(&path, "this shard has not been saved"),
+        _ => inside(directory)(error),
     })?;
-    serde_json::from_slice(&text).map_err(at(path))
+    serde_json::from_slice(&text).map_err(at(&path))
 }
 
 /// Puts the parts of all shards together, table by table.
-fn merged(parts: Vec<Part>, directory: &Path, options: &SaveOptions<'_>) -> Result<Part> {
+fn merged(parts: Vec<Part>, directory: &Directory, options: &SaveOptions<'_>) -> Result<Part> {
     let mut parts = parts.into_iter();
     let Some(Part { base, mut follows, mut tables }) = parts.next() else {
-        return Err(refused(directory, "a snapshot of no shard cannot be committed"));
+        return Err(refused(directory.path(), "a snapshot of no shard cannot be committed"));
     };
     for (number, part) in parts.enumerate() {
         let differs =
-            |what: &str| refused(directory, format!("shard {} saved {what} than shard 0", number + 1));
+            |what: &str| refused(directory.path(), format!("shard {} saved {what} than shard 0", number + 1));
         if part.base != base || part.tables.len() != tables.len() {
             return Err(differs("other changes or tables"));
         }

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use super::compression::{Compression, compress};
 use super::entries::{ShardEntry, TableEntry};
-use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, at, create_directory, refused, sync_directory};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, created, inside, refused};
 use super::manifest::Manifest;
 use super::options::{SaveKind, SaveOptions};
 use super::progress::Progress;
@@ -17,6 +17,7 @@ use super::reports::SaveReport;
 use super::table_file::{BYTES_AT_A_TIME, Layout, TableState, Writer};
 use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
+use crate::disk::Directory;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
 
 /// What a server writes into the directory of its tables.
@@ -47,7 +48,7 @@ impl Saves {
 /// Cuts all tables of a store by what it is given.
 pub(crate) type AllTables<'a> = dyn Fn(&CutTables<'_>) -> Result<Vec<TableCut>> + 'a;
 
-/// Saves `tables` to `directory`, which is made if it is not there. Only the moment at which all tables are locked
+/// Saves `tables` to the directory at `path`, which is made if it is not there. Only the moment at which all tables are locked
 /// together stops those who train.
 ///
 /// # Errors
@@ -55,12 +56,12 @@ pub(crate) type AllTables<'a> = dyn Fn(&CutTables<'_>) -> Result<Vec<TableCut>> 
 pub(crate) fn save(
     tables: &AllTables<'_>,
     saves: &mut Saves,
-    directory: &Path,
+    path: &Path,
     options: &SaveOptions<'_>,
 ) -> Result<SaveReport> {
-    options.compression.validate(directory)?;
-    check_free(directory, options)?;
-    create_directory(directory)?;
+    options.compression.validate(path)?;
+    check_free(path, options)?;
+    let directory = &created(path)?;
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read_or_new(directory)?;
     let base = base_of(&manifest, saves, directory, options.kind)?;
@@ -90,7 +91,7 @@ pub(super) fn check_free(directory: &Path, options: &SaveOptions<'_>) -> Result<
 
 /// What is to be saved where.
 pub(super) struct Plan<'a> {
-    pub(super) directory: &'a Path,
+    pub(super) directory: &'a Directory,
     pub(super) save: SaveId,
     /// The save that a delta follows.
     pub(super) base: Option<SaveId>,
@@ -172,12 +173,14 @@ impl Drop for DirectoryLock {
 }
 
 /// Keeps others, in this process too, from saving to the directory as long as what is returned lives.
-pub(super) fn lock(directory: &Path) -> Result<DirectoryLock> {
-    let path = directory.join(LOCK_NAME);
-    let file = File::create(&path).map_err(at(&path))?;
+pub(super) fn lock(directory: &Directory) -> Result<DirectoryLock> {
+    let path = directory.path().join(LOCK_NAME);
+    let file = directory.lock_file(LOCK_NAME).map_err(inside(directory))?;
     match file.try_lock() {
         Ok(()) => Ok(DirectoryLock(file)),
-        Err(TryLockError::WouldBlock) => Err(refused(directory, "another process or store is saving to it")),
+        Err(TryLockError::WouldBlock) => {
+            Err(refused(directory.path(), "another process or store is saving to it"))
+        }
         Err(TryLockError::Error(error)) => Err(refused(&path, error)),
     }
 }
@@ -186,7 +189,7 @@ pub(super) fn lock(directory: &Path) -> Result<DirectoryLock> {
 pub(super) fn base_of(
     manifest: &Manifest,
     saves: &Saves,
-    directory: &Path,
+    directory: &Directory,
     kind: SaveKind,
 ) -> Result<Option<SaveId>> {
     let base = saves.last.filter(|last| manifest.newest_save() == Some(*last));
@@ -195,7 +198,7 @@ pub(super) fn base_of(
         SaveKind::Auto => Ok(base),
         SaveKind::Delta if base.is_some() => Ok(base),
         SaveKind::Delta => Err(refused(
-            directory,
+            directory.path(),
             "a delta must follow the last save or load of this store, which is not the newest snapshot here: save all rows first",
         )),
     }
@@ -222,12 +225,12 @@ fn write_tables(cuts: &[TableCut], plan: &Plan<'_>, progress: Option<&Progress>)
         let mut entry =
             TableEntry::new(table.name(), table.config(), cut.progress.clone(), cut.cut.is_delta)?;
         if !cut.is_empty_delta() {
-            let path = plan.directory.join(file_name(plan, number, table.name()));
-            entry.shards.push(write_table(cut, layout, &path, plan.compression, progress)?);
+            let name = file_name(plan, number, table.name());
+            entry.shards.push(write_table(cut, layout, plan, name, progress)?);
         }
         entries.push(entry);
     }
-    sync_directory(plan.directory)?;
+    plan.directory.sync().map_err(inside(plan.directory))?;
     Ok(entries)
 }
 
@@ -243,14 +246,14 @@ fn file_name(plan: &Plan<'_>, number: usize, table: &str) -> String {
 fn write_table(
     cut: &TableCut,
     layout: &Layout,
-    path: &Path,
-    compression: Compression,
+    plan: &Plan<'_>,
+    name: String,
     progress: Option<&Progress>,
 ) -> Result<ShardEntry> {
     let deleted = cut.cut.is_delta.then_some(&cut.cut.deleted[..]);
     let counts = cut.admission.as_ref().map(AdmissionCounts::sorted);
     let state = TableState::of(layout, counts, cut.shared.clone().unwrap_or_default(), cut.leaving());
-    let mut writer = Writer::create(path, layout, cut.cut.rows, deleted, &state)?;
+    let mut writer = Writer::create(plan.directory, name, layout, cut.cut.rows, deleted, &state)?;
     let limit = (BYTES_AT_A_TIME / layout.row_bytes()).max(1);
     let (mut next, mut rows) = (Some(0), CopiedRows::default());
     while let Some(start) = next {
@@ -262,9 +265,9 @@ fn write_table(
         Progress::advance(progress, (rows.ids.len() * layout.row_bytes()) as u64);
     }
     let (entry, pieces) = writer.finish()?;
-    match compression {
+    match plan.compression {
         Compression::None => Ok(entry),
-        Compression::Zstd { level } => compress(path, entry, &pieces, level),
+        Compression::Zstd { level } => compress(plan.directory, entry, &pieces, level),
     }
 }
 
@@ -281,7 +284,7 @@ fn report(save: SaveId, entries: &[TableEntry]) -> SaveReport {
 
 /// Removes what a save left, and returns what that save did. Files that cannot be removed do no harm: the save counts
 /// all the same, and the next one tries again.
-pub(super) fn cleaned<T>(directory: &Path, saved: Result<T>) -> Result<T> {
+pub(super) fn cleaned<T>(directory: &Directory, saved: Result<T>) -> Result<T> {
     let manifest = Manifest::read(directory).map(|manifest| manifest.unwrap_or_else(Manifest::empty));
     _ = manifest.and_then(|manifest| remove_unneeded(directory, &manifest));
     saved
@@ -293,12 +296,13 @@ mod tests {
 
     #[test]
     fn a_lock_ends_with_the_save_though_a_forked_child_has_its_file_open() {
-        let directory = tempfile::tempdir().unwrap();
-        let held = lock(directory.path()).unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = &Directory::open(temporary.path()).unwrap();
+        let held = lock(directory).unwrap();
         let inherited = held.0.try_clone().unwrap();
-        assert!(lock(directory.path()).is_err());
+        assert!(lock(directory).is_err());
         drop(held);
-        assert!(lock(directory.path()).is_ok());
+        assert!(lock(directory).is_ok());
         drop(inherited);
     }
 }

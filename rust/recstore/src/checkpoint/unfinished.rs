@@ -4,18 +4,18 @@
 //! to remove. Both are listed in a note beside them. A file of a like name that no note lists belongs to somebody else.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::files::{
-    COMPRESSED_EXTENSION, FILE_EXTENSION, FILE_NAME, at, refused, sync_directory, write_file,
+    COMPRESSED_EXTENSION, FILE_EXTENSION, FILE_NAME, MAX_TEXT_BYTES, at, found, inside, refused,
 };
 use super::manifest::Manifest;
 use super::save::{LOCK_NAME, lock, new_snapshot_name};
 use crate::Result;
+use crate::disk::Directory;
 
 const FORMAT: &str = "recstore-unfinished";
 const VERSION: u32 = 1;
@@ -32,14 +32,15 @@ struct Note {
 
 /// The note of a save under way.
 pub(super) struct Unfinished {
-    path: PathBuf,
+    directory: Directory,
+    name: String,
     files: BTreeSet<String>,
 }
 
 impl Unfinished {
     /// Notes the `files` that the save `name` is about to write to a directory.
-    pub(super) fn begin(directory: &Path, name: &str, files: BTreeSet<String>) -> Result<Self> {
-        let note = Self { path: directory.join(format!("{name}{END}")), files };
+    pub(super) fn begin(directory: &Directory, name: &str, files: BTreeSet<String>) -> Result<Self> {
+        let note = Self { directory: directory.clone(), name: format!("{name}{END}"), files };
         note.write()?;
         Ok(note)
     }
@@ -55,18 +56,18 @@ impl Unfinished {
 
     fn write(&self) -> Result<()> {
         let note = Note { format: FORMAT.to_owned(), version: VERSION, files: self.files.clone() };
-        let text = serde_json::to_vec_pretty(&note).map_err(at(&self.path))?;
-        write_file(&self.path, &text)
+        let text = serde_json::to_vec_pretty(&note).map_err(at(self.directory.path()))?;
+        self.directory.replace(&self.name, &text).map_err(inside(&self.directory))
     }
 }
 
-/// Notes files that are about to be copied into a directory, and returns the note, which goes when the manifest that needs
+/// Notes files that are about to be copied into a directory, and returns the name of the note, which goes when the manifest that needs
 /// them is there. Until then [`remove_checkpoint`] removes those that have come.
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`]: the note cannot be written.
-pub fn note_unfinished(directory: &Path, files: BTreeSet<String>) -> Result<PathBuf> {
-    Unfinished::begin(directory, &new_snapshot_name(), files).map(|note| note.path)
+pub fn note_unfinished(directory: &Directory, files: BTreeSet<String>) -> Result<String> {
+    Unfinished::begin(directory, &new_snapshot_name(), files).map(|note| note.name)
 }
 
 /// Removes a checkpoint from a directory: what its manifest and the notes of saves list, and these. What else is there
@@ -75,29 +76,27 @@ pub fn note_unfinished(directory: &Path, files: BTreeSet<String>) -> Result<Path
 /// # Errors
 /// [`crate::Error::Checkpoint`]: another process is saving there; a file cannot be removed, and then a further call removes
 /// the rest.
-pub fn remove_checkpoint(directory: &Path) -> Result<()> {
-    if !directory.is_dir() {
-        return Ok(());
-    }
+pub fn remove_checkpoint(path: &Path) -> Result<()> {
+    let Some(directory) = &found(path)? else { return Ok(()) };
     let held = lock(directory)?;
     let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
     remove_unneeded(directory, &manifest)?;
-    manifest.files().try_for_each(|file| remove(&directory.join(file)))?;
-    remove(&directory.join(FILE_NAME))?;
-    sync_directory(directory)?;
-    remove(&directory.join(LOCK_NAME))?;
+    manifest.files().try_for_each(|file| remove(directory, file))?;
+    remove(directory, FILE_NAME)?;
+    directory.sync().map_err(inside(directory))?;
+    remove(directory, LOCK_NAME)?;
     drop(held);
     Ok(())
 }
 
 /// Removes the files that notes list and no snapshot needs, and then the notes.
-pub(super) fn remove_unneeded(directory: &Path, manifest: &Manifest) -> Result<()> {
+pub(super) fn remove_unneeded(directory: &Directory, manifest: &Manifest) -> Result<()> {
     let needed: BTreeSet<&String> = manifest.files().collect();
-    for (path, note) in notes(directory)? {
+    for (name, note) in notes(directory)? {
         for file in note.files.iter().filter(|file| is_own(file) && !needed.contains(file)) {
-            remove(&directory.join(file))?;
+            remove(directory, file)?;
         }
-        remove(&path)?;
+        remove(directory, &name)?;
     }
     Ok(())
 }
@@ -106,12 +105,12 @@ pub(super) fn remove_unneeded(directory: &Path, manifest: &Manifest) -> Result<(
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the directory and one of the files, or what is wrong with its manifest.
-pub fn check_checkpoint_directory(directory: &Path) -> Result<()> {
-    Manifest::read_or_new(directory).map(drop)
+pub fn check_checkpoint_directory(path: &Path) -> Result<()> {
+    found(path)?.map_or(Ok(()), |directory| Manifest::read_or_new(&directory).map(drop))
 }
 
 /// Checks that a directory without a manifest has no rows: such a manifest was lost, or not copied with them.
-pub(super) fn check_no_rows(directory: &Path) -> Result<()> {
+pub(super) fn check_no_rows(directory: &Directory) -> Result<()> {
     // Before the notes: a save that begins meanwhile notes its files first.
     let files = names(directory)?;
     let noted: BTreeSet<String> = notes(directory)?.into_iter().flat_map(|(_, note)| note.files).collect();
@@ -127,39 +126,36 @@ pub(super) fn check_no_rows(directory: &Path) -> Result<()> {
             more => format!("{} files", more + 1),
         }
     );
-    Err(refused(directory, message))
+    Err(refused(directory.path(), message))
 }
 
-fn remove(path: &Path) -> Result<()> {
-    match fs::remove_file(path) {
+fn remove(directory: &Directory, name: &str) -> Result<()> {
+    match directory.remove_file(name) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-        removed => removed.map_err(at(path)),
+        removed => removed.map_err(inside(directory)),
     }
 }
 
-/// Returns the notes of a directory. A file that only has the name of one is none.
-fn notes(directory: &Path) -> Result<Vec<(PathBuf, Note)>> {
+/// Returns the notes of a directory with their names. A file that only has the name of one is none.
+fn notes(directory: &Directory) -> Result<Vec<(String, Note)>> {
     let mut notes = Vec::new();
     for name in names(directory)?.into_iter().filter(|name| is_own(name) && name.ends_with(END)) {
-        let path = directory.join(name);
-        // Another save may have removed it meanwhile.
-        let Ok(text) = fs::read(&path) else { continue };
+        let text = match directory.read(&name, MAX_TEXT_BYTES) {
+            // Another save may have removed it meanwhile.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            text => text.map_err(inside(directory))?,
+        };
         let read = serde_json::from_slice(&text).ok();
         let is_one = |note: &Note| note.format == FORMAT && note.version == VERSION;
-        notes.extend(read.filter(is_one).map(|note| (path, note)));
+        notes.extend(read.filter(is_one).map(|note| (name, note)));
     }
     Ok(notes)
 }
 
-/// Returns the names of the files in a directory, sorted.
-fn names(directory: &Path) -> Result<BTreeSet<String>> {
-    let files = fs::read_dir(directory).map_err(at(directory))?;
-    let plain = |file: std::io::Result<fs::DirEntry>| {
-        let file = file.map_err(at(directory))?;
-        let is_file = file.file_type().is_ok_and(|kind| kind.is_file());
-        Ok(is_file.then(|| file.file_name().to_string_lossy().into_owned()))
-    };
-    files.map(plain).filter_map(Result::transpose).collect()
+/// Returns the names in a directory, sorted.
+fn names(directory: &Directory) -> Result<BTreeSet<String>> {
+    let entries = directory.entries().map_err(inside(directory))?;
+    Ok(entries.into_iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect())
 }
 
 /// Whether a file can be a save's by its name: rows, or what a shard saved.

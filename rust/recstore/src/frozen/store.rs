@@ -359,7 +359,8 @@ mod tests {
             let spec = FrozenSpec { name, config: &config, encoding: Encoding::Float32 };
             freeze(&path, spec, &ids, |ids, rows| table.read(ids, rows)).unwrap();
             own.push(table.id());
-            opened.push(frozen.open(&path, FrozenMemory::Mapped).unwrap().id());
+            let file = File::open(&path).unwrap();
+            opened.push(frozen.open(&file, &path, FrozenMemory::Mapped).unwrap().id());
         }
         (live, frozen, own, opened)
     }
@@ -436,7 +437,8 @@ mod tests {
         assert!(matches!(frozen.table("t", opened[0]), Err(Error::UnknownHandle { .. })));
         assert_eq!(frozen.table_names().unwrap(), [""; 0]);
         assert!(frozen.find_table("a").unwrap().is_none());
-        let again = frozen.open(&directory.path().join("a"), FrozenMemory::Mapped).unwrap();
+        let path = directory.path().join("a");
+        let again = frozen.open(&File::open(&path).unwrap(), &path, FrozenMemory::Mapped).unwrap();
         assert!(!opened.contains(&again.id()));
     }
 }

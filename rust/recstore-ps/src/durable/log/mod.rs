@@ -13,8 +13,11 @@ pub(crate) mod stream;
 
 use std::cell::Cell;
 use std::fmt::Display;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use recstore::{Directory, FileError};
 
 use crate::wire::codec::{ClientId, Frame, Received};
 use appended::LARGE_BYTES;
@@ -54,7 +57,7 @@ pub(crate) struct Lag {
 /// Changes in the order in which they were made.
 #[derive(Debug)]
 pub(crate) struct Log {
-    directory: PathBuf,
+    directory: Directory,
     tail: Mutex<Tail>,
     durable: Durable,
 }
@@ -68,20 +71,20 @@ struct Tail {
 }
 
 impl Log {
-    /// Opens the log in `directory`, which is made if it is not there, and calls `again` with each change behind number
+    /// Opens the log in `directory`, and calls `again` with each change behind number
     /// `after`, in their order. What a crash left of a record at the end is cut off: nobody was told of it.
     ///
     /// # Errors
     /// [`LogError`]: a file is damaged before its end, or changes are missing; as `again`.
     pub(crate) fn open(
-        directory: &Path,
+        directory: &Directory,
         after: u64,
         mut again: impl FnMut(Logged) -> Result<(), String>,
     ) -> Result<Self, LogError> {
-        std::fs::create_dir_all(directory).map_err(at(directory))?;
         let last = Cell::new(after);
         let files = segments(directory)?;
-        for (place, (first, path)) in files.iter().enumerate() {
+        for (place, (first, name)) in files.iter().enumerate() {
+            let path = &directory.path().join(name);
             let next = files.get(place + 1).map(|(first, _)| *first);
             if next.is_some_and(|next| next <= after + 1) {
                 continue;
@@ -98,7 +101,7 @@ impl Log {
                 last.set(number);
                 again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
             };
-            segment::read(path, next.is_none(), |entry| match entry {
+            segment::read(directory, name, next.is_none(), |entry| match entry {
                 Entry::Change(logged) => make(standing.replace(logged)),
                 Entry::TakenBack { number } => {
                     standing.take_if(|logged| logged.number == number);
@@ -112,7 +115,7 @@ impl Log {
         let last = last.into_inner();
         let segment = Segment::create(directory, last + 1)?;
         let durable = Durable::new(last);
-        Ok(Self { directory: directory.to_owned(), tail: Mutex::new(Tail { segment, last }), durable })
+        Ok(Self { directory: directory.clone(), tail: Mutex::new(Tail { segment, last }), durable })
     }
 
     /// Leaves room for a large frame of so many bytes, which goes there while it comes: so the disk works meanwhile, and
@@ -188,7 +191,7 @@ impl Log {
     /// [`LogError`]: a file cannot be removed or made.
     pub(crate) fn restart(&self, last: u64) -> Result<(), LogError> {
         let mut tail = self.writable()?;
-        Self::remove(&self.directory)?;
+        remove_segments(&self.directory)?;
         *tail = Tail { segment: Segment::create(&self.directory, last + 1)?, last };
         self.durable.restart(last);
         Ok(())
@@ -222,7 +225,7 @@ impl Log {
             let tail = self.lock();
             (tail.segment.file(), tail.last)
         };
-        self.durable.wait(number, last).map_err(|message| refused(&self.directory, message))
+        self.durable.wait(number, last).map_err(|message| refused(self.directory.path(), message))
     }
 
     /// Takes no more changes, and says why.
@@ -245,22 +248,20 @@ impl Log {
     /// Removes files all of whose changes have numbers up to `last`.
     pub(crate) fn trim(&self, last: u64) -> Result<(), LogError> {
         let files = segments(&self.directory)?;
-        for ((_, path), (next, _)) in files.iter().zip(files.iter().skip(1)) {
+        for ((_, name), (next, _)) in files.iter().zip(files.iter().skip(1)) {
             if *next <= last + 1 {
-                std::fs::remove_file(path).map_err(at(path))?;
+                self.directory.remove_file(name).map_err(inside(&self.directory))?;
             }
         }
         Ok(())
     }
 
-    /// Removes the files of a log that no server keeps any more.
-    pub(crate) fn remove(directory: &Path) -> Result<(), LogError> {
-        if directory.is_dir() {
-            for (_, path) in segments(directory)? {
-                std::fs::remove_file(&path).map_err(at(&path))?;
-            }
+    /// Removes the files of the log `name` of a directory, which no server keeps any more.
+    pub(crate) fn remove(directory: &Directory, name: &str) -> Result<(), LogError> {
+        match directory.subdirectory(name) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+            opened => remove_segments(&opened.map_err(inside(directory))?),
         }
-        Ok(())
     }
 
     /// Returns how much a server that starts now would make again, and how much a crash could take away.
@@ -269,13 +270,26 @@ impl Log {
     /// [`LogError`]: the directory cannot be read.
     pub(crate) fn lag(&self) -> Result<Lag, LogError> {
         let files = segments(&self.directory)?;
-        let bytes = files.iter().map(|(_, path)| segment::record_bytes(path)).sum();
+        let bytes = files.iter().map(|(_, name)| segment::record_bytes(&self.directory, name)).sum();
         let durable = self.durable.last();
         Ok(Lag { bytes, pending: self.lock().last.saturating_sub(durable) })
     }
 
     fn lock(&self) -> MutexGuard<'_, Tail> {
         self.tail.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn remove_segments(directory: &Directory) -> Result<(), LogError> {
+    let remove = |(_, name): (u64, String)| directory.remove_file(name).map_err(inside(directory));
+    segments(directory)?.into_iter().try_for_each(remove)
+}
+
+/// Says which file of a directory an error is about.
+fn inside(directory: &Directory) -> impl FnOnce(io::Error) -> LogError {
+    move |error| {
+        let FileError { path, reason, .. } = FileError::at(directory.path(), &error);
+        refused(path, reason)
     }
 }
 
@@ -309,7 +323,7 @@ mod tests {
     /// Opens a log and returns the changes behind `after`.
     fn opened(directory: &Path, after: u64) -> Result<(Log, Vec<Made>), LogError> {
         let mut made = Vec::new();
-        let log = Log::open(directory, after, |logged| {
+        let log = Log::open(&Directory::open(directory).unwrap(), after, |logged| {
             made.push((logged.number, logged.client.0, logged.frame.header.sequence));
             Ok(())
         })?;
@@ -405,7 +419,7 @@ mod tests {
             assert_eq!(log.rotate().unwrap(), 2 * round as u64 + 2);
             assert_eq!(log.rotate().unwrap(), 2 * round as u64 + 2);
         }
-        assert_eq!(segments(directory.path()).unwrap().len(), 4);
+        assert_eq!(segments(&Directory::open(directory.path()).unwrap()).unwrap().len(), 4);
         log.trim(5).unwrap();
         drop(log);
         assert_eq!(opened(directory.path(), 4).unwrap().1, [(5, 1, 4), (6, 1, 5)]);

@@ -2,11 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::record::{self, Record};
 use super::segment::{HEADER, segments};
-use super::{LogError, at, refused};
+use super::{LogError, at, inside, refused};
+use recstore::Directory;
+
 use crate::wire::codec::{ClientId, FrameError, HEADER_BYTES, frame_bytes};
 
 /// A change on its way to a follower.
@@ -21,7 +23,7 @@ pub(crate) struct Sent {
 /// Reads changes in their order. It must not be asked for any that the log does not have as a whole.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    directory: PathBuf,
+    directory: Directory,
     /// The number of the last change that was read or passed over.
     last: u64,
     file: Opened,
@@ -36,8 +38,9 @@ struct Opened {
 }
 
 impl Opened {
-    fn new((first, path): (u64, PathBuf)) -> Result<Self, LogError> {
-        let mut file = BufReader::new(recstore::open_file(&path).map_err(at(&path))?);
+    fn new(directory: &Directory, (first, name): (u64, String)) -> Result<Self, LogError> {
+        let path = directory.path().join(&name);
+        let mut file = BufReader::new(directory.open_file(name).map_err(inside(directory))?);
         file.seek(SeekFrom::Start(HEADER.len() as u64)).map_err(at(&path))?;
         Ok(Self { path, first, file })
     }
@@ -99,9 +102,10 @@ impl Opened {
 
 impl Reader {
     /// Returns a reader of the changes behind number `last`; none if the log in `directory` begins later.
-    pub(super) fn behind(directory: &Path, last: u64) -> Result<Option<Self>, LogError> {
+    pub(super) fn behind(directory: &Directory, last: u64) -> Result<Option<Self>, LogError> {
         let file = segments(directory)?.into_iter().rev().find(|(first, _)| *first <= last + 1);
-        let reader = |file| Ok(Self { directory: directory.to_owned(), last, file: Opened::new(file)? });
+        let reader =
+            |file| Ok(Self { directory: directory.clone(), last, file: Opened::new(directory, file)? });
         file.map(reader).transpose()
     }
 
@@ -137,7 +141,7 @@ impl Reader {
     fn open_next(&mut self) -> Result<(), LogError> {
         let next = segments(&self.directory)?.into_iter().find(|(first, _)| *first > self.file.first);
         match next.filter(|(first, _)| *first <= self.last + 1) {
-            Some(next) => Opened::new(next).map(|file| self.file = file),
+            Some(next) => Opened::new(&self.directory, next).map(|file| self.file = file),
             None => {
                 let message = format!("change {} is not there any more", self.last + 1);
                 Err(refused(&self.file.path, message))
@@ -172,8 +176,8 @@ mod tests {
             .collect()
     }
 
-    fn opened(directory: &Path) -> Log {
-        Log::open(directory, 0, |_| Ok(())).unwrap()
+    fn opened(directory: &std::path::Path) -> Log {
+        Log::open(&Directory::open(directory).unwrap(), 0, |_| Ok(())).unwrap()
     }
 
     #[test]

@@ -1,13 +1,15 @@
 //! One file of the log, named after the number of its first change.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::appended::{Appended, Appending};
 use super::record::{self, HEAD_BYTES, Record};
-use super::{LogError, Logged, at, refused};
+use super::{LogError, Logged, at, inside, refused};
+use recstore::Directory;
+
 use crate::wire::codec::{ClientId, Frame, FrameError, read_frame};
 
 const EXTENSION: &str = "log";
@@ -30,12 +32,13 @@ pub(super) struct Segment {
 
 impl Segment {
     /// Creates the file whose first change will be number `first`, or takes up one that has none.
-    pub(super) fn create(directory: &Path, first: u64) -> Result<Self, LogError> {
-        let path = name_of(directory, first);
-        let opened = OpenOptions::new().create(true).truncate(true).write(true).open(&path);
-        let mut file = opened.map_err(at(&path))?;
-        file.write_all(&HEADER).and_then(|()| file.sync_all()).map_err(at(&path))?;
-        File::open(directory).and_then(|directory| directory.sync_all()).map_err(at(directory))?;
+    pub(super) fn create(directory: &Directory, first: u64) -> Result<Self, LogError> {
+        let name = name_of(first);
+        let path = directory.path().join(&name);
+        let mut file = directory.lock_file(name).map_err(inside(directory))?;
+        let emptied = file.set_len(0).and_then(|()| file.write_all(&HEADER));
+        emptied.and_then(|()| file.sync_all()).map_err(at(&path))?;
+        directory.sync().map_err(inside(directory))?;
         let bytes = HEADER.len() as u64;
         Ok(Self { path, first, file: Arc::new(Appended::new(file)), bytes })
     }
@@ -149,39 +152,40 @@ pub(super) enum Entry {
     TakenBack { number: u64 },
 }
 
-fn name_of(directory: &Path, first: u64) -> PathBuf {
-    directory.join(format!("{first:016x}.{EXTENSION}"))
+fn name_of(first: u64) -> String {
+    format!("{first:016x}.{EXTENSION}")
 }
 
 /// Returns the files of a log and the numbers of their first changes, in their order.
-pub(super) fn segments(directory: &Path) -> Result<Vec<(u64, PathBuf)>, LogError> {
-    let mut found = Vec::new();
-    for file in fs::read_dir(directory).map_err(at(directory))? {
-        let path = file.map_err(at(directory))?.path();
-        let is_log = path.extension().is_some_and(|extension| extension == EXTENSION);
-        let first = path.file_stem().and_then(|stem| u64::from_str_radix(stem.to_str()?, 16).ok());
+pub(super) fn segments(directory: &Directory) -> Result<Vec<(u64, String)>, LogError> {
+    let entries = directory.entries().map_err(inside(directory))?;
+    let own = |name: String| {
+        let first = u64::from_str_radix(name.split_once('.')?.0, 16).ok()?;
         // A like name is somebody else's.
-        let is_own = |first: &u64| is_log && path == name_of(directory, *first);
-        if let Some(first) = first.filter(is_own) {
-            found.push((first, path));
-        }
-    }
+        (name == name_of(first)).then_some((first, name))
+    };
+    let mut found: Vec<_> =
+        entries.into_iter().filter_map(|(name, _)| own(name.into_string().ok()?)).collect();
     found.sort();
     Ok(found)
 }
 
 /// Returns the bytes of a file's records; none of one that is gone.
-pub(super) fn record_bytes(path: &Path) -> u64 {
-    fs::metadata(path).map_or(0, |file| file.len().saturating_sub(HEADER.len() as u64))
+pub(super) fn record_bytes(directory: &Directory, name: &str) -> u64 {
+    let file = directory.open_file(name).and_then(|file| file.metadata());
+    file.map_or(0, |file| file.len().saturating_sub(HEADER.len() as u64))
 }
 
 /// Calls `each` with the records of a file, in their order. The last file of a log may end within one, which is cut off.
 pub(super) fn read(
-    path: &Path,
+    directory: &Directory,
+    name: &str,
     is_last: bool,
     mut each: impl FnMut(Entry) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
-    let mut file = BufReader::new(recstore::open_file(path).map_err(at(path))?);
+    let path = &directory.path().join(name);
+    let open = || directory.open_file(name).map_err(inside(directory));
+    let mut file = BufReader::new(open()?);
     let mut header = [0; HEADER.len()];
     match file.read_exact(&mut header) {
         Err(error) if is_last && error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
@@ -190,14 +194,16 @@ pub(super) fn read(
     if header != HEADER {
         return Err(refused(path, "this is no log of this version"));
     }
-    let mut rooms = File::open(path).map_err(at(path))?;
+    let mut rooms = open()?;
     loop {
         let start = file.stream_position().map_err(at(path))?;
         match read_entry(&mut file, &mut rooms) {
             Ok(Some(entry)) => each(entry)?,
             Ok(None) => return Ok(()),
             // What a crash left: nobody was told of it, and nothing can be behind it.
-            Err(_) if is_last && is_over(&mut file).map_err(at(path))? => return cut(path, start),
+            Err(_) if is_last && is_over(&mut file).map_err(at(path))? => {
+                return cut(directory, name, start);
+            }
             Err(error) => {
                 return Err(refused(path, format!("damaged behind its first {start} bytes: {error}")));
             }
@@ -246,9 +252,9 @@ fn is_over(file: &mut impl BufRead) -> io::Result<bool> {
     }
 }
 
-fn cut(path: &Path, bytes: u64) -> Result<(), LogError> {
-    let file = OpenOptions::new().write(true).open(path).map_err(at(path))?;
-    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(at(path))
+fn cut(directory: &Directory, name: &str, bytes: u64) -> Result<(), LogError> {
+    let file = directory.open_to_write(name).map_err(inside(directory))?;
+    file.set_len(bytes).and_then(|()| file.sync_all()).map_err(at(&directory.path().join(name)))
 }
 
 #[cfg(test)]
@@ -258,7 +264,7 @@ mod tests {
     #[test]
     fn a_file_does_not_become_long_by_room_alone() {
         let directory = tempfile::tempdir().unwrap();
-        let mut segment = Segment::create(directory.path(), 1).unwrap();
+        let mut segment = Segment::create(&Directory::open(directory.path()).unwrap(), 1).unwrap();
         segment.bytes = MOST_BYTES_WITH_ROOM - 1;
         assert!(segment.stage(1).is_ok());
         assert!(segment.stage(1).is_err());

@@ -12,6 +12,7 @@ use crate::Result;
 use crate::checkpoint::compression::Contents;
 use crate::checkpoint::entries::ShardEntry;
 use crate::checkpoint::files::{at, refused};
+use crate::disk::Directory;
 use crate::lifecycle::Usage;
 use crate::table::CopiedRows;
 
@@ -35,8 +36,9 @@ impl Contents {
 }
 
 /// Returns the names and widths of the slots in a file, in their order.
-pub(crate) fn saved_slots(path: &Path, entry: &ShardEntry) -> Result<Vec<(String, usize)>> {
-    let header = Contents::open(path, entry)?.header(path)?;
+pub(crate) fn saved_slots(directory: &Directory, entry: &ShardEntry) -> Result<Vec<(String, usize)>> {
+    let path = &directory.path().join(&entry.file);
+    let header = Contents::open(directory, entry)?.header(path)?;
     let metadata: Metadata = serde_json::from_slice(&header).map_err(at(path))?;
     let mut tensors: Vec<_> = metadata.tensors().into_iter().collect();
     tensors.sort_by_key(|(_, info)| info.data_offsets);
@@ -62,8 +64,14 @@ pub(crate) struct Reader {
 
 impl Reader {
     /// Opens a file and checks that it is as the manifest and the table's configuration say.
-    pub(crate) fn open(path: &Path, layout: &Layout, entry: &ShardEntry, is_delta: bool) -> Result<Self> {
-        let contents = Contents::open(path, entry)?;
+    pub(crate) fn open(
+        directory: &Directory,
+        layout: &Layout,
+        entry: &ShardEntry,
+        is_delta: bool,
+    ) -> Result<Self> {
+        let path = &directory.path().join(&entry.file);
+        let contents = Contents::open(directory, entry)?;
         let (bytes, header) = (contents.bytes, contents.header(path)?);
         let length = header.len() as u64;
         let reader = Self {

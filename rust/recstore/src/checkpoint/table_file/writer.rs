@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::iter;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use crc32fast::Hasher;
 use safetensors::tensor::Metadata;
@@ -12,8 +12,9 @@ use safetensors::tensor::Metadata;
 use super::layout::{Column, DELETED, HEADER, Layout, TableState};
 use crate::Result;
 use crate::checkpoint::entries::ShardEntry;
-use crate::checkpoint::files::{at, refused};
+use crate::checkpoint::files::{at, inside, refused};
 use crate::checkpoint::flusher::Flusher;
+use crate::disk::Directory;
 use crate::table::CopiedRows;
 
 /// The bytes written in one call at most: a kernel may let nobody else run on the core until a call ends.
@@ -21,6 +22,7 @@ const WRITE_BYTES: usize = 128 << 10;
 
 /// A file being written.
 pub(crate) struct Writer {
+    name: String,
     path: PathBuf,
     file: File,
     bytes: u64,
@@ -38,38 +40,40 @@ pub(crate) struct Writer {
 impl Writer {
     /// Creates a file for `rows` rows; with `deleted` ids for a delta.
     pub(crate) fn create(
-        path: &Path,
+        directory: &Directory,
+        name: String,
         layout: &Layout,
         rows: usize,
         deleted: Option<&[i64]>,
         state: &TableState,
     ) -> Result<Self> {
+        let path = directory.path().join(&name);
         let tensors = layout.tensors(rows, deleted.map(<[i64]>::len), &state.lengths());
-        let metadata = Metadata::new(None, tensors.clone()).map_err(at(path))?;
-        let mut header = serde_json::to_vec(&metadata).map_err(at(path))?;
+        let metadata = Metadata::new(None, tensors.clone()).map_err(at(&path))?;
+        let mut header = serde_json::to_vec(&metadata).map_err(at(&path))?;
         header.resize(header.len().next_multiple_of(8), b' ');
-        let file = File::create_new(path).map_err(at(path))?;
+        let file = directory.create_new(&name).map_err(inside(directory))?;
         let data = 8 + header.len() as u64;
-        file.write_all_at(&(header.len() as u64).to_le_bytes(), 0).map_err(at(path))?;
-        file.write_all_at(&header, 8).map_err(at(path))?;
+        file.write_all_at(&(header.len() as u64).to_le_bytes(), 0).map_err(at(&path))?;
+        file.write_all_at(&header, 8).map_err(at(&path))?;
         let mut streams = Vec::new();
         for column in &layout.columns {
             let (_, info) = tensors
                 .iter()
                 .find(|(name, _)| *name == column.name)
-                .ok_or_else(|| refused(path, "no such column"))?;
+                .ok_or_else(|| refused(&path, "no such column"))?;
             let (start, end) = info.data_offsets;
             streams.push(Stream::new(column, data, start, end));
         }
         let checksums = BTreeMap::from([(HEADER.to_owned(), crc32fast::hash(&header))]);
         let bytes = data + tensors.iter().map(|(_, info)| info.data_offsets.1 as u64).max().unwrap_or(0);
-        let path = path.to_owned();
         let ends = tensors.iter().map(|(name, info)| (name.clone(), data + info.data_offsets.1 as u64));
         let pieces = iter::once((HEADER.to_owned(), data)).chain(ends).collect();
         let (deleted_bytes, deleted) =
             deleted.map_or((None, 0), |ids| (Some(bytemuck::cast_slice(ids)), ids.len()));
         let (buffer, flusher, state_lengths) = (Vec::new(), Flusher::default(), state.lengths());
         let mut writer = Self {
+            name,
             path,
             file,
             bytes,
@@ -118,8 +122,20 @@ impl Writer {
 
     /// Makes the file survive a crash, and returns with its entry where its pieces end.
     pub(crate) fn finish(self) -> Result<(ShardEntry, Vec<(String, u64)>)> {
-        let Self { path, file, bytes, streams, mut checksums, rows, deleted, state, pieces, flusher, .. } =
-            self;
+        let Self {
+            name,
+            path,
+            file,
+            bytes,
+            streams,
+            mut checksums,
+            rows,
+            deleted,
+            state,
+            pieces,
+            flusher,
+            ..
+        } = self;
         if streams.iter().any(|stream| stream.at != stream.end) {
             return Err(refused(&path, "fewer rows than the snapshot has"));
         }
@@ -127,9 +143,7 @@ impl Writer {
         for stream in streams {
             checksums.insert(stream.column.name, stream.checksum.finalize());
         }
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let file = name.unwrap_or_default();
-        Ok((ShardEntry { file, bytes, rows, deleted, state, checksums, compressed: None }, pieces))
+        Ok((ShardEntry { file: name, bytes, rows, deleted, state, checksums, compressed: None }, pieces))
     }
 }
 
@@ -157,14 +171,15 @@ mod tests {
 
     #[test]
     fn a_file_gets_as_many_rows_as_it_was_made_for() {
-        let directory = tempfile::tempdir().unwrap();
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = Directory::open(temporary.path()).unwrap();
         let table =
             Table::new("t", &TableConfig::new(2), &UpdateRules::default(), &std::sync::Arc::default());
         let layout = Layout::of(&table.unwrap());
         let two = CopiedRows { ids: vec![7, 8], usages: vec![], records: vec![0.5; 2 * layout.stride] };
         let write = |name: &str, rows| {
             let mut writer =
-                Writer::create(&directory.path().join(name), &layout, rows, None, &TableState::default())?;
+                Writer::create(&directory, name.to_owned(), &layout, rows, None, &TableState::default())?;
             writer.write(&layout, &two)?;
             writer.finish().map(|(entry, _)| entry)
         };

@@ -225,6 +225,17 @@ impl Directory {
         renamed.map_err(|errno| new.failed(to, errno, kind))
     }
 
+    /// Gives a file a further name, in another directory.
+    ///
+    /// # Errors
+    /// It is not there or no regular file, the name is taken there, or the file system cannot do that.
+    pub fn link(&self, name: impl AsRef<Path>, other: &Self) -> io::Result<()> {
+        let ((old, from), (new, to)) = (self.parent_of(name.as_ref())?, other.parent_of(name.as_ref())?);
+        old.check_kind(from, FileKind::File)?;
+        let linked = rustix::fs::linkat(old.as_fd(), from, new.as_fd(), to, AtFlags::empty());
+        linked.map_err(|errno| new.failed(to, errno, FileKind::File))
+    }
+
     /// Returns what has a name inside, a link itself and not what it leads to.
     ///
     /// # Errors

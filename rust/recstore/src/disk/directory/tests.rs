@@ -259,6 +259,10 @@ fn files_are_read_replaced_and_removed() {
     inside.rename("below/manifest.json", "file").unwrap();
     assert_eq!(inside.read("file", 100).unwrap(), b"two");
     assert_eq!(inside.create_new("file").unwrap_err().kind(), ErrorKind::AlreadyExists);
+    inside.link("file", &below).unwrap_err();
+    inside.rename("below/file", "below/other").unwrap();
+    inside.link("file", &below).unwrap();
+    assert_eq!(below.read("file", 100).unwrap(), b"two");
     inside.remove_file("file").unwrap();
     assert_eq!(inside.remove_file("file").unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(inside.kind("none/file").unwrap(), None);
