@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = Path("python/recstore_ops")
-ROOMS = ("checkpoint", "forgetting", "inspect")
+ROOMS = ("checkpoint", "forgetting", "inspect", "serving")
 OF_RUNS = (
     *("mirrored_directory", "row_form", "run_checkpoints", "run_files", "saved_run", "sharded_run_checkpoints"),
     *("report/html_page", "report/plot_style", "report/recorded_run", "report/run_directory"),
@@ -31,7 +31,10 @@ OPENING = {
     ),
     *("copyfile", "copytree", "symlink_to", "hardlink_to"),
 }
-HELD = ("archive", "directory", "file", "files", "held", "log", "made", "run", "shard", "source", "target")
+HELD = (
+    *("archive", "connections", "directory", "file", "files", "folder", "held", "log", "made", "open", "run", "shard"),
+    *("source", "target"),
+)
 """What directories that are held open are called, and files."""
 
 MARK = "# by path:"

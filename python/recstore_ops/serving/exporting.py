@@ -238,7 +238,7 @@ class ExportedModel:
             _save(self._program, directory / PROGRAM)
             files += [PROGRAM]
         if self._graph is not None:
-            (directory / GRAPH).write_text(self._graph, encoding="utf-8")
+            (directory / GRAPH).write_text(self._graph, encoding="utf-8")  # by path: a new directory
             # Those that are one tensor under several names are written apart.
             state = {name: value.contiguous().clone() for name, value in self._state().items()}
             imported("safetensors.torch", "serve", "an export").save_file(state, directory / STATE)

@@ -77,7 +77,7 @@ def _frozen(table: Table, path: Path, encoding: EncodingName, together: Together
             f"freeze table {table.name!r}", lambda: _native.merge_frozen([str(part) for part in parts], str(path))
         )
     finally:
-        own.unlink(missing_ok=True)
+        own.unlink(missing_ok=True)  # by path: a new directory
 
 
 def _ranks(group: dist.ProcessGroup | None) -> list[int] | None:

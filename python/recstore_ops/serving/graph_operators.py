@@ -71,7 +71,7 @@ def name_of(overload: OpOverload) -> str:
 def listed() -> Mapping[str, str]:
     """The schemas of the operators of the list, by the names that graphs use."""
     found: dict[str, str] = {}
-    for line in _LIST.read_text(encoding="utf-8").splitlines():
+    for line in _LIST.read_text(encoding="utf-8").splitlines():  # by path: the package's own
         name = line.partition("(")[0]
         if line.startswith("#") or name in FUNCTIONS:
             continue

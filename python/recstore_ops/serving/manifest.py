@@ -67,7 +67,7 @@ class Manifest:
     def write(self, directory: Path) -> None:
         """Writes the manifest."""
         text = checked_json(asdict(self), _FORMAT, _VERSION, indent=2)
-        (directory / NAME).write_text(text + "\n", encoding="utf-8")
+        (directory / NAME).write_text(text + "\n", encoding="utf-8")  # by path: a new directory
 
     @classmethod
     def read(cls, directory: Path | Directory) -> Manifest:
@@ -123,7 +123,7 @@ def is_file_of_a_bundle(name: str) -> bool:
 def sum_of(path: Path) -> dict[str, int]:
     """Returns bytes and CRC-32 of a file."""
     crc, size = 0, 0
-    with open(path, "rb") as file:
+    with open(path, "rb") as file:  # by path: a new directory
         while block := file.read(_BYTES_AT_A_TIME):
             crc, size = zlib.crc32(block, crc), size + len(block)
     return {"bytes": size, "crc32": crc}

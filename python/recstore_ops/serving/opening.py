@@ -105,7 +105,7 @@ class BundleFiles:
         """
         with tempfile.TemporaryDirectory(prefix="recstore-compiled-") as directory:
             path = Path(directory) / COMPILED
-            path.write_bytes(self._read(COMPILED))
+            path.write_bytes(self._read(COMPILED))  # by path: a new directory
             yield path
 
     def _read(self, name: str) -> bytes:

@@ -20,7 +20,7 @@ SERVICE = "inference.GRPCInferenceService"
 def _pool() -> descriptor_pool.DescriptorPool:
     # A pool of its own: a client in the same process may know the same names from another file.
     pool = descriptor_pool.DescriptorPool()
-    files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())
+    files = descriptor_pb2.FileDescriptorSet.FromString(COMPILED.read_bytes())  # by path: the package's own
     for file in files.file:
         pool.Add(file)
     return pool

@@ -92,7 +92,7 @@ class HttpSource(Listening):
                 connection.sock.shutdown(socket.SHUT_RDWR)
 
     def _copy(self, base: Base, name: str, directory: Path, most: int) -> None:
-        with open(directory / name, "xb") as file:
+        with open(directory / name, "xb") as file:  # by path: a new directory
             file.writelines(self._asked(f"/{base.name}/{name}", most))
 
     def _asked(self, path: str, most: int, timeout: float = 0.0) -> Iterator[bytes]:

@@ -185,8 +185,10 @@ class PublicationFiles:
     def _remove(self, names: Iterable[Name]) -> None:
         for name in names:
             with suppress(FileNotFoundError):
-                remove = self._held.remove_tree if name.folder == BASES else self._held.remove_file
-                remove(str(name))
+                if name.folder == BASES:
+                    self._held.remove_tree(str(name))
+                else:
+                    self._held.remove_file(str(name))
 
     def _clean_up_after_another(self) -> None:
         with suppress(FileNotFoundError):
