@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from contextlib import suppress
 from os import PathLike
+from os.path import lexists
 from pathlib import Path
 
 from recstore_ops.checkpoint.manifest import MANIFEST
@@ -57,12 +58,12 @@ def _places_at(path: Path) -> list[Place]:
         raise ValueError(f"{path} is no directory" if path.exists() else f"there is no directory {path}")
     if is_shard(path):
         return [ShardPlace(path)]
-    if (path / CURRENT).exists():
+    if lexists(path / CURRENT):
         Current.read(path)
         return [PublicationPlace(path)]
-    if (path / MANIFEST).exists():
+    if lexists(path / MANIFEST):
         return [_with_manifest(path)]
-    if (path / "config.json").exists() and (saved := _checkpoints_of_run(path)):
+    if lexists(path / "config.json") and (saved := _checkpoints_of_run(path)):
         return saved
     if shards := [ShardPlace(shard) for shard in _shards_in(path)]:
         return list(shards)
@@ -78,7 +79,7 @@ def _with_manifest(path: Path) -> Place:
         return BundlePlace(path)
     if format != _CHECKPOINT_FORMAT:
         raise ValueError(f"{path / MANIFEST} is the manifest of no checkpoint and no bundle")
-    if (path.absolute().parent / SHARD).exists():
+    if lexists(path.absolute().parent / SHARD):
         raise ValueError(f"{path} belongs to a server, which has a log beside it: name {path.absolute().parent}")
     return CheckpointPlace(path)
 
@@ -92,7 +93,7 @@ def _format_of(path: Path) -> str:
 
 
 def _checkpoints_of_run(path: Path) -> list[Place]:
-    return [CheckpointPlace(path / name) for name in _OF_RUN if (path / name / MANIFEST).exists()]
+    return [CheckpointPlace(path / name) for name in _OF_RUN if lexists(path / name / MANIFEST)]
 
 
 def _shards_in(path: Path) -> list[Path]:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from os.path import lexists
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -84,10 +85,10 @@ class ShardPlace:
         return own | of_checkpoint | set(self._logs())
 
     def _checkpoint(self) -> Path:
-        return self.path if (self.path / MANIFEST).exists() else self.path / _CHECKPOINT
+        return self.path if lexists(self.path / MANIFEST) else self.path / _CHECKPOINT
 
     def _has_checkpoint(self) -> bool:
-        return (self._checkpoint() / MANIFEST).exists()
+        return lexists(self._checkpoint() / MANIFEST)
 
     def _logs(self) -> list[Path]:
         return sorted((self.path / _LOG).glob("*.log"))
@@ -95,8 +96,8 @@ class ShardPlace:
 
 def is_shard(path: Path) -> bool:
     """Whether a directory is that of a server."""
-    has_tables = any((path / name).exists() for name in (MANIFEST, f"{_CHECKPOINT}/{MANIFEST}", _LOG))
-    return (path / SHARD).exists() or (SHARD_NAME.fullmatch(path.name) is not None and has_tables)
+    has_tables = any(lexists(path / name) for name in (MANIFEST, f"{_CHECKPOINT}/{MANIFEST}", _LOG))
+    return lexists(path / SHARD) or (SHARD_NAME.fullmatch(path.name) is not None and has_tables)
 
 
 def check_unused(directory: Directory) -> None:
