@@ -4,6 +4,7 @@
 
 mod checkpoint;
 mod forgetting;
+mod front;
 mod frozen;
 mod log_lines;
 mod object_folder;
@@ -31,6 +32,8 @@ mod _native {
     };
     #[pymodule_export]
     use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
+    #[pymodule_export]
+    use super::front::{Front, raise_descriptor_limit};
     #[pymodule_export]
     use super::frozen::{close_frozen, freeze_table, merge_frozen, open_frozen};
     #[pymodule_export]
