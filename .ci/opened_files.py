@@ -33,7 +33,7 @@ OPENING = {
 }
 HELD = (
     *("archive", "connections", "directory", "file", "files", "folder", "held", "log", "made", "open", "run", "shard"),
-    *("source", "target"),
+    *("source", "target", "there"),
 )
 """What directories that are held open are called, and files."""
 

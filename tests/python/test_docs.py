@@ -33,7 +33,8 @@ MODULES = sorted(
     for module in pkgutil.walk_packages(recstore_ops.__path__, "recstore_ops.")
     if not module.name.endswith("_native")
     if importlib.util.find_spec("ray") is not None or not module.name.startswith("recstore_ops.ray")
-    if importlib.util.find_spec("aiohttp") is not None or not module.name.startswith("recstore_ops.serving.door.")
+    if importlib.util.find_spec("google.protobuf") is not None
+    or not module.name.startswith("recstore_ops.serving.door.")
 )
 
 

@@ -295,7 +295,7 @@ def test_metrics_count_what_was_asked(folder: Path) -> None:
         assert server.metric('recstore_model_batch_rows_bucket{model="pairs",le="2"}') == 0
         assert server.metric("recstore_model_batch_rows_sum") == 12
         assert server.metric("recstore_model_batch_requests_sum") == 3
-        assert server.metric("recstore_model_connections{") == 1
+        assert server.metric('recstore_model_connections{model="pairs",port="http"}') == 1
         assert server.metric("recstore_model_ready") == 1
         for gauge in ("queued_requests", "requests_in_flight"):
             assert server.metric(f"recstore_model_{gauge}") == 0

@@ -20,7 +20,6 @@ from recstore_ops.cli.serve_model import serve_model_command
 from recstore_ops.serving import export, load_bundle
 from recstore_ops.serving.door import serving
 from recstore_ops.serving.door.batching import Batcher
-from recstore_ops.serving.door.bodies import Room
 from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.metrics import Metrics
 from recstore_ops.serving.door.refusals import Kind, Refusal
@@ -223,16 +222,6 @@ def test_torch_has_the_threads_that_it_may_have() -> None:
     finally:
         torch.set_num_threads(before)
     assert found == [2]
-
-
-def test_room_is_given_back() -> None:
-    room = Room(10)
-    with room.take(8) as taken:
-        with pytest.raises(Refusal, match="take all memory for requests"):
-            room.take(3)
-        taken.shrink(4)
-        assert room.free == 6
-    assert room.free == 10
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +19,8 @@ from served_models import binary_body
 from torch import Tensor, nn
 
 from recstore_ops.serving import export, load_bundle
-from recstore_ops.serving.door import grpc_service, http
-from recstore_ops.serving.door.connections import Connections
+from recstore_ops.serving.access import Access
+from recstore_ops.serving.door import serving
 from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.grpc_messages import SERVICE, message_class
 from recstore_ops.serving.door.settings import DoorSettings
@@ -36,12 +38,6 @@ class Doubled(nn.Module):
         return x * 2
 
 
-@pytest.fixture(autouse=True)
-def _short(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (http, grpc_service):
-        monkeypatch.setattr(module, "ARRIVAL", 0.3)
-
-
 @pytest.fixture
 def door(tmp_path: Path) -> Door:
     """A door with much room."""
@@ -49,19 +45,23 @@ def door(tmp_path: Path) -> Door:
     return Door(bundle, "model", DoorSettings(**LARGE))
 
 
-def over_http(door: Door, task: Callable[[int], Awaitable[Any]]) -> Any:
-    """Runs a task beside a server, given its port."""
+def over(door: Door, port: str, task: Callable[[int], Awaitable[Any]], token: str | None = None) -> Any:
+    """Runs a task beside a port whose peers have 0.3 s, given its number."""
 
     async def main() -> Any:
-        connections = Connections(http.HttpDoor(door, None).answer, 10, door.metrics)
-        server = await asyncio.get_running_loop().create_server(connections, "127.0.0.1", 0)
+        front = serving.opened(door, Access(token), arrival=0.3)
         try:
-            return await task(server.sockets[0].getsockname()[1])
+            return await task(front.listen(port, "127.0.0.1", 0))
         finally:
-            server.close()
-            await connections.shutdown(0.1)
+            asyncio.get_running_loop().remove_reader(front.fileno())
+            front.stop(0.0)
 
     return asyncio.run(main())
+
+
+def refused(door: Door, port: str, reason: str) -> int:
+    """How many peers a port refused or closed for a reason."""
+    return next(dict(counts)[reason] for name, _, counts in door.metrics.ports() if name == port)
 
 
 def head(size: int, further: str = "") -> bytes:
@@ -77,27 +77,31 @@ def test_a_body_that_does_not_arrive(door: Door) -> None:
         writer.close()
         return answered
 
-    first, _, body = over_http(door, ask).partition(b"\r\n\r\n")
+    first, _, body = over(door, "http", ask).partition(b"\r\n\r\n")
     assert first.startswith(b"HTTP/1.1 408 ")
-    assert json.loads(body) == {"error": "the body did not arrive within 0.3 s"}
+    assert json.loads(body) == {"error": "the request did not arrive within 0.3 s"}
     assert door.metrics.requests == {("http", "slow"): 1}
 
 
-def test_a_body_that_is_cut_off(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
-    refusals: list[str] = []
-    monkeypatch.setattr(http, "written_error", lambda refusal: refusals.append(str(refusal)) or b"")
-
+def test_a_body_that_is_cut_off(door: Door) -> None:
     async def ask(port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(head(100) + b"{")
-        await asyncio.sleep(0.05)
-        writer.close()
-        while door.in_flight or not door.metrics.requests:
-            await asyncio.sleep(0.01)
+        for _ in range(20):
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head(8 << 20) + bytes(5 << 20))
+            await writer.drain()
+            writer.close()
+        # If their room were not given back there would be none for this one.
+        begin, answered = time.monotonic(), b""
+        while not answered.startswith(b"HTTP/1.1 400 "):
+            assert time.monotonic() - begin < 20, answered
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(head(8 << 20) + bytes(8 << 20))
+            with suppress(ConnectionError):
+                answered = await reader.readline()
+            writer.close()
 
-    over_http(door, ask)
-    assert set(door.metrics.requests) <= {("http", "invalid"), ("http", "cancelled")}
-    assert all(refusal.startswith("the body is cut off: ") for refusal in refusals)
+    over(door, "http", ask)
+    assert not door.in_flight
 
 
 def test_a_body_in_chunks_that_are_none(door: Door) -> None:
@@ -110,7 +114,7 @@ def test_a_body_in_chunks_that_are_none(door: Door) -> None:
         writer.close()
         return answered
 
-    assert over_http(door, ask).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 408 "))
+    assert over(door, "http", ask).startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 408 "))
 
 
 def test_an_answer_that_is_not_read(door: Door) -> None:
@@ -127,23 +131,13 @@ def test_an_answer_that_is_not_read(door: Door) -> None:
             await loop.sock_connect(peer, ("127.0.0.1", port))
             lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
             await loop.sock_sendall(peer, head(len(body), lines) + body)
-            while not door.metrics.requests:
+            begin = time.monotonic()
+            while not refused(door, "http", "slow"):
                 await asyncio.sleep(0.01)
+                assert time.monotonic() - begin < 20
 
-    over_http(door, ask)
-    assert door.metrics.requests == {("http", "slow"): 1}
-
-
-async def over_grpc(door: Door, task: Callable[[grpc.aio.Channel], Awaitable[Any]]) -> Any:
-    """Runs a task beside a server, given a channel to it."""
-    server = grpc_service.GrpcDoor(door, None).server()
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            return await task(channel)
-    finally:
-        await server.stop(None)
+    over(door, "http", ask)
+    assert door.metrics.requests == {("http", "ok"): 1}
 
 
 async def refusal(call: Any) -> tuple[str, str]:
@@ -152,28 +146,46 @@ async def refusal(call: Any) -> tuple[str, str]:
     return error.value.code().name, error.value.details() or ""
 
 
-def test_a_message_that_does_not_arrive_holds_memory_for_a_while(door: Door) -> None:
-    live = message_class("ServerLiveResponse").FromString
+LIVE = message_class("ServerLiveResponse").FromString
 
-    async def ask(channel: grpc.aio.Channel) -> list[Any]:
-        silent = channel.stream_unary(f"/{SERVICE}/ModelInfer")()
-        await silent.wait_for_connection()
-        while not door.in_flight:
-            await asyncio.sleep(0.001)
-        asking = channel.unary_unary(f"/{SERVICE}/ServerLive", response_deserializer=live)
-        busy = await refusal(asking(b""))
-        slow = await refusal(silent)
-        return [busy, slow, await asking(b"")]
 
-    busy, slow, answered = asyncio.run(over_grpc(door, ask))
-    assert busy == ("RESOURCE_EXHAUSTED", "the requests under way take all memory for requests: try again later")
-    assert slow == ("DEADLINE_EXCEEDED", "the message did not arrive within 0.3 s")
-    assert answered.live
+def test_messages_that_do_not_arrive_take_no_room_and_not_for_long(door: Door) -> None:
+    async def ask(port: int) -> list[Any]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            silent = [channel.stream_unary(f"/{SERVICE}/ModelInfer")() for _ in range(60)]
+            await silent[0].wait_for_connection()
+            live = await channel.unary_unary(f"/{SERVICE}/ServerLive", response_deserializer=LIVE)(b"")
+            return [live.live, {await refusal(call) for call in silent}]
+
+    slow = {("DEADLINE_EXCEEDED", "the request did not arrive within 0.3 s")}
+    assert over(door, "grpc", ask) == [True, slow]
+    assert door.metrics.requests == {("grpc", "slow"): 60}
+
+
+def test_calls_without_the_token_are_refused_before_their_messages(door: Door) -> None:
+    async def ask(port: int) -> list[Any]:
+        found = set()
+        for _ in range(5):
+            async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+                silent = [channel.stream_unary(f"/{SERVICE}/ModelInfer")() for _ in range(64)]
+                found |= {await refusal(call) for call in silent}
+                live = await channel.unary_unary(f"/{SERVICE}/ServerLive", response_deserializer=LIVE)(b"")
+                assert live.live
+        return sorted(found)
+
+    assert over(door, "grpc", ask, "a secret") == [("UNAUTHENTICATED", "the token is not the server's")]
+    assert refused(door, "grpc", "token") == 320
+    assert not door.metrics.requests
 
 
 def test_messages_beyond_the_limit_are_refused(door: Door) -> None:
-    async def ask(channel: grpc.aio.Channel) -> tuple[str, str]:
-        return await refusal(channel.unary_unary(f"/{SERVICE}/ModelInfer")(bytes((64 << 20) + 1)))
+    async def ask(port: int) -> tuple[str, str]:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+            return await refusal(channel.unary_unary(f"/{SERVICE}/ModelInfer")(bytes((64 << 20) + 1)))
 
-    assert asyncio.run(over_grpc(door, ask))[0] == "RESOURCE_EXHAUSTED"
-    assert door.metrics.requests == {("grpc", "invalid"): 1}
+    most = 64 << 20
+    assert over(door, "grpc", ask) == (
+        "RESOURCE_EXHAUSTED",
+        f"the message has {most + 1} bytes, at most {most} are taken",
+    )
+    assert door.metrics.requests == {("grpc", "too_large"): 1}

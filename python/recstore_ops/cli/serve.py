@@ -129,6 +129,7 @@ def serve_command(
         _reshard(settings, len(served.servers))
     log = _native.log_to_stderr(settings.log_level.value)
     try:
+        _native.raise_descriptor_limit()
         places = _Places(unix, grpc_port, health_port)
         failures = _serve(served, shards, places, insecure, settings, followed, life)
     except RuntimeError as error:

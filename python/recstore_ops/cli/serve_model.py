@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -94,8 +93,6 @@ def serve_model_command(
 
     That is what clients of KServe and Triton speak. Concurrent requests are joined where the model lets them.
     """
-    # Otherwise gRPC writes a line for each peer that fails to encrypt, as many as a flood has.
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     require("serve", "serve-model")
     from recstore_ops.serving.door.serving import LAST_ANSWERS, Ports, serve
 

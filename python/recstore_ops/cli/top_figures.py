@@ -28,7 +28,7 @@ class ShardFigures:
         p50: seconds that half of the requests took at most; `None` where there was none.
         p99: seconds that 99 of 100 requests took at most.
         in_flight: requests that are not answered yet.
-        connections: of both ports.
+        connections: of clients, at the bulk port and over gRPC.
         log_bytes: bytes of log behind the last checkpoint; `None` without a log.
         tables: by name.
     """
@@ -65,10 +65,16 @@ def shard_figures(before: Scrape, after: Scrape) -> ShardFigures:
         p50=quantile(0.5, classes),
         p99=quantile(0.99, classes),
         in_flight=int(after.total("recstore_requests_in_flight")),
-        connections=int(after.total("recstore_connections")),
+        connections=_connections(after),
         log_bytes=int(log_bytes[0].value) if log_bytes else None,
         tables=_tables(after),
     )
+
+
+def _connections(scrape: Scrape) -> int:
+    """Counts those that do not watch the server."""
+    watching = ("health", "metrics")
+    return int(sum(each.value for each in scrape.of("recstore_connections") if each.labels.get("port") not in watching))
 
 
 def quantile(share: float, classes: dict[float, float]) -> float | None:

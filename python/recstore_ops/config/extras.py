@@ -10,7 +10,7 @@ Extra = Literal["ray", "serve", "train"]
 
 EXTRAS: dict[Extra, tuple[str, ...]] = {
     "ray": ("ray",),
-    "serve": ("aiohttp", "grpc", "google.protobuf", "safetensors"),
+    "serve": ("google.protobuf", "safetensors"),
     "train": ("matplotlib", "pyarrow", "rich", "safetensors", "tensorboardX", "tqdm", "typer"),
 }
 """The modules of each extra's packages."""

@@ -3,11 +3,14 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use recstore::{Error, Shard};
 
 use crate::durable::state_directory::KeptState;
+use crate::metrics::Connections;
+use crate::ports::{Limits, Port, pool};
 use crate::wire::address::BulkAddress;
 use crate::wire::tls::ServerTls;
 use crate::workers::Teamwork;
@@ -44,7 +47,7 @@ pub struct ServerConfig {
     pub teamwork: Teamwork,
     /// Allows an address that other machines reach without both encryption and a token.
     pub insecure: bool,
-    /// The most connections of each port at a time; more are turned away.
+    /// The most connections of each port at a time: one more closes the longest idle one, or is turned away.
     pub max_connections: usize,
     /// The most bytes of a request or an answer: a connection takes no more memory than one of each.
     pub max_frame_bytes: u64,
@@ -138,6 +141,17 @@ impl ServerConfig {
             true => Ok(BulkAddress::Tcp(address)),
             false => Err(ServerError::Insecure { address: format!("{}:{}", self.host, self.port) }),
         }
+    }
+
+    /// Returns a port with the limits of all ports.
+    pub(crate) fn port_of(&self, connections: &Arc<Connections>) -> Port {
+        let limits = Limits {
+            connections: self.max_connections,
+            handshake: self.handshake_timeout,
+            idle: self.idle_timeout,
+            transfer: self.transfer_timeout,
+        };
+        Port::new(pool(), limits, Arc::clone(connections))
     }
 
     /// Returns the address of the ports beside the bulk port.

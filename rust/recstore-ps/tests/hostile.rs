@@ -104,16 +104,53 @@ fn slow_peers_are_cut_off_and_cost_nothing() {
 }
 
 #[test]
-fn connections_beyond_the_limit_are_turned_away() {
+fn a_full_port_closes_idle_connections_and_none_with_a_request_under_way() {
     let cluster = Cluster::configured(1, |config| config.max_connections = 2);
     let address = cluster.servers[0].address().tcp().unwrap();
-    let held: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+    let mut silent: Vec<_> = (0..2).map(|_| TcpStream::connect(address).unwrap()).collect();
+    assert_serves(&cluster);
+    assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "the oldest of those that said nothing");
+    drop(silent);
+    let began: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = TcpStream::connect(address).unwrap();
+            stream.write_all(&hello(1)).unwrap();
+            assert_eq!(stream.read(&mut [0; 8]).unwrap(), 8);
+            stream.write_all(&[1]).unwrap();
+            stream
+        })
+        .collect();
     thread::sleep(Duration::from_millis(100));
     let refused = refusal(config(cluster.addresses(), SHORT));
-    assert!(refused.contains("the server has 2 connections, which is its limit"), "{refused}");
-    drop(held);
-    thread::sleep(Duration::from_millis(100));
+    let full = "the server has 2 connections, which is its limit, all with requests under way";
+    assert!(refused.contains(full), "{refused}");
+    drop(began);
     assert_serves(&cluster);
+}
+
+#[test]
+fn a_client_whose_idle_connection_was_closed_notices_nothing() {
+    let cluster = Cluster::configured(1, |config| config.max_connections = 3);
+    let address = cluster.servers[0].address().tcp().unwrap();
+    let store = cluster.connect();
+    let table = store.open_numbered("t", &TableConfig::new(1)).unwrap();
+    for round in 0..20u8 {
+        // More clients than there is room for, which all say who they are.
+        let others: Vec<_> = (0..4)
+            .map(|_| {
+                let mut stream = TcpStream::connect(address).unwrap();
+                stream.write_all(&hello(1)).unwrap();
+                assert_eq!(stream.read(&mut [0; 8]).unwrap(), 8);
+                stream
+            })
+            .collect();
+        store.write(table, &[1], &[f32::from(round)]).unwrap();
+        let mut row = [0.0];
+        store.read(table, &[1], &mut row).unwrap();
+        assert_eq!(row, [f32::from(round)]);
+        drop(others);
+    }
+    assert_eq!(store.statistics(table).unwrap().updates, 0);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use cluster::{Cluster, config, connect};
+use cluster::{Cluster, config, connect, hello};
 use numbered::Numbered;
 use recstore::{
     BagInput, EmbeddingStore, EmbeddingTable, GradientChunk, PoolingMode, PrefetchRequest, Prefetches,
@@ -28,6 +28,7 @@ use tokio::runtime::Runtime;
 use tonic::transport::{Channel, Endpoint};
 
 const SOON: Duration = Duration::from_secs(10);
+const SHORT: Duration = Duration::from_millis(300);
 
 fn cluster(change: impl Fn(&mut ServerConfig)) -> Cluster {
     Cluster::configured(1, |config| {
@@ -238,12 +239,23 @@ fn refused_peers_of_the_bulk_port_are_counted_by_reason() {
     let store = RemoteStore::connect(knows.clone(), Box::new(Serial)).unwrap();
     assert_eq!(store.table_names(), Ok(vec![]));
     open(1.0);
+    // The first one is idle and gives way.
+    let other = RemoteStore::connect(knows.clone(), Box::new(Serial)).unwrap();
+    refused("evicted", 1.0);
+    assert_eq!(store.table_names(), Ok(vec![]));
+    drop((store, other));
+    open(0.0);
+    let mut busy = TcpStream::connect(cluster.servers[0].address().tcp().unwrap()).unwrap();
+    busy.write_all(&hello_with(b"open sesame")).unwrap();
+    assert_eq!(busy.read(&mut [0; 8]).unwrap(), 8);
+    busy.write_all(&[1]).unwrap();
+    thread::sleep(Duration::from_millis(100));
     let error = RemoteStore::connect(knows, Box::new(Serial)).unwrap_err().to_string();
     assert!(error.contains("the server has 1 connections, which is its limit"), "{error}");
     let text = scrape(&cluster);
     assert!(value(&text, "recstore_refused_connections_total", &["\"bulk\"", "\"limit\""]) >= Some(1.0));
     assert_eq!(value(&text, "recstore_refused_connections_total", &["\"bulk\"", "handshake"]), Some(1.0));
-    drop(store);
+    drop(busy);
     open(0.0);
 }
 
@@ -264,12 +276,15 @@ fn the_grpc_port_takes_as_many_connections_as_it_may() {
             clients.push(client);
         }
         open(2.0);
-        // The connection is closed as soon as it came, before or after the client has called it made.
-        if let Ok(third) = endpoint(&cluster).connect().await {
-            assert!(RecStoreClient::new(third).table_names(proto::TableNamesRequest {}).await.is_err());
-        }
+        // The one that is idle for longest gives way, and its client connects again.
+        let mut third = RecStoreClient::new(endpoint(&cluster).connect().await.unwrap());
+        third.table_names(proto::TableNamesRequest {}).await.unwrap();
         let text = scrape(&cluster);
-        assert!(value(&text, "recstore_refused_connections_total", &["\"grpc\"", "\"limit\""]) >= Some(1.0));
+        assert_eq!(
+            value(&text, "recstore_refused_connections_total", &["\"grpc\"", "\"evicted\""]),
+            Some(1.0)
+        );
+        drop(third);
         for client in &mut clients {
             client.table_names(proto::TableNamesRequest {}).await.unwrap();
         }
@@ -279,7 +294,75 @@ fn the_grpc_port_takes_as_many_connections_as_it_may() {
         next.table_names(proto::TableNamesRequest {}).await.unwrap();
     });
     let text = scrape(&cluster);
-    assert_eq!(value(&text, "recstore_requests_total", &["\"table_names\"", "\"ok\""]), Some(5.0));
+    assert_eq!(value(&text, "recstore_requests_total", &["\"table_names\"", "\"ok\""]), Some(6.0));
+}
+
+/// A greeting with a token.
+fn hello_with(token: &[u8]) -> Vec<u8> {
+    let mut bytes = hello(1);
+    bytes[12..16].copy_from_slice(&(token.len() as u32).to_le_bytes());
+    bytes.extend(token);
+    bytes
+}
+
+#[test]
+fn silent_peers_of_every_port_are_closed_in_time_and_counted() {
+    let cluster = cluster(|config| {
+        (config.grpc_port, config.health_port) = (Some(0), Some(0));
+        (config.handshake_timeout, config.idle_timeout) = (SHORT, 2 * SHORT);
+    });
+    let server = &cluster.servers[0];
+    let ports = [
+        ("bulk", server.address().tcp().unwrap()),
+        ("grpc", server.grpc_address().unwrap()),
+        ("health", server.health_address().unwrap()),
+        ("metrics", server.metrics_address().unwrap()),
+    ];
+    // The preface of HTTP/2 and half a head of HTTP/1.1 identify nobody.
+    let words: [&[u8]; 3] = [b"", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /metrics HT"];
+    let mut peers = Vec::new();
+    for (_, address) in ports {
+        let mut peer = TcpStream::connect(address).unwrap();
+        peer.set_read_timeout(Some(SOON)).unwrap();
+        let said = words[if address == ports[1].1 { 1 } else if address == ports[3].1 { 2 } else { 0 }];
+        peer.write_all(said).unwrap();
+        peers.push(peer);
+    }
+    for mut peer in peers {
+        _ = peer.read_to_end(&mut Vec::new());
+    }
+    for (port, _) in ports {
+        let port = format!("port=\"{port}\"");
+        until(&cluster, "recstore_refused_connections_total", &[&port, "\"silent\""], 1.0);
+    }
+    // A client that has asked is closed later, and notices nothing.
+    Runtime::new().unwrap().block_on(async {
+        let mut client = RecStoreClient::new(endpoint(&cluster).connect().await.unwrap());
+        for _ in 0..2 {
+            client.table_names(proto::TableNamesRequest {}).await.unwrap();
+            until(&cluster, "recstore_connections", &["port=\"grpc\""], 0.0);
+        }
+    });
+}
+
+#[test]
+fn a_peer_that_sends_no_message_holds_no_place_of_the_grpc_port() {
+    let cluster = cluster(|config| {
+        (config.grpc_port, config.transfer_timeout) = (Some(0), SHORT);
+    });
+    Runtime::new().unwrap().block_on(async {
+        let connection = endpoint(&cluster).connect().await.unwrap();
+        let mut silent = tonic::client::Grpc::new(connection.clone());
+        silent.ready().await.unwrap();
+        let codec = tonic_prost::ProstCodec::<proto::TableNamesRequest, proto::TableNamesReply>::default();
+        let path = "/recstore.v1.RecStore/TableNames".parse().unwrap();
+        let never = tonic::Request::new(tokio_stream::pending());
+        let refused = silent.client_streaming(never, path, codec).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::DeadlineExceeded, "{refused}");
+        assert!(refused.message().starts_with("the request did not arrive within 0.3"), "{refused}");
+        until(&cluster, "recstore_refused_connections_total", &["\"grpc\"", "\"slow\""], 1.0);
+        RecStoreClient::new(connection).table_names(proto::TableNamesRequest {}).await.unwrap();
+    });
 }
 
 #[test]

@@ -7,6 +7,7 @@
 mod checkpoint;
 mod directories;
 mod forgetting;
+mod front;
 mod frozen;
 mod log_lines;
 mod object_folder;
@@ -36,6 +37,8 @@ mod _native {
     use super::directories::{Directory, check_file_name};
     #[pymodule_export]
     use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
+    #[pymodule_export]
+    use super::front::{Front, raise_descriptor_limit};
     #[pymodule_export]
     use super::frozen::{close_frozen, freeze_table, merge_frozen, open_frozen};
     #[pymodule_export]

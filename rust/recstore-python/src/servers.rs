@@ -40,7 +40,7 @@ impl TlsFiles {
         ClientTls::from_files(ca, self.identity().as_ref(), self.server_name.as_deref()).map_err(refuse)
     }
 
-    fn of_server(&self) -> PyResult<ServerTls> {
+    pub(crate) fn of_server(&self) -> PyResult<ServerTls> {
         let missing = || PyValueError::new_err("tls of a server needs certificate and key");
         ServerTls::from_files(&self.identity().ok_or_else(missing)?, self.ca.as_deref()).map_err(refuse)
     }

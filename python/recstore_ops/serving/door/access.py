@@ -15,9 +15,8 @@ def grpc_credentials(access: Access) -> grpc.ServerCredentials | None:
     """Returns how connections of gRPC are encrypted, of files that `Access.ssl_context` takes."""
     if access.tls is None:
         return None
-    certificate, key = (
-        Path(path).read_bytes() for path in access.own_files(access.tls)
-    )  # by path: the own certificate
+    paths = access.own_files(access.tls)
+    certificate, key = (Path(path).read_bytes() for path in paths)  # by path: the own certificate
     ca = None if access.tls.ca is None else Path(access.tls.ca).read_bytes()  # by path: the own authorities
     return grpc.ssl_server_credentials([(key, certificate)], ca, ca is not None)
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 
 SECONDS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+
+
+Ports = Sequence[tuple[str, int, Sequence[tuple[str, int]]]]
 
 
 class Histogram:
@@ -43,7 +46,7 @@ class Metrics:
         seconds: from a request's head to its answer, by protocol.
         forward_seconds: of each call of the program.
         batch_requests, batch_rows: of each call of the program.
-        refused_connections: by reason.
+        ports: of each port its name, its open connections, and the peers that were refused, by reason.
         gauges: what is asked when metrics are, by name.
     """
 
@@ -55,7 +58,7 @@ class Metrics:
         self.forward_seconds = Histogram(SECONDS)
         self.batch_requests = Histogram(ROWS)
         self.batch_rows = Histogram(ROWS)
-        self.refused_connections: Counter[str] = Counter(limit=0, silent=0)
+        self.ports: Callable[[], Ports] = list
         self.gauges: dict[str, tuple[str, Callable[[], float]]] = {}
 
     def text(self) -> str:
@@ -67,7 +70,8 @@ class Metrics:
         yield from _head("recstore_model_build_info", "gauge", "1, with the version of the package as a label.")
         yield f'recstore_model_build_info{{{model},version="{version("recstore-ops")}"}} 1'
         yield from _head("recstore_model_requests_total", "counter", "Requests for inference, by what came of them.")
-        for (protocol, outcome), count in sorted(self.requests.items()):
+        ports = self.ports()
+        for (protocol, outcome), count in sorted((self.requests + _wrong_tokens(ports)).items()):
             yield f'recstore_model_requests_total{{{model},protocol="{protocol}",outcome="{outcome}"}} {count}'
         yield from _head("recstore_model_rows_total", "counter", "Rows of answered requests.")
         yield f"recstore_model_rows_total{{{model}}} {self.rows}"
@@ -81,13 +85,24 @@ class Metrics:
         ):
             yield from _head(f"recstore_model_{name}", "histogram", text)
             yield from histogram.lines(f"recstore_model_{name}", model)
+        yield from _head("recstore_model_connections", "gauge", "Open connections, by port.")
+        for port, count, _ in ports:
+            yield f'recstore_model_connections{{{model},port="{port}"}} {count}'
         name = "recstore_model_refused_connections_total"
-        yield from _head(name, "counter", "Connections over HTTP that were refused or closed.")
-        for reason, count in sorted(self.refused_connections.items()):
-            yield f'{name}{{{model},reason="{reason}"}} {count}'
+        yield from _head(name, "counter", "Connections (with a wrong token: requests) that were refused or closed.")
+        for port, _, refused in ports:
+            for reason, count in refused:
+                yield f'{name}{{{model},port="{port}",reason="{reason}"}} {count}'
         for name, (text, read) in self.gauges.items():
             yield from _head(name, "gauge", text)
             yield f"{name}{{{model}}} {read():g}"
+
+
+def _wrong_tokens(ports: Ports) -> Counter[tuple[str, str]]:
+    """Returns the requests that the ports themselves refused, by protocol and outcome."""
+    return Counter(
+        {(port, reason): count for port, _, refused in ports for reason, count in refused if reason == "token"}
+    )
 
 
 def _head(name: str, kind: str, text: str) -> tuple[str, str]:

@@ -9,16 +9,15 @@ from enum import Enum
 class Kind(Enum):
     """A kind of refusal: its name in metrics, the status of HTTP, the code of gRPC."""
 
-    INVALID = ("invalid", 400, "INVALID_ARGUMENT")
-    TOKEN = ("token", 401, "UNAUTHENTICATED")
-    UNKNOWN = ("unknown", 404, "NOT_FOUND")
-    METHOD = ("method", 405, "UNIMPLEMENTED")
-    SLOW = ("slow", 408, "DEADLINE_EXCEEDED")
-    TOO_LARGE = ("too_large", 413, "RESOURCE_EXHAUSTED")
-    ENCODING = ("encoding", 415, "UNIMPLEMENTED")
-    FAILED = ("failed", 500, "INTERNAL")
-    BUSY = ("busy", 503, "RESOURCE_EXHAUSTED")
-    ENDING = ("ending", 503, "UNAVAILABLE")
+    INVALID = ("invalid", 400, 3)  # INVALID_ARGUMENT
+    UNKNOWN = ("unknown", 404, 5)  # NOT_FOUND
+    METHOD = ("method", 405, 12)  # UNIMPLEMENTED
+    SLOW = ("slow", 408, 4)  # DEADLINE_EXCEEDED
+    TOO_LARGE = ("too_large", 413, 8)  # RESOURCE_EXHAUSTED
+    ENCODING = ("encoding", 415, 12)  # UNIMPLEMENTED
+    FAILED = ("failed", 500, 13)  # INTERNAL
+    BUSY = ("busy", 503, 8)  # RESOURCE_EXHAUSTED
+    ENDING = ("ending", 503, 14)  # UNAVAILABLE
 
     @property
     def label(self) -> str:
@@ -31,8 +30,8 @@ class Kind(Enum):
         return self.value[1]
 
     @property
-    def code(self) -> str:
-        """The name of gRPC's code."""
+    def code(self) -> int:
+        """The number of gRPC's code."""
         return self.value[2]
 
 

@@ -5,33 +5,29 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
-import ssl
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import grpc.aio
-from aiohttp import web
-
+from recstore_ops import _native
 from recstore_ops.serving.access import Access, resolved, written
 from recstore_ops.serving.bundle import Bundle
-from recstore_ops.serving.door.access import grpc_credentials
-from recstore_ops.serving.door.connections import Connections
+from recstore_ops.serving.door.answering import Answering
 from recstore_ops.serving.door.door import Door
 from recstore_ops.serving.door.grpc_service import GrpcDoor
 from recstore_ops.serving.door.http import HttpDoor
+from recstore_ops.serving.door.requests import Answer, Request
 from recstore_ops.serving.door.settings import DoorSettings
 
+HANDSHAKE = 5.0
+"""Seconds until the peer of a new connection has sent a request, encryption included."""
+IDLE = 600.0
+"""Seconds after which a connection without requests is closed."""
+ARRIVAL = 60.0
+"""Seconds within which a request arrives, and within which its answer is accepted."""
 LAST_ANSWERS = 10.0
 """Seconds that requests under way have to be answered when a door ends."""
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-_METRICS_CONNECTIONS = 16
-_HANDSHAKE = 5.0
-_BACKLOG = 1024
 _LAST_BYTES = 1.0
-
-_Answer = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 @dataclass(frozen=True)
@@ -51,20 +47,6 @@ class Ports:
     metrics: int | None = None
 
 
-@dataclass
-class _Listening:
-    """What listens, and the line that says so."""
-
-    told: list[str] = field(default_factory=list)
-    servers: list[asyncio.Server] = field(default_factory=list)
-    connections: list[Connections] = field(default_factory=list)
-
-    def close(self) -> None:
-        """Takes no further connections."""
-        for server in self.servers:
-            server.close()
-
-
 def serve(bundle: Bundle, name: str, settings: DoorSettings, ports: Ports, access: Access) -> int:
     """Serves a bundle until SIGTERM, SIGINT or SIGHUP, and returns how many requests were left without an answer.
 
@@ -81,84 +63,89 @@ def serve(bundle: Bundle, name: str, settings: DoorSettings, ports: Ports, acces
     # Torch and the program are hundreds of thousands of objects, and a search for cycles among them takes long.
     gc.collect()
     gc.freeze()
-    return asyncio.run(_serve(door, bundle, ports, access))
+    log = _native.log_to_stderr(settings.log_level.value)
+    try:
+        _native.raise_descriptor_limit()
+        return asyncio.run(_serve(door, bundle, ports, access))
+    finally:
+        log.end()
 
 
 async def _serve(door: Door, bundle: Bundle, ports: Ports, access: Access) -> int:
     ends = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in _SIGNALS:
-        asyncio.get_running_loop().add_signal_handler(number, ends.set)
-    async with AsyncExitStack() as stack:
-        listening = _Listening()
-        stack.callback(listening.close)
-        await _listen(door, listening, ports, access)
-        if ports.grpc is not None:
-            grpc_server = await _listen_grpc(door, listening, ports.grpc, ports.host, access)
-            stack.push_async_callback(grpc_server.stop, _LAST_BYTES)
+        loop.add_signal_handler(number, ends.set)
+    front = opened(door, access)
+    try:
+        listening = _listen(front, ports, door.settings.metrics_host, has_tls=access.tls is not None)
         print(_line(door, bundle, listening), flush=True)
         await ends.wait()
         door.is_ready = False
+        front.set_ready(False)
         await asyncio.sleep(door.settings.drain)
-        listening.close()
-        left = await door.answer_the_rest(LAST_ANSWERS)
-        for connections in listening.connections:
-            await connections.shutdown(0.1)
-        return left
+        return await door.answer_the_rest(LAST_ANSWERS)
+    finally:
+        loop.remove_reader(front.fileno())
+        await asyncio.to_thread(front.stop, _LAST_BYTES)
 
 
-async def _listen(door: Door, listening: _Listening, ports: Ports, access: Access) -> None:
-    answers = HttpDoor(door, access.token)
-    context = access.ssl_context()
-    limit = door.settings.max_connections
-    connections = Connections(answers.answer, limit, door.metrics)
-    door.metrics.gauges["recstore_model_connections"] = ("Open connections over HTTP.", lambda: len(connections))
-    address = await _listen_http(listening, connections, ports.host, ports.http, context)
-    listening.told.append(f"http{'s' if context else ''}://{address}")
-    for title, host, port, answer in (
-        ("health", ports.host, ports.health, answers.answer_health),
-        ("metrics", door.settings.metrics_host, ports.metrics, answers.answer_metrics),
-    ):
-        if port is not None:
-            others = Connections(answer, _METRICS_CONNECTIONS if title == "metrics" else limit, door.metrics)
-            address = await _listen_http(listening, others, host, port, None)
-            path = "/metrics" if title == "metrics" else "/v2/health/ready"
-            listening.told.append(f"{title} at http://{address}{path}")
+def opened(door: Door, access: Access, *, handshake: float = HANDSHAKE, arrival: float = ARRIVAL) -> _native.Front:
+    """Returns ports whose requests the running event loop answers; none is open yet.
+
+    Args:
+        door: what is served.
+        access: who is let in.
+        handshake: seconds until the peer of a new connection has sent a request.
+        arrival: seconds within which a request arrives, and within which its answer is accepted.
+    """
+    settings = door.settings
+    front = _native.Front(
+        max_connections=settings.max_connections,
+        max_body=settings.max_body,
+        max_pending_bytes=settings.max_pending_bytes,
+        token=access.token,
+        tls=access.tls,
+        handshake_timeout=handshake,
+        idle_timeout=IDLE,
+        transfer_timeout=arrival,
+    )
+    over_http, over_grpc = HttpDoor(door), GrpcDoor(door)
+
+    async def answer(request: Request) -> Answer:
+        return await (over_grpc if request.port == "grpc" else over_http).answer(request)
+
+    door.metrics.ports = front.counts
+    asyncio.get_running_loop().add_reader(front.fileno(), Answering(front, answer).take)
+    return front
 
 
-async def _listen_http(
-    listening: _Listening, connections: Connections, host: str, port: int, context: ssl.SSLContext | None
-) -> str:
-    """Listens for HTTP and returns the address."""
+def _listen(front: _native.Front, ports: Ports, metrics_host: str, *, has_tls: bool) -> list[str]:
+    """Opens the ports, and returns what the start says of each.
+
+    Raises:
+        OSError: it cannot listen.
+    """
+    scheme = "https" if has_tls else "http"
+    told = [f"{scheme}://{_listen_at(front, 'http', ports.host, ports.http)}"]
+    if ports.grpc is not None:
+        told.append(f"gRPC at {_listen_at(front, 'grpc', ports.host, ports.grpc)}")
+    if ports.health is not None:
+        told.append(f"health at http://{_listen_at(front, 'health', ports.host, ports.health)}/v2/health/ready")
+    if ports.metrics is not None:
+        told.append(f"metrics at http://{_listen_at(front, 'metrics', metrics_host, ports.metrics)}/metrics")
+    return told
+
+
+def _listen_at(front: _native.Front, kind: str, host: str, port: int) -> str:
     address = resolved(host, port)
-    handshake = None if context is None else _HANDSHAKE
     try:
-        server = await asyncio.get_running_loop().create_server(
-            connections, address, port, backlog=_BACKLOG, ssl=context, ssl_handshake_timeout=handshake
-        )
+        return written(address, front.listen(kind, address, port))
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    listening.servers.append(server)
-    listening.connections.append(connections)
-    return written(address, server.sockets[0].getsockname()[1])
 
 
-async def _listen_grpc(door: Door, listening: _Listening, port: int, host: str, access: Access) -> grpc.aio.Server:
-    server = GrpcDoor(door, access.token).server()
-    address = resolved(host, port)
-    credentials = grpc_credentials(access)
-    try:
-        if credentials is None:
-            bound = server.add_insecure_port(written(address, port))
-        else:
-            bound = server.add_secure_port(written(address, port), credentials)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {host}:{port}: {error}") from None
-    await server.start()
-    listening.told.insert(1, f"gRPC at {written(address, bound)}")
-    return server
-
-
-def _line(door: Door, bundle: Bundle, listening: _Listening) -> str:
+def _line(door: Door, bundle: Bundle, listening: list[str]) -> str:
     """Returns what the start says: addresses, tables, encodings, inputs, outputs, whether requests are joined."""
     tables = ", ".join(
         f"{table.name} ({table.encoding}, {table.rows} rows of {table.dim})" for table in bundle.tables.values()
@@ -170,7 +157,7 @@ def _line(door: Door, bundle: Bundle, listening: _Listening) -> str:
         else f"every request runs alone: {signature.alone}"
     )
     parts = (
-        f'model "{door.name}" at {", ".join(listening.told)}',
+        f'model "{door.name}" at {", ".join(listening)}',
         f"tables {tables or 'none'}",
         f"inputs {', '.join(map(str, signature.inputs))}",
         f"outputs {', '.join(map(str, signature.outputs))}",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from recstore_ops.config.option import Option
+from recstore_ops.servers.serve_settings import LogLevel
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class DoorSettings:
         max_connections: of each port.
         drain: seconds between a signal to end and the end of listening.
         metrics_host: where metrics are told without a token.
+        log_level: what is written to the error stream.
     """
 
     max_batch: Annotated[
@@ -45,6 +47,7 @@ class DoorSettings:
         float, Option("Seconds to go on after a signal to end, while health says not ready.", least=0.0, most=3600.0)
     ] = 0.0
     metrics_host: Annotated[str, Option("Tell metrics here, to whoever reaches it.")] = "127.0.0.1"
+    log_level: Annotated[LogLevel, Option("Write what the ports do to the error stream.")] = LogLevel.WARN
 
     def __post_init__(self) -> None:
         if self.max_pending_bytes < self.max_body:

@@ -344,7 +344,7 @@ fn connect(address: &str, deadline: Instant) -> Result<Socket, Failure> {
         match TcpStream::connect_timeout(&address, left) {
             Ok(stream) => {
                 stream.set_nodelay(true)?;
-                return Ok(Socket::Tcp(stream));
+                return Ok(stream.into());
             }
             Err(error) => failure = error.into(),
         }

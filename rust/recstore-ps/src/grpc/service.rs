@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
+use hyper::HeaderMap;
 use recstore::Shard;
-use subtle::ConstantTimeEq;
-use tonic::service::Interceptor;
 use tonic::{Request as Call, Response, Status};
 
 use super::messages::{change, client, config, load_shard, save_part, status};
@@ -13,38 +12,27 @@ use super::proto::rec_store_server::RecStore;
 use crate::config::ServerConfig;
 use crate::handler::Handler;
 use crate::metrics::Refusal;
+use crate::ports::{Seat, is_authorized};
 use crate::wire::codec::{
     Answer, ClientId, Kind, Managed, Management, Received, Request, VERSION, decode, with_reply_frame,
 };
 
 /// Refuses calls without the server's token.
-#[derive(Debug, Clone)]
-pub(super) struct TokenCheck {
-    token: Option<Arc<str>>,
-    handler: Arc<Handler>,
-}
+#[derive(Debug)]
+pub(super) struct TokenCheck(Option<String>);
 
 impl TokenCheck {
-    pub(super) fn new(token: Option<String>, handler: Arc<Handler>) -> Self {
-        Self { token: token.map(Into::into), handler }
+    pub(super) fn new(token: Option<String>) -> Self {
+        Self(token)
     }
 
-    fn refuse(&self, call: &Call<()>) -> Status {
+    pub(super) fn check(&self, headers: &HeaderMap, seat: &Seat) -> Result<(), Status> {
         const WHY: &str = "the token is not the server's";
-        self.handler.metrics().grpc.refused(Refusal::Token, call.remote_addr(), WHY);
-        Status::unauthenticated(WHY)
-    }
-}
-
-impl Interceptor for TokenCheck {
-    fn call(&mut self, call: Call<()>) -> Result<Call<()>, Status> {
-        let Some(token) = &self.token else { return Ok(call) };
-        let given = call.metadata().get("authorization").map_or(&b""[..], |value| value.as_bytes());
-        let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
-        match bool::from(token.as_bytes().ct_eq(given)) {
-            true => Ok(call),
-            false => Err(self.refuse(&call)),
+        if is_authorized(self.0.as_deref(), headers) {
+            return Ok(());
         }
+        seat.refused(Refusal::Token, WHY);
+        Err(Status::unauthenticated(WHY))
     }
 }
 
@@ -63,10 +51,6 @@ impl Service {
     pub(super) fn new(handler: Arc<Handler>, config: &ServerConfig, bulk_port: u16) -> Self {
         let ServerConfig { shard, max_frame_bytes, .. } = *config;
         Self { handler, shard, bulk_port, max_frame_bytes }
-    }
-
-    pub(super) fn handler(&self) -> &Arc<Handler> {
-        &self.handler
     }
 
     /// Does work that may take time, on a thread for such.

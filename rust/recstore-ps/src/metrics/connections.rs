@@ -1,4 +1,4 @@
-//! Connections of a port: those that are open, and those that were refused.
+//! Connections of a port: those that are open, and those that were refused or closed.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -6,47 +6,77 @@ use std::sync::Arc;
 use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, Result};
 
 use super::registered;
+use super::warnings::Warnings;
 
-/// Why a peer is refused.
-#[derive(Debug, Clone, Copy)]
+/// Why a peer is refused, or its connection closed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// There are as many connections as there may be.
+    /// There are as many connections as there may be, all with requests under way.
     Limit,
+    /// It was the longest idle one when another peer needed its place.
+    Evicted,
+    /// It did not identify itself in time.
+    Silent,
     /// It speaks another protocol, or another version, or cannot encrypt.
     Handshake,
     /// It does not know the token.
     Token,
+    /// It said something else than a request.
+    Form,
+    /// It did not send its request, or did not accept its answer, in time.
+    Slow,
 }
 
-const REFUSALS: [&str; 3] = ["limit", "handshake", "token"];
+const REFUSALS: [&str; 7] = ["limit", "evicted", "silent", "handshake", "token", "form", "slow"];
 
 /// The connections of one port.
 #[derive(Debug)]
 pub(crate) struct Connections {
-    shard: usize,
+    /// The shard, for log lines of a server that has one.
+    shard: Option<usize>,
     port: &'static str,
     open: IntGauge,
     refused: [IntCounter; REFUSALS.len()],
+    warnings: Warnings,
 }
 
 impl Connections {
-    /// Returns those of the bulk port and those of the gRPC port.
-    pub(super) fn of_ports(registry: &Registry, shard: usize) -> Result<[Arc<Self>; 2]> {
+    /// Returns those of some ports.
+    pub(crate) fn of_ports<const N: usize>(
+        registry: &Registry,
+        shard: Option<usize>,
+        ports: [&'static str; N],
+    ) -> Result<[Arc<Self>; N]> {
         let open = Opts::new("recstore_connections", "Open connections, by port.");
         let open = registered(registry, IntGaugeVec::new(open, &["port"])?)?;
         let refused = Opts::new(
             "recstore_refused_connections_total",
-            "Connections (over gRPC with a wrong token: calls) that were refused, by port and reason.",
+            "Connections (over gRPC with a wrong token: calls) that were refused or closed, by port and reason.",
         );
         let refused = registered(registry, IntCounterVec::new(refused, &["port", "reason"])?)?;
-        Ok(["bulk", "grpc"].map(|port| {
+        Ok(ports.map(|port| {
             Arc::new(Self {
                 shard,
                 port,
                 open: open.with_label_values(&[port]),
                 refused: REFUSALS.map(|reason| refused.with_label_values(&[port, reason])),
+                warnings: Warnings::default(),
             })
         }))
+    }
+
+    pub(crate) fn port(&self) -> &'static str {
+        self.port
+    }
+
+    /// Returns how many connections are open.
+    pub(crate) fn open(&self) -> u64 {
+        self.open.get().unsigned_abs()
+    }
+
+    /// Returns how many peers were refused, by reason.
+    pub(crate) fn refusals(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REFUSALS.iter().copied().zip(self.refused.iter().map(IntCounter::get))
     }
 
     /// Counts a connection until what is returned is dropped.
@@ -56,11 +86,12 @@ impl Connections {
         OpenConnection { of: Arc::clone(self), peer }
     }
 
-    /// Counts a peer that is refused.
-    pub(crate) fn refused(&self, reason: Refusal, peer: Option<SocketAddr>, why: &str) {
+    /// Counts a peer that is refused, and logs the first one of an address in a second.
+    pub(crate) fn refused(&self, reason: Refusal, peer: SocketAddr, why: &str) {
         self.refused[reason as usize].inc();
-        let peer = peer.map_or_else(|| "unknown".to_owned(), |peer| peer.to_string());
-        tracing::warn!(shard = self.shard, port = self.port, peer, why, "peer refused");
+        if self.warnings.is_due(peer.ip()) {
+            tracing::warn!(shard = self.shard, port = self.port, %peer, why, "peer refused");
+        }
     }
 }
 
@@ -72,6 +103,10 @@ pub(crate) struct OpenConnection {
 }
 
 impl OpenConnection {
+    pub(crate) fn connections(&self) -> &Connections {
+        &self.of
+    }
+
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
     }

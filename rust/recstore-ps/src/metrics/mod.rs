@@ -7,6 +7,7 @@ mod checkpoints;
 mod connections;
 mod requests;
 mod verb;
+mod warnings;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub(crate) struct Metrics {
     pub(crate) bytes_sent: IntCounter,
     pub(crate) bulk: Arc<Connections>,
     pub(crate) grpc: Arc<Connections>,
+    pub(crate) health: Arc<Connections>,
+    pub(crate) exposition: Arc<Connections>,
     pub(crate) checkpoints: Checkpoints,
 }
 
@@ -48,7 +51,8 @@ impl Metrics {
         let version = registered(&registry, IntGaugeVec::new(version, &["version"])?)?;
         version.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
         let bytes = |name, meaning| registered(&registry, IntCounter::new(name, meaning)?);
-        let [bulk, grpc] = Connections::of_ports(&registry, shard)?;
+        let ports = ["bulk", "grpc", "health", "metrics"];
+        let [bulk, grpc, health, exposition] = Connections::of_ports(&registry, Some(shard), ports)?;
         Ok(Self {
             shard,
             requests: Requests::new(&registry, shard)?,
@@ -59,6 +63,8 @@ impl Metrics {
             bytes_sent: bytes("recstore_sent_bytes_total", "Bytes of frames that went to clients.")?,
             bulk,
             grpc,
+            health,
+            exposition,
             checkpoints: Checkpoints::new(&registry, shard)?,
             registry,
         })

@@ -1,10 +1,10 @@
 //! The bulk port: a thread a connection, one request after another on each.
 
-use std::collections::HashMap;
 use std::io::{self, Write};
 use std::net::{Shutdown, SocketAddr};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ use crate::config::ServerConfig;
 use crate::durable::log::Staged;
 use crate::following::Following;
 use crate::handler::Handler;
-use crate::metrics::{OpenConnection, Refusal};
+use crate::metrics::Refusal;
+use crate::ports::{Port, Room, SILENT, Seat};
 use crate::wire::address::BulkAddress;
 use crate::wire::channel::Channel;
 use crate::wire::codec::{
@@ -32,6 +33,9 @@ const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long the first client may take, once the server serves.
 const FIRST_CONNECTION: Duration = Duration::from_secs(60);
+
+/// How long to wait for connections that were told to end, before it is looked again.
+const LEAVING_PAUSE: Duration = Duration::from_millis(10);
 
 /// Longer than any job.
 const FOREVER: Duration = Duration::from_secs(100 * 366 * 24 * 3600);
@@ -50,16 +54,17 @@ pub(super) struct Shared {
     /// Where this server follows another one.
     following: Option<Arc<Following>>,
     pub(super) config: ServerConfig,
-    connections: Mutex<Connections>,
-    ended: Condvar,
+    port: Port,
+    usage: Mutex<Usage>,
+    is_stopping: AtomicBool,
 }
 
+/// How the port has been used.
 #[derive(Debug)]
-struct Connections {
-    stopping: bool,
-    last: u64,
-    open: HashMap<u64, Socket>,
-    /// When the last one ended.
+struct Usage {
+    is_new: bool,
+    open: usize,
+    /// When the last connection ended.
     unused_since: Instant,
 }
 
@@ -72,9 +77,9 @@ impl Bulk {
     ) -> io::Result<Self> {
         let listener = Listener::bind(address)?;
         let address = listener.address()?;
-        let (stopping, last, open, unused_since) = (false, 0, HashMap::new(), Instant::now());
-        let connections = Mutex::new(Connections { stopping, last, open, unused_since });
-        let shared = Arc::new(Shared { handler, following, config, connections, ended: Condvar::new() });
+        let usage = Mutex::new(Usage { is_new: true, open: 0, unused_since: Instant::now() });
+        let (port, is_stopping) = (config.port_of(&handler.metrics().bulk), AtomicBool::new(false));
+        let shared = Arc::new(Shared { handler, following, config, port, usage, is_stopping });
         let accepting = Arc::clone(&shared);
         let acceptor = thread::Builder::new()
             .name("recstore-accept".to_owned())
@@ -88,25 +93,22 @@ impl Bulk {
 
     /// Returns how long there has been no connection, if there is none. The first one may take a while to come.
     pub(super) fn unused_for(&self) -> Option<Duration> {
-        let connections = self.shared.lock();
-        let unused = connections.unused_since.elapsed();
-        match (connections.open.is_empty(), connections.last) {
-            (false, _) => None,
-            (true, 0) => unused.checked_sub(FIRST_CONNECTION),
-            (true, _) => Some(unused),
+        let usage = self.shared.usage();
+        let unused = usage.unused_since.elapsed();
+        match (usage.open, usage.is_new) {
+            (0, true) => unused.checked_sub(FIRST_CONNECTION),
+            (0, false) => Some(unused),
+            _ => None,
         }
     }
 
     pub(super) fn stop(self, grace: Duration) {
-        let mut connections = self.shared.lock();
-        connections.stopping = true;
+        self.shared.is_stopping.store(true, Ordering::SeqCst);
+        let port = &self.shared.port;
         // Whoever waits for a request reads the end; whoever carries one out can still answer.
-        connections.open.values().for_each(|stream| _ = stream.shutdown(Shutdown::Read));
-        let all_ended = |connections: &mut Connections| !connections.open.is_empty();
-        let waited = self.shared.ended.wait_timeout_while(connections, grace, all_ended);
-        let (connections, _) = waited.unwrap_or_else(PoisonError::into_inner);
-        connections.open.values().for_each(|stream| _ = stream.shutdown(Shutdown::Both));
-        drop(connections);
+        port.shutdown(Shutdown::Read);
+        port.wait_until_empty(grace);
+        port.shutdown(Shutdown::Both);
         // Wakes the acceptor, which sees that it is over.
         if self.address.knock(REFUSAL_TIMEOUT) {
             _ = self.acceptor.join();
@@ -117,7 +119,7 @@ impl Bulk {
 fn accept(listener: &Listener, shared: &Arc<Shared>) {
     loop {
         let accepted = listener.accept();
-        if shared.lock().stopping {
+        if shared.is_stopping() {
             return;
         }
         match accepted {
@@ -129,54 +131,59 @@ fn accept(listener: &Listener, shared: &Arc<Shared>) {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, Connections> {
-        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    fn usage(&self) -> MutexGuard<'_, Usage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Gives a connection a thread, unless there are too many.
+    /// Gives a connection a thread, unless all others have requests under way.
     fn begin(self: &Arc<Self>, stream: Socket, peer: SocketAddr) {
-        let Ok(control) = stream.try_clone() else { return };
-        let Some(number) = self.register(control) else {
-            let limit = self.config.max_connections;
-            let why = format!("the server has {limit} connections, which is its limit");
-            self.handler.metrics().bulk.refused(Refusal::Limit, Some(peer), &why);
+        if let Err(why) = self.make_room() {
+            self.port.connections().refused(Refusal::Limit, peer, &why);
             return self.turn_away(stream, why);
-        };
+        }
+        let control = stream.control();
+        let seat = Arc::new(self.port.seat(peer, move |how| control.shutdown(how)));
+        if self.is_stopping() {
+            return;
+        }
+        self.count(|open| open + 1);
         let serving = Arc::clone(self);
-        let connection = self.handler.metrics().bulk.opened(peer);
         let serve = move || {
             // A panic ends this connection only.
-            _ = catch_unwind(AssertUnwindSafe(|| serving.serve(stream, &connection)));
-            serving.forget(number);
+            if let Ok(Err(error)) = catch_unwind(AssertUnwindSafe(|| serving.serve(stream, &seat))) {
+                tell_of_bad_form(&seat, &error);
+            }
             // Counted as open until another may come in its place.
-            drop(connection);
+            drop(seat);
+            serving.count(|open| open - 1);
         };
-        if thread::Builder::new().name(format!("recstore-bulk-{number}")).spawn(serve).is_err() {
-            self.forget(number);
+        if thread::Builder::new().name("recstore-bulk".to_owned()).spawn(serve).is_err() {
+            self.count(|open| open - 1);
+        }
+    }
+
+    /// Waits for a place.
+    ///
+    /// # Errors
+    /// Says why there will be none.
+    fn make_room(&self) -> Result<(), String> {
+        loop {
+            match self.port.make_room() {
+                Room::Free => return Ok(()),
+                Room::Soon => self.port.wait_for_end(LEAVING_PAUSE),
+                Room::Full(why) => return Err(why),
+            }
         }
     }
 
     pub(super) fn is_stopping(&self) -> bool {
-        self.lock().stopping
+        self.is_stopping.load(Ordering::SeqCst)
     }
 
-    fn register(&self, control: Socket) -> Option<u64> {
-        let mut connections = self.lock();
-        if connections.open.len() >= self.config.max_connections {
-            return None;
-        }
-        connections.last += 1;
-        let number = connections.last;
-        connections.open.insert(number, control);
-        Some(number)
-    }
-
-    fn forget(&self, number: u64) {
-        let mut connections = self.lock();
-        connections.open.remove(&number);
-        connections.unused_since = Instant::now();
-        drop(connections);
-        self.ended.notify_all();
+    fn count(&self, change: impl FnOnce(usize) -> usize) {
+        let mut usage = self.usage();
+        usage.open = change(usage.open);
+        (usage.is_new, usage.unused_since) = (false, Instant::now());
     }
 
     /// Says why, unless that would have to be encrypted: that much work is not for one who is turned away.
@@ -199,7 +206,7 @@ impl Shared {
     }
 
     /// Answers one request after another until the peer ends, fails or breaks the rules.
-    fn serve(&self, stream: Socket, connection: &OpenConnection) -> Result<(), FrameError> {
+    fn serve(&self, stream: Socket, seat: &Arc<Seat>) -> Result<(), FrameError> {
         let socket = Timed::new(stream, Instant::now() + self.config.handshake_timeout);
         let mut stream = Channel::of_server(socket, self.config.tls.as_ref().map(|tls| &tls.config))?;
         let hello = Hello::read(&mut stream);
@@ -209,19 +216,24 @@ impl Shared {
         };
         let is_refused = accepted.is_err();
         if let Err(why) = &accepted {
-            self.tell_of_refusal(connection, &hello, why);
+            self.tell_of_refusal(seat, &hello, why);
         }
-        self.welcome(accepted).write(&mut stream)?;
-        let hello = hello?;
-        if is_refused {
-            return Ok(());
-        }
+        let told = self.welcome(accepted).write(&mut stream);
+        let (Ok(hello), false) = (hello, is_refused) else { return Ok(()) };
+        told?;
+        seat.heard();
         let mut terms = Terms::default();
         // A process of this machine that went away has closed its socket.
         let idle_timeout = if stream.hands_over() { FOREVER } else { self.config.idle_timeout };
         loop {
             let idle = (idle_timeout, self.config.transfer_timeout);
             let (from, limit) = (stream.waiting(idle.0, idle.1), self.config.max_frame_bytes);
+            match from.wait_for_bytes() {
+                Err(error) if error.kind() == io::ErrorKind::TimedOut => return Ok(()),
+                waited => waited?,
+            }
+            // Closed as idle, at the same moment as the request began: the client sends it again.
+            let Some(_under_way) = seat.begin() else { return Ok(()) };
             let stage = |header: &Header, bytes| self.handler.stage(header, bytes);
             let (frame, staged) = read_frame_beside(from, limit, stage)?;
             let frame = terms.frame_of(frame, limit)?.widened()?;
@@ -239,13 +251,14 @@ impl Shared {
     }
 
     /// Counts a peer that is refused, unless it went away before it said anything, as those that try the port do.
-    fn tell_of_refusal(&self, connection: &OpenConnection, hello: &io::Result<Hello>, why: &str) {
+    fn tell_of_refusal(&self, seat: &Seat, hello: &io::Result<Hello>, why: &str) {
         let reason = match hello {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return,
+            Err(error) if error.kind() == io::ErrorKind::TimedOut => Refusal::Silent,
             Ok(hello) if hello.accept(None).is_ok() => Refusal::Token,
             _ => Refusal::Handshake,
         };
-        self.handler.metrics().bulk.refused(reason, Some(connection.peer()), why);
+        seat.refused(reason, if reason == Refusal::Silent { SILENT } else { why });
     }
 
     fn answer(
@@ -305,4 +318,17 @@ impl Shared {
             })
         })
     }
+}
+
+/// Counts a peer whose connection ends in the middle of a request, unless it only went away.
+fn tell_of_bad_form(seat: &Seat, error: &FrameError) {
+    let reason = match error {
+        FrameError::Io(error) => match error.kind() {
+            io::ErrorKind::TimedOut => Refusal::Slow,
+            io::ErrorKind::InvalidData => Refusal::Form,
+            _ => return,
+        },
+        _ => Refusal::Form,
+    };
+    seat.refused(reason, &error.to_string());
 }

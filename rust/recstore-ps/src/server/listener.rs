@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
+use crate::ports::BACKLOG;
 use crate::wire::address::{BulkAddress, check_socket_path};
 use crate::wire::socket::Socket;
 
@@ -21,7 +22,11 @@ impl Listener {
     /// Listens at `address`, a port 0 at any that is free.
     pub(super) fn bind(address: &BulkAddress) -> io::Result<Self> {
         match address {
-            BulkAddress::Tcp(address) => TcpListener::bind(address).map(Self::Tcp),
+            BulkAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address)?;
+                rustix::net::listen(&listener, BACKLOG)?;
+                Ok(Self::Tcp(listener))
+            }
             BulkAddress::Unix(path) => {
                 let listener = bound(path)?;
                 let file = SocketFile { path: path.clone(), inode: fs::metadata(path)?.ino() };
@@ -44,7 +49,7 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, peer) = listener.accept()?;
                 _ = stream.set_nodelay(true);
-                Ok((Socket::Tcp(stream), peer))
+                Ok((stream.into(), peer))
             }
             Self::Unix(listener, _) => {
                 let (stream, _) = listener.accept()?;

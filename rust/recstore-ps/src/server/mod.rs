@@ -16,19 +16,19 @@ use recstore::{EmbeddingStore, Shard};
 
 use crate::config::{ServerConfig, ServerError};
 use crate::following::Following;
-use crate::grpc::Grpc;
+use crate::grpc;
 use crate::handler::Handler;
+use crate::ports::{Listening, tell_of_limits};
 use crate::wire::address::BulkAddress;
 use bulk::Bulk;
-use metrics_port::MetricsPort;
 
 /// A server that runs until it is told to stop.
 #[derive(Debug)]
 pub struct Server {
     bulk: Bulk,
-    grpc: Option<Grpc>,
-    probe: Option<Grpc>,
-    metrics: Option<MetricsPort>,
+    grpc: Option<Listening>,
+    probe: Option<Listening>,
+    metrics: Option<Listening>,
     handler: Arc<Handler>,
     following: Option<Arc<Following>>,
 }
@@ -39,6 +39,7 @@ impl Server {
     /// # Errors
     /// [`ServerError`]: an address that others can reach, without leave; a port that is taken.
     pub fn start(store: Arc<dyn EmbeddingStore>, config: ServerConfig) -> Result<Self, ServerError> {
+        tell_of_limits(config.max_connections);
         let (address, metrics_address) = (config.address()?, config.metrics_address()?);
         let (shard, limit) = (config.shard, config.max_frame_bytes);
         let handler = match &config.kept {
@@ -47,7 +48,7 @@ impl Server {
         };
         let handler = Arc::new(handler);
         let start_metrics =
-            |address| MetricsPort::start(Arc::clone(&handler), address).map_err(cannot(&address));
+            |address| metrics_port::start(&handler, &config, address).map_err(cannot(&address));
         let metrics = metrics_address.map(start_metrics).transpose()?;
         let start = |followed| Arc::new(Following::start(&handler, shard, followed, config.token.clone()));
         let following = config.kept.as_ref().and_then(|kept| kept.follows.as_ref()).map(start);
@@ -71,13 +72,14 @@ impl Server {
         let ip = config.ip()?;
         let bulk_port = self.bulk.address().tcp().map_or(0, |address| address.port());
         if let Some(port) = config.grpc_port {
-            let (handler, address) = (Arc::clone(&self.handler), SocketAddr::new(ip, port));
-            let started = Grpc::start(handler, config, address, bulk_port);
+            let address = SocketAddr::new(ip, port);
+            let started = grpc::start(&self.handler, config, address, bulk_port);
             self.grpc = Some(started.map_err(cannot(&address))?);
         }
         if let Some(port) = config.health_port {
             let address = SocketAddr::new(ip, port);
-            self.probe = Some(Grpc::start_probe(address).map_err(cannot(&address))?);
+            let started = grpc::start_probe(&self.handler, config, address);
+            self.probe = Some(started.map_err(cannot(&address))?);
         }
         Ok(())
     }
@@ -100,17 +102,17 @@ impl Server {
 
     /// Returns the address of the gRPC port, if there is one.
     pub fn grpc_address(&self) -> Option<SocketAddr> {
-        self.grpc.as_ref().map(Grpc::address)
+        self.grpc.as_ref().map(Listening::address)
     }
 
     /// Returns the address of the health check alone, if there is one.
     pub fn health_address(&self) -> Option<SocketAddr> {
-        self.probe.as_ref().map(Grpc::address)
+        self.probe.as_ref().map(Listening::address)
     }
 
     /// Returns the address of the port of metrics, if there is one.
     pub fn metrics_address(&self) -> Option<SocketAddr> {
-        self.metrics.as_ref().map(MetricsPort::address)
+        self.metrics.as_ref().map(Listening::address)
     }
 
     /// Returns what answers requests, for other ways to reach it.
@@ -134,7 +136,7 @@ impl Server {
             grpc.stop(grace);
         }
         if let Some(metrics) = self.metrics {
-            metrics.stop();
+            metrics.stop(Duration::ZERO);
         }
         tracing::info!(shard, "stopped");
     }

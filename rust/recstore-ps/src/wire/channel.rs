@@ -1,7 +1,7 @@
 //! A connection, encrypted or not. Its deadlines are those of the socket beneath, so that no peer stretches them by
 //! sending an encrypted record byte by byte.
 
-use std::io::{self, BufReader, IoSlice, Read, Write};
+use std::io::{self, BufRead as _, BufReader, IoSlice, Read, Write};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -69,6 +69,22 @@ impl Channel {
     pub(crate) fn until(&mut self, deadline: Instant) -> &mut Self {
         self.socket().until(deadline);
         self
+    }
+
+    /// Waits for the first byte of what comes next.
+    ///
+    /// # Errors
+    /// There is none: the peer has ended, or was silent for too long.
+    pub(crate) fn wait_for_bytes(&mut self) -> io::Result<()> {
+        let is_over = match self {
+            Self::Plain(stream) => stream.fill_buf()?.is_empty(),
+            Self::Server(stream) => stream.fill_buf()?.is_empty(),
+            Self::Client(stream) => stream.fill_buf()?.is_empty(),
+        };
+        match is_over {
+            true => Err(io::ErrorKind::UnexpectedEof.into()),
+            false => Ok(()),
+        }
     }
 
     /// Waits up to `idle` for the first byte, and then up to `rest` for all others.

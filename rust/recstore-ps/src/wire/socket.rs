@@ -3,8 +3,9 @@
 use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::net::{
@@ -17,35 +18,50 @@ use super::transport::Transport;
 /// The socket of a connection.
 #[derive(Debug)]
 pub(crate) enum Socket {
-    Tcp(TcpStream),
+    Tcp(Arc<TcpStream>),
     Unix(UnixSocket),
 }
 
 /// A Unix socket, and the descriptor that came over it last.
 #[derive(Debug)]
 pub(crate) struct UnixSocket {
-    stream: UnixStream,
+    stream: Arc<UnixStream>,
     handed: Option<OwnedFd>,
 }
 
 impl From<UnixStream> for Socket {
     fn from(stream: UnixStream) -> Self {
-        Self::Unix(UnixSocket { stream, handed: None })
+        Self::Unix(UnixSocket { stream: Arc::new(stream), handed: None })
+    }
+}
+
+impl From<TcpStream> for Socket {
+    fn from(stream: TcpStream) -> Self {
+        Self::Tcp(Arc::new(stream))
+    }
+}
+
+/// What ends a connection that another thread has.
+pub(crate) struct Control(Arc<dyn AsFd + Send + Sync>);
+
+impl Control {
+    /// Ends reading, writing or both. The peer may have ended it before.
+    pub(crate) fn shutdown(&self, how: Shutdown) {
+        let how = match how {
+            Shutdown::Read => rustix::net::Shutdown::Read,
+            Shutdown::Write => rustix::net::Shutdown::Write,
+            Shutdown::Both => rustix::net::Shutdown::Both,
+        };
+        _ = rustix::net::shutdown(&self.0, how);
     }
 }
 
 impl Socket {
-    pub(crate) fn try_clone(&self) -> io::Result<Self> {
-        Ok(match self {
-            Self::Tcp(stream) => Self::Tcp(stream.try_clone()?),
-            Self::Unix(UnixSocket { stream, .. }) => stream.try_clone()?.into(),
-        })
-    }
-
-    pub(crate) fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+    /// Returns what ends the connection, over the same descriptor.
+    pub(crate) fn control(&self) -> Control {
         match self {
-            Self::Tcp(stream) => stream.shutdown(how),
-            Self::Unix(socket) => socket.stream.shutdown(how),
+            Self::Tcp(stream) => Control(Arc::clone(stream) as _),
+            Self::Unix(UnixSocket { stream, .. }) => Control(Arc::clone(stream) as _),
         }
     }
 
@@ -63,7 +79,7 @@ impl Socket {
         let mut with = SendAncillaryBuffer::new(&mut space);
         let descriptors = [descriptor];
         with.push(SendAncillaryMessage::ScmRights(&descriptors));
-        Ok(sendmsg(stream, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL)?)
+        Ok(sendmsg(&**stream, &[IoSlice::new(bytes)], &mut with, SendFlags::NOSIGNAL)?)
     }
 
     /// Takes the descriptor that came over last.
@@ -80,7 +96,7 @@ impl Read for UnixSocket {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
         let mut with = RecvAncillaryBuffer::new(&mut space);
         let pieces = &mut [IoSliceMut::new(bytes)];
-        let received = recvmsg(&self.stream, pieces, &mut with, RecvFlags::CMSG_CLOEXEC)?;
+        let received = recvmsg(&*self.stream, pieces, &mut with, RecvFlags::CMSG_CLOEXEC)?;
         for message in with.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
                 // All but the last are closed.
@@ -94,7 +110,7 @@ impl Read for UnixSocket {
 impl Read for Socket {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.read(bytes),
+            Self::Tcp(stream) => (&**stream).read(bytes),
             Self::Unix(socket) => socket.read(bytes),
         }
     }
@@ -103,15 +119,15 @@ impl Read for Socket {
 impl Write for Socket {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.write(bytes),
-            Self::Unix(socket) => socket.stream.write(bytes),
+            Self::Tcp(stream) => (&**stream).write(bytes),
+            Self::Unix(socket) => (&*socket.stream).write(bytes),
         }
     }
 
     fn write_vectored(&mut self, pieces: &[IoSlice<'_>]) -> io::Result<usize> {
         match self {
-            Self::Tcp(stream) => stream.write_vectored(pieces),
-            Self::Unix(socket) => socket.stream.write_vectored(pieces),
+            Self::Tcp(stream) => (&**stream).write_vectored(pieces),
+            Self::Unix(socket) => (&*socket.stream).write_vectored(pieces),
         }
     }
 

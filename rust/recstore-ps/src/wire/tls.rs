@@ -33,9 +33,6 @@ pub struct IdentityFiles {
 #[derive(Debug, Clone)]
 pub struct ServerTls {
     pub(crate) config: Arc<ServerConfig>,
-    pub(crate) certificate: Vec<u8>,
-    pub(crate) key: Vec<u8>,
-    pub(crate) client_ca: Option<Vec<u8>>,
 }
 
 /// Whom a client trusts, and how it proves who it is.
@@ -66,12 +63,7 @@ impl ServerTls {
         };
         let (chain, key) = identity.read()?;
         let config = builder.with_single_cert(chain, key).map_err(refused(&identity.certificate))?;
-        Ok(Self {
-            config: Arc::new(config),
-            certificate: read(&identity.certificate)?,
-            key: read(&identity.key)?,
-            client_ca: client_ca.map(read).transpose()?,
-        })
+        Ok(Self { config: Arc::new(config) })
     }
 }
 
@@ -148,11 +140,6 @@ fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
         roots.add(certificate).map_err(refused(path))?;
     }
     Ok(roots)
-}
-
-#[expect(clippy::disallowed_methods, reason = "the user's own path, which may be a pipe")]
-fn read(path: impl AsRef<Path>) -> Result<Vec<u8>, TlsError> {
-    std::fs::read(path.as_ref()).map_err(refused(path.as_ref()))
 }
 
 fn refused<E: Display>(path: &Path) -> impl FnOnce(E) -> TlsError {
