@@ -5,6 +5,7 @@
 mod initializer;
 mod lifecycle;
 mod optimizer;
+mod parts;
 mod ranges;
 mod table_config;
 
