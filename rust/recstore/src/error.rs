@@ -178,7 +178,7 @@ pub enum Error {
     },
 
     /// An update's step is no number from 1 to [`crate::MAX_STEP`].
-    #[error("emb_update: table \"{table}\": the step must be from 1 to {}", crate::MAX_STEP)]
+    #[error("emb_update: table \"{table}\": the step must be from 1 to 2^53")]
     InvalidStep {
         /// The table's name.
         table: String,

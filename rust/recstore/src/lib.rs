@@ -50,7 +50,7 @@ pub use checkpoint::{
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
-    NanPolicy, OptimizerConfig, StateDtype, TableConfig,
+    NanPolicy, OptimizerConfig, StateDtype, TableConfig, check_local_path,
 };
 pub use disk::reading_way;
 pub use error::{Error, Result};

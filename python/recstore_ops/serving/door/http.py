@@ -107,7 +107,8 @@ class HttpDoor:
         self._door.check_model(name, version)
         with self._room.take(self._expected_size(request)) as taken:
             body = await self._body(request, taken)
-            asked = read_infer_request(memoryview(body), request.headers.get(HEADER_LENGTH), self._door.name)
+            length, most = request.headers.get(HEADER_LENGTH), self._door.settings.max_elements
+            asked = read_infer_request(memoryview(body), length, self._door.name, most)
             check_asked(asked, self._door.signature.outputs)
             outputs = await self._door.infer(asked.request)
             answer, header = written_answer(self._door.name, asked, outputs)

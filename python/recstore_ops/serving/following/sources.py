@@ -19,6 +19,7 @@ from typing import Protocol
 
 from recstore_ops import _native
 from recstore_ops.config.paths import user_path
+from recstore_ops.config.tokens import check_token
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving.following.publication import CURRENT, Base, Current, Update, current_text
 from recstore_ops.serving.manifest import NAME as MANIFEST
@@ -76,7 +77,7 @@ class PublisherAddress:
         tls: the authorities of its certificate, and a certificate of one's own; None: nothing is encrypted.
 
     Raises:
-        ValueError: another address.
+        ValueError: another address, or a token that no publisher asks for.
     """
 
     __module__ = "recstore_ops"
@@ -88,6 +89,7 @@ class PublisherAddress:
     def __post_init__(self) -> None:
         if not _ADDRESS.fullmatch(self.address):
             raise ValueError(f"the address of a publisher is host:port, got {self.address!r}")
+        check_token(self.token)
 
 
 def source_of(follow: str | os.PathLike[str] | PublisherAddress) -> Source:

@@ -11,8 +11,9 @@ use super::entries::TableEntry;
 use super::files::{at, create_directory, read_file, refused, write_beside};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
+use super::place::check_free;
 use super::reports::SaveReport;
-use super::save::{AllTables, Plan, Saves, base_of, check_free, cleaned, lock, name_of, save_id, write};
+use super::save::{AllTables, Plan, Saves, base_of, cleaned, lock, name_of, save_id, write};
 use super::unfinished::Unfinished;
 use crate::Result;
 use crate::kernel::hash::mix;
@@ -88,6 +89,7 @@ pub(crate) fn save_part(
 /// is what it was.
 pub fn commit(directory: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<()> {
     save_id(snapshot).map_err(|message| refused(directory, message))?;
+    check_free(directory, options)?;
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read_or_new(directory)?;
     let part = |number| directory.join(part_name(snapshot, Shard { number, of }));

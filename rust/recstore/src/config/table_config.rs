@@ -1,9 +1,12 @@
 //! The configuration of a table as one JSON object.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::initializer::InitializerConfig;
 use super::lifecycle::{AdmissionConfig, EvictionConfig};
+use super::local_path::check_local_path;
 use super::optimizer::OptimizerConfig;
 use super::parts;
 use super::ranges::{invalid, positive, require, share};
@@ -221,6 +224,11 @@ impl TableConfig {
         require(self.memory_limit != Some(0), || "memory_limit must be null or positive, got 0".to_owned())?;
         require(self.disk.as_deref() != Some(""), || {
             "disk must be null or the name of a directory, got \"\"".to_owned()
+        })?;
+        let is_url = |disk: &str| check_local_path(Path::new(disk)).err();
+        require(self.disk.as_deref().and_then(is_url).is_none(), || {
+            let got = self.disk.as_deref().unwrap_or_default();
+            format!("disk must be the path of a local directory, got \"{got}\"")
         })?;
         require(self.disk.is_none() || self.memory_limit.is_some(), || {
             "disk needs memory_limit: without a limit no row would ever go there".to_owned()

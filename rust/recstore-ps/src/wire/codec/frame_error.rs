@@ -24,6 +24,9 @@ pub enum FrameError {
         /// The most allowed.
         limit: u64,
     },
+    /// Its JSON is not what its kind has, while the frame is whole: the connection can go on.
+    #[error("{0}")]
+    Form(String),
     /// Anything else.
     #[error("malformed frame: {0}")]
     Malformed(String),
@@ -34,7 +37,17 @@ pub(super) fn malformed(message: impl Display) -> FrameError {
     FrameError::Malformed(message.to_string())
 }
 
+/// The most bytes of JSON in a frame: a value of it takes some times as much memory.
+const MAX_JSON_BYTES: usize = 32 << 20;
+
 /// Reads a value from JSON.
+///
+/// # Errors
+/// [`FrameError::Form`].
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, FrameError> {
-    serde_json::from_str(text).map_err(malformed)
+    if text.len() > MAX_JSON_BYTES {
+        let bytes = text.len();
+        return Err(FrameError::Form(format!("{bytes} bytes of JSON exceed the limit of {MAX_JSON_BYTES}")));
+    }
+    serde_json::from_str(text).map_err(|error| FrameError::Form(format!("unreadable JSON: {error}")))
 }
