@@ -37,17 +37,10 @@ pub(super) fn malformed(message: impl Display) -> FrameError {
     FrameError::Malformed(message.to_string())
 }
 
-/// The most bytes of JSON in a frame: a value of it takes some times as much memory.
-const MAX_JSON_BYTES: usize = 32 << 20;
-
 /// Reads a value from JSON.
 ///
 /// # Errors
 /// [`FrameError::Form`].
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, FrameError> {
-    if text.len() > MAX_JSON_BYTES {
-        let bytes = text.len();
-        return Err(FrameError::Form(format!("{bytes} bytes of JSON exceed the limit of {MAX_JSON_BYTES}")));
-    }
     serde_json::from_str(text).map_err(|error| FrameError::Form(format!("unreadable JSON: {error}")))
 }
