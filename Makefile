@@ -154,6 +154,27 @@ test-sanitized: ## the store's tests with every addition checked, and every acce
 	  --target $$(rustc -vV | sed -n 's/^host: //p') --target-dir target/sanitized \
 	  --lib --test determinism --test growth --test concurrency --test errors
 
+# What cargo-fuzz sets: libFuzzer follows edges and comparisons, AddressSanitizer every access.
+FUZZ_FLAGS := -Zsanitizer=address -Cpasses=sancov-module --cfg fuzzing $(addprefix -Cllvm-args=-sanitizer-coverage-, \
+  level=4 inline-8bit-counters pc-table trace-compares)
+FUZZ_TARGETS := frames json log table_file frozen manifest graph
+FUZZ_SECONDS ?= 60
+FUZZED := target/fuzzed
+
+# What is found lies in $(FUZZED)/found; what was seen stays in the corpus for the next run.
+.PHONY: fuzz
+fuzz: ## libFuzzer on all that reads bytes of others, a minute each; FUZZ_SECONDS and FUZZ_TARGETS for others
+	host=$$(rustc -vV | sed -n 's/^host: //p'); \
+	RUSTC_BOOTSTRAP=1 RUSTFLAGS="$(FUZZ_FLAGS)" cargo build --quiet --release --manifest-path fuzz/Cargo.toml \
+	  --target $$host --target-dir $(FUZZED); \
+	built=$(FUZZED)/$$host/release; mkdir -p $(FUZZED)/found; \
+	$$built/corpus $(FUZZED)/corpus; \
+	for target in $(FUZZ_TARGETS); do \
+	  echo "== $$target"; \
+	  $$built/$$target $(FUZZED)/corpus/$$target -max_total_time=$(FUZZ_SECONDS) -timeout=10 -rss_limit_mb=2048 \
+	    -max_len=65536 -artifact_prefix=$(FUZZED)/found/$$target- -verbosity=0 -print_final_stats=1; \
+	done
+
 # Always chosen together, as those above.
 LINKED_CRATES := --package recstore-tch --package recstore-tests --package recstore-runtime
 

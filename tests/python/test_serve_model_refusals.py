@@ -155,8 +155,8 @@ def test_requests_of_json(server: ModelServer, document: dict[str, Any], message
         (b"\xff\xfe{}", "the JSON cannot be read: "),
         (b"[1, 2]", "the JSON must be an object, got [1, 2]"),
         (b'{"id": "a", "id": "b"}', "the JSON has the key 'id' twice"),
-        (b'{"inputs": ' + b"[" * 90_000, "the JSON is nested too deeply"),
-        (b'{"a":' * 19_000, "the JSON is nested too deeply"),
+        (b'{"inputs": ' + b"[" * 14_000, "the JSON is nested too deeply"),
+        (b'{"a":' * 9_000, "the JSON is nested too deeply"),
         (
             b'{"inputs": [{"name": "ids", "data": [' + b"9" * 5_000 + b"]}]}",
             "the JSON cannot be read: Exceeds the limit",

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from recstore_ops import _native
 from recstore_ops.config.config_file import active_config
+from recstore_ops.config.tokens import check_token
 from recstore_ops.servers.addresses import check_addresses
 from recstore_ops.servers.server_config import ServerAddress, ServerList, Tls, chosen_servers, known_servers
 
@@ -122,6 +123,7 @@ def use_servers(choice: ServerChoice) -> int:
     """Opens tables on servers from now on, as `set_ps_servers`, and returns the number that `move_servers` takes."""
     addresses, hash_method = check_addresses(choice.addresses), choice.hash_method
     _check_worker(choice.worker)
+    check_token(choice.token)
     wait(list(_under_way))
     with _lock:
         number = _native.use_servers(

@@ -17,6 +17,7 @@ from typing import Any
 
 from recstore_ops.config.config_file import ConfigFile
 from recstore_ops.config.paths import user_path
+from recstore_ops.config.tokens import MAX_TOKEN_BYTES, check_token
 from recstore_ops.servers.addresses import REPLICA_SEPARATOR
 
 HASH_METHODS = ("city_hash", "simple_mod")
@@ -152,13 +153,23 @@ def read_token(path: Path) -> str:
     """Reads what clients must know to be let in.
 
     Raises:
-        ValueError: the file is empty.
+        ValueError: it holds no token: nothing, too much, or more than a line of text.
         OSError: it cannot be read.
     """
-    token = Path(user_path(path, "token_file")).read_text("utf-8").strip()
-    if not token:
-        raise ValueError(f"{path}: the token is empty")
+    with Path(user_path(path, "token_file")).open("rb") as file:
+        content = file.read(_MAX_TOKEN_FILE_BYTES).strip()
+    if len(content) > MAX_TOKEN_BYTES:
+        raise ValueError(f"{path}: a token must have at most {MAX_TOKEN_BYTES} bytes, the file has more")
+    try:
+        token = content.decode("utf-8").strip()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: a token must be text in UTF-8: {error.reason} at byte {error.start}") from None
+    check_token(token, str(path))
     return token
+
+
+# Room for white space around the longest token; a device is not read for ever.
+_MAX_TOKEN_FILE_BYTES = 4 * MAX_TOKEN_BYTES
 
 
 def _beside(config: ConfigFile, path: str) -> str:

@@ -9,6 +9,7 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+from recstore_ops.config.tokens import check_token
 from recstore_ops.servers.server_config import Tls
 
 
@@ -20,11 +21,17 @@ class Access:
         token: what they must know.
         tls: certificate and key of the server, and the authorities of clients' certificates.
         insecure: whether other machines may reach it without both.
+
+    Raises:
+        ValueError: no client could present the token.
     """
 
     token: str | None = None
     tls: Tls | None = None
     insecure: bool = False
+
+    def __post_init__(self) -> None:
+        check_token(self.token)
 
     def check(self, host: str, port: int) -> str:
         """Returns the address of a host.

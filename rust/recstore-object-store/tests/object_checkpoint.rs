@@ -99,14 +99,14 @@ fn save_and_load(objects: Arc<dyn ObjectStore>) {
     for value in [2.0, 3.0] {
         write(&store, 10..20, value);
         let mut options = options(SaveKind::Auto);
-        options.metadata = value.into();
+        options.metadata = serde_json::Value::from(value).into();
         let report = checkpoint.save(&store, &options).unwrap();
         assert_eq!((report.is_delta, report.rows), (true, 20));
         let progress = Progress::default();
         let (other, mut options) = (self::store(), LoadOptions::default());
         options.progress = Some(&progress);
         let found = checkpoint.load(&other, &options).unwrap();
-        assert_eq!((found.metadata, rows(&other)), (value.into(), rows(&store)));
+        assert_eq!((found.metadata, rows(&other)), (serde_json::Value::from(value).into(), rows(&store)));
         assert_eq!(progress.bytes().0, progress.bytes().1);
     }
     // The full snapshot's files were uploaded once.

@@ -13,6 +13,7 @@ use crate::metrics::Connections;
 use crate::ports::{Limits, Port, pool};
 use crate::wire::address::BulkAddress;
 use crate::wire::tls::ServerTls;
+use crate::wire::token::check_token;
 use crate::workers::Teamwork;
 
 /// How a server is set up.
@@ -125,6 +126,7 @@ pub enum ServerError {
 impl ServerConfig {
     /// Returns where to listen.
     pub(crate) fn address(&self) -> Result<BulkAddress, ServerError> {
+        check_token(self.token.as_deref())?;
         let Shard { number, of } = self.shard;
         if number >= of {
             return Err(ServerError::Shard { number, of });

@@ -275,7 +275,7 @@ fn any_number_of_servers_loads_what_others_saved() {
         assert_eq!(&now, expected.get_or_insert_with(|| now.clone()), "{shards} shards");
         let progress = recstore::Progress::default();
         let mut options = SaveOptions::default();
-        options.metadata = serde_json::json!({"epoch": shards});
+        options.metadata = serde_json::json!({"epoch": shards}).into();
         options.progress = Some(&progress);
         let report = store.save(directory.path(), &options).unwrap();
         assert_eq!((report.rows, progress.bytes()), (ids.len(), (report.bytes, report.bytes)));

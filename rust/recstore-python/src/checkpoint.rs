@@ -7,7 +7,8 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use recstore::{
-    LoadOptions, LoadReport, Progress, SaveKind, SaveOptions, SaveReport, Shard, commit_snapshot, compact,
+    LoadOptions, LoadReport, Metadata, Progress, SaveKind, SaveOptions, SaveReport, Shard, commit_snapshot,
+    compact,
 };
 use recstore_object_store::ObjectCheckpoint;
 
@@ -67,8 +68,7 @@ impl SaveArguments {
             _ => return Err(invalid(format!("kind must be full, delta or auto, got \"{kind}\""))),
         };
         options.keep = self.keep;
-        options.metadata =
-            serde_json::from_str(&self.metadata).map_err(|error| invalid(error.to_string()))?;
+        options.metadata = Metadata::parse(&self.metadata).map_err(invalid)?;
         options.compression = self.compression.into();
         options.replace = self.replace;
         options.progress = progress.map(|progress| &progress.0);
@@ -199,7 +199,7 @@ fn save_report(py: Python<'_>, saved: SaveReport) -> PyResult<Bound<'_, PyDict>>
 fn load_report(py: Python<'_>, loaded: LoadReport) -> PyResult<Bound<'_, PyDict>> {
     let report = PyDict::new(py);
     report.set_item("snapshot", loaded.snapshot)?;
-    report.set_item("metadata", loaded.metadata.to_string())?;
+    report.set_item("metadata", loaded.metadata.as_str())?;
     report.set_item("tables", loaded.tables)?;
     Ok(report)
 }

@@ -9,13 +9,16 @@ use crate::rows::gradient::GradientChunk;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TableId(pub i64);
 
+/// The greatest [`Step::At`]: a float64 has it, and there is room for steps behind it.
+pub const MAX_STEP: u64 = 1 << 53;
+
 /// Which step of its table an update is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Step {
     /// One more than the last.
     #[default]
     Next,
-    /// The caller's count, from 1: whoever shards a table gives every shard the same.
+    /// The caller's count, from 1 to [`MAX_STEP`]: whoever shards a table gives every shard the same.
     At(u64),
 }
 

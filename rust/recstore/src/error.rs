@@ -177,8 +177,8 @@ pub enum Error {
         value: f64,
     },
 
-    /// An update's step is not a positive number.
-    #[error("emb_update: table \"{table}\": the step counts from 1, got 0")]
+    /// An update's step is no number from 1 to [`crate::MAX_STEP`].
+    #[error("emb_update: table \"{table}\": the step must be from 1 to 2^53")]
     InvalidStep {
         /// The table's name.
         table: String,

@@ -41,18 +41,18 @@ mod store;
 mod table;
 
 pub use calls::{
-    ChangedRows, MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId, TableRead,
-    TableStatistics, TableUpdate,
+    ChangedRows, MAX_STEP, MemoryUse, OptimizerState, Step, StoreMemory, TableDescription, TableId,
+    TableRead, TableStatistics, TableUpdate,
 };
 pub use checkpoint::{
-    CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Progress, SERVER_STATE,
-    SaveKind, SaveOptions, SaveReport, Shard, check_checkpoint_directory, checkpoint_files,
+    CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Metadata, Progress,
+    SERVER_STATE, SaveKind, SaveOptions, SaveReport, Shard, check_checkpoint_directory, checkpoint_files,
     checkpoint_metadata, commit as commit_snapshot, compact, forget as forget_in_checkpoint,
     new_snapshot_name, note_unfinished, remove_checkpoint,
 };
 pub use config::{
     AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
-    NanPolicy, OptimizerConfig, StateDtype, TableConfig,
+    NanPolicy, OptimizerConfig, StateDtype, TableConfig, check_local_path,
 };
 pub use disk::{Directory, FileError, FileKind, check_name, open_file, reading_way};
 pub use error::{Error, Result};

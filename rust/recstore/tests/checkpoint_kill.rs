@@ -49,7 +49,7 @@ fn train_and_save(directory: &Path) {
         let mut options = SaveOptions::default();
         options.kind = *kind;
         options.keep = 1 + group as usize % 3;
-        options.metadata = json!(group);
+        options.metadata = json!(group).into();
         store.save(&checkpoint, &options).unwrap();
         writeln!(file, "{group}").unwrap();
     }
@@ -101,7 +101,7 @@ fn check(directory: &Path) -> i64 {
     let store = LocalStore::new(Box::new(recstore::Serial));
     let report = store.load(&checkpoint, &LoadOptions::default()).unwrap();
     let made = Linked::open(&store, SHARED_ROWS).check(&store, 1)[0];
-    assert_eq!(report.metadata, json!(made));
+    assert_eq!(report.metadata, json!(made).into());
     made
 }
 

@@ -226,7 +226,7 @@ fn metadata_come_back_and_progress_counts_every_byte() {
     insert(&saving, table, &[1, 2, 3]);
     let metadata = json!({"epoch": 3, "loss": 0.1, "list": [null, true, "ä"], "large": u64::MAX});
     let mut options = SaveOptions::default();
-    options.metadata = metadata.clone();
+    options.metadata = metadata.clone().into();
     options.progress = Some(&progress);
     let bytes = saving.save(directory.path(), &options).unwrap().bytes;
     assert_eq!(progress.bytes(), (3 * (8 + 8), 3 * (8 + 8)));
@@ -234,7 +234,7 @@ fn metadata_come_back_and_progress_counts_every_byte() {
     let mut options = LoadOptions::default();
     options.progress = Some(&progress);
     let report = store().load(directory.path(), &options).unwrap();
-    assert_eq!(report.metadata, metadata);
+    assert_eq!(report.metadata, metadata.into());
     assert_eq!(progress.bytes(), (bytes, bytes));
 }
 

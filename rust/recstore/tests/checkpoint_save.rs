@@ -154,7 +154,7 @@ fn fill_up_before_the_manifest(disk: &SmallDisk, store: &LocalStore) {
     let filler = disk.fill(64);
     let mut options = SaveOptions::default();
     options.kind = SaveKind::Delta;
-    options.metadata = json!("x".repeat(100 << 10));
+    options.metadata = json!("x".repeat(100 << 10)).into();
     assert_no_room(store.save(&directory, &options), "manifest.new");
     assert_eq!((names(&directory), state(&loaded(&directory))), (before, saved));
     fs::remove_file(filler).unwrap();
@@ -351,10 +351,13 @@ fn metadata_nested_too_deeply_to_be_read_are_refused() {
     save(&store, directory.path(), SaveKind::Full).unwrap();
     let (whole, saved) = (fs::read(manifest_path(directory.path())).unwrap(), state(&store));
     let mut options = SaveOptions::default();
-    options.metadata = (0..126).fold(json!(1), |inner, _| json!([inner]));
+    options.metadata = (0..126).fold(json!(1), |inner, _| json!([inner])).into();
     step(&store, tables[0], 5);
     let (name, message) = refusal(store.save(directory.path(), &options));
-    assert!(name == "manifest.json" && message.contains("recursion limit exceeded"), "{message}");
+    assert!(
+        name == "manifest.json" && message.contains("metadata must be nested at most 124 deep, got 126"),
+        "{message}"
+    );
     assert_eq!(fs::read(manifest_path(directory.path())).unwrap(), whole);
     assert_eq!(state(&loaded(directory.path())), saved);
     assert_eq!(table_files(directory.path()).len(), 2);

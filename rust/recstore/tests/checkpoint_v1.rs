@@ -25,8 +25,8 @@ use make::{Gradients, make_chain, make_own, make_shards, step_of, store, take_st
 use numbered::Numbered;
 use recorded::{Recorded, lines, recorded};
 use recstore::{
-    Compression, EmbeddingStore, LoadOptions, LocalStore, SaveKind, SaveOptions, Serial, Shard, TableConfig,
-    commit_snapshot, compact,
+    Compression, EmbeddingStore, LoadOptions, LocalStore, Metadata, SaveKind, SaveOptions, Serial, Shard,
+    TableConfig, commit_snapshot, compact,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -34,7 +34,7 @@ use serde_json::{Value, json};
 /// What is written down of a checkpoint.
 #[derive(Debug, Serialize, Deserialize)]
 struct Expected {
-    metadata: Value,
+    metadata: Metadata,
     tables: BTreeMap<String, Recorded>,
     /// The tables as the document has them.
     files: BTreeMap<String, TableFiles>,
@@ -70,7 +70,7 @@ fn expected(name: &str) -> Expected {
 }
 
 /// Returns a store with what a directory has, and the metadata.
-fn loaded(directory: &Path) -> (LocalStore, Value) {
+fn loaded(directory: &Path) -> (LocalStore, Metadata) {
     let store = store();
     let report = store.load(directory, &LoadOptions::default()).unwrap();
     (store, report.metadata)
@@ -380,7 +380,7 @@ fn fixtures_are_made_where_a_variable_says() {
         fs::copy(file.path(), committed.path().join(file.file_name())).unwrap();
     }
     let mut options = SaveOptions::default();
-    options.metadata = serde_json::json!({"snapshot": 3});
+    options.metadata = serde_json::json!({"snapshot": 3}).into();
     commit_snapshot(committed.path(), &uncommitted, 2, &options).unwrap();
     write_down(&to, "shards_committed", committed.path());
     let (plain, compressed) = (loaded(&to.join("chain")).0, loaded(&to.join("zstd")).0);

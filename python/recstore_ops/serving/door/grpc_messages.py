@@ -10,7 +10,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from recstore_ops.serving.door.datatypes import DATATYPES
 from recstore_ops.serving.door.door import VERSION, InferRequest, Outputs
-from recstore_ops.serving.door.refusals import invalid, quoted
+from recstore_ops.serving.door.http_messages import MOST_ENTRIES
+from recstore_ops.serving.door.refusals import Kind, Refusal, invalid, quoted
 from recstore_ops.serving.door.tensors import Given, Listed, bytes_of
 
 COMPILED = Path(__file__).with_name("open_inference.binpb")
@@ -41,6 +42,9 @@ def read_infer_request(message: Any) -> tuple[InferRequest, bool]:
     Raises:
         Refusal: it is no request for inference.
     """
+    for what in ("inputs", "outputs", "raw_input_contents"):
+        if (count := len(getattr(message, what))) > MOST_ENTRIES:
+            raise Refusal(Kind.TOO_LARGE, f"the request has {count} {what}, at most {MOST_ENTRIES} are taken")
     parameters = _parameters(message.parameters, "the request", ("binary_data_output",))
     raw = list(message.raw_input_contents)
     if raw and len(raw) != len(message.inputs):

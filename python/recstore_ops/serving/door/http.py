@@ -72,7 +72,8 @@ class HttpDoor:
         self._door.check_model(name, version)
         if encoding := _header(request, "Content-Encoding"):
             raise Refusal(Kind.ENCODING, f"bodies are taken as they are, not in Content-Encoding {quoted(encoding)}")
-        asked = read_infer_request(memoryview(request.content()), _header(request, HEADER_LENGTH), self._door.name)
+        length, most = _header(request, HEADER_LENGTH), self._door.settings.max_elements
+        asked = read_infer_request(memoryview(request.content()), length, self._door.name, most)
         check_asked(asked, self._door.signature.outputs)
         outputs = await self._door.infer(asked.request)
         answer, header = written_answer(self._door.name, asked, outputs)

@@ -9,7 +9,7 @@ from typing import Any
 
 from recstore_ops.config.distinct_keys import distinct_keys
 from recstore_ops.serving.door.door import VERSION, InferRequest, Outputs
-from recstore_ops.serving.door.refusals import Refusal, invalid, quoted
+from recstore_ops.serving.door.refusals import Kind, Refusal, invalid, quoted
 from recstore_ops.serving.door.signature import TensorSpec
 from recstore_ops.serving.door.tensors import Given, bytes_of
 
@@ -31,14 +31,20 @@ class HttpInferRequest:
     binary: Mapping[str, bool]
 
 
-def read_infer_request(body: memoryview, header_length: str | None, name: str) -> HttpInferRequest:
+def read_infer_request(body: memoryview, header_length: str | None, name: str, most_elements: int) -> HttpInferRequest:
     """Reads a body, for the model of its path.
+
+    Args:
+        body: JSON, and binary data behind it.
+        header_length: the bytes of the JSON, if the request says so.
+        name: the model of the path.
+        most_elements: of all inputs; JSON with more values is not parsed.
 
     Raises:
         Refusal: it is no request for inference.
     """
     split = len(body) if header_length is None else _header_length(header_length, len(body))
-    document = _parsed(body[:split])
+    document = _parsed(bytes(body[:split]), most_elements)
     _check_keys(document, "the request", ("id", "parameters", "inputs", "outputs", "model_name", "model_version"))
     for key, expected in (("model_name", name), ("model_version", VERSION)):
         if document.get(key) not in (None, expected):
@@ -96,9 +102,21 @@ def _header_length(text: str, size: int) -> int:
 _MOST_DIGITS = 15
 
 
-def _parsed(text: memoryview) -> dict[str, Any]:
+MOST_ENTRIES = 10_000
+"""Objects of a request, and values beside the elements of its inputs."""
+
+
+def _parsed(text: bytes, most_elements: int) -> dict[str, Any]:
+    # A parsed object takes up to thirty times the bytes of its text: they are counted first, those in strings too.
+    for what, found, most in (
+        ("objects", text.count(b"{"), MOST_ENTRIES),
+        ("lists", text.count(b"["), MOST_ENTRIES + most_elements),
+        ("values", text.count(b","), MOST_ENTRIES + most_elements),
+    ):
+        if found > most:
+            raise Refusal(Kind.TOO_LARGE, f"the JSON has more than {most} {what}, at most {most} are taken")
     try:
-        document = json.loads(bytes(text), object_pairs_hook=distinct_keys(_twice))
+        document = json.loads(text, object_pairs_hook=distinct_keys(_twice))
     except RecursionError:
         raise invalid("the JSON is nested too deeply") from None
     except ValueError as error:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from recstore_ops.config.directory import Directory
+from recstore_ops.config.tokens import check_token
 from recstore_ops.servers.server_config import Tls
 from recstore_ops.serving.following.copied_base import copied_base
 from recstore_ops.serving.following.listening import Listening
@@ -42,7 +43,7 @@ class PublisherAddress:
         tls: the authorities of its certificate, and a certificate of one's own; None: nothing is encrypted.
 
     Raises:
-        ValueError: another address.
+        ValueError: another address, or a token that no publisher asks for.
     """
 
     __module__ = "recstore_ops"
@@ -54,6 +55,7 @@ class PublisherAddress:
     def __post_init__(self) -> None:
         if not ADDRESS.fullmatch(self.address):
             raise ValueError(f"the address of a publisher is host:port, got {self.address!r}")
+        check_token(self.token)
 
 
 class HttpSource(Listening):

@@ -27,6 +27,7 @@ use recstore::{Executor, Result, fork};
 
 use crate::router::Router;
 use crate::wire::codec::{Management, Request};
+use crate::wire::token::check_token;
 pub use config::{RemoteConfig, WireDtype};
 use publications::Publications;
 pub(crate) use session::new_client;
@@ -72,6 +73,7 @@ impl RemoteStore {
             let message = "a store on servers needs at least one server".to_owned();
             return Err(recstore::Error::InvalidConfig { message });
         }
+        check_token(config.token.as_deref())?;
         let router = Router::new(config.hash_method, config.servers.len());
         let session = Arc::new(Session::new(&config, Tables::default()));
         session.limits("connect")?;

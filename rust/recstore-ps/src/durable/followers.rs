@@ -97,6 +97,8 @@ impl Followers {
     pub(crate) fn confirm(&self, follower: ClientId, number: u64, last: u64) {
         let mut state = self.lock();
         if let Some(follower) = state.followers.get_mut(&follower) {
+            // One cannot have what was not made.
+            let number = number.min(last);
             follower.confirmed = follower.confirmed.max(number);
             follower.is_in_step |= follower.is_synchronous && number + MOST_ON_THE_WAY >= last;
         }

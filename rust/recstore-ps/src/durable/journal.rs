@@ -466,7 +466,7 @@ impl Journal {
         let state = ServerState { workers: workers.saved(), ..state(store, &self.lock(), last)? };
         let mut options = SaveOptions::default();
         options.by_its_server = true;
-        options.metadata = serde_json::to_value(state).map_err(|error| unusable(&directory, error))?;
+        options.metadata = serde_json::to_value(state).map_err(|error| unusable(&directory, error))?.into();
         // From the moment of the save on others may make changes again.
         let turn = Mutex::new(Some(turn));
         let on_cut = || drop(turn.lock().unwrap_or_else(PoisonError::into_inner).take());
@@ -500,7 +500,7 @@ fn loaded(checkpoint: &Path, store: &dyn EmbeddingStore) -> Result<ServerState> 
 
 /// Returns what a checkpoint holds besides rows, if there is one.
 fn saved_state(checkpoint: &Path) -> Result<Option<ServerState>> {
-    let state = checkpoint_metadata(checkpoint)?.map(serde_json::from_value).transpose();
+    let state = checkpoint_metadata(checkpoint)?.map(|metadata| metadata.read()).transpose();
     state.map_err(|error| unusable(checkpoint, error))
 }
 

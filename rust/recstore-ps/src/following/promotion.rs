@@ -8,6 +8,7 @@ use super::LAST_CHANGES;
 use crate::client::connection::{Connection, Failure};
 use crate::client::{RemoteConfig, new_client};
 use crate::wire::codec::{Managed, Management};
+use crate::wire::token::check_token;
 
 /// A follower that leads its shard now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -29,6 +30,7 @@ pub fn promote(config: &RemoteConfig) -> Result<Promoted> {
         let message = format!("one server is promoted, got {} addresses", config.servers.len());
         return Err(Error::InvalidConfig { message });
     };
+    check_token(config.token.as_deref())?;
     let failed = |shard: usize| {
         move |message| Error::Unavailable { operation: "promote", shard, address: address.clone(), message }
     };

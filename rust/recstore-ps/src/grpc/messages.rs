@@ -1,6 +1,6 @@
 //! Messages as requests, and answers and errors as messages.
 
-use recstore::{Error, SaveKind, Shard, TableConfig};
+use recstore::{Error, Metadata, SaveKind, Shard, TableConfig};
 use tonic::{Code, Status};
 
 use super::proto;
@@ -41,7 +41,7 @@ pub(super) fn save_part(request: proto::SavePartRequest) -> Result<SavePart, Sta
         }
     };
     let metadata = if request.metadata.is_empty() { "null" } else { &request.metadata };
-    let metadata = serde_json::from_str(metadata);
+    let metadata = Metadata::parse(metadata);
     Ok(SavePart {
         directory: request.directory.into(),
         snapshot: request.snapshot,
@@ -134,7 +134,7 @@ answers! {
     };
     LoadReply: Managed::Loaded { report } => Self {
         snapshot: report.snapshot,
-        metadata: report.metadata.to_string(),
+        metadata: report.metadata.as_str().to_owned(),
         rows: report.tables.into_iter().map(|(name, rows)| (name, rows as u64)).collect(),
         bytes: report.bytes,
     };

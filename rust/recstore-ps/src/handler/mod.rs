@@ -1,5 +1,6 @@
 //! What a server does with a request, however it came.
 
+mod bounds;
 mod clients;
 mod forgetting;
 mod publications;
@@ -255,6 +256,7 @@ impl Handler {
             let message = "a step of several clients comes from each of them".to_owned();
             return Err(Error::Unsupported { operation: "emb_update", message });
         }
+        bounds::check(request, sequence)?;
         self.check_leads(request)?;
         self.metrics.requests.observe(request, || {
             if request.is_change() && sequence > 0 {

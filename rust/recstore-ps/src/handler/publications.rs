@@ -63,16 +63,19 @@ impl Publications {
         if let Some(table) = tables.iter().find(is_others) {
             return Err(Error::Published { table: name_of(store, *table)? });
         }
-        let last = numbers.last.entry(*publication).or_default();
+        let Some(last) = numbers.last.get_mut(publication) else {
+            return Err(not_published(store, tables)?);
+        };
         let was_told = told == last;
         // Also when it fails: what it took then is told with the next.
         *last += 1;
         let number = *last;
         let changed = store.take_changes(&ids(tables), *publication, was_told)?;
         let bytes: usize = changed.iter().map(changed_bytes).sum();
-        if let Some(table) = tables.first().filter(|_| bytes as u64 > limit) {
+        if bytes as u64 > limit {
+            numbers.forget(*publication);
             store.end_publication(&ids(tables), *publication)?;
-            return Err(Error::NotPublished { table: name_of(store, *table)? });
+            return Err(not_published(store, tables)?);
         }
         Ok(Answer::Changed { number, tables: changed })
     }
@@ -80,18 +83,27 @@ impl Publications {
     /// Ends a publication, if it is still there.
     fn end(&self, store: &dyn EmbeddingStore, tables: &[i64], publication: u64) -> Result<Managed> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        numbers.of_tables.retain(|_, number| *number != publication);
-        numbers.last.remove(&publication);
+        numbers.forget(publication);
         store.end_publication(&ids(tables), publication).map(|()| Managed::Done {})
     }
 }
 
 impl Numbers {
+    fn forget(&mut self, publication: u64) {
+        self.of_tables.retain(|_, number| *number != publication);
+        self.last.remove(&publication);
+    }
+
     fn forget_unused(&mut self, publication: u64) {
         if !self.of_tables.values().any(|number| *number == publication) {
             self.last.remove(&publication);
         }
     }
+}
+
+fn not_published(store: &dyn EmbeddingStore, tables: &[i64]) -> Result<Error> {
+    let name = tables.first().map_or(Ok(String::new()), |table| name_of(store, *table))?;
+    Ok(Error::NotPublished { table: name })
 }
 
 fn name_of(store: &dyn EmbeddingStore, table: i64) -> Result<String> {

@@ -16,6 +16,12 @@ use crate::wire::codec::{ClientId, Follow, Management, Request};
 use crate::wire::facts::Facts;
 use crate::wire::standing::{Position, Role, Run, Standing};
 
+/// An epoch is a count of promotions, so a server hears of one that is ahead by those that it has missed.
+const MAX_MISSED_PROMOTIONS: u64 = 1 << 16;
+
+/// The highest epoch that a server takes from one that it follows, which may have missed any number.
+const MAX_EPOCH: u64 = 1 << 53;
+
 /// How far a server that follows another one is.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
@@ -95,11 +101,7 @@ impl Handler {
     pub(super) fn stand_down(&self, epoch: u64) -> Result<u64> {
         let (state, journal) = self.kept_with_log("stand_down")?;
         let mut standing = self.lock_standing();
-        let is_known = epoch == standing.epoch && standing.role == Role::Demoted;
-        if epoch <= standing.epoch && !is_known {
-            let message = format!("epoch {epoch} is not beyond this server's: {standing}");
-            return Err(Error::Unsupported { operation: "stand_down", message });
-        }
+        check_epoch(epoch, &standing)?;
         let role = match &standing.role {
             Role::Leader => Role::Demoted,
             role => role.clone(),
@@ -124,7 +126,12 @@ impl Handler {
         };
         let last = journal.last();
         journal.wait(last)?;
-        let leading = Standing { role: Role::Leader, epoch: standing.epoch + 1 };
+        let beyond = || Error::Unsupported {
+            operation: "promote",
+            message: format!("no epoch follows that of this server, {}", standing.epoch),
+        };
+        let leading =
+            Standing { role: Role::Leader, epoch: standing.epoch.checked_add(1).ok_or_else(beyond)? };
         state.begin_run(last + 1, false)?;
         state.set_standing(&leading)?;
         for (client, made) in journal.made() {
@@ -211,6 +218,10 @@ impl Handler {
             Journal::set_incarnation(state.directory(), incarnation)?;
         }
         let mut standing = self.lock_standing();
+        if epoch > MAX_EPOCH {
+            let message = format!("the server to follow says epoch {epoch}, expected at most {MAX_EPOCH}");
+            return Err(Error::Unsupported { operation: "follow", message });
+        }
         if epoch > standing.epoch {
             let changed = Standing { epoch, ..standing.clone() };
             state.set_standing(&changed)?;
@@ -255,6 +266,21 @@ impl Handler {
     fn lock_standing(&self) -> MutexGuard<'_, Standing> {
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Checks the epoch since when another server is said to lead: one that was promoted after this server, or the one that
+/// demoted it.
+fn check_epoch(epoch: u64, standing: &Standing) -> Result<()> {
+    let is_known = epoch == standing.epoch && standing.role == Role::Demoted;
+    let highest = standing.epoch.saturating_add(MAX_MISSED_PROMOTIONS);
+    let message = match epoch {
+        _ if epoch <= standing.epoch && !is_known => {
+            format!("epoch {epoch} is not beyond this server's: {standing}")
+        }
+        _ if epoch > highest => format!("epoch {epoch} must be at most {highest}: {standing}"),
+        _ => return Ok(()),
+    };
+    Err(Error::Unsupported { operation: "stand_down", message })
 }
 
 /// Returns the error about a server that is to be promoted and follows none.

@@ -272,7 +272,12 @@ impl Shared {
         let metrics = self.handler.metrics();
         metrics.bytes_received.inc_by(frame.bytes() as u64);
         let (number, sequence) = (frame.header.request, frame.header.sequence);
-        let request = Request::of(&frame)?;
+        let request = match Request::of(&frame) {
+            Err(FrameError::Form(message)) => {
+                return self.reply(stream, number, &Err(Error::InvalidConfig { message }));
+            }
+            request => request?,
+        };
         if let Request::Manage(Management::Follow(follow)) = &request {
             return self.send_changes(stream, client, number, follow);
         }

@@ -16,6 +16,7 @@ use subtle::ConstantTimeEq;
 use crate::wire::codec::ClientId;
 use crate::wire::facts::Facts;
 use crate::wire::standing::Standing;
+use crate::wire::token::MAX_TOKEN_BYTES;
 
 const MAGIC: [u8; 8] = *b"RECSTORE";
 
@@ -32,7 +33,7 @@ pub(crate) const WITH_STANDING: u16 = 3;
 pub(crate) const WITH_BFLOAT16: u16 = 3;
 
 /// The longest token or refusal.
-const MOST_TEXT_BYTES: usize = 4096;
+const MOST_TEXT_BYTES: usize = MAX_TOKEN_BYTES;
 
 /// What a client says first.
 #[derive(Debug, Clone, PartialEq, Eq)]

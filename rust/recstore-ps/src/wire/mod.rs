@@ -10,4 +10,5 @@ pub(crate) mod segment;
 pub(crate) mod socket;
 pub(crate) mod standing;
 pub(crate) mod tls;
+pub(crate) mod token;
 pub(crate) mod transport;

@@ -8,6 +8,7 @@ use std::thread;
 use super::entries::{ShardEntry, TableEntry};
 use super::files::{FILE_NAME, at, found, refused};
 use super::manifest::{Manifest, Snapshot};
+use super::metadata::Metadata;
 use super::options::LoadOptions;
 use super::progress::Progress;
 use super::reports::LoadReport;
@@ -107,7 +108,7 @@ pub fn checkpoint_files(directory: &Path) -> Result<CheckpointFiles> {
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`]: the manifest is not what it should be.
-pub fn checkpoint_metadata(directory: &Path) -> Result<Option<serde_json::Value>> {
+pub fn checkpoint_metadata(directory: &Path) -> Result<Option<Metadata>> {
     let manifest = read_at(directory)?;
     Ok(manifest.and_then(|manifest| manifest.snapshots.into_iter().last()).map(|newest| newest.metadata))
 }

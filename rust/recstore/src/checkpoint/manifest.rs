@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::compression::Compression;
 use super::entries::TableEntry;
 use super::files::{FILE_NAME, MAX_TEXT_BYTES, at, inside, refused};
+use super::metadata::Metadata;
 use super::options::SaveOptions;
 use super::save::save_id;
 use super::unfinished::{Unfinished, check_no_rows};
@@ -55,7 +56,7 @@ pub(super) struct Snapshot {
     /// Seconds since 1970.
     pub(super) created: u64,
     /// What the caller gave along.
-    pub(super) metadata: serde_json::Value,
+    pub(super) metadata: Metadata,
     pub(super) tables: Vec<TableEntry>,
 }
 
@@ -152,12 +153,15 @@ impl Manifest {
     /// Puts this manifest in the place of the directory's: readers see the old one or this one.
     fn write(&self, directory: &Directory) -> Result<()> {
         let path = directory.path().join(FILE_NAME);
+        let metadata = self.snapshots.iter().map(|snapshot| &snapshot.metadata);
+        metadata
+            .map(Metadata::check_depth)
+            .collect::<std::result::Result<(), _>>()
+            .map_err(|message| refused(&path, message))?;
         let mut signed = self.clone();
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
         signed.checksum = checksum_of(text).unwrap_or_default();
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
-        // Metadata can be nested deeper than is read: found out now, the old manifest is still there.
-        serde_json::from_slice::<Self>(&text).map_err(at(&path))?;
         directory.replace(FILE_NAME, &text).map_err(inside(directory))
     }
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
+use super::metadata::Metadata;
 use super::parts::Shard;
 use super::progress::Progress;
 use crate::calls::TableId;
@@ -31,7 +32,7 @@ pub struct SaveOptions<'a> {
     /// How many full snapshots stay in the directory, with the deltas that follow them; 0 counts as 1.
     pub keep: usize,
     /// What is kept along with the tables and given back by a load: the caller's own progress.
-    pub metadata: serde_json::Value,
+    pub metadata: Metadata,
     /// How files are made smaller. A file is written plain first, and the room for both taken until it is compressed.
     pub compression: Compression,
     /// Allows a store without rows to replace the rows of another that were saved to the directory.

@@ -10,8 +10,9 @@ use super::entries::TableEntry;
 use super::files::{MAX_TEXT_BYTES, at, created, found, inside, refused};
 use super::manifest::Manifest;
 use super::options::SaveOptions;
+use super::place::check_free;
 use super::reports::SaveReport;
-use super::save::{AllTables, Plan, Saves, base_of, check_free, cleaned, lock, name_of, save_id, write};
+use super::save::{AllTables, Plan, Saves, base_of, cleaned, lock, name_of, save_id, write};
 use super::unfinished::Unfinished;
 use crate::Result;
 use crate::disk::Directory;
@@ -87,6 +88,7 @@ pub(crate) fn save_part(
 /// is what it was.
 pub fn commit(path: &Path, snapshot: &str, of: usize, options: &SaveOptions<'_>) -> Result<()> {
     save_id(snapshot).map_err(|message| refused(path, message))?;
+    check_free(path, options)?;
     let directory = &found(path)?.ok_or_else(|| refused(path, "no shard has been saved here"))?;
     let _lock = lock(directory)?;
     let mut manifest = Manifest::read_or_new(directory)?;

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::metadata::Metadata;
+
 /// What a save wrote.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -25,7 +27,7 @@ pub struct LoadReport {
     /// The snapshot's name.
     pub snapshot: String,
     /// What its save was given along.
-    pub metadata: serde_json::Value,
+    pub metadata: Metadata,
     /// Names of tables and their rows.
     pub tables: Vec<(String, usize)>,
     /// The bytes read.

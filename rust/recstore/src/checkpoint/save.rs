@@ -12,6 +12,7 @@ use super::entries::{ShardEntry, TableEntry};
 use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, created, inside, refused};
 use super::manifest::Manifest;
 use super::options::{SaveKind, SaveOptions};
+use super::place::check_free;
 use super::progress::Progress;
 use super::reports::SaveReport;
 use super::table_file::{BYTES_AT_A_TIME, Layout, TableState, Writer};
@@ -19,9 +20,6 @@ use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
-
-/// What a server writes into the directory of its tables.
-pub const SERVER_STATE: &str = "recstore-shard.json";
 
 pub(super) const LOCK_NAME: &str = ".lock";
 
@@ -75,18 +73,6 @@ pub(crate) fn save(
         })
     });
     cleaned(directory, saved)
-}
-
-/// Checks that a directory does not keep the tables of a server, which expects its own there.
-pub(super) fn check_free(directory: &Path, options: &SaveOptions<'_>) -> Result<()> {
-    let is_of_server = |directory: &Path| directory.join(SERVER_STATE).exists();
-    // That of a server with a log lies in a directory of the server's.
-    let is_kept = is_of_server(directory) || directory.parent().is_some_and(is_of_server);
-    if options.by_its_server || !is_kept {
-        return Ok(());
-    }
-    let message = "a server keeps its tables here, and would go on without what was saved: choose another directory, or load it into the server";
-    Err(refused(directory, message))
 }
 
 /// What is to be saved where.

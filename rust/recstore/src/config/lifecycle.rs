@@ -107,8 +107,11 @@ fn default_interval() -> u64 {
     1_000
 }
 
-/// Every one is kept from the first step on that trains any.
+/// Rows are counted by 30 bits; what these take in bytes is checked with the table's records.
 const MOST_SHARED_ROWS: u32 = 1 << 30;
+
+/// The most ids that [`EvictionConfig::keep`] may name.
+const MAX_KEPT_IDS: usize = 1 << 20;
 
 /// Four GiB of counters.
 const MOST_COUNTERS: f64 = (1u64 << 30) as f64;
@@ -119,6 +122,16 @@ impl AdmissionConfig {
         match *self {
             Self::Count { halve_every, .. } | Self::Sketch { halve_every, .. } => halve_every,
             Self::Probability { .. } => None,
+        }
+    }
+
+    /// Returns the bytes of a sketch's counters, which are there from the beginning.
+    pub(crate) fn sketch_bytes(&self) -> u64 {
+        match *self {
+            Self::Sketch { epsilon, delta, .. } => {
+                (counters_of(epsilon, delta) * size_of::<u32>() as f64) as u64
+            }
+            Self::Count { .. } | Self::Probability { .. } => 0,
         }
     }
 
@@ -146,8 +159,7 @@ impl AdmissionConfig {
                 at_least_one("admission.halve_every", halve_every.unwrap_or(1))?;
                 within_one("admission.epsilon", epsilon)?;
                 within_one("admission.delta", delta)?;
-                let counters = (1f64.exp() / epsilon).ceil() * (1.0 / delta).ln().ceil();
-                require(counters <= MOST_COUNTERS, || {
+                require(counters_of(epsilon, delta) <= MOST_COUNTERS, || {
                     format!("a sketch with admission.epsilon {epsilon} and delta {delta} exceeds 4 GiB")
                 })
             }
@@ -174,6 +186,9 @@ impl EvictionConfig {
         require(self.capacity.is_some() || self.policy == EvictionPolicy::default(), || {
             "eviction.policy orders the rows of a table with eviction.capacity, which is missing".to_owned()
         })?;
+        require(self.keep.len() <= MAX_KEPT_IDS, || {
+            format!("eviction.keep must have at most {MAX_KEPT_IDS} ids, got {}", self.keep.len())
+        })?;
         for (key, value) in
             [("ttl", self.ttl), ("capacity", self.capacity), ("interval", Some(self.interval))]
         {
@@ -184,6 +199,10 @@ impl EvictionConfig {
             format!("eviction.delay must lie in [1, interval {}], got {}", self.interval, self.delay())
         })
     }
+}
+
+fn counters_of(epsilon: f64, delta: f64) -> f64 {
+    (1f64.exp() / epsilon).ceil() * (1.0 / delta).ln().ceil()
 }
 
 fn at_least_one(key: &str, value: u64) -> Result<()> {

@@ -4,12 +4,15 @@
 
 mod initializer;
 mod lifecycle;
+mod local_path;
 mod optimizer;
+mod parts;
 mod ranges;
 mod table_config;
 
 pub use initializer::InitializerConfig;
 pub use lifecycle::{AdmissionConfig, EvictionConfig, EvictionPolicy};
+pub use local_path::check_local_path;
 pub use optimizer::{BiasCorrection, Convention, OptimizerConfig};
 pub(crate) use table_config::MOST_FLOATS_A_BLOCK;
 pub use table_config::{Dtype, NanPolicy, StateDtype, TableConfig};

@@ -1,10 +1,14 @@
 //! The configuration of a table as one JSON object.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use super::initializer::InitializerConfig;
 use super::lifecycle::{AdmissionConfig, EvictionConfig};
+use super::local_path::check_local_path;
 use super::optimizer::OptimizerConfig;
+use super::parts;
 use super::ranges::{invalid, positive, require, share};
 use crate::Result;
 
@@ -24,8 +28,10 @@ pub struct TableConfig {
     /// The rows in one block of storage.
     pub block_size: usize,
     /// The value of a row that was never written.
+    #[serde(deserialize_with = "parts::initializer")]
     pub initializer: InitializerConfig,
     /// The rule that turns gradients into new rows.
+    #[serde(deserialize_with = "parts::optimizer")]
     pub optimizer: OptimizerConfig,
     /// The longest gradient of a row, by its norm: a longer one is scaled to it before the rule sees it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,10 +45,10 @@ pub struct TableConfig {
     /// What happens to NaN and infinity in rows and gradients.
     pub nan_policy: NanPolicy,
     /// Which ids get a row by training; all of them without it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "parts::admission", skip_serializing_if = "Option::is_none")]
     pub admission: Option<AdmissionConfig>,
     /// Which rows leave; none without it.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    #[serde(deserialize_with = "parts::eviction", skip_serializing_if = "Option::is_none")]
     pub eviction: Option<EvictionConfig>,
     /// The most bytes of memory that the table may take. With `eviction` the least rows by its policy leave at once for new
     /// ones that would exceed it. Not part of checkpoints, as `disk` is not.
@@ -181,18 +187,11 @@ impl TableConfig {
 
     fn parse(text: &str) -> Result<Self> {
         let text = if text.trim().is_empty() { "{}" } else { text };
-        let unreadable = |error: serde_json::Error| invalid(error.to_string());
-        let object: serde_json::Map<String, serde_json::Value> =
-            serde_json::from_str(text).map_err(unreadable)?;
-        // serde would also take a list for each of these, its fields by position.
-        for key in ["initializer", "optimizer", "admission", "eviction"] {
-            let is_optional = matches!(key, "admission" | "eviction");
-            let is_given = |value: &&serde_json::Value| !(is_optional && value.is_null());
-            require(object.get(key).filter(is_given).is_none_or(serde_json::Value::is_object), || {
-                format!("{key} must be an object, got {}", object[key])
-            })?;
-        }
-        serde_json::from_str(text).map_err(unreadable)
+        // serde would also take a list, its fields by position.
+        require(!text.trim_start().starts_with('['), || {
+            "a configuration must be a JSON object, got a list".to_owned()
+        })?;
+        serde_json::from_str(text).map_err(|error| invalid(error.to_string()))
     }
 
     /// Returns the configuration as a JSON object, without the dim.
@@ -225,6 +224,11 @@ impl TableConfig {
         require(self.memory_limit != Some(0), || "memory_limit must be null or positive, got 0".to_owned())?;
         require(self.disk.as_deref() != Some(""), || {
             "disk must be null or the name of a directory, got \"\"".to_owned()
+        })?;
+        let is_url = |disk: &str| check_local_path(Path::new(disk)).err();
+        require(self.disk.as_deref().and_then(is_url).is_none(), || {
+            let got = self.disk.as_deref().unwrap_or_default();
+            format!("disk must be the path of a local directory, got \"{got}\"")
         })?;
         require(self.disk.is_none() || self.memory_limit.is_some(), || {
             "disk needs memory_limit: without a limit no row would ever go there".to_owned()

@@ -12,6 +12,7 @@ mod budget;
 mod changes;
 mod checks;
 mod copying;
+mod cost;
 mod displacing;
 mod engine;
 mod erasing;

@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::admission::Admission;
 use super::budget::{Account, MemoryBudget};
 use super::changes::Changes;
+use super::cost::check_cost;
 use super::ids::id_allocator::IdAllocator;
 use super::ids::id_map::IdMap;
 use super::ids::row_ids::RowIds;
@@ -39,7 +40,8 @@ impl Table {
     ///
     /// # Errors
     /// [`crate::Error::Disk`] if its slot file cannot be made; [`crate::Error::UnknownRule`] for a rule that is not among
-    /// `rules`; [`crate::Error::InvalidConfig`] and [`crate::Error::RuleFailed`] for one whose slots cannot be kept.
+    /// `rules`; [`crate::Error::InvalidConfig`] and [`crate::Error::RuleFailed`] for one whose slots cannot be kept;
+    /// [`crate::Error::InvalidConfig`] for a configuration that takes more memory at once than there may be.
     pub(crate) fn new(
         name: &str,
         config: &TableConfig,
@@ -48,9 +50,10 @@ impl Table {
     ) -> Result<Self> {
         let optimizer = Optimizer::new(name, config, rules)?;
         let storage = new_storage(config, optimizer.slots().to_vec());
-        let tier = new_tier(name, config, &storage)?;
         let initializer = Initializer::new(name, config);
         let shared = new_shared_rows(config, initializer.seed(), optimizer.slots());
+        check_cost(name, config, shared.as_deref(), budget)?;
+        let tier = new_tier(name, config, &storage)?;
         Ok(Self {
             name: name.to_owned(),
             config: config.clone(),

@@ -3,6 +3,8 @@
 use recstore::Error;
 use serde::{Deserialize, Serialize};
 
+use super::tagged::tagged;
+
 /// The calls that errors name; an error's operation must be one of a program's own words.
 const OPERATIONS: [&str; 27] = [
     "accept_grad",
@@ -87,7 +89,7 @@ macro_rules! wire_errors {
     ($($variant:ident { $($field:ident: $kind:ty),* })*) => {
         /// An error of the store, as it travels.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-        #[serde(tag = "error", rename_all_fields = "snake_case")]
+        #[serde(remote = "Self", rename_all_fields = "snake_case")]
         pub enum WireError {
             $(
                 #[doc = concat!("[`Error::", stringify!($variant), "`]")]
@@ -101,6 +103,8 @@ macro_rules! wire_errors {
                 message: String,
             },
         }
+
+        tagged!(WireError, "error");
 
         impl From<&Error> for WireError {
             fn from(error: &Error) -> Self {

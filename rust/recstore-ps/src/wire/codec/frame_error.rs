@@ -24,6 +24,9 @@ pub enum FrameError {
         /// The most allowed.
         limit: u64,
     },
+    /// Its JSON is not what its kind has, while the frame is whole: the connection can go on.
+    #[error("{0}")]
+    Form(String),
     /// Anything else.
     #[error("malformed frame: {0}")]
     Malformed(String),
@@ -35,6 +38,9 @@ pub(super) fn malformed(message: impl Display) -> FrameError {
 }
 
 /// Reads a value from JSON.
+///
+/// # Errors
+/// [`FrameError::Form`].
 pub(super) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, FrameError> {
-    serde_json::from_str(text).map_err(malformed)
+    serde_json::from_str(text).map_err(|error| FrameError::Form(format!("unreadable JSON: {error}")))
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use recstore::{LoadReport, SaveKind, SaveReport, Shard, TableConfig, TableStatistics};
+use recstore::{LoadReport, Metadata, SaveKind, SaveReport, Shard, TableConfig, TableStatistics};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use super::tagged::tagged;
 use super::worker_state::WorkerState;
 use crate::router::HashMethod;
 use crate::wire::facts::Facts;
@@ -15,7 +15,7 @@ use crate::wire::standing::{Position, Run};
 /// A request about tables as a whole. Tables are called by the server's numbers, or by name where they may not be there.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time for each connection")]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "verb", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Management {
     /// Creates or opens a table; [`Managed::Table`].
     OpenTable {
@@ -150,6 +150,8 @@ pub enum Management {
     },
 }
 
+tagged!(Management, "verb");
+
 /// Asks what changed in the tables of a publication.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -197,7 +199,7 @@ pub struct SavePart {
     /// The full snapshots that stay.
     pub keep: usize,
     /// What is kept along with the tables.
-    pub metadata: Value,
+    pub metadata: Metadata,
     /// The level of zstd; plain files without it. Since version 2.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<i32>,
@@ -223,7 +225,7 @@ pub struct LoadShard {
 
 /// The answer to a [`Management`] request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "answer", rename_all = "snake_case", deny_unknown_fields)]
+#[serde(remote = "Self", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Managed {
     /// It was done.
     Done {},
@@ -315,6 +317,8 @@ pub enum Managed {
         last: u64,
     },
 }
+
+tagged!(Managed, "answer");
 
 impl Managed {
     /// Returns the name of its form, for messages: its values may be many.

@@ -14,6 +14,7 @@ mod narrow;
 mod reply;
 mod request;
 mod section;
+mod tagged;
 mod version;
 mod worker_state;
 

@@ -97,6 +97,9 @@ pub struct MergedUpdate<'a> {
     pub sums: &'a [f32],
 }
 
+/// The most bytes of a request in JSON: read, it takes some times as much memory.
+const MAX_JSON_BYTES: usize = 32 << 20;
+
 /// How [`Step::Next`] travels: a step that nobody may take.
 const NEXT_STEP: i64 = 0;
 
@@ -194,12 +197,12 @@ impl<'a> Request<'a> {
     /// Reads the request in a frame.
     ///
     /// # Errors
-    /// [`FrameError::Malformed`] for a frame of another form, or a reply.
+    /// [`FrameError::Malformed`] for a frame of another form, or a reply; [`FrameError::Form`] for JSON that is no request.
     pub fn of(frame: &'a Received) -> Result<Self, FrameError> {
         let table = TableId(frame.header.table);
         let sections = frame.sections()?;
         Ok(match (frame.header.kind, &sections[..]) {
-            (Kind::Manage, [Section::Json(text)]) => Self::Manage(parse(text)?),
+            (Kind::Manage, [Section::Json(text)]) => Self::Manage(management(text)?),
             (Kind::Read, sections) => Self::Read(reads(sections)?),
             (Kind::Write, &[Section::I64(ids), Section::F32(rows)]) => Self::Write { table, ids, rows },
             (Kind::Update, sections) => Self::Update(updates(sections)?),
@@ -244,6 +247,15 @@ impl MergedUpdate<'_> {
 
     fn sections<'s>(&'s self, head: &'s [i64]) -> [Section<'s>; 3] {
         [Section::I64(head), Section::I64(self.ids), Section::F32(self.sums)]
+    }
+}
+
+fn management(text: &str) -> Result<Management, FrameError> {
+    match text.len() {
+        bytes if bytes > MAX_JSON_BYTES => Err(FrameError::Form(format!(
+            "a request of {bytes} bytes of JSON exceeds the limit of {MAX_JSON_BYTES}"
+        ))),
+        _ => parse(text),
     }
 }
 

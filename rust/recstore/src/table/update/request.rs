@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::calls::Step;
+use crate::calls::{MAX_STEP, Step};
 use crate::config::NanPolicy;
 use crate::rows::gradient::{GradientChunk, Gradients, MergedGradients};
 use crate::table::bounds::bounds_of_sums;
@@ -22,7 +22,7 @@ pub(crate) struct StepRequest<'a> {
 impl<'a> StepRequest<'a> {
     /// Checks everything but the gradients' values.
     pub(crate) fn new(table: Arc<Table>, chunks: &[GradientChunk<'a>], step: Step) -> Result<Self> {
-        if step == Step::At(0) {
+        if matches!(step, Step::At(step) if !(1..=MAX_STEP).contains(&step)) {
             return Err(Error::InvalidStep { table: table.name.clone() });
         }
         let gradients = Gradients::new(table.config.dim, chunks);
