@@ -146,7 +146,6 @@ impl Directory {
 
 /// Checks that a name stays in its directory.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
 pub(crate) fn check_file_name(name: PathBuf, whose: &str) -> PyResult<()> {
     recstore::check_name(name, &whose).map_err(|error| PyValueError::new_err(error.to_string()))
 }

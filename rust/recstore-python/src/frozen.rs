@@ -30,7 +30,6 @@ pub(crate) fn merge_frozen(py: Python<'_>, parts: Vec<PathBuf>, path: PathBuf) -
 /// Opens the file of a frozen table, and returns what it says of itself beside the words of its handle. In a `directory`
 /// the path is a name.
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
 #[pyo3(signature = (path, memory, directory=None))]
 pub(crate) fn open_frozen<'py>(
     py: Python<'py>,

@@ -17,7 +17,7 @@ pub(super) fn open_inside(directory: BorrowedFd<'_>, name: &Path, flags: OFlags)
 
 /// Opens a path to be read, over links: it is the caller's own.
 pub(super) fn open_path(path: &Path) -> Result<OwnedFd> {
-    let flags = OFlags::RDONLY | guards() - OFlags::NOFOLLOW;
+    let flags = guards() - OFlags::NOFOLLOW;
     rustix::fs::open(path, flags, Mode::empty()).and_then(blocking)
 }
 
