@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -139,9 +140,14 @@ def peer(news: tuple[Sums, Publisher]) -> Iterator[Peer]:
     peer.close()
 
 
-@pytest.fixture
-def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_source, "_PATIENCE", 0.3)
+@contextmanager
+def wrong(peer: Peer, answer: Answer, word: str) -> Iterator[None]:
+    """Has a peer answer wrongly for some paths, and followers wait for less time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(http_source, "_PATIENCE", 0.3)
+        peer.wrong, peer.word = answer, word
+        yield
+        peer.wrong = None
 
 
 def step(model: Sums, publisher: Publisher, number: int) -> None:
@@ -156,19 +162,19 @@ def following(publisher: Publisher, peer: Peer) -> Follower:
 
 
 @pytest.mark.parametrize("word", ["current", "update"])
-def test_wrong_answers_are_problems(word: str, news: tuple[Sums, Publisher], peer: Peer, impatience: None) -> None:
+def test_wrong_answers_are_problems(word: str, news: tuple[Sums, Publisher], peer: Peer) -> None:
     model, publisher = news
     follower = following(publisher, peer)
-    for number, (kind, wrong) in enumerate(WRONG.items(), 1):
+    for number, (kind, answer) in enumerate(WRONG.items(), 1):
         step(model, publisher, number)
-        peer.wrong, peer.word = wrong, word
-        begun = time.monotonic()
-        follower.look(0.0)
-        assert time.monotonic() - begun < 5, kind
-        assert isinstance(follower.problem, (OSError, ValueError)), kind
-        assert peer.address in str(follower.problem) or word in str(follower.problem), (kind, follower.problem)
+        with wrong(peer, answer, word):
+            begun = time.monotonic()
+            follower.look(0.0)
+            assert time.monotonic() - begun < 5, kind
+        problem = follower.problem
+        assert isinstance(problem, (OSError, ValueError)), kind
+        assert peer.address in str(problem) or word in str(problem), (kind, problem)
         assert follower.run([IDS])[0].unique().tolist() == [number - 1], kind
-        peer.wrong = None
         follower.look(0.0)
         assert follower.problem is None, kind
         assert follower.run([IDS])[0].unique().tolist() == [number], kind
@@ -176,25 +182,21 @@ def test_wrong_answers_are_problems(word: str, news: tuple[Sums, Publisher], pee
 
 @pytest.mark.tier("all")
 @pytest.mark.parametrize("word", ["manifest", "graph", "state", "tables/"])
-def test_wrong_files_of_a_base_are_refused(
-    word: str, news: tuple[Sums, Publisher], peer: Peer, impatience: None
-) -> None:
-    for wrong in WRONG.values():
-        peer.wrong, peer.word = wrong, word
-        with pytest.raises((OSError, ValueError)):
+def test_wrong_files_of_a_base_are_refused(word: str, news: tuple[Sums, Publisher], peer: Peer) -> None:
+    for answer in WRONG.values():
+        with wrong(peer, answer, word), pytest.raises((OSError, ValueError)):
             following(news[1], peer)
-        peer.wrong = None
         assert following(news[1], peer).run([IDS])[0].unique().tolist() == [0.0]
 
 
 def test_a_file_larger_than_the_disk_is_refused_by_its_length(news: tuple[Sums, Publisher], peer: Peer) -> None:
-    peer.wrong, peer.word = says(head(10**15)), "tables/"
-    with pytest.raises(OSError, match=r"tables/0\.safetensors has 1000000000000000 bytes, at most [0-9]+ are expected"):
+    has = r"tables/0\.safetensors has 1000000000000000 bytes, at most [0-9]+ are expected"
+    with wrong(peer, says(head(10**15)), "tables/"), pytest.raises(OSError, match=has):
         following(news[1], peer)
 
 
 def test_a_long_answer_has_to_go_on_at_a_pace(
-    news: tuple[Sums, Publisher], peer: Peer, impatience: None, monkeypatch: pytest.MonkeyPatch
+    news: tuple[Sums, Publisher], peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, publisher = news
     follower = following(publisher, peer)
@@ -206,11 +208,11 @@ def test_a_long_answer_has_to_go_on_at_a_pace(
             connection.sendall(content[place : place + 400])
             time.sleep(0.02)
 
-    peer.wrong, peer.word = slow, "update"
     monkeypatch.setattr(http_source, "BYTES_PER_SECOND", 10 * time_limits.BYTES_PER_SECOND)
-    follower.look(0.0)
+    with wrong(peer, slow, "update"):
+        follower.look(0.0)
     assert "sends too slowly" in str(follower.problem)
-    monkeypatch.setattr(http_source, "BYTES_PER_SECOND", 1000)
+    peer.wrong = slow
     follower.look(0.0)
     assert follower.problem is None
 
@@ -218,16 +220,18 @@ def test_a_long_answer_has_to_go_on_at_a_pace(
 @pytest.mark.parametrize("kind", ["silence", "a slow head", "a slow body", "Continue without end"])
 def test_closing_does_not_wait_for_a_peer(kind: str, news: tuple[Sums, Publisher], peer: Peer, tmp_path: Path) -> None:
     model, publisher = news
+    before = set(threading.enumerate())
     bundle = load_bundle(export(model, (IDS,), tmp_path / "model"), follow=peer.address)
     assert isinstance(bundle, FollowingBundle)
+    own = [each for each in threading.enumerate() if each.name == "recstore-follow" and each not in before]
     peer.wrong, peer.word = WRONG[kind], "update"
     step(model, publisher, 1)
     time.sleep(0.1)
-    before = {thread for thread in threading.enumerate() if thread.name == "recstore-follow"}
     begun = time.monotonic()
     bundle.close()
     assert time.monotonic() - begun < 5
-    for thread in before:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in before), "what was read was cut off"
+    for thread in own:
+        thread.join(20)
+    assert own
+    assert not any(thread.is_alive() for thread in own), "what was read was cut off"
     assert bundle(IDS).unique().tolist() == [0.0]

@@ -12,6 +12,7 @@ from forgotten import bytes_of_rows, distinctive_ids, holders
 
 from recstore_ops import DistEmbedding, FollowingBundle, export, forget, load_bundle, publish
 from recstore_ops.ops import operators
+from recstore_ops.serving.following.names import Name
 from recstore_ops.serving.following.publication import Current
 from recstore_ops.serving.following.publication_files import PublicationFiles
 
@@ -72,7 +73,7 @@ def test_a_call_that_is_cut_off_is_done_by_the_next(
     needles = bytes_of_rows(rows.table.name, GONE)
     removes, history = PublicationFiles._remove, Current.read(news).base.history
 
-    def cut_off(files: PublicationFiles, names: Iterable[str]) -> None:
+    def cut_off(files: PublicationFiles, names: Iterable[Name]) -> None:
         if files.current is not None and files.current.base.history != history:
             raise KeyboardInterrupt
         removes(files, names)

@@ -52,6 +52,14 @@ def refused(publisher: Publisher) -> dict[str, int]:
     return dict(publisher._server.refused_connections)  # type: ignore[attr-defined]
 
 
+def states(publisher: Publisher) -> list[State]:
+    """What the connections of the port do."""
+    assert isinstance(publisher, WritingPublisher)
+    assert publisher._server is not None  # type: ignore[attr-defined]
+    connections = publisher._server._server.connections  # type: ignore[attr-defined]
+    return [each.state for each in list(connections._open)]  # type: ignore[attr-defined]
+
+
 def asks(connection: socket.socket, path: str = "/current.json", more: str = "") -> bytes:
     """The first bytes of the answer to a request."""
     connection.sendall(f"GET {path} HTTP/1.1\r\nHost: a\r\n{more}\r\n".encode())
@@ -114,42 +122,42 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_closed(served: Served, monkeyp
 
 
 def test_idle_peers_stay_longer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(publication_server, "_HEAD", 0.2)
-    monkeypatch.setattr(publication_server, "_IDLE", 1.0)
+    monkeypatch.setattr(publication_server, "_IDLE", 2.0)
     publisher = served()
-    idle = connected(publisher)
-    assert asks(idle).startswith(b"HTTP/1.1 200")
-    time.sleep(0.5)
-    idle.recv(1000)
-    assert asks(idle).startswith(b"HTTP/1.1 200"), "it is still there"
-    assert is_closed(idle)
-    assert refused(publisher) == {}, "that is no bad form"
-    begins = connected(publisher)
-    assert asks(begins).startswith(b"HTTP/1.1 200")
+    idle, begins = connected(publisher), connected(publisher)
+    for connection in (idle, begins):
+        assert asks(connection).startswith(b"HTTP/1.1 200")
+    until(lambda: states(publisher) == [State.IDLE, State.IDLE])
+    monkeypatch.setattr(publication_server, "_HEAD", 0.2)
     begins.sendall(b"GET /")
     assert is_closed(begins)
     until(lambda: refused(publisher) == {"silent": 1})
+    until(lambda: states(publisher) == [State.IDLE])  # It may be silent for longer.
+    assert is_closed(idle)
+    until(lambda: states(publisher) == [])
+    assert refused(publisher) == {"silent": 1}, "that is no bad form"
 
 
 def test_a_full_port_closes_who_does_least_for_longest(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication_server, "_MOST_CONNECTIONS", 4)
     publisher = served()
-    waits, longest, shorter = (connected(publisher) for _ in range(3))
-    for connection in (longest, shorter):
-        assert asks(connection).startswith(b"HTTP/1.1 200")
+    idle = []
+    for number in range(1, 3):
+        idle.append(connected(publisher))
+        assert asks(idle[-1]).startswith(b"HTTP/1.1 200")
+        until(lambda number=number: states(publisher).count(State.IDLE) == number)
     tag = Current.read(publisher.directory).tag
-    waits.sendall(f"GET /current.json?seen={tag}&wait=20 HTTP/1.1\r\n\r\n".encode())
-    silent = connected(publisher)
-    time.sleep(0.2)
-    for closed in (silent, longest, shorter):
-        newcomer = connected(publisher)
-        assert asks(newcomer, f"/current.json?seen={tag}&wait=0").startswith(b"HTTP/1.1 200")
+    waits, silent = connected(publisher), connected(publisher)
+    newcomers = [waits]
+    for closed in (silent, *idle):
+        newcomers[-1].sendall(f"GET /current.json?seen={tag}&wait=30 HTTP/1.1\r\n\r\n".encode())
+        until(lambda: states(publisher).count(State.BUSY) == len(newcomers) and len(states(publisher)) == 4)
+        newcomers.append(connected(publisher))
         assert is_closed(closed)
-        newcomer.sendall(f"GET /current.json?seen={tag}&wait=20 HTTP/1.1\r\n\r\n".encode())
-        time.sleep(0.2)
+    newcomers[-1].sendall(f"GET /current.json?seen={tag}&wait=30 HTTP/1.1\r\n\r\n".encode())
+    until(lambda: states(publisher) == [State.BUSY] * 4)
     assert is_closed(connected(publisher)), "all others have requests under way"
     until(lambda: refused(publisher) == {"limit": 1})
-    publisher.update()
     publisher.close()
     assert is_closed(waits)
 
