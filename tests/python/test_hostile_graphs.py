@@ -13,6 +13,7 @@ import pytest
 import torch
 from bundle_files import changed_graph
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from recstore_ops import DistEmbedding, table_names
 from recstore_ops.ops import operators
@@ -201,17 +202,17 @@ def test_structures_are_read_as_they_were_written() -> None:
     features = KeyedJaggedTensor(["a", "b"], torch.arange(3), lengths=torch.tensor([2, 1]))
     bag = JaggedTensor(torch.arange(3), lengths=torch.tensor([2, 1]))
     for value in ((one, [one, {"a": one, 2: one}]), OrderedDict(b=one, a=(one,)), features, bag, {}, one):
-        structure = torch.utils._pytree.tree_flatten(value)[1]
+        structure = pytree.tree_flatten(value)[1]
         text = written_structure(structure)
         assert read_structure(text, "structure") == structure
-        assert text == torch.utils._pytree.treespec_dumps(structure)
-    read = read_structure(written_structure(torch.utils._pytree.tree_flatten(Point(one, [one]))[1]), "structure")
-    made = torch.utils._pytree.tree_unflatten([1, 2], read)
+        assert text == pytree.treespec_dumps(structure)
+    read = read_structure(written_structure(pytree.tree_flatten(Point(one, [one]))[1]), "structure")
+    made = pytree.tree_unflatten([1, 2], read)
     assert made == (1, [2])
     assert (made._fields, made.x, made.y) == (("x", "y"), 1, [2])
     for value in ({(1, 2): one}, {1.5: one}, torch.return_types.max((one, one))):  # pyright: ignore[reportCallIssue]
         with pytest.raises(NoStructureError, match="a container of "):
-            written_structure(torch.utils._pytree.tree_flatten(value)[1])
+            written_structure(pytree.tree_flatten(value)[1])
 
 
 class Rows(nn.Module):
