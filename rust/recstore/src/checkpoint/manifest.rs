@@ -153,11 +153,8 @@ impl Manifest {
     /// Puts this manifest in the place of the directory's: readers see the old one or this one.
     fn write(&self, directory: &Directory) -> Result<()> {
         let path = directory.path().join(FILE_NAME);
-        let metadata = self.snapshots.iter().map(|snapshot| &snapshot.metadata);
-        metadata
-            .map(Metadata::check_depth)
-            .collect::<std::result::Result<(), _>>()
-            .map_err(|message| refused(&path, message))?;
+        let mut metadata = self.snapshots.iter().map(|snapshot| &snapshot.metadata);
+        metadata.try_for_each(Metadata::check_depth).map_err(|message| refused(&path, message))?;
         let mut signed = self.clone();
         let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
         signed.checksum = checksum_of(text).unwrap_or_default();
