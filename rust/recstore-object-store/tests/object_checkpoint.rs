@@ -19,7 +19,9 @@ use object_store::memory::InMemory;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt};
 use objects::{Effect, Failing};
-use recstore::{Compression, LoadOptions, LocalStore, Progress, SaveKind, SaveOptions, Serial, TableConfig};
+use recstore::{
+    Compression, LoadOptions, LocalStore, Metadata, Progress, SaveKind, SaveOptions, Serial, TableConfig,
+};
 use recstore_object_store::{Error, ObjectCheckpoint};
 
 const DIM: usize = 3;
@@ -99,14 +101,15 @@ fn save_and_load(objects: Arc<dyn ObjectStore>) {
     for value in [2.0, 3.0] {
         write(&store, 10..20, value);
         let mut options = options(SaveKind::Auto);
-        options.metadata = serde_json::Value::from(value).into();
+        let metadata = Metadata::parse(&format!("{value:?}")).unwrap();
+        options.metadata = metadata.clone();
         let report = checkpoint.save(&store, &options).unwrap();
         assert_eq!((report.is_delta, report.rows), (true, 20));
         let progress = Progress::default();
         let (other, mut options) = (self::store(), LoadOptions::default());
         options.progress = Some(&progress);
         let found = checkpoint.load(&other, &options).unwrap();
-        assert_eq!((found.metadata, rows(&other)), (serde_json::Value::from(value).into(), rows(&store)));
+        assert_eq!((found.metadata, rows(&other)), (metadata, rows(&store)));
         assert_eq!(progress.bytes().0, progress.bytes().1);
     }
     // The full snapshot's files were uploaded once.

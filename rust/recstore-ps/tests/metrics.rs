@@ -324,7 +324,13 @@ fn silent_peers_of_every_port_are_closed_in_time_and_counted() {
     for (_, address) in ports {
         let mut peer = TcpStream::connect(address).unwrap();
         peer.set_read_timeout(Some(SOON)).unwrap();
-        let said = words[if address == ports[1].1 { 1 } else if address == ports[3].1 { 2 } else { 0 }];
+        let said = words[if address == ports[1].1 {
+            1
+        } else if address == ports[3].1 {
+            2
+        } else {
+            0
+        }];
         peer.write_all(said).unwrap();
         peers.push(peer);
     }

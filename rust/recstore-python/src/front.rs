@@ -16,14 +16,8 @@ use crate::servers::{TlsFiles, seconds};
 pub(crate) struct Front(recstore_ps::front::Front);
 
 type Taken<'py> = (u64, Option<AskedTuple<'py>>);
-type AskedTuple<'py> = (
-    &'static str,
-    String,
-    String,
-    Bound<'py, PyDict>,
-    Bound<'py, PyBytes>,
-    Option<(&'static str, String)>,
-);
+type AskedTuple<'py> =
+    (&'static str, String, String, Bound<'py, PyDict>, Bound<'py, PyBytes>, Option<(&'static str, String)>);
 
 #[pymethods]
 impl Front {

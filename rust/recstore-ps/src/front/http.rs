@@ -108,17 +108,13 @@ type Taken = (Vec<u8>, Option<Held>);
 pub(super) type Failure = (&'static str, String);
 
 /// Takes a body of HTTP as it comes.
-async fn taken(
-    body: Arriving,
-    headers: &HeaderMap,
-    most: usize,
-    room: &Arc<Room>,
-) -> Result<Taken, Failure> {
+async fn taken(body: Arriving, headers: &HeaderMap, most: usize, room: &Arc<Room>) -> Result<Taken, Failure> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if let Some(size) = announced.filter(|size: &u64| *size > most as u64) {
         return Err(("too_large", format!("the body has {size} bytes, at most {most} are taken")));
     }
-    let too_large = || ("too_large", format!("the body has more than {most} bytes, at most {most} are taken"));
+    let too_large =
+        || ("too_large", format!("the body has more than {most} bytes, at most {most} are taken"));
     let enough = |bytes: &[u8]| if bytes.len() > most { Err(too_large()) } else { Ok(()) };
     whole(body, room, enough).await
 }

@@ -139,7 +139,9 @@ impl Front {
         let listening = match kind {
             Kind::Grpc => Listening::start(address, kind.threads(), rules, move |stream, seat, stop| {
                 let shared = Arc::clone(&shared);
-                serve_http2(stream, seat, stop, move |call, seat| grpc::answer(Arc::clone(&shared), call, seat))
+                serve_http2(stream, seat, stop, move |call, seat| {
+                    grpc::answer(Arc::clone(&shared), call, seat)
+                })
             }),
             _ => Listening::start(address, kind.threads(), rules, move |stream, seat, stop| {
                 let shared = Arc::clone(&shared);

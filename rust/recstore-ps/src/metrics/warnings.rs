@@ -47,9 +47,8 @@ mod tests {
     fn a_peer_is_warned_of_once_a_second_and_peers_take_no_more_memory_than_they_may() {
         let (warnings, began) = (Warnings::default(), Instant::now());
         let peer = |number: u32| IpAddr::V4(Ipv4Addr::from_bits(number));
-        let due = |number, seconds: f64| {
-            warnings.is_due_at(peer(number), began + Duration::from_secs_f64(seconds))
-        };
+        let due =
+            |number, seconds: f64| warnings.is_due_at(peer(number), began + Duration::from_secs_f64(seconds));
         assert!(due(1, 0.0) && due(2, 0.0) && !due(1, 0.9) && due(1, 1.0) && !due(1, 1.9));
         let first = (0..5000).filter(|&number| due(number + 10, 5.0)).count();
         assert_eq!((first, warnings.last.lock().unwrap().len()), (MAX_PEERS, MAX_PEERS));

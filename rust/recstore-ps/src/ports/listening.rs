@@ -141,9 +141,9 @@ async fn accept<F>(
         _ = stream.set_nodelay(true);
         if let Some(seat) = rules.seat(&stream, peer).await {
             let (serve, stop) = (serve.clone(), stop.clone());
-            tokio::spawn(seat.serve(Arc::clone(&rules), stream, move |stream, seat| {
-                serve(stream, seat, stop)
-            }));
+            tokio::spawn(
+                seat.serve(Arc::clone(&rules), stream, move |stream, seat| serve(stream, seat, stop)),
+            );
         }
     }
 }

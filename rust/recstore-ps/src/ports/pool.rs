@@ -161,7 +161,8 @@ impl Port {
         let mut open = self.pool.lock();
         open.last += 1;
         let number = open.last;
-        let connection = Connection { number, port, standing: Arc::clone(&standing), peer, end: Box::new(end) };
+        let connection =
+            Connection { number, port, standing: Arc::clone(&standing), peer, end: Box::new(end) };
         open.connections.insert(number, connection);
         drop(open);
         Seat::new(number, Arc::clone(&self.pool), standing, self.connections.opened(peer))
@@ -182,7 +183,9 @@ impl Port {
             match silence {
                 Silence::Idle => {}
                 Silence::Unidentified => self.connections.refused(Refusal::Silent, peer, SILENT),
-                Silence::Unread => self.connections.refused(Refusal::Slow, peer, "it does not accept an answer"),
+                Silence::Unread => {
+                    self.connections.refused(Refusal::Slow, peer, "it does not accept an answer")
+                }
             }
         }
     }
@@ -340,6 +343,9 @@ mod tests {
         port.limits.transfer = Duration::ZERO;
         port.close_silent();
         assert_eq!(ended_now(&ended), [3], "its answer is not taken");
-        assert_eq!(port.connections().refusals().map(|(_, count)| count).collect::<Vec<_>>(), [0, 0, 1, 0, 0, 0, 1]);
+        assert_eq!(
+            port.connections().refusals().map(|(_, count)| count).collect::<Vec<_>>(),
+            [0, 0, 1, 0, 0, 0, 1]
+        );
     }
 }

@@ -27,7 +27,9 @@ pub(super) fn start(
     Listening::start(address, 1, rules, move |stream, seat, stop| {
         let handler = Arc::clone(&handler);
         // One request a connection: readers of metrics come seldom.
-        serve_http1(stream, seat, stop, false, move |request, seat| answer(request, Arc::clone(&handler), seat))
+        serve_http1(stream, seat, stop, false, move |request, seat| {
+            answer(request, Arc::clone(&handler), seat)
+        })
     })
 }
 
