@@ -114,8 +114,7 @@ mod tests {
             assert_eq!(refusal(&place), None);
         }
         assert!(refusal(Path::new("s3://bucket/x")).unwrap().contains("got a URL of the scheme \"s3\""));
-        let mut own = SaveOptions::default();
-        own.by_its_server = true;
+        let own = SaveOptions { by_its_server: true, ..SaveOptions::default() };
         assert!(check_free(&shard, &own).is_ok());
     }
 }
