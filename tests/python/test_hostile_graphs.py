@@ -273,6 +273,89 @@ def test_a_graph_meets_no_table_of_the_process(table_name: TableName, tmp_path: 
     assert user(torch.arange(6)).equal(before)
 
 
+W = [torch.rand(12, 4), torch.rand(12, 3), torch.rand(12), torch.rand(12)]
+BAGS = [False, 0, False, None, False, None]
+RNN = [True, 1, {"float": "0.0"}, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "arguments"),
+    [
+        ("scaled_dot_product_attention.default", [torch.ones(1, 4, 8), torch.ones(1, 2, 8), torch.ones(1, 9, 8)], []),
+        ("repeat_interleave.Tensor", [torch.tensor([(1 << 63) - 1, (1 << 63) - 1, 8])], []),
+        ("repeat_interleave.self_Tensor", [torch.rand(3), torch.tensor([(1 << 63) - 1, (1 << 63) - 1, 8])], []),
+        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.arange(4), torch.tensor([0, 3, 1])], BAGS),
+        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.arange(4), torch.tensor([0, 600])], BAGS),
+        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.arange(6), torch.tensor([0, 2])], BAGS),
+        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.tensor(1), torch.tensor([0])], BAGS),
+        ("_pad_circular.default", [torch.rand(1, 4, 4)], [[-1, -1]]),
+        ("norm_except_dim.default", [torch.rand(0, 4)], []),
+        ("_weight_norm.default", [torch.rand(4, 4), torch.rand(1, 1)], []),
+        (
+            "_native_batch_norm_legit_no_training.default",
+            [torch.rand(2, 9), torch.ones(1), torch.ones(9), torch.zeros(9), torch.ones(9)],
+            [{"float": "0.1"}, {"float": "1e-05"}],
+        ),
+        ("lstm.input", [torch.rand(9, 3, 4), [torch.rand(1, 1, 3)] * 2, W], RNN),
+        ("lstm.input", [torch.rand(2, 3, 40), [torch.rand(1, 2, 3)] * 2, W], RNN),
+        ("lstm.input", [torch.rand(2, 3, 4), [torch.rand(1, 2, 3)] * 2, [*W[:2], W[2][:1], W[3]]], RNN),
+        ("lstm.input", [torch.rand(2, 3, 4), [torch.rand(1, 2, 3)] * 2, W[:2]], RNN),
+        ("lstm.input", [torch.rand(2, 3, 4), [torch.rand(1, 2, 3)] * 2, [each.double() for each in W]], RNN),
+        ("gru.input", [torch.rand(2, 3, 4), torch.rand(1, 2, 3), [each[:1] for each in W]], RNN),
+        ("gru.input", [torch.rand(2, 3, 4), torch.rand(1, 2, 3), []], RNN),
+        ("rnn_tanh.input", [torch.rand(4), torch.rand(3), [each[:3] for each in W]], RNN),
+        ("gru_cell.default", [torch.rand(2, 4), torch.rand(2, 3), *(each[:1] for each in W)], []),
+        ("lstm_cell.default", [torch.rand(2, 4), [torch.rand(1, 3)] * 2, *W], []),
+    ],
+)
+def test_kernels_are_given_what_fits(name: str, tensors: list[Any], arguments: list[Any]) -> None:
+    """Arguments by which kernels of torch read beyond tensors, or end the process."""
+    flat: list[Tensor] = []
+    numbered: list[Any] = []
+    for each in tensors:
+        held = each if isinstance(each, list) else [each]
+        places = [{"value": len(flat) + place} for place in range(len(held))]
+        numbered.append(places if isinstance(each, list) else places[0])
+        flat += held
+    calls: list[Any] = [[f"aten::{name}", numbered + arguments, {}]]
+    if name.startswith(("lstm", "gru.", "rnn", "_native", "embedding_bag")):
+        calls.append(["operator.getitem", [{"value": len(flat)}, 0], {}])
+    out, arity = {"value": len(flat) + len(calls) - 1}, spec("builtins.tuple", count=len(flat))
+    run = Graph(graph(calls, [out], inputs=len(flat), in_spec=arity)).bind({})
+    with pytest.raises(ValueError, match=rf"aten::{name}: .* do not fit each other"):
+        run(flat)
+
+
+@pytest.mark.parametrize("offsets", [[0, 2, 600], [0, -2, 3], [3, 0, 5], [], [[0, 6]]])
+def test_segments_lie_within_their_rows(offsets: list[Any]) -> None:
+    call = ["aten::segment_reduce.default", [X, "sum"], {"offsets": {"value": 1}}]
+    run = Graph(graph([call], [{"value": 2}], inputs=2, in_spec=spec("builtins.tuple", count=2))).bind({})
+    assert run([torch.ones(6), torch.tensor([0, 2, 6])])[0].tolist() == [2, 4]
+    with pytest.raises(ValueError, match=r"data and offsets of shape .* do not fit each other"):
+        run([torch.ones(6), torch.tensor(offsets, dtype=torch.int64)])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+def test_a_quotient_beyond_its_type_is_refused(dtype: torch.dtype) -> None:
+    for name, other in (("div.Tensor_mode", {"value": 1}), ("divide.Scalar_mode", -1)):
+        call = [f"aten::{name}", [X, other], {"rounding_mode": "trunc"}]
+        text = graph([call], [{"value": 2}], inputs=2, in_spec=spec("builtins.tuple", count=2))
+        run, divisor = Graph(text).bind({}), torch.tensor([-1], dtype=dtype)
+        assert run([torch.tensor([-7], dtype=dtype), divisor])[0].tolist() == [7]
+        with pytest.raises(ValueError, match=r"dividends and divisors of shape .* do not fit each other"):
+            run([torch.tensor([torch.iinfo(dtype).min], dtype=dtype), divisor])
+
+
+@pytest.mark.parametrize("size", [1 << 62, {"value": 1}])
+def test_windows_are_small(size: Any) -> None:
+    calls = [["operator.mul", [1 << 61, 2], {}], ["aten::max_pool1d.default", [X, [2], [1], [size]], {}]]
+    run = Graph(graph(calls, [{"value": 2}])).bind({})
+    with pytest.raises(
+        ValueError, match=r"aten::max_pool1d\.default: padding has more than 32 bits, got \[46116860184273"
+    ):
+        run([torch.rand(1, 1, 4)])
+
+
 def test_numbers_that_are_computed_are_checked_when_they_are_used() -> None:
     calls = [["aten::item.default", [X], {}], ["aten::narrow.default", [X, 0, 0, {"value": 1}], {}]]
     run = Graph(graph(calls, [{"value": 2}])).bind({})

@@ -27,6 +27,7 @@ from recstore_ops.serving.graph_arguments import (
     result_of_item,
     values_in,
 )
+from recstore_ops.serving.graph_guards import guarded
 from recstore_ops.serving.graph_operators import Operators
 from recstore_ops.serving.size_functions import FUNCTIONS, GETITEM, OPERANDS
 from recstore_ops.serving.structures import read_structure
@@ -147,7 +148,7 @@ class _Reader:
         if name not in self._found:
             overload = self._operators.find(name)
             schema = Schema(name, overload._schema, listed=name not in self._operators.further)
-            self._found[name] = overload, schema
+            self._found[name] = guarded(name, overload), schema
         function, schema = self._found[name]
         schema.check(args, kwargs, self._values, self._handles)
         return function, schema.result
