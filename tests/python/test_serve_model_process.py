@@ -354,8 +354,9 @@ def test_what_peers_do_wrong_is_told_once_a_second(bundle: Path, files: Path) ->
     host, port = server.addresses["grpc"].split(":")
     with socket.create_connection((host, int(port)), timeout=20) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" + bytes(64))
-        while stranger.recv(1000):
-            pass
+        with suppress(ConnectionError):
+            while stranger.recv(1000):
+                pass
     server.process.send_signal(signal.SIGTERM)
     _, told = server.process.communicate(60)
     warnings = [line for line in told.splitlines() if " WARN " in line]
@@ -410,5 +411,5 @@ def test_heads_that_are_no_http_are_refused(bundle: Path) -> None:
             (each,) = opened(server, 1, stack)
             each.sendall(head + b"\r\n\r\n")
             answered = each.recv(1000)
-            assert answered.startswith((b"HTTP/1.0 400", b"HTTP/1.1 400")), answered
+            assert answered.startswith((b"HTTP/1.1 400", b"HTTP/1.1 431")), answered
         assert server.send(INFER, pairs_body(IDS)).status == 200

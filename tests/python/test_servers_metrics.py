@@ -323,6 +323,12 @@ def test_the_connections_of_a_server_have_a_limit(tmp_path: Path) -> None:
     with ServerProcesses(tmp_path, 1, "--max-connections", "1", "--metrics-port", "0") as running:
         host, port = running.addresses[0].split(":")
         refused = pytest.raises(ConnectionError, match="the server has 1 connections, which is its limit")
-        with socket.create_connection((host, int(port)), timeout=30), refused:
-            servers.set_ps_servers(running.addresses, timeout=0.5)
+        with socket.create_connection((host, int(port)), timeout=30) as busy:
+            # It has said who it is, and its request is on its way.
+            busy.sendall(b"RECSTORE" + bytes([1, 0, 1, 0]) + bytes(4) + bytes([7] * 16))
+            assert busy.recv(8) == b"RECSTORE"
+            busy.sendall(b"\x01")
+            time.sleep(0.2)
+            with refused:
+                servers.set_ps_servers(running.addresses, timeout=0.5)
         assert fetch(running.metrics[0]).total("recstore_refused_connections_total") >= 1

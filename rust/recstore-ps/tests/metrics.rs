@@ -137,7 +137,7 @@ fn requests_rows_bytes_and_tables_are_counted() {
     let drop_table = Request::Manage(Management::DropTable { name: "another".to_owned() });
     assert!(cluster.servers[0].handler().handle(ClientId(1), 1, &drop_table).is_err());
     let text = scrape(&cluster);
-    assert!(text.starts_with("HTTP/1.1 200 OK\r\ncontent-type: text/plain; version=0.0.4"), "{text}");
+    assert!(text.starts_with("HTTP/1.1 200 OK\r\nContent-Type: text/plain; version=0.0.4"), "{text}");
     let requests = |verb: &str, outcome: &str| {
         let labels = [format!("verb=\"{verb}\""), format!("outcome=\"{outcome}\"")];
         value(&text, "recstore_requests_total", &labels.each_ref().map(String::as_str)).unwrap()

@@ -44,8 +44,8 @@ pub(super) async fn answer(shared: Arc<Shared>, call: Request<Incoming>, seat: A
     }
     seat.heard();
     let most = shared.config.max_body;
-    let (body, arrived) = Arriving::new(call.into_body(), seat, shared.config.transfer_timeout);
-    let (body, held, failure) = match whole(body, &shared.grpc_room, |bytes| check(bytes, most)).await {
+    let (mut body, arrived) = Arriving::new(call.into_body(), seat, shared.config.transfer_timeout);
+    let (body, held, failure) = match whole(&mut body, &shared.grpc_room, |bytes| check(bytes, most)).await {
         Ok((bytes, held)) => match message(bytes) {
             Ok(message) => (message, held, None),
             Err(failure) => (Vec::new(), held, Some(failure)),
@@ -67,9 +67,9 @@ pub(super) async fn answer(shared: Arc<Shared>, call: Request<Incoming>, seat: A
 
 /// Answers a question for health, which needs no token and takes no room.
 async fn health(shared: &Shared, call: Request<Incoming>, method: &str, seat: Arc<Seat>) -> Reply {
-    let (body, arrived) = Arriving::new(call.into_body(), seat, shared.config.handshake_timeout);
+    let (mut body, arrived) = Arriving::new(call.into_body(), seat, shared.config.handshake_timeout);
     let room = Arc::new(super::Room::new(2 * MAX_HEALTH));
-    let asked = whole(body, &room, |bytes| check(bytes, MAX_HEALTH)).await;
+    let asked = whole(&mut body, &room, |bytes| check(bytes, MAX_HEALTH)).await;
     if let Err((_, why)) = asked.and_then(|(bytes, _)| message(bytes)) {
         return refused(&Status::invalid_argument(why));
     }

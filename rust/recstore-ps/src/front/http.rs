@@ -1,10 +1,11 @@
 //! The protocol over HTTP: health is answered here, and all else by the program behind the port.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
-use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderName, HeaderValue, WWW_AUTHENTICATE};
+use hyper::body::{Body, Bytes, Incoming};
+use hyper::header::{CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HeaderName, HeaderValue, WWW_AUTHENTICATE};
 use hyper::{HeaderMap, Method, Request, Response, StatusCode};
 use tonic::{Code, Status};
 
@@ -18,6 +19,9 @@ use crate::ports::{Arrived, Arriving, Leaving, Seat, is_authorized};
 pub(super) const FULL: &[u8] = b"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\n\
     Retry-After: 1\r\nConnection: close\r\nContent-Length: 60\r\n\r\n\
     {\"error\": \"there are too many connections: try again later\"}";
+
+/// How long a body is read on that is not taken.
+const LINGERING: Duration = Duration::from_secs(2);
 
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 const WRONG_TOKEN: &str = "the token is not the server's";
@@ -43,6 +47,7 @@ pub(super) async fn answer(
     let needs_token = kind == Kind::Http && !is_health;
     if needs_token && !is_authorized(shared.config.token.as_deref(), request.headers()) {
         seat.refused(Refusal::Token, WRONG_TOKEN);
+        discard(request.headers().contains_key(EXPECT), request.into_body());
         return unauthorized().map(|body| Leaving::new(body, None, None));
     }
     seat.heard();
@@ -50,8 +55,12 @@ pub(super) async fn answer(
     let (head, body) = request.into_parts();
     let (taken, arrived) = match needs_token {
         true => {
-            let (body, arrived) = Arriving::new(body, Arc::clone(&seat), shared.config.transfer_timeout);
-            (taken(body, &head.headers, shared.config.max_body, &shared.http_room).await, arrived)
+            let (mut body, arrived) = Arriving::new(body, Arc::clone(&seat), shared.config.transfer_timeout);
+            let taken = taken(&mut body, &head.headers, shared.config.max_body, &shared.http_room).await;
+            if taken.is_err() {
+                discard(head.headers.contains_key(EXPECT), body);
+            }
+            (taken, arrived)
         }
         false => (Ok((Vec::new(), None)), Arrived::default()),
     };
@@ -104,11 +113,25 @@ fn unauthorized() -> Response<Full<Bytes>> {
     answer
 }
 
+/// Reads on for a while beside the answer, which a peer may look for only after it has sent all. One that waits for leave
+/// to send has sent nothing.
+fn discard<B: Body<Data = Bytes, Error: Send> + Send + Unpin + 'static>(waits_for_leave: bool, mut body: B) {
+    if !waits_for_leave {
+        let rest = async move { while let Some(Ok(_)) = body.frame().await {} };
+        tokio::spawn(tokio::time::timeout(LINGERING, rest));
+    }
+}
+
 type Taken = (Vec<u8>, Option<Held>);
 pub(super) type Failure = (&'static str, String);
 
 /// Takes a body of HTTP as it comes.
-async fn taken(body: Arriving, headers: &HeaderMap, most: usize, room: &Arc<Room>) -> Result<Taken, Failure> {
+async fn taken(
+    body: &mut Arriving,
+    headers: &HeaderMap,
+    most: usize,
+    room: &Arc<Room>,
+) -> Result<Taken, Failure> {
     let announced = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     if let Some(size) = announced.filter(|size: &u64| *size > most as u64) {
         return Err(("too_large", format!("the body has {size} bytes, at most {most} are taken")));
@@ -121,11 +144,11 @@ async fn taken(body: Arriving, headers: &HeaderMap, most: usize, room: &Arc<Room
 
 /// Takes a body as it comes, and room for it as it comes, as long as `check` finds nothing against it.
 pub(super) async fn whole(
-    body: Arriving,
+    body: &mut Arriving,
     room: &Arc<Room>,
     check: impl Fn(&[u8]) -> Result<(), Failure>,
 ) -> Result<Taken, Failure> {
-    let (mut body, mut bytes, mut held) = (body, Vec::new(), Held::new(room));
+    let (mut bytes, mut held) = (Vec::new(), Held::new(room));
     while let Some(frame) = body.frame().await {
         let Ok(part) = frame.map_err(failure)?.into_data() else { continue };
         if !held.take(part.len()) {

@@ -90,7 +90,8 @@ impl Connections {
     pub(crate) fn refused(&self, reason: Refusal, peer: SocketAddr, why: &str) {
         self.refused[reason as usize].inc();
         if self.warnings.is_due(peer.ip()) {
-            tracing::warn!(shard = self.shard, port = self.port, %peer, why, "peer refused");
+            let peer = peer.to_string();
+            tracing::warn!(shard = self.shard, port = self.port, peer, why, "peer refused");
         }
     }
 }

@@ -22,6 +22,9 @@ use crate::metrics::Refusal;
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
+/// The most bytes of a request's head.
+const MAX_HEAD: usize = 16 << 10;
+
 /// Requests that one connection may have under way.
 const MAX_STREAMS: u32 = 64;
 
@@ -45,6 +48,7 @@ pub(crate) async fn serve_http1<B, F>(
         .keep_alive(keeps_alive)
         .half_close(false)
         .title_case_headers(true)
+        .max_buf_size(MAX_HEAD)
         .serve_connection(TokioIo::new(stream), service);
     let mut served = pin!(served);
     let ended = tokio::select! {
