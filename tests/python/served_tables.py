@@ -37,12 +37,12 @@ class ServerProcesses:
 
     @staticmethod
     def _started(process: WarmRecstore) -> re.Match[str]:
-        line = process.stdout.readline()
-        started = _STARTED.match(line)
-        if started is None:
-            process.kill()
-        assert started, line + process.stdout.read()
-        return started
+        told = ""
+        while line := process.stdout.readline():
+            if started := _STARTED.match(line):
+                return started
+            told += line  # What it logs may come first.
+        raise AssertionError(told)
 
     def kill_and_start_again(self, shard: int) -> None:
         """Ends a server by SIGKILL and starts one in its place, at the same port."""

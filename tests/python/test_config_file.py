@@ -302,7 +302,7 @@ VALID: list[Any] = [
     tables(admission={"kind": "count", "threshold": 2**32 - 1}),
     tables(admission={"kind": "sketch", "threshold": 2, "epsilon": 0.1}),
     tables(admission={"kind": "probability", "probability": 1}),
-    tables(admission={"kind": "sketch", "threshold": 2, "shared_rows": 2**30}),
+    tables(admission={"kind": "sketch", "threshold": 2, "shared_rows": 2**29}),
     tables(eviction={"ttl": 5, "min_norm": 0.1, "capacity": 9, "policy": "lfu", "interval": 2, "keep": [-1]}),
 ]
 

@@ -45,6 +45,7 @@ def _empty_store() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of two full snapshots and a delta."""
+    drop_all_tables()  # Fixtures of a module come before those of a test.
     path = tmp_path_factory.mktemp("saved") / "checkpoint"
     table = DistEmbedding(None, 2, "user")
     for kind in ("full", "full", "delta"):

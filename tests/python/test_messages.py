@@ -32,6 +32,7 @@ LISTS = {
     "rust/recstore-tch/src/error.rs": {"{actual:?}", "{expected:?}"},
     "rust/recstore/src/checkpoint/table_file/reader.rs": {"{:?}"},
     "rust/recstore/src/rows/made_ids/mod.rs": {"{sizes:?}"},
+    "rust/recstore/src/disk/directory/name.rs": {"{:?}"},
     "rust/recstore-runtime/src/inputs.rs": {"{shape:?}", "{:?}"},
     "cxx_bridge/src/kernels.rs": {"{issued:?}", "{names:?}"},
 }

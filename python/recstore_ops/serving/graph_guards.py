@@ -22,7 +22,7 @@ def _attention(query: Tensor, key: Tensor, value: Tensor, *others: Any, **named:
 
 def _division(self: Any, other: Any, *, rounding_mode: str | None = None) -> None:
     if rounding_mode == "trunc" and (dtype := torch.result_type(self, other)) in (torch.int64, torch.int32):
-        left, right = (torch.as_tensor(each).to(dtype) for each in (self, other))
+        left, right = (torch.as_tensor(each, dtype=dtype, device="cpu") for each in (self, other))
         # Processors trap: the quotient is beyond the type.
         traps = ((left == torch.iinfo(dtype).min) & (right == -1)).any()
         _check(not bool(traps), "dividends and divisors", left, right)

@@ -411,8 +411,8 @@ fn a_directory_is_made_with_those_above_it() {
     assert_eq!(state(&loaded(&directory)), state(&store));
     let below_a_file = manifest_path(&directory).join("deeper");
     let (name, message) = refusal(save(&store, &below_a_file, SaveKind::Full));
-    assert_eq!(name, "manifest.json");
-    assert!(message.contains("File exists"), "{message}");
+    assert_eq!(name, "deeper");
+    assert!(message.contains("Not a directory"), "{message}");
 }
 
 #[test]

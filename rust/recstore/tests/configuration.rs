@@ -160,7 +160,8 @@ fn config() -> impl Strategy<Value = TableConfig> {
             let catches_up = matches!(optimizer, OptimizerConfig::Lion { catch_up: true, .. });
             let ema_decay = (seed.is_multiple_of(3) && !catches_up).then_some(0.75);
             let admission = if catches_up { None } else { admission };
-            let config = TableConfig { memory_limit: Some(bound), max_grad_norm, ema_decay, ..config };
+            let config =
+                TableConfig { memory_limit: Some(bound | 1 << 50), max_grad_norm, ema_decay, ..config };
             TableConfig { initializer, optimizer, nan_policy, admission, eviction, ..config }
         },
     )

@@ -15,7 +15,7 @@ use super::files::{
 use super::manifest::Manifest;
 use super::save::{LOCK_NAME, lock, new_snapshot_name};
 use crate::Result;
-use crate::disk::Directory;
+use crate::disk::{Directory, FileKind};
 
 const FORMAT: &str = "recstore-unfinished";
 const VERSION: u32 = 1;
@@ -152,10 +152,11 @@ fn notes(directory: &Directory) -> Result<Vec<(String, Note)>> {
     Ok(notes)
 }
 
-/// Returns the names in a directory, sorted.
+/// Returns the names in a directory, sorted, but for those of directories, which are never a save's.
 fn names(directory: &Directory) -> Result<BTreeSet<String>> {
-    let entries = directory.entries().map_err(inside(directory))?;
-    Ok(entries.into_iter().map(|(name, _)| name.to_string_lossy().into_owned()).collect())
+    let entries = directory.entries().map_err(inside(directory))?.into_iter();
+    let files = entries.filter(|(_, kind)| *kind != FileKind::Directory);
+    Ok(files.map(|(name, _)| name.to_string_lossy().into_owned()).collect())
 }
 
 /// Whether a file can be a save's by its name: rows, or what a shard saved.

@@ -34,15 +34,18 @@ fn too_costly(
     admission: &AdmissionConfig,
     [bytes, limit]: [u64; 2],
 ) -> Error {
+    let rows = admission
+        .shared_rows()
+        .map(|rows| format!("admission.shared_rows {rows} of dim {} with the optimizer's state", config.dim));
     let sketch = match admission.sketch_bytes() {
-        0 => String::new(),
-        bytes => format!(" and the sketch of admission.epsilon and admission.delta ({bytes} bytes)"),
+        0 => None,
+        bytes => Some(format!("the sketch of admission.epsilon and admission.delta ({bytes} bytes)")),
     };
+    let costs: Vec<String> = [rows, sketch].into_iter().flatten().collect();
     Error::InvalidConfig {
         message: format!(
-            "table \"{name}\": admission.shared_rows {} of dim {} with the optimizer's state{sketch} take {bytes} bytes at once, more than the limit of {limit} (memory_limit, or 1 TiB)",
-            admission.shared_rows().unwrap_or(0),
-            config.dim
+            "table \"{name}\": {} would take {bytes} bytes at once, more than the limit of {limit} (memory_limit, or 1 TiB)",
+            costs.join(" and "),
         ),
     }
 }
