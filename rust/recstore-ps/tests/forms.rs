@@ -24,7 +24,7 @@ use tokio::runtime::Runtime;
 /// A request of each verb that the server would carry out, but for a follower's.
 fn requests() -> BTreeMap<&'static str, Value> {
     let shard = json!({"number": 0, "of": 1});
-    let save = json!({"directory": "/nonexistent/recstore", "snapshot": "0123456789abcdef", "shard": shard,
+    let save = json!({"directory": "/proc/none/recstore", "snapshot": "0123456789abcdef", "shard": shard,
         "kind": "full", "keep": 1, "metadata": {"epoch": 1}});
     let facts = json!({"store": "0123456789abcdef", "hash_method": "city_hash"});
     BTreeMap::from([
@@ -47,7 +47,7 @@ fn requests() -> BTreeMap<&'static str, Value> {
         ("commit", save),
         (
             "load",
-            json!({"directory": "/nonexistent/recstore", "shard": shard, "hash_method": "city_hash",
+            json!({"directory": "/proc/none/recstore", "shard": shard, "hash_method": "city_hash",
             "tables": ["t"]}),
         ),
         ("checkpoint", json!({})),
@@ -250,7 +250,7 @@ fn json_and_paths_over_grpc_have_the_same_bounds() {
                 // A table or an error of the call: the server goes on.
                 _ = client.open_table(open).await;
             }
-            assert!(client.save_part(save("/nonexistent/recstore", &strange)).await.is_err());
+            assert!(client.save_part(save("/proc/none/recstore", &strange)).await.is_err());
         }
         for (directory, expected) in
             [("s3://bucket/x", "got a URL of the scheme \"s3\""), ("x", "must be an absolute path")]

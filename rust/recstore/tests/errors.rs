@@ -11,8 +11,9 @@ use std::sync::Arc;
 use ndarray::{Array1, Array2, array};
 use numbered::Numbered;
 use recstore::{
-    BagInput, EmbeddingStore, Error, GradientChunk, GradientCollector, GradientPart, LocalStore, PoolingMode,
-    Result, Serial, SimdLevel, Step, TableConfig, TableHandle, TableId, TableStatistics, TableUpdate,
+    BagInput, EmbeddingStore, Error, GradientChunk, GradientCollector, GradientPart, LocalStore, MAX_STEP,
+    PoolingMode, Result, Serial, SimdLevel, Step, TableConfig, TableHandle, TableId, TableStatistics,
+    TableUpdate,
 };
 
 const DIM: usize = 2;
@@ -277,7 +278,7 @@ fn a_learning_rate_or_step_out_of_range_is_refused_with_its_value() {
     }
     refuses(
         |store, table| store.update(&[TableUpdate { table, chunks: vec![], step: Step::At(0) }]).map(drop),
-        &["emb_update", "\"t\"", "from 1, got 0"],
+        &["emb_update", "\"t\"", "from 1 to 2^53"],
     );
 }
 
@@ -297,9 +298,9 @@ fn ftrl_refuses_a_learning_rate_that_is_zero_in_single_precision() {
 fn a_step_at_the_end_of_its_range_is_not_passed() {
     let store = store();
     let table = open(&store, "t", "");
-    store.update(&[TableUpdate { table, chunks: vec![], step: Step::At(u64::MAX) }]).unwrap();
+    store.update(&[TableUpdate { table, chunks: vec![], step: Step::At(MAX_STEP) }]).unwrap();
     update(&store, table, &[1], &[1.0; 2]).unwrap();
-    assert_eq!(store.statistics(table).unwrap().step, u64::MAX);
+    assert_eq!(store.statistics(table).unwrap().step, MAX_STEP);
 }
 
 #[test]

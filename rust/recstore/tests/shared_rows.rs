@@ -429,7 +429,10 @@ fn shared_rows_take_memory_from_the_first_step_that_trains_one() {
 fn a_limit_that_leaves_no_room_for_shared_rows_refuses_the_step() {
     let store = store();
     let admission = r#""admission": {"kind": "count", "threshold": 2, "shared_rows": 10000}"#;
-    let table = open(&store, "t", 16, &format!(r#"{{{admission}, "memory_limit": 500000}}"#));
+    let config = TableConfig::from_json(16, &format!(r#"{{{admission}, "memory_limit": 500000}}"#)).unwrap();
+    let refusal = store.open_table("t", &config).unwrap_err().to_string();
+    assert!(refusal.contains("would take 640000 bytes at once, more than the limit of 500000"), "{refusal}");
+    let table = open(&store, "t", 16, &format!(r#"{{{admission}, "memory_limit": 640001}}"#));
     let before = read(&store, table, &[1]);
     let chunks = vec![GradientChunk::new(&[1], &[1.0; 16], 16)];
     let refusal = store.update(&[TableUpdate { table, chunks, step: Step::Next }]).unwrap_err();

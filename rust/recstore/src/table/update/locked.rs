@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::request::{CheckedStep, OPERATION};
 use crate::Result;
-use crate::calls::Step;
+use crate::calls::{MAX_STEP, Step};
 use crate::kernel::hash::mix;
 use crate::optimizer::PreparedRule;
 use crate::rows::gradient::Gradients;
@@ -52,7 +52,7 @@ impl<'a> Locked<'a> {
         let table = checked.table;
         let step_before = rows.step;
         rows.step = match checked.step {
-            Step::Next => rows.step.saturating_add(1),
+            Step::Next => rows.step.saturating_add(1).min(MAX_STEP),
             Step::At(step) => step,
         };
         let gradients = merged.unwrap_or(checked.gradients);
