@@ -160,7 +160,7 @@ fn a_dead_worker_is_reported_and_its_successor_takes_its_place() {
     let began = Instant::now();
     let error = update(&stores[0], table, &[gradients(0, 1)]).unwrap_err().to_string();
     assert!(error.contains("worker 2 was not heard of for 0."), "{error}");
-    assert!(began.elapsed() < Duration::from_secs(5));
+    assert!(began.elapsed() < Duration::from_secs(60));
     let barred = stores[1].barrier("b", Duration::from_secs(5)).unwrap_err().to_string();
     assert!(barred.contains("worker 2 was not heard of") && barred.contains("arrivals"), "{barred}");
     stores.push(worker(cluster.addresses(), 2));

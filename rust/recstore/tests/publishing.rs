@@ -154,3 +154,25 @@ fn what_cannot_be_told_is_an_error() {
     store.end_publication(&ids, publication).unwrap();
     assert!(store.take_changes(&ids, next, true).is_ok(), "the end of another one is none of this one");
 }
+
+/// Tables are opened where dropped ones lay in memory, so that their addresses do not rise.
+#[test]
+fn the_error_of_several_tables_is_that_of_the_one_opened_first() {
+    let (store, _) = store();
+    let config = TableConfig::from_json(DIM, "{}").unwrap();
+    for number in 0..64 {
+        store.open_table(&format!("before {number}"), &config).unwrap();
+    }
+    for number in (0..64).rev() {
+        store.drop_table(&format!("before {number}")).unwrap();
+    }
+    let opened: Vec<TableId> =
+        (0..32).map(|number| store.open_table(&format!("after {number}"), &config).unwrap().id()).collect();
+    let published = store.begin_publication(&opened).unwrap();
+    store.end_publication(&opened, published).unwrap();
+    for count in 2..opened.len() {
+        let asked: Vec<TableId> = opened[opened.len() - count..].iter().rev().copied().collect();
+        let error = store.take_changes(&asked, published, true).unwrap_err();
+        assert_eq!(error, Error::NotPublished { table: format!("after {}", opened.len() - count) });
+    }
+}

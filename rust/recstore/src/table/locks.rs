@@ -7,14 +7,17 @@ use super::table::Table;
 use crate::Result;
 
 /// Returns where a table stands in the order in which a call locks several, so that no two calls wait for each other.
-pub(super) fn lock_order(table: &Table) -> usize {
-    std::ptr::from_ref(table).addr()
+///
+/// It is the order of opening, not of addresses: tables are judged as they are locked, and the error of a call is that of
+/// the first one.
+pub(super) fn lock_order(table: &Table) -> u64 {
+    table.age
 }
 
 /// The shared locks of several tables.
 pub(super) struct Locks<'a> {
     /// In lock order, each table once.
-    guards: Vec<(usize, RwLockReadGuard<'a, Rows>)>,
+    guards: Vec<(u64, RwLockReadGuard<'a, Rows>)>,
 }
 
 impl<'a> Locks<'a> {

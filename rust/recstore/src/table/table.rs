@@ -24,6 +24,9 @@ use crate::optimizer::{Kept, Optimizer, PreparedRule, Slot, UpdateRules};
 use crate::rows::row_type::{AnyRowType, RowType, with_row_type};
 use crate::{Result, fork};
 
+/// How many tables this process has made.
+static TABLES: AtomicU64 = AtomicU64::new(0);
+
 /// A named table.
 pub(crate) struct Table {
     pub(super) name: String,
@@ -31,6 +34,8 @@ pub(crate) struct Table {
     pub(super) initializer: Initializer,
     pub(super) optimizer: Optimizer,
     pub(super) generation: u32,
+    /// How many tables of the process are older; see `lock_order`.
+    pub(super) age: u64,
     pub(super) refusals: AtomicU64,
     pub(super) rows: RwLock<Rows>,
 }
@@ -60,6 +65,7 @@ impl Table {
             initializer,
             optimizer,
             generation: fork::generation(),
+            age: TABLES.fetch_add(1, Ordering::Relaxed),
             refusals: AtomicU64::new(0),
             rows: RwLock::new(Rows {
                 ids: IdMap::default(),
