@@ -112,7 +112,8 @@ def _batch_norm(
     bias: Tensor | None,
     running_mean: Tensor,
     running_var: Tensor,
-    *others: float,
+    *others: Any,
+    **named: Any,
 ) -> None:
     _check(input.dim() >= 2, "input", input)
     held = [each for each in (weight, bias, running_mean, running_var) if each is not None]
@@ -132,7 +133,7 @@ def _circular(self: Tensor, pad: Sequence[int]) -> None:
     _check(min(pad, default=0) >= 0, f"padding {pad} and a tensor", self)
 
 
-def _norm(v: Tensor, *others: int) -> None:
+def _norm(v: Tensor, *others: Any, **named: Any) -> None:
     _check(v.dim() > 0 and v.numel() > 0, "v", v)
 
 
