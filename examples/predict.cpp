@@ -31,12 +31,23 @@ std::vector<char> read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
+// The file of a tensor in a folder. A name that leads elsewhere is refused: names are those that a bundle says.
+std::string file_of(const std::string& folder, const std::string& name) {
+  constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
+  if (name.empty() || name.front() == '.' || name.find_first_not_of(kLetters) != std::string::npos) {
+    throw std::runtime_error("the name of a tensor is none of a file: " + name);
+  }
+  return folder + "/" + name + ".bin";
+}
+
 // The shape of a tensor of so many bytes, of which one size varies.
 std::vector<int64_t> whole(const recstore_tensor& tensor, std::size_t bytes) {
   std::vector<int64_t> shape(tensor.shape, tensor.shape + tensor.rank);
   int64_t row = kSizes[tensor.dtype];
   for (const int64_t size : shape) {
-    row *= size == -1 ? 1 : size;
+    if (size > 0 && __builtin_mul_overflow(row, size, &row)) {
+      throw std::runtime_error(std::string(tensor.name) + " is too large");
+    }
   }
   for (int64_t& size : shape) {
     size = size == -1 ? static_cast<int64_t>(bytes) / row : size;
@@ -49,12 +60,16 @@ void predict(const std::string& directory, const std::string& inputs, const std:
   if (!bundle) {
     throw std::runtime_error(recstore_last_error());
   }
+  std::vector<std::string> paths;
+  for (std::size_t place = 0; place < recstore_bundle_num_outputs(bundle.get()); ++place) {
+    paths.push_back(file_of(outputs, recstore_bundle_output(bundle.get(), place).name));
+  }
   std::vector<recstore_tensor> tensors;
   std::vector<std::vector<char>> files;
   std::vector<std::vector<int64_t>> shapes;
   for (std::size_t place = 0; place < recstore_bundle_num_inputs(bundle.get()); ++place) {
     recstore_tensor tensor = recstore_bundle_input(bundle.get(), place);
-    files.push_back(read(inputs + "/" + tensor.name + ".bin"));
+    files.push_back(read(file_of(inputs, tensor.name)));
     shapes.push_back(whole(tensor, files.back().size()));
     tensor.shape = shapes.back().data();
     tensor.data = files.back().data();
@@ -65,9 +80,9 @@ void predict(const std::string& directory, const std::string& inputs, const std:
   if (!given) {
     throw std::runtime_error(recstore_last_error());
   }
-  for (std::size_t place = 0; place < recstore_bundle_num_outputs(bundle.get()); ++place) {
+  for (std::size_t place = 0; place < paths.size(); ++place) {
     const recstore_tensor tensor = recstore_outputs_get(given.get(), place);
-    std::ofstream file(outputs + "/" + tensor.name + ".bin", std::ios::binary);
+    std::ofstream file(paths[place], std::ios::binary);
     file.write(static_cast<const char*>(tensor.data), static_cast<std::streamsize>(tensor.bytes));
     std::cout << tensor.name << ": " << tensor.bytes << " bytes\n";
   }

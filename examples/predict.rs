@@ -8,7 +8,7 @@
 #![expect(clippy::print_stdout, reason = "it shows what a bundle gives")]
 
 use std::error::Error;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{env, fs};
 
@@ -43,22 +43,35 @@ fn describe(bundle: &Bundle) {
 }
 
 fn predict(bundle: &Bundle, inputs: &Path, outputs: &Path) -> Result<(), Box<dyn Error>> {
-    let read = |tensor: &Described| fs::read(inputs.join(format!("{}.bin", tensor.name)));
-    let files = bundle.inputs().iter().map(read).collect::<Result<Vec<_>, _>>()?;
-    let shapes: Vec<_> =
-        bundle.inputs().iter().zip(&files).map(|(tensor, bytes)| whole(tensor, bytes.len())).collect();
+    let paths = bundle.outputs().iter().map(|tensor| file_of(outputs, &tensor.name));
+    let paths = paths.collect::<Result<Vec<_>, _>>()?;
+    let read = |tensor: &Described| Ok(fs::read(file_of(inputs, &tensor.name)?)?);
+    let files = bundle.inputs().iter().map(read).collect::<Result<Vec<_>, Box<dyn Error>>>()?;
+    let shapes = bundle.inputs().iter().zip(&files).map(|(tensor, bytes)| whole(tensor, bytes.len()));
+    let shapes = shapes.collect::<Result<Vec<_>, _>>()?;
     let tensors = bundle.inputs().iter().zip(&files).zip(&shapes);
     let tensors = tensors.map(|((tensor, bytes), shape)| Input::of_bytes(tensor.dtype, bytes, shape));
-    for output in bundle.run(&tensors.collect::<Result<Vec<_>, _>>()?)? {
+    let given = bundle.run(&tensors.collect::<Result<Vec<_>, _>>()?)?;
+    for (output, path) in given.iter().zip(paths) {
         println!("{} {} {:?}", output.name(), output.dtype().name(), output.shape());
-        fs::write(outputs.join(format!("{}.bin", output.name())), output.bytes())?;
+        fs::write(path, output.bytes())?;
     }
     Ok(())
 }
 
+/// The file of a tensor in a folder. A name that leads elsewhere is refused: names are those that a bundle says.
+fn file_of(folder: &Path, name: &str) -> Result<PathBuf, String> {
+    let is_known = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
+    if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_known) {
+        return Err(format!("the name of a tensor is none of a file: {name}"));
+    }
+    Ok(folder.join(format!("{name}.bin")))
+}
+
 /// The shape of a tensor of so many bytes, of which one size varies.
-fn whole(tensor: &Described, bytes: usize) -> Vec<i64> {
-    let row: i64 = tensor.shape.iter().filter(|&&size| size != -1).product();
-    let rows = bytes as i64 / (row * tensor.dtype.size() as i64).max(1);
-    tensor.shape.iter().map(|&size| if size == -1 { rows } else { size }).collect()
+fn whole(tensor: &Described, bytes: usize) -> Result<Vec<i64>, String> {
+    let mut known = tensor.shape.iter().filter(|&&size| size > 0);
+    let row = known.try_fold(tensor.dtype.size() as i64, |row, &size| row.checked_mul(size));
+    let rows = bytes as i64 / row.ok_or_else(|| format!("{} is too large", tensor.name))?;
+    Ok(tensor.shape.iter().map(|&size| if size == -1 { rows } else { size }).collect())
 }

@@ -13,7 +13,10 @@ fn main() {
     let out = env::var("OUT_DIR").expect("cargo sets it");
 
     let mut build = cxx_build::bridge("src/program.rs");
-    build.file("cpp/program.cpp").file("cpp/size_functions.cpp").std("c++20").flag("-isystem").flag(&include);
+    for room in ["arguments", "kernels", "program", "size_functions", "tensors"] {
+        build.file(format!("cpp/{room}.cpp"));
+    }
+    build.std("c++20").flag("-isystem").flag(&include);
     build.flag("-isystem").flag(include.join("torch/csrc/api/include"));
     build.flag("-fvisibility=hidden").flag("-Wall").flag("-Wextra");
     for (from, to) in [(out.as_str(), "runtime"), (&source, "runtime"), (&include.to_string_lossy(), "torch")]

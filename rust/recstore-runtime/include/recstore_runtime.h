@@ -44,6 +44,11 @@ typedef struct recstore_tensor {
  * "copied": lookups are faster, and all is read and checked now. Returns NULL on failure. */
 recstore_bundle* recstore_bundle_open(const char* directory, const char* memory);
 
+/* The same of a bundle whose program may call further operators than those of the list: exact names, such as
+ * "mine::op.default", of operators that were registered in this process. */
+recstore_bundle* recstore_bundle_open_with(
+    const char* directory, const char* memory, const char* const* operators, size_t num_operators);
+
 /* Closes a bundle that nobody uses any more; NULL is ignored. */
 void recstore_bundle_close(recstore_bundle* bundle);
 
@@ -57,7 +62,7 @@ recstore_tensor recstore_bundle_output(const recstore_bundle* bundle, size_t pla
 recstore_outputs* recstore_bundle_run(
     const recstore_bundle* bundle, const recstore_tensor* inputs, size_t num_inputs);
 
-/* An output, in the order of the bundle. It lives until its outputs are freed. */
+/* An output, in the order of the bundle. It lives until its outputs are freed, and shares no memory with inputs. */
 recstore_tensor recstore_outputs_get(const recstore_outputs* outputs, size_t place);
 
 /* Frees outputs; NULL is ignored. */

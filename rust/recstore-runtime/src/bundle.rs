@@ -5,7 +5,7 @@ use std::path::Path;
 
 use bytemuck::checked;
 use cxx::UniquePtr;
-use recstore::{FileError, FrozenMemory, open_file};
+use recstore::{Directory, FileError, FrozenMemory};
 use recstore_bridge::registry;
 
 use crate::element::{DType, Element};
@@ -13,6 +13,7 @@ use crate::error::{Error, Result};
 use crate::graph;
 use crate::inputs::{self, Input};
 use crate::manifest::{BundledTable, Described, Manifest};
+use crate::operators::Operators;
 use crate::program::{Kept, Program, has_operators, new_program};
 use crate::state::{State, StateTensor};
 
@@ -36,19 +37,23 @@ impl Bundle {
     /// [`Error::Table`]: a file is missing, cut off, changed, or of another bundle. [`Error::Run`]: libtorch lacks an
     /// operator, or another copy of the operators is in the process.
     pub fn open(directory: &Path) -> Result<Self> {
-        Self::open_in(directory, FrozenMemory::Mapped)
+        Self::open_with(directory, FrozenMemory::Mapped, &[])
     }
 
-    /// Opens a bundle whose tables are mapped or copied.
+    /// Opens a bundle whose tables are mapped or copied, and whose program may call further operators than those of
+    /// the list: exact names, such as `mine::op.default`, which were registered in this process.
     ///
     /// # Errors
-    /// As [`Bundle::open`].
-    pub fn open_in(directory: &Path, memory: FrozenMemory) -> Result<Self> {
+    /// As [`Bundle::open`]. [`Error::Input`]: a name is not exact.
+    pub fn open_with(directory: &Path, memory: FrozenMemory, operators: &[&str]) -> Result<Self> {
+        let operators = Operators::with(operators)?;
         register_operators()?;
-        let manifest = Manifest::read(directory)?;
-        let tables = manifest.tables.iter().map(|table| OpenTable::open(directory, table, memory));
+        let not_there = |error| Error::unfit(directory, FileError::at(directory, &error).reason);
+        let directory = Directory::open(directory).map_err(not_there)?;
+        let manifest = Manifest::read(&directory)?;
+        let tables = manifest.tables.iter().map(|table| OpenTable::open(&directory, table, memory));
         let tables = tables.collect::<Result<Vec<_>>>()?;
-        let program = open_program(directory, &manifest, &tables)?;
+        let program = open_program(&directory, &manifest, &tables, &operators)?;
         Ok(Self { inputs: manifest.inputs, outputs: manifest.outputs, program, _tables: tables })
     }
 
@@ -72,9 +77,9 @@ impl Bundle {
         inputs::check(&self.inputs, inputs)?;
         let views: Vec<_> = inputs.iter().map(Input::view).collect();
         let failed = |error: cxx::Exception| Error::Run(error.to_string());
-        let given = self.program.run(&views).map_err(failed)?;
+        let mut given = self.program.run(&views).map_err(failed)?;
         let output = |(place, description): (usize, &Described)| {
-            Ok(Output { name: description.name.clone(), kept: given.get(place).map_err(failed)? })
+            Ok(Output { name: description.name.clone(), kept: given.pin_mut().take(place).map_err(failed)? })
         };
         self.outputs.iter().enumerate().map(output).collect()
     }
@@ -114,13 +119,14 @@ impl Output {
     /// Returns its elements as those of a type.
     ///
     /// # Errors
-    /// [`Error::Output`]: they are of another type.
+    /// [`Error::Output`]: they are of another type. [`Error::Run`]: they are bytes that are no bools.
     pub fn values<T: Element>(&self) -> Result<&[T]> {
         if self.dtype() != T::DTYPE {
             let (expected, found) = (T::DTYPE.name(), self.dtype().name());
             return Err(Error::Output { name: self.name.clone(), expected, found });
         }
-        Ok(checked::cast_slice(self.bytes()))
+        checked::try_cast_slice(self.bytes())
+            .map_err(|error| Error::Run(format!("output {}: {error}", self.name)))
     }
 }
 
@@ -131,11 +137,11 @@ struct OpenTable {
 }
 
 impl OpenTable {
-    fn open(directory: &Path, bundled: &BundledTable, memory: FrozenMemory) -> Result<Self> {
-        let path = directory.join(&bundled.file);
+    fn open(directory: &Directory, bundled: &BundledTable, memory: FrozenMemory) -> Result<Self> {
+        let path = directory.path().join(&bundled.file);
+        let file = directory.open_file(&bundled.file).map_err(|error| Error::unreadable(&path, &error))?;
         let registry = registry().map_err(|failure| Error::Run(failure.to_string()))?;
-        let refused = |error| Error::damaged(&path, FileError::at(&path, &error).reason);
-        let opened = registry.open_frozen(&open_file(&path).map_err(refused)?, &path, memory)?;
+        let opened = registry.open_frozen(&file, &path, memory)?;
         let table = Self { words: opened.handle, constants: bundled.constants.clone() };
         let name = opened.table.describe()?.name;
         if (&name, opened.fingerprint) != (&bundled.name, bundled.fingerprint) {
@@ -185,17 +191,20 @@ fn register() -> std::result::Result<(), String> {
     recstore_bridge::register_ops().map_err(|error| error.to_string())
 }
 
-fn open_program(directory: &Path, manifest: &Manifest, tables: &[OpenTable]) -> Result<UniquePtr<Program>> {
+fn open_program(
+    directory: &Directory,
+    manifest: &Manifest,
+    tables: &[OpenTable],
+    operators: &Operators,
+) -> Result<UniquePtr<Program>> {
     let no_graph =
-        || Error::unfit(directory, "it has no graph: only torch's own program, which needs Python");
+        || Error::unfit(directory.path(), "it has no graph: only torch's own program, which needs Python");
     let graph = manifest.read_file(directory, GRAPH)?.ok_or_else(no_graph)?;
-    let unfit = |reason: String| Error::unfit(&directory.join(GRAPH), reason);
-    let graph = graph::parse(&graph).map_err(unfit)?;
-    let (taken, expected) = (graph.inputs, manifest.inputs.len());
-    if taken != expected {
-        return Err(unfit(format!("it takes {taken} tensors, its manifest says {expected}")));
-    }
-    let (path, bytes) = (directory.join(STATE), manifest.read_file(directory, STATE)?.unwrap_or_default());
+    let unfit = |reason: String| Error::unfit(&directory.path().join(GRAPH), reason);
+    let (inputs, outputs) = (manifest.inputs.len(), manifest.outputs.len());
+    let graph = graph::parse(&graph, inputs, outputs, operators).map_err(unfit)?;
+    let (path, bytes) =
+        (directory.path().join(STATE), manifest.read_file(directory, STATE)?.unwrap_or_default());
     let state = State::parse(&path, &bytes)?;
     let handles = handles_of(tables);
     let tensors = graph.state.iter().map(|name| match handles.get(name.as_str()) {
@@ -204,6 +213,6 @@ fn open_program(directory: &Path, manifest: &Manifest, tables: &[OpenTable]) -> 
     });
     let tensors = tensors.collect::<Result<Vec<_>>>()?;
     let views: Vec<_> = tensors.iter().map(StateTensor::view).collect();
-    let made = new_program(&views, graph.inputs, &graph.calls, &graph.outputs);
+    let made = new_program(&views, inputs, &graph.calls, &graph.outputs);
     made.map_err(|error| unfit(error.to_string()))
 }

@@ -120,11 +120,30 @@ pub(crate) unsafe extern "C" fn recstore_bundle_open(
     directory: *const c_char,
     memory: *const c_char,
 ) -> *mut CBundle {
+    // SAFETY: 1. the caller's.
+    unsafe { recstore_bundle_open_with(directory, memory, ptr::null(), 0) }
+}
+
+/// See the header.
+///
+/// # Safety
+/// `directory`, `memory` and the `operators`, as many as it is said, are null or texts that end with a zero.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn recstore_bundle_open_with(
+    directory: *const c_char,
+    memory: *const c_char,
+    operators: *const *const c_char,
+    num_operators: usize,
+) -> *mut CBundle {
     let opened = guard(|| {
         // SAFETY: 1. the caller's.
         let (directory, memory) = unsafe { (text(directory)?, text(memory)?) };
+        // SAFETY: 1. the caller's.
+        let operators = unsafe { elements(operators, num_operators)? };
+        // SAFETY: 1. the caller's.
+        let operators: Result<Vec<_>> = operators.iter().map(|&name| unsafe { text(name) }).collect();
         let memory: FrozenMemory = memory.parse()?;
-        let bundle = Bundle::open_in(Path::new(directory), memory)?;
+        let bundle = Bundle::open_with(Path::new(directory), memory, &operators?)?;
         let (inputs, outputs) = (names_of(bundle.inputs()), names_of(bundle.outputs()));
         Ok(Box::new(CBundle { bundle, inputs, outputs }))
     });
@@ -280,6 +299,14 @@ mod tests {
         // SAFETY: 1. texts of this program.
         let opened = unsafe { recstore_bundle_open(c"/nowhere".as_ptr(), c"flying".as_ptr()) };
         assert!(opened.is_null() && last_error().contains("flying"));
+        let operators = [c"mine".as_ptr(), ptr::null()];
+        for (count, told) in [(1, "\"mine\" names no operator"), (2, "a text is missing")] {
+            // SAFETY: 1. texts of this program, and null, which is allowed.
+            let opened = unsafe {
+                recstore_bundle_open_with(c"/nowhere".as_ptr(), c"mapped".as_ptr(), operators.as_ptr(), count)
+            };
+            assert!(opened.is_null() && last_error().starts_with(told), "{}", last_error());
+        }
         // SAFETY: 1. null is allowed.
         let given = unsafe { recstore_bundle_run(ptr::null(), ptr::null(), 0) };
         assert!(given.is_null());

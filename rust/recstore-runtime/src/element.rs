@@ -63,6 +63,11 @@ impl DType {
         }
     }
 
+    /// Whether bytes can be elements: those of bools are 0 and 1.
+    pub(crate) fn has(self, bytes: &[u8]) -> bool {
+        self != Self::Bool || bytes.iter().all(|&byte| byte <= 1)
+    }
+
     pub(crate) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|each| each.name() == name)
     }

@@ -1,6 +1,9 @@
 //! Why a bundle cannot be opened or does not answer.
 
+use std::io;
 use std::path::{Path, PathBuf};
+
+use recstore::FileError;
 
 /// What fails here.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +52,11 @@ pub type Result<T> = std::result::Result<T, Error>;
 impl Error {
     pub(crate) fn unfit(path: &Path, reason: impl Into<String>) -> Self {
         Self::Unfit { path: path.to_owned(), reason: reason.into() }
+    }
+
+    /// A file of a bundle that cannot be opened or read.
+    pub(crate) fn unreadable(path: &Path, error: &io::Error) -> Self {
+        Self::damaged(path, FileError::at(path, error).reason)
     }
 
     pub(crate) fn damaged(path: &Path, reason: impl Into<String>) -> Self {

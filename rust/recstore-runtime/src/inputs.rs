@@ -27,7 +27,7 @@ impl<'a> Input<'a> {
     /// Takes bytes as a tensor of a type and shape.
     ///
     /// # Errors
-    /// [`Error::Input`]: they are not as many as the shape has, or not aligned as the type needs.
+    /// [`Error::Input`]: they are not as many as the shape has, not aligned as the type needs, or no bools.
     pub fn of_bytes(dtype: DType, bytes: &'a [u8], shape: &'a [i64]) -> Result<Self> {
         let size = |bytes: usize, &size: &i64| bytes.checked_mul(usize::try_from(size).ok()?);
         let needed = shape.iter().try_fold(dtype.size(), size);
@@ -38,18 +38,21 @@ impl<'a> Input<'a> {
                 bytes.len()
             )));
         }
-        if !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
+        if !bytes.is_empty() && !bytes.as_ptr().addr().is_multiple_of(dtype.size()) {
             return Err(Error::Input(format!(
                 "{} tensors must begin at a multiple of {}",
                 dtype.name(),
                 dtype.size()
             )));
         }
+        if !dtype.has(bytes) {
+            return Err(Error::Input("bool tensors have bytes of 0 and 1 alone".to_owned()));
+        }
         Ok(Self { dtype, shape, bytes })
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        View { dtype: self.dtype.name(), shape: self.shape, bytes: self.bytes }
+        View { dtype: self.dtype.name(), shape: self.shape, bytes: self.bytes, is_handle: false }
     }
 }
 

@@ -21,6 +21,7 @@ mod error;
 mod graph;
 mod inputs;
 mod manifest;
+mod operators;
 mod program;
 mod state;
 

@@ -1,9 +1,9 @@
 //! What the manifest of a bundle says: its files, its tables, and what its program takes and gives.
 
-use std::collections::BTreeMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
 
+use recstore::{Directory, FileError};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -14,6 +14,9 @@ use crate::error::{Error, Result};
 const NAME: &str = "manifest.json";
 const FORMAT: &str = "recstore bundle";
 const VERSION: u64 = 2;
+const MAX_BYTES: u64 = 64 << 20;
+/// The files of a program.
+const FILES: [&str; 4] = ["program.pt2", "graph.json", "state.safetensors", "compiled.pt2"];
 
 /// A tensor that a bundle takes or gives.
 #[derive(Debug, Clone, Deserialize)]
@@ -27,6 +30,14 @@ pub struct Described {
     pub shape: Vec<i64>,
     /// The names of sizes that vary. Sizes of one name are equal in every call.
     pub sizes: Vec<Option<String>>,
+}
+
+impl Described {
+    /// Whether the sizes that vary have names, and they alone.
+    fn has_whole_sizes(&self) -> bool {
+        let fits = |(&size, name): (&i64, &Option<String>)| size >= -1 && (size == -1) == name.is_some();
+        self.shape.len() == self.sizes.len() && self.shape.iter().zip(&self.sizes).all(fits)
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -45,37 +56,69 @@ struct Sum {
     crc32: u32,
 }
 
-/// What is read of a manifest.
 #[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct Manifest {
+    #[serde(rename = "torch")]
+    _torch: String,
+    #[serde(rename = "recstore_ops")]
+    _recstore_ops: String,
     files: BTreeMap<String, Sum>,
     pub(crate) tables: Vec<BundledTable>,
-    #[serde(default)]
     pub(crate) inputs: Vec<Described>,
-    #[serde(default)]
     pub(crate) outputs: Vec<Described>,
+    #[serde(rename = "compiled_for")]
+    _compiled_for: Option<String>,
 }
 
 impl Manifest {
-    pub(crate) fn read(directory: &Path) -> Result<Self> {
-        let path = directory.join(NAME);
-        let text = match fs::read(&path) {
-            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
-            Err(error) => return Err(Error::unfit(directory, format!("it is no bundle: {NAME}: {error}"))),
-        };
+    pub(crate) fn read(directory: &Directory) -> Result<Self> {
+        let path = directory.path().join(NAME);
+        let bytes = directory.read(NAME, MAX_BYTES).map_err(|error| {
+            let reason = FileError::at(&path, &error).reason;
+            Error::unfit(directory.path(), format!("it is no bundle: {NAME}: {reason}"))
+        })?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
         let fields = checked_json::parse(&text, &path, FORMAT, VERSION)?;
         for tensors in ["inputs", "outputs"] {
             check_tensors(&path, tensors, fields.get(tensors))?;
         }
-        serde_json::from_value(Value::Object(fields))
-            .map_err(|error| Error::damaged(&path, error.to_string()))
+        let manifest: Self = serde_json::from_value(Value::Object(fields))
+            .map_err(|error| Error::damaged(&path, error.to_string()))?;
+        manifest.check().map_err(|reason| Error::damaged(&path, reason))?;
+        Ok(manifest)
+    }
+
+    /// Says which of its parts is none that bundles have.
+    fn check(&self) -> std::result::Result<(), String> {
+        if let Some(name) = self.files.keys().find(|name| !FILES.contains(&name.as_str())) {
+            return Err(format!("{name:?} is no file of a bundle"));
+        }
+        if let Some(table) = self.tables.iter().find(|table| !is_file_of_a_table(&table.file)) {
+            return Err(format!("{:?} is no file of a table", table.file));
+        }
+        if self.files.contains_key("graph.json") != self.files.contains_key("state.safetensors") {
+            return Err("it has one of graph.json and state.safetensors".to_owned());
+        }
+        let tables = self.tables.iter();
+        check_different("a name of its tables", tables.clone().map(|table| &table.name))?;
+        check_different("a file of its tables", tables.clone().map(|table| &table.file))?;
+        check_different("a constant of its tables", tables.flat_map(|table| &table.constants))?;
+        check_different("an input", self.inputs.iter().map(|tensor| &tensor.name))?;
+        match self.inputs.iter().chain(&self.outputs).find(|tensor| !tensor.has_whole_sizes()) {
+            Some(tensor) => {
+                let Described { name, shape, sizes, .. } = tensor;
+                Err(format!("{name:?} has shape {shape:?} with the names {sizes:?}"))
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns the bytes of a file of the program, None if the bundle has none of that name.
-    pub(crate) fn read_file(&self, directory: &Path, name: &str) -> Result<Option<Vec<u8>>> {
+    pub(crate) fn read_file(&self, directory: &Directory, name: &str) -> Result<Option<Vec<u8>>> {
         let Some(expected) = self.files.get(name) else { return Ok(None) };
-        let path: PathBuf = directory.join(name);
-        let bytes = fs::read(&path).map_err(|error| Error::damaged(&path, error.to_string()))?;
+        let path = directory.path().join(name);
+        let bytes = directory.read(name, expected.bytes).map_err(|error| Error::unreadable(&path, &error))?;
         let found = Sum { bytes: bytes.len() as u64, crc32: crc32fast::hash(&bytes) };
         if found != *expected {
             let told = |sum: &Sum| format!("{} bytes with checksum {:08x}", sum.bytes, sum.crc32);
@@ -84,6 +127,21 @@ impl Manifest {
         }
         Ok(Some(bytes))
     }
+}
+
+fn check_different<'a>(
+    what: &str,
+    names: impl Iterator<Item = &'a String>,
+) -> std::result::Result<(), String> {
+    let mut known = HashSet::new();
+    let twice = names.into_iter().find(|name| !known.insert(name.as_str()));
+    twice.map_or(Ok(()), |name| Err(format!("it has {what} twice, {name:?}")))
+}
+
+/// Whether a name is `tables/N.safetensors`.
+fn is_file_of_a_table(name: &str) -> bool {
+    let number = name.strip_prefix("tables/").and_then(|rest| rest.strip_suffix(".safetensors"));
+    number.is_some_and(|digits| !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit()))
 }
 
 /// Says which of the tensors is none that this runtime can take or give.

@@ -9,13 +9,13 @@ pub fn set_num_threads(threads: usize) {
     ffi::set_num_threads(threads.max(1));
 }
 
-// SAFETY: 1. a program changes nothing after it was made; each run has values of its own, and libtorch's operators may
-// be called from any thread.
+// SAFETY: 1. a program changes nothing after it was made: no operator of it writes to an argument. Each run has values
+// of its own, and libtorch's operators may be called from any thread.
 unsafe impl Send for Program {}
 // SAFETY: 1. as for `Send`.
 unsafe impl Sync for Program {}
 
-// SAFETY: 1. a kept tensor is only read, and libtorch counts its references atomically.
+// SAFETY: 1. a kept tensor alone holds its memory, and it is only read.
 unsafe impl Send for Kept {}
 // SAFETY: 1. as for `Send`.
 unsafe impl Sync for Kept {}
@@ -52,6 +52,8 @@ mod ffi {
     struct Call {
         name: String,
         overload: String,
+        /// What the operator must have; empty for what the caller allowed.
+        schema: String,
         positional: usize,
         keys: Vec<String>,
         arguments: Vec<Argument>,
@@ -62,11 +64,13 @@ mod ffi {
         dtype: &'a str,
         shape: &'a [i64],
         bytes: &'a [u8],
+        /// Whether it is the handle of a table.
+        is_handle: bool,
     }
 
     // SAFETY:
     // 1. `new_program` copies the tensors of the state; `run` reads inputs only before it returns.
-    // 2. What `Kept` gives lives as long as it does.
+    // 2. What `Kept` gives lives as long as it does, and is of no memory of the inputs or the state.
     // 3. Views were checked: their bytes are as many as their shape and type need, and aligned to the type.
     unsafe extern "C++" {
         include!("recstore-runtime/cpp/program.h");
@@ -79,11 +83,11 @@ mod ffi {
             state: &[View],
             inputs: usize,
             calls: &[Call],
-            outputs: &[Argument],
+            outputs: &[usize],
         ) -> Result<UniquePtr<Program>>;
         fn run(self: &Program, inputs: &[View]) -> Result<UniquePtr<Given>>;
 
-        fn get(self: &Given, place: usize) -> Result<UniquePtr<Kept>>;
+        fn take(self: Pin<&mut Given>, place: usize) -> Result<UniquePtr<Kept>>;
 
         fn dtype(self: &Kept) -> &str;
         fn shape(self: &Kept) -> &[i64];

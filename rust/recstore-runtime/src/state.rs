@@ -13,17 +13,18 @@ pub(crate) struct StateTensor<'a> {
     shape: Vec<i64>,
     dtype: &'static str,
     bytes: &'a [u8],
+    is_handle: bool,
 }
 
 impl<'a> StateTensor<'a> {
     /// The words of a table's handle.
     pub(crate) fn of_words(words: &'a [i64]) -> Self {
         let dtype = DType::Int64.name();
-        Self { shape: vec![words.len() as i64], dtype, bytes: bytemuck::cast_slice(words) }
+        Self { shape: vec![words.len() as i64], dtype, bytes: bytemuck::cast_slice(words), is_handle: true }
     }
 
     pub(crate) fn view(&self) -> View<'_> {
-        View { dtype: self.dtype, shape: &self.shape, bytes: self.bytes }
+        View { dtype: self.dtype, shape: &self.shape, bytes: self.bytes, is_handle: self.is_handle }
     }
 }
 
@@ -43,11 +44,15 @@ impl<'a> State<'a> {
         let found =
             self.tensors.tensor(name).map_err(|error| Error::damaged(self.path, error.to_string()))?;
         let shape = found.shape().iter().map(|&size| size as i64).collect();
-        Ok(StateTensor { shape, dtype: self.type_of(name, found.dtype())?, bytes: found.data() })
+        let dtype = self.type_of(name, found.dtype())?;
+        if !dtype.has(found.data()) {
+            return Err(Error::damaged(self.path, format!("its tensor {name} has bytes that are no bools")));
+        }
+        Ok(StateTensor { shape, dtype: dtype.name(), bytes: found.data(), is_handle: false })
     }
 
-    fn type_of(&self, name: &str, dtype: Dtype) -> Result<&'static str> {
-        let known = match dtype {
+    fn type_of(&self, name: &str, dtype: Dtype) -> Result<DType> {
+        Ok(match dtype {
             Dtype::F32 => DType::Float32,
             Dtype::F64 => DType::Float64,
             Dtype::F16 => DType::Float16,
@@ -62,7 +67,6 @@ impl<'a> State<'a> {
                 let reason = format!("this runtime has no type for its tensor {name}, {other}");
                 return Err(Error::unfit(self.path, reason));
             }
-        };
-        Ok(known.name())
+        })
     }
 }
