@@ -271,12 +271,22 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 runtime: $(TORCH_READY) ## librecstore_runtime, which runs bundles without Python, in target/release
 	cargo build --release --package recstore-runtime
 
-# What tests/python/test_runtime.py runs.
+# What tests/python/test_runtime*.py run.
 .PHONY: runtime-examples
 runtime-examples: $(TORCH_READY)
-	cargo build --quiet $(LINKED_CRATES) --lib --example predict
-	built="$${CARGO_TARGET_DIR:-target}"/debug; $(CXX) -std=c++17 -Wall -Wextra -Werror examples/predict.cpp -o $$built/predict_cpp \
-	  -Irust/recstore-runtime/include -L$$built -lrecstore_runtime -Wl,-rpath,'$$ORIGIN' -Wl,--allow-shlib-undefined
+	cargo build --quiet $(LINKED_CRATES) --lib --example predict --example run_programs
+	built="$${CARGO_TARGET_DIR:-target}"/debug; for source in examples/predict tests/programs/run_programs; do \
+	  $(CXX) -std=c++17 -g -Wall -Wextra -Werror $$source.cpp -o $$built/$$(basename $$source)_cpp \
+	    -Irust/recstore-runtime/include -L$$built -lrecstore_runtime -Wl,-rpath,'$$ORIGIN' -Wl,--allow-shlib-undefined; \
+	done
+
+# A runner of bundles whose Rust and C++ AddressSanitizer watches.
+.PHONY: runtime-sanitized
+runtime-sanitized: $(TORCH_READY)
+	host=$$(rustc -vV | sed -n 's/^host: //p'); built="$${CARGO_TARGET_DIR:-target}"/sanitized; \
+	  RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address CXXFLAGS="$(CXXFLAGS) -fsanitize=address" \
+	    cargo build --quiet --package recstore-runtime --example run_programs --target $$host --target-dir $$built; \
+	  cp $$built/$$host/debug/examples/run_programs $$built/
 
 # Wheels for Linux are linked against the symbols of an older glibc and C++ library than those of this machine.
 ifeq ($(shell uname),Linux)

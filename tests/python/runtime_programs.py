@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import graph_programs
 import numpy as np
 import pytest
 import torch
@@ -35,15 +36,13 @@ class Runtime:
 
     Attributes:
         programs: by their languages.
+        runners: those that answer with many bundles in one process, see `graph_programs`.
     """
 
     def __init__(self) -> None:
-        built = subprocess.run(
-            ["make", "--silent", "runtime-examples"], cwd=_ROOT, capture_output=True, text=True, check=False
-        )
-        assert built.returncode == 0, built.stderr
-        folder = Path(os.environ.get("CARGO_TARGET_DIR", _ROOT / "target")) / "debug"
+        folder = _made("runtime-examples") / "debug"
         self.programs = {"Rust": folder / "examples" / "predict", "C++": folder / "predict_cpp"}
+        self.runners = {"rust": folder / "examples" / "run_programs", "cpp": folder / "run_programs_cpp"}
 
     def ask(self, language: str, bundle: Path, inputs: Sequence[Tensor], folder: Path) -> Answer:
         """Runs a program, with files in a folder of its own."""
@@ -58,11 +57,35 @@ class Runtime:
         tensors = [_read(taken / f"{output['name']}.bin", output["dtype"]) for output in outputs]
         return Answer(ended.returncode, ended.stdout + ended.stderr, tensors)
 
+    def answers(
+        self, language: str, programs: Sequence[Path], *, operators: Sequence[str] = (), under: Sequence[str] = ()
+    ) -> list[graph_programs.Answer]:
+        """What a runner answers to programs that may call these operators too, under a command that watches it."""
+        command = [*under, str(self.runners[language])]
+        return graph_programs.answers(command, language, programs, operators, env=_environment())
+
+    def sanitized_answers(self, programs: Sequence[Path]) -> list[graph_programs.Answer]:
+        """What the runner in Rust answers while AddressSanitizer watches the runtime."""
+        runner = _made("runtime-sanitized") / "sanitized" / "run_programs"
+        # What libtorch keeps until the process ends is no leak.
+        environment = _environment() | {"ASAN_OPTIONS": "detect_leaks=0"}
+        return graph_programs.answers([str(runner)], "rust", programs, env=environment)
+
     def run(self, language: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
         """Runs a program with as many threads as this process has."""
-        environment = {"LD_LIBRARY_PATH": str(_LIBRARIES), "OMP_NUM_THREADS": str(torch.get_num_threads())}
         command = [str(self.programs[language]), *map(str, arguments)]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run(command, env=_environment(), capture_output=True, text=True, timeout=120, check=False)
+
+
+def _made(target: str) -> Path:
+    """Makes a target of the Makefile and returns the folder of what was built."""
+    built = subprocess.run(["make", "--silent", target], cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return Path(os.environ.get("CARGO_TARGET_DIR", _ROOT / "target"))
+
+
+def _environment() -> dict[str, str]:
+    return {"LD_LIBRARY_PATH": str(_LIBRARIES), "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
 def _read(file: Path, dtype: str) -> Tensor:

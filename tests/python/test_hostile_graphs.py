@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from bundle_files import changed_graph
+from misfit_kernels import MISFITS, misfit_calls
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -273,53 +274,9 @@ def test_a_graph_meets_no_table_of_the_process(table_name: TableName, tmp_path: 
     assert user(torch.arange(6)).equal(before)
 
 
-W = [torch.rand(12, 4), torch.rand(12, 3), torch.rand(12), torch.rand(12)]
-BAGS = [False, 0, False, None, False, None]
-RNN = [True, 1, {"float": "0.0"}, False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("name", "tensors", "arguments"),
-    [
-        ("scaled_dot_product_attention.default", [torch.ones(1, 4, 8), torch.ones(1, 2, 8), torch.ones(1, 9, 8)], []),
-        ("repeat_interleave.Tensor", [torch.tensor([(1 << 63) - 1, (1 << 63) - 1, 8])], []),
-        ("repeat_interleave.self_Tensor", [torch.rand(3), torch.tensor([(1 << 63) - 1, (1 << 63) - 1, 8])], []),
-        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.arange(4), torch.tensor([0, 3, 1])], BAGS),
-        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.arange(4), torch.tensor([0, 600])], BAGS),
-        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.arange(6), torch.tensor([0, 2])], BAGS),
-        ("embedding_bag.padding_idx", [torch.rand(5, 4), torch.tensor(1), torch.tensor([0])], BAGS),
-        ("_pad_circular.default", [torch.rand(1, 4, 4)], [[-1, -1]]),
-        ("norm_except_dim.default", [torch.rand(0, 4)], []),
-        ("_weight_norm.default", [torch.rand(4, 4), torch.rand(1, 1)], []),
-        (
-            "_native_batch_norm_legit_no_training.default",
-            [torch.rand(2, 9), torch.ones(1), torch.ones(9), torch.zeros(9), torch.ones(9)],
-            [{"float": "0.1"}, {"float": "1e-05"}],
-        ),
-        ("lstm.input", [torch.rand(9, 3, 4), [torch.rand(1, 1, 3)] * 2, W], RNN),
-        ("lstm.input", [torch.rand(2, 3, 40), [torch.rand(1, 2, 3)] * 2, W], RNN),
-        ("lstm.input", [torch.rand(2, 3, 4), [torch.rand(1, 2, 3)] * 2, [*W[:2], W[2][:1], W[3]]], RNN),
-        ("lstm.input", [torch.rand(2, 3, 4), [torch.rand(1, 2, 3)] * 2, W[:2]], RNN),
-        ("lstm.input", [torch.rand(2, 3, 4), [torch.rand(1, 2, 3)] * 2, [each.double() for each in W]], RNN),
-        ("gru.input", [torch.rand(2, 3, 4), torch.rand(1, 2, 3), [each[:1] for each in W]], RNN),
-        ("gru.input", [torch.rand(2, 3, 4), torch.rand(1, 2, 3), []], RNN),
-        ("rnn_tanh.input", [torch.rand(4), torch.rand(3), [each[:3] for each in W]], RNN),
-        ("gru_cell.default", [torch.rand(2, 4), torch.rand(2, 3), *(each[:1] for each in W)], []),
-        ("lstm_cell.default", [torch.rand(2, 4), [torch.rand(1, 3)] * 2, *W], []),
-    ],
-)
+@pytest.mark.parametrize(("name", "tensors", "arguments"), MISFITS)
 def test_kernels_are_given_what_fits(name: str, tensors: list[Any], arguments: list[Any]) -> None:
-    """Arguments by which kernels of torch read beyond tensors, or end the process."""
-    flat: list[Tensor] = []
-    numbered: list[Any] = []
-    for each in tensors:
-        held = each if isinstance(each, list) else [each]
-        places = [{"value": len(flat) + place} for place in range(len(held))]
-        numbered.append(places if isinstance(each, list) else places[0])
-        flat += held
-    calls: list[Any] = [[f"aten::{name}", numbered + arguments, {}]]
-    if name.startswith(("lstm", "gru.", "rnn", "_native", "embedding_bag")):
-        calls.append(["operator.getitem", [{"value": len(flat)}, 0], {}])
+    calls, flat = misfit_calls(name, tensors, arguments)
     out, arity = {"value": len(flat) + len(calls) - 1}, spec("builtins.tuple", count=len(flat))
     run = Graph(graph(calls, [out], inputs=len(flat), in_spec=arity)).bind({})
     with pytest.raises(ValueError, match=rf"aten::{name}: .* do not fit each other"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,8 +135,66 @@ def first_row(path: Path) -> int:
     return 8 + length + json.loads(data[8 : 8 + length])["rows"]["data_offsets"][0]
 
 
+def linked(path: Path) -> None:
+    """Puts a link in place of a file, to the file."""
+    path.rename(path.with_suffix(".moved"))
+    path.symlink_to(path.with_suffix(".moved"))
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def of_manifest(bundle: Path, field: str) -> Any:
+    return json.loads((bundle / NAME).read_text())[field]
+
+
 TABLE = "tables/0.safetensors"
-DAMAGE = {
+REPLACED = {
+    f"{how} as {name}": (lambda bundle, put=put, name=name: put(bundle / name), f"{name}{between}{reason}")
+    for name, between in ((NAME, ": "), (GRAPH, " is damaged: "), (STATE, " is damaged: "), (TABLE, " is damaged: "))
+    for how, put, reason in (
+        ("a link", linked, "it is a symbolic link"),
+        ("a FIFO", fifo, "it is a FIFO"),
+        ("a directory", folder, "it is a directory"),
+    )
+}
+DAMAGE = REPLACED | {
+    "a linked folder": (lambda bundle: linked(bundle / "tables"), f"{TABLE} is damaged: "),
+    "an unknown field": (lambda bundle: changed(bundle / NAME, code="x"), f"{NAME} is damaged: unknown field `code`"),
+    "a file elsewhere": (
+        lambda bundle: changed(bundle / NAME, files=of_manifest(bundle, "files") | {"../x": {"bytes": 0, "crc32": 0}}),
+        f'{NAME} is damaged: "../x" is no file of a bundle',
+    ),
+    "a table elsewhere": (
+        lambda bundle: changed(
+            bundle / NAME, tables=[{**of_manifest(bundle, "tables")[0], "file": "tables/../../0.safetensors"}]
+        ),
+        f'{NAME} is damaged: "tables/../../0.safetensors" is no file of a table',
+    ),
+    "a size without a name": (
+        lambda bundle: changed(bundle / NAME, inputs=[{**of_manifest(bundle, "inputs")[0], "sizes": []}]),
+        f'{NAME} is damaged: "ids" has shape [-1, 2] with the names []',
+    ),
+    "a constant of two tables": (
+        lambda bundle: changed(
+            bundle / NAME,
+            tables=[{**table, "constants": ["c"]} for table in of_manifest(bundle, "tables")],
+        ),
+        f'{NAME} is damaged: it has a constant of its tables twice, "c"',
+    ),
+    "no outputs": (lambda bundle: changed(bundle / NAME, outputs=[]), f"{GRAPH}: it gives 1 tensors, its manifest"),
+    "a graph without an end": (lambda bundle: rewritten(bundle, GRAPH, "[" * 100_000), f"{GRAPH}: "),
+    "a deep manifest": (
+        lambda bundle: (bundle / NAME).write_text('{"a":' * 100_000),
+        f"{NAME} is damaged: recursion limit exceeded",
+    ),
     "no manifest": (lambda bundle: (bundle / NAME).unlink(), "it is no bundle: manifest.json"),
     "another directory": (lambda bundle: (bundle / NAME).write_text("{}"), f"{NAME} is damaged: its checksum"),
     "flipped manifest": (lambda bundle: flipped(bundle / NAME), f"{NAME} is damaged"),
@@ -145,7 +205,7 @@ DAMAGE = {
         lambda bundle: (bundle / STATE).write_bytes((bundle / STATE).read_bytes()[:-1]),
         f"{STATE} is damaged",
     ),
-    "no table": (lambda bundle: (bundle / TABLE).unlink(), f"{TABLE}: "),
+    "no table": (lambda bundle: (bundle / TABLE).unlink(), f"{TABLE} is damaged: "),
     "cut table": (lambda bundle: (bundle / TABLE).write_bytes((bundle / TABLE).read_bytes()[:-1]), f"{TABLE}: "),
     "another's table": (
         lambda bundle: shutil.copy(bundle / "tables/1.safetensors", bundle / TABLE),
@@ -154,7 +214,7 @@ DAMAGE = {
     "flipped rows": (lambda bundle: flipped(bundle / TABLE, first_row(bundle / TABLE)), "checksum"),
     "unknown operator": (
         lambda bundle: rewritten(bundle, GRAPH, (bundle / GRAPH).read_text().replace("aten::relu.", "aten::rule.")),
-        "this libtorch has no operator aten::rule.default",
+        "aten::rule.default: graphs may not call it",
     ),
     "unknown argument": (
         lambda bundle: rewritten(
@@ -189,6 +249,29 @@ def test_a_bundle_that_is_damaged_is_refused_with_file_and_reason(
     (told,) = said
     assert reason in told
     assert "internal" not in told
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", ".x", "", "a/b", "..", "a b"])
+def test_no_output_is_written_elsewhere(runtime: Runtime, bundle: Path, tmp_path: Path, name: str) -> None:
+    (output,) = of_manifest(bundle, "outputs")
+    changed(bundle / NAME, outputs=[{**output, "name": name}])
+    for folder in ("in", "out"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "in/ids.bin").write_bytes(IDS.numpy().tobytes())
+    before = sorted(tmp_path.rglob("*"))
+    for language in LANGUAGES:
+        ended = runtime.run(language, bundle, tmp_path / "in", tmp_path / "out")
+        assert ended.returncode == 1
+        assert ended.stderr == f"predict: the name of a tensor is none of a file: {name}\n"
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_size_of_no_row_is_no_division(runtime: Runtime, bundle: Path, tmp_path: Path) -> None:
+    (ids,) = of_manifest(bundle, "inputs")
+    for place, shape in enumerate(([-1, 0], [-1, 2**62, 4])):
+        changed(bundle / NAME, inputs=[{**ids, "shape": shape, "sizes": ["B", *[None] * (len(shape) - 1)]}])
+        (tmp_path / str(place)).mkdir()
+        assert refused(runtime, bundle, [IDS], tmp_path / str(place)) != ""
 
 
 def test_a_bundle_with_control_flow_needs_python(runtime: Runtime, bundle: Path, tmp_path: Path) -> None:

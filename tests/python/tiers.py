@@ -53,7 +53,15 @@ def check_made() -> Generator[None, Made, Made]:
 
 
 LONGEST = (
-    *("train_resume", "follow_files", "embedding_bag_collection", "servers_soak", "exported_runs", "train_command"),
+    *(
+        "runtime_graphs",
+        "train_resume",
+        "follow_files",
+        "embedding_bag_collection",
+        "servers_soak",
+        "exported_runs",
+        "train_command",
+    ),
     *("train_on_ranks", "formats_text", "compile", "serve_directories", "determinism", "train_with_servers"),
     *("init_from", "lifecycle", "parity", "row_groups", "following", "ray", "first_calls", "training_figures"),
     *("datasets", "store_model", "operations_page", "servers", "torch_options", "replicas", "run_directory", "docs"),
