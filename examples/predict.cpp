@@ -2,8 +2,7 @@
 //
 //     predict BUNDLE INPUTS OUTPUTS
 //
-// Reads INPUTS/<name>.bin for each tensor that the bundle takes, its elements one behind the other, and writes
-// OUTPUTS/<name>.bin for each that it gives.
+// Reads the elements of each tensor that the bundle takes, INPUTS/<name>.bin, and writes OUTPUTS/<name>.bin.
 
 #include <recstore_runtime.h>
 
@@ -31,7 +30,7 @@ std::vector<char> read(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
-// The file of a tensor in a folder. A name that leads elsewhere is refused: names are those that a bundle says.
+// The file of a tensor in a folder. A bundle says its names, so one that could lead elsewhere is refused.
 std::string file_of(const std::string& folder, const std::string& name) {
   constexpr char kLetters[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-.";
   if (name.empty() || name.front() == '.' || name.find_first_not_of(kLetters) != std::string::npos) {
@@ -60,10 +59,6 @@ void predict(const std::string& directory, const std::string& inputs, const std:
   if (!bundle) {
     throw std::runtime_error(recstore_last_error());
   }
-  std::vector<std::string> paths;
-  for (std::size_t place = 0; place < recstore_bundle_num_outputs(bundle.get()); ++place) {
-    paths.push_back(file_of(outputs, recstore_bundle_output(bundle.get(), place).name));
-  }
   std::vector<recstore_tensor> tensors;
   std::vector<std::vector<char>> files;
   std::vector<std::vector<int64_t>> shapes;
@@ -80,9 +75,9 @@ void predict(const std::string& directory, const std::string& inputs, const std:
   if (!given) {
     throw std::runtime_error(recstore_last_error());
   }
-  for (std::size_t place = 0; place < paths.size(); ++place) {
+  for (std::size_t place = 0; place < recstore_bundle_num_outputs(bundle.get()); ++place) {
     const recstore_tensor tensor = recstore_outputs_get(given.get(), place);
-    std::ofstream file(paths[place], std::ios::binary);
+    std::ofstream file(file_of(outputs, tensor.name), std::ios::binary);
     file.write(static_cast<const char*>(tensor.data), static_cast<std::streamsize>(tensor.bytes));
     std::cout << tensor.name << ": " << tensor.bytes << " bytes\n";
   }

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.tier("test")
 ops = torch.ops.recstore
 ROOT = Path(__file__).parents[2]
 
-# What Rust writes as people do: numbers and names in brackets, times, and names of kinds without values.
+# What Rust writes as people do: numbers and names in brackets, names that a file says in quotes, times, and names of
+# kinds without values.
 LISTS = {
     "rust/recstore/src/error.rs": {"{registered:?}"},
     "rust/recstore-ps/src/asynchronous/error.rs": {"{waited:?}"},
@@ -34,6 +35,8 @@ LISTS = {
     "rust/recstore/src/rows/made_ids/mod.rs": {"{sizes:?}"},
     "rust/recstore/src/disk/directory/name.rs": {"{:?}"},
     "rust/recstore-runtime/src/inputs.rs": {"{shape:?}", "{:?}"},
+    "rust/recstore-runtime/src/manifest.rs": {"{:?}", "{name:?}", "{shape:?}", "{sizes:?}"},
+    "rust/recstore-runtime/src/operators.rs": {"{name:?}"},
     "cxx_bridge/src/kernels.rs": {"{issued:?}", "{names:?}"},
 }
 

@@ -241,7 +241,8 @@ mod tests {
             let found = refused(&whole.replace(from, to));
             assert!(found.contains(told), "{found}");
         }
-        assert!(refused(&text(&"[".repeat(100_000), "[]")).contains("recursion limit"));
+        let deep = format!(r#"[["aten::relu", {}"#, "[".repeat(100_000));
+        assert!(refused(&text(&deep, "[]")).contains("recursion limit"));
         let beyond = parse(text("[]", r#"[{"value": 1}]"#).as_bytes(), 1, 1, &allowed()).err().unwrap();
         assert_eq!(beyond, "it gives value 1, there are 1");
     }
