@@ -181,6 +181,16 @@ def test_a_manifest_of_other_json_is_damaged(bundle: Path, text: str) -> None:
     assert "manifest.json is damaged: " in refusal_of(bundle)
 
 
+def test_a_manifest_of_many_names_is_read_in_one_pass(bundle: Path) -> None:
+    """Names that are compared each with each would take an hour."""
+    tables = json.loads((bundle / "manifest.json").read_text())["tables"]
+    tables[0]["constants"] += [f"constant {number}" for number in range(300_000)]
+    changed_manifest(bundle, tables=tables)
+    started = time.monotonic()
+    refusal_of(bundle)
+    assert time.monotonic() - started < 60
+
+
 def test_each_byte_of_a_manifest_counts(bundle: Path) -> None:
     content = (bundle / "manifest.json").read_bytes()
     same = Manifest.read(bundle)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -165,6 +166,12 @@ def test_clients_show_certificates(bundle: Path, files: Path) -> None:
             ("--tls-certificate", "server.pem", "--tls-key", "server.pem", "--tls-client-ca", "token"),
             "token: no certificates of authorities: ",
         ),
+        (
+            ("--tls-certificate", "server.pem", "--tls-key", "server.pem", "--tls-client-ca", "fifo"),
+            "fifo: it is no regular file",
+        ),
+        (("--tls-certificate", "fifo", "--tls-key", "server.pem"), "fifo: it is no regular file"),
+        (("--tls-certificate", "server.pem", "--tls-key", "fifo"), "fifo: it is no regular file"),
         (("--token-file", "empty"), "empty: the token is empty"),
         (("--token-file", "missing"), "missing"),
         (("--max-body", 5, "--max-pending-bytes", 4), "--max-pending-bytes 4 has no room for one request"),
@@ -172,6 +179,8 @@ def test_clients_show_certificates(bundle: Path, files: Path) -> None:
 )
 def test_starts_that_are_refused(bundle: Path, files: Path, options: tuple[object, ...], message: str) -> None:
     (files / "empty").write_text("\n")
+    if not (files / "fifo").exists():
+        os.mkfifo(files / "fifo")
     refused = run_recstore("serve-model", bundle, "--port", 0, *options, cwd=files)
     assert (refused.returncode, refused.stdout) == (2, "")
     assert refused.stderr.startswith("recstore: ")

@@ -58,6 +58,10 @@ class Access:
         if self.tls is None:
             return None
         certificate, key = self.own_files(self.tls)
+        for path in (certificate, key, *([] if self.tls.ca is None else [Path(self.tls.ca)])):
+            # OpenSSL would wait for the writer of a FIFO, whatever signals say.
+            if path.exists() and not path.is_file():
+                raise ValueError(f"{path}: it is no regular file")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:

@@ -158,9 +158,11 @@ def _manifest(fields: Any) -> Manifest:
 
 
 def _check_different(names: Iterable[str], what: str) -> None:
-    found = list(names)
-    if twice := next((name for name in found if found.count(name) > 1), None):
-        raise ValueError(f"it has {what} twice, {shown(twice)}")
+    found: set[str] = set()
+    for name in names:
+        if name in found:
+            raise ValueError(f"it has {what} twice, {shown(name)}")
+        found.add(name)
 
 
 def _files(value: Any) -> dict[str, dict[str, int]]:

@@ -230,6 +230,16 @@ fn files_that_are_of_no_use_are_named() {
         message(&foreign)
     );
     assert!(message(&missing).starts_with("/missing/key.pem: "), "{}", message(&missing));
+    let fifo = authority.directory.path().join("fifo");
+    let mode = rustix::fs::Mode::from_raw_mode(0o600);
+    rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, mode, 0).unwrap();
+    for identity in [
+        IdentityFiles { key: fifo.clone(), ..identity.clone() },
+        IdentityFiles { certificate: fifo.clone(), ..identity.clone() },
+    ] {
+        let refused = message(&identity);
+        assert_eq!(refused, format!("{}: it is a FIFO, not a regular file", fifo.display()));
+    }
     let untrusting = ClientTls::from_files(&empty, None, None).unwrap_err().to_string();
     assert!(untrusting.ends_with("empty.pem: there is no certificate in it"), "{untrusting}");
     let name = ClientTls::from_files(&authority.ca(), None, Some("no name")).unwrap_err().to_string();

@@ -1,9 +1,12 @@
 //! Encryption of both ports by rustls: certificates and keys come from PEM files.
 
 use std::fmt::Display;
+use std::fs::File;
+use std::io::BufReader;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use recstore::FileError;
 use rustls::crypto::{CryptoProvider, ring};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
@@ -111,7 +114,8 @@ impl ClientTls {
 
 impl IdentityFiles {
     fn read(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), TlsError> {
-        let key = PrivateKeyDer::from_pem_file(&self.key).map_err(refused(&self.key))?;
+        let mut key = opened(&self.key)?;
+        let key = PrivateKeyDer::from_pem_reader(&mut key).map_err(refused(&self.key))?;
         Ok((certificates(&self.certificate)?, key))
     }
 }
@@ -126,12 +130,18 @@ fn name_of(host: &str) -> Result<ServerName<'static>, String> {
 }
 
 fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let found = CertificateDer::pem_file_iter(path).map_err(refused(path))?;
-    let found = found.collect::<Result<Vec<_>, _>>().map_err(refused(path))?;
+    let found = CertificateDer::pem_reader_iter(&mut opened(path)?).collect::<Result<Vec<_>, _>>();
+    let found = found.map_err(refused(path))?;
     match found.is_empty() {
         true => Err(refused(path)("there is no certificate in it")),
         false => Ok(found),
     }
+}
+
+/// Opens a file, which is a regular one: from a FIFO without a writer, a server would read for ever, whatever signals say.
+fn opened(path: &Path) -> Result<BufReader<File>, TlsError> {
+    let opened = recstore::open_file(path);
+    opened.map(BufReader::new).map_err(|error| refused(path)(FileError::at(path, &error).reason))
 }
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
