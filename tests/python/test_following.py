@@ -436,8 +436,13 @@ def test_what_cannot_be_published_is_refused(
         publish(other, (IDS,), publisher.directory)
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("keep me")
-    with pytest.raises(ValueError, match=r"notes is no publication: it has other files and no current\.json"):
+    with pytest.raises(ValueError, match=r"notes is no publication: it has todo\.txt and no current\.json"):
         publish(other, (IDS,), tmp_path / "notes")
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "lost+found").mkdir()
+    (tmp_path / "new" / ".nfs0001").write_text("of the system")
+    publish(other, (IDS,), tmp_path / "new").close()
+    shutil.rmtree(tmp_path / "new")
     with pytest.raises(ValueError, match="interval must be 0 or more seconds, got -1"):
         publish(other, (IDS,), tmp_path / "new", interval=-1)
     for option in ({"token": "secret"}, {"tls": Tls()}, {"insecure": True}):

@@ -97,7 +97,12 @@ def test_files_of_others_in_a_run_stay(folder: Path) -> None:
     others = [run / "notes.txt", run / "checkpoint" / "dense-notes.pt", run / "best" / "notes.txt"]
     for path in others:
         path.write_text("of somebody else")
+    locks = [run / ".#config.json", run / "best" / ".#notes.txt"]
+    for lock in locks:
+        lock.symlink_to("somebody@machine.1234")
     assert resume(folder) is None
+    assert evaluate(folder) is None
+    assert all(lock.is_symlink() for lock in locks)
     assert all(path.read_text() == "of somebody else" for path in others)
 
 

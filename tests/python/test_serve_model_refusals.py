@@ -257,6 +257,8 @@ def test_bytes_that_are_no_truth_values(other: ModelServer) -> None:
 def test_bodies_that_are_too_large_or_packed(server: ModelServer) -> None:
     refused = server.send(INFER, bytes(100_001))
     assert (refused.status, refused.error) == (413, "the body has 100001 bytes, at most 100000 are taken")
+    taken = server.send(INFER, b"{}", {"Content-Encoding": "identity"})
+    assert (taken.status, taken.error) == (400, "input 'ids' is missing")
     refused = server.send(INFER, b"{}", {"Content-Encoding": "gzip"})
     assert (refused.status, refused.error) == (415, "bodies are taken as they are, not in Content-Encoding 'gzip'")
     connection = server.connection()

@@ -12,6 +12,9 @@ from typing import BinaryIO, cast
 
 from recstore_ops import _native
 
+_OF_EDITORS = ".#"
+"""How Emacs's names of links begin; no format of this package has such names."""
+
 
 class Directory:
     """A directory that is held open.
@@ -184,7 +187,7 @@ class Directory:
         return self._native.kind(name)
 
     def check_plain(self, *, below: bool = False) -> None:
-        """Checks that all names inside are files and directories.
+        """Checks that all names inside are files and directories, but for the links by which editors lock files.
 
         Args:
             below: whether those in its directories are looked at too, and in theirs.
@@ -193,6 +196,8 @@ class Directory:
             OSError: one is a link or something else.
         """
         for name in self.names():
+            if name.startswith(_OF_EDITORS):
+                continue
             kind = self._native.kind(name)
             if kind == "a directory":
                 if below:

@@ -70,7 +70,7 @@ class HttpDoor:
     async def _infer(self, request: Request, path: str, name: str, version: str) -> Answer:
         _check_method(request, path, "POST")
         self._door.check_model(name, version)
-        if encoding := _header(request, "Content-Encoding"):
+        if (encoding := _header(request, "Content-Encoding")) and encoding.lower() != "identity":
             raise Refusal(Kind.ENCODING, f"bodies are taken as they are, not in Content-Encoding {quoted(encoding)}")
         length, most = _header(request, HEADER_LENGTH), self._door.settings.max_elements
         asked = read_infer_request(memoryview(request.content()), length, self._door.name, most)

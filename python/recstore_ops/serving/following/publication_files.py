@@ -64,8 +64,8 @@ class PublicationFiles:
         names = self._held.names()
         if CURRENT in names:
             self.current = Current.read(self.directory)
-        elif any(name not in _OWN for name in names):
-            raise ValueError(f"{self.directory} is no publication: it has other files and no {CURRENT}")
+        elif strange := [name for name in names if name not in _OWN and not _is_of_system(name)]:
+            raise ValueError(f"{self.directory} is no publication: it has {min(strange)} and no {CURRENT}")
         try:
             self._lock = self._held.lock(_LOCK)
         except BlockingIOError:
@@ -224,6 +224,11 @@ class PublicationFiles:
         self.is_open = False
         self._lock.release()
         self._held.close()
+
+
+def _is_of_system(name: str) -> bool:
+    """Whether systems and editors put a name into directories, so that it says nothing of what these are for."""
+    return name.startswith(".") or name == "lost+found"
 
 
 def _name_of(base: Base) -> Name:
