@@ -129,6 +129,12 @@ fn a_full_port_closes_idle_connections_and_none_with_a_request_under_way() {
     let full = "the server has 2 connections, which is its limit, all with requests under way";
     assert!(refused.contains(full), "{refused}");
     drop(began);
+    // The server notices that they are closed when its threads come to it.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while RemoteStore::connect(config(cluster.addresses(), SHORT), Box::new(Serial)).is_err() {
+        assert!(Instant::now() < deadline, "closed connections keep their seats");
+        thread::sleep(Duration::from_millis(10));
+    }
     assert_serves(&cluster);
 }
 
