@@ -7,13 +7,11 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 
 import plots
 import pytest
 import tiers
-import typer
 from examples import try_fewer
 from page_commands import Shell
 from ranks import Ranks, started_ranks
@@ -42,8 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     plots.leave_out()
-    # A call of the command line builds all commands from their functions, which takes longer than most refusals.
-    typer.main.get_command = cache(typer.main.get_command)
     config.addinivalue_line("markers", "tier(name): quick, test or all; see tiers.py")
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
     config.addinivalue_line("markers", "one_server_only(reason): does not hold for tables on several servers")

@@ -16,14 +16,13 @@ import kubernetes_validate
 import pytest
 import tomli
 import trustme
-import typer.main
 import yaml
 from dockerfile_parse import DockerfileParser
 from packaged_files import missing_files
 from served_tables import ServerProcesses
 
+from recstore_command.commands import imported_command
 from recstore_ops import servers
-from recstore_ops.cli import app
 from recstore_ops.config.config_file import load_config_file
 from recstore_ops.servers.server_config import Tls, known_servers, served_shards
 
@@ -58,7 +57,7 @@ def test_every_object_is_one_of_kubernetes(document: dict[str, Any]) -> None:
 def test_every_option_is_one_of_the_command() -> None:
     command, *rest = words(3)
     assert command == "serve"
-    known = {name for parameter in typer.main.get_group(app).commands["serve"].params for name in parameter.opts}
+    known = {name for parameter in imported_command("serve").params for name in parameter.opts}
     used = [word for word in rest if word.startswith("--")]
     assert len(used) == len(set(used)) > 5
     assert set(used) <= known
@@ -160,7 +159,11 @@ def test_the_image_is_of_versions_that_the_project_takes() -> None:
     assert project["build-system"]["requires"][0] in instructions("RUN")[1]
     torch = re.search(r"TORCH \?= (\S+)", (ROOT / "Makefile").read_text())
     assert torch
-    assert set(instructions("ARG")) == {f"TORCH={torch[1]}", "PIP_INDEX_URL"}
+    cpus = "TORCH_INDEX=https://download.pytorch.org/whl/cpu"
+    assert set(instructions("ARG")) == {f"TORCH={torch[1]}", cpus}
+    installed = instructions("RUN")
+    assert sum("--index-url $TORCH_INDEX torch==$TORCH" in line for line in installed) == 2
+    assert any(line.endswith('[cli]"') for line in installed)
     version = tomli.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
     assert SERVER["image"] == f"recstore:{version}"
 

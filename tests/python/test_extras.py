@@ -10,12 +10,16 @@ from pathlib import Path
 import pytest
 import tomli
 
+from recstore_command.commands import COMMANDS
 from recstore_ops.config.extras import EXTRAS, MissingPackage, imported, require
 from recstore_ops.config.progress_bars import progress_bar
 
 pytestmark = pytest.mark.tier("test")
 
 ROOT = Path(__file__).parents[2]
+OF_RUNS = ("train", "evaluate", "predict", "export-vectors", "neighbours", "export", "quantize", "generate")
+"""Commands that train, or read the data of a run."""
+
 MODULES = {"protobuf": "google.protobuf"}
 """The modules of packages, where they have another name."""
 
@@ -100,9 +104,29 @@ for statement in {list(NEEDS)!r}:
 
 
 def test_the_command_says_what_to_install(tmp_path: Path) -> None:
-    done = run_without_extras("from recstore_ops.__main__ import main; main()", tmp_path)
-    sentence = "recstore: recstore needs matplotlib: pip install 'recstore-ops[train]'\n"
+    done = run_without_extras("from recstore_command import main; main()", tmp_path)
+    sentence = "recstore: recstore needs rich: pip install 'recstore-ops[cli]'\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", sentence)
+
+
+def test_each_command_needs_the_extra_of_what_it_does(tmp_path: Path) -> None:
+    script = f"""
+import sys
+for module in ("rich", "typer"):
+    del sys.modules[module]
+from recstore_command import main
+for command in {list(COMMANDS)!r}:
+    sys.argv = ["recstore", command, "--help"]
+    try:
+        main()
+    except SystemExit as end:
+        print("exit code", end.code, command)
+"""
+    done = run_without_extras(script, tmp_path)
+    ended = {line.split()[3]: line.split()[2] for line in done.stdout.splitlines() if line.startswith("exit code")}
+    assert ended == {command: "2" if command in OF_RUNS else "0" for command in COMMANDS}
+    sentence = "recstore: recstore_ops.training needs matplotlib: pip install 'recstore-ops[train]'\n"
+    assert done.stderr == sentence * len(OF_RUNS)
 
 
 def test_the_module_of_the_package_is_the_command(tmp_path: Path) -> None:

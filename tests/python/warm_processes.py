@@ -13,9 +13,14 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
+from recstore_command.commands import COMMANDS
+
 PROCESSES = multiprocessing.get_context("forkserver")
-# Optimizers import the second when they are made, and exports the third.
-PROCESSES.set_forkserver_preload(["recstore_ops.cli", "torch._dynamo", "torch.export._trace"])
+# Commands import their modules when they are called, runs the packages of their plots and events when they write them,
+# optimizers `_dynamo` when they are made, and exports `_trace`.
+_COMMANDS = {where.partition(":")[0] for where, _ in COMMANDS.values()}
+_LATER = ["pyarrow.compute", "matplotlib.figure", "tensorboardX", "torch._dynamo", "torch.export._trace"]
+PROCESSES.set_forkserver_preload([*sorted(_COMMANDS), *_LATER])
 
 SECONDS = 120
 

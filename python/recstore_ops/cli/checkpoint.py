@@ -11,7 +11,11 @@ from recstore_ops import checkpoint
 from recstore_ops.config.command_options import read_user_path
 
 checkpoint_commands = typer.Typer(
-    name="checkpoint", help="Look after the directory of a checkpoint.", no_args_is_help=True
+    name="checkpoint",
+    help="Look after the directory of a checkpoint.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 _Directory = Annotated[Path, typer.Argument(help="The directory of a checkpoint.", parser=read_user_path)]

@@ -6,9 +6,10 @@ import importlib
 from importlib.util import find_spec
 from typing import Any, Literal
 
-Extra = Literal["ray", "serve", "train"]
+Extra = Literal["cli", "ray", "serve", "train"]
 
 EXTRAS: dict[Extra, tuple[str, ...]] = {
+    "cli": ("rich", "typer"),
     "ray": ("ray",),
     "serve": ("google.protobuf", "safetensors"),
     "train": ("matplotlib", "pyarrow", "rich", "safetensors", "tensorboardX", "tqdm", "typer"),

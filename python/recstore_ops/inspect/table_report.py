@@ -89,7 +89,7 @@ class TableReport:
             console: where to; standard output by default.
         """
         if console is None:
-            console = cast("Console", imported("rich.console", "train", "a printed report").Console())
+            console = cast("Console", imported("rich.console", "cli", "a printed report").Console())
         console.print(self._overview())
         if self.rows:
             console.print(self._rows_grid())

@@ -25,8 +25,8 @@ _Data = Annotated[
     typer.Argument(
         metavar="DATA",
         parser=read_user_path,
-        help="Training files, or one directory with files or directories named train* and test* in it, or with "
-        "files part-*. Compressed ones (gzip, bz2, xz, zstd, lz4, zip) are recognised.",
+        help="Training files, or one directory with train* and test* or part-* in it. Compressed ones (gzip, bz2, xz, "
+        "zstd, lz4, zip) are recognised.",
         show_default=False,
     ),
 ]
@@ -34,7 +34,7 @@ _FollowEvery = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="Between two looks at the directory of --follow-files. A file is taken when it has not grown in between.",
+        help="Time between two looks for new files.",
         show_default="1",
         rich_help_panel="Input",
     ),
@@ -43,8 +43,8 @@ _FollowUntilIdle = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="End the run when no file came to the directory of --follow-files for so long.",
-        show_default="wait for a signal",
+        help="End the run when no file came for so long.",
+        show_default="never",
         rich_help_panel="Input",
     ),
 ]
@@ -52,8 +52,8 @@ _FollowUntil = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="End the run when a file of this name is in the directory of --follow-files and all others are used.",
-        show_default="wait for a signal",
+        help="End the run when a file of this name is there.",
+        show_default="never",
         rich_help_panel="Input",
     ),
 ]
@@ -65,8 +65,7 @@ _Alpha = Annotated[float | None, typer.Option(help="FTRL's name for --lr.", rich
 _Baseline = Annotated[
     Literal["nn"] | None,
     typer.Option(
-        help="Train with the store and with nn.Embedding(sparse=True), equal models and seeds, and report quality, "
-        "time and memory side by side.",
+        help="Train over nn.Embedding(sparse=True) too, and compare quality, time and memory.",
         show_default=False,
         rich_help_panel="Model",
     ),
@@ -82,7 +81,7 @@ _SaveEvery = Annotated[
     int | None,
     typer.Option(
         metavar="STEPS",
-        help="Steps between saves, beside those at the end of each epoch.",
+        help="Steps between saves within an epoch.",
         show_default="each epoch",
         rich_help_panel="Output",
     ),
@@ -94,7 +93,7 @@ _Resume = Annotated[
     bool,
     typer.Option(
         "--resume",
-        help="Go on with the run of that name from its last save, with the options that it began with.",
+        help="Go on with the run of that name, with its options.",
         rich_help_panel="Output",
     ),
 ]
@@ -102,7 +101,7 @@ _ReplaceTables = Annotated[
     bool,
     typer.Option(
         "--replace-tables",
-        help="Give up the rows that tables of this run's names have already, as they may on servers.",
+        help="Give up rows that its tables have already.",
         rich_help_panel="Output",
     ),
 ]
@@ -137,8 +136,8 @@ def train_command(
     and Parquet files is shown before training; --column and --schema change it.
 
     Reports logloss, AUC and calibration on rows held out and on test rows; for two towers recall@10 and NDCG@10.
-
-    With --follow-files there is no DATA: the run waits for files, and evaluates each before it trains on it.
+    With --follow-files there is no DATA: the run waits for files; it takes each that has stopped growing once, and
+    evaluates it before it trains on it.
 
     RUNS_DIR/RUN_NAME gets configuration, metrics, TensorBoard events, plots, and checkpoints: the last save and the
     best evaluation's. Ctrl-C and SIGTERM save and end the run; --resume goes on.

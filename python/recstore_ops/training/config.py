@@ -116,7 +116,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     l2: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="0"), _NOT_NEGATIVE] = None
     weight_decay: Annotated[
         float | None,
-        Option("For all but adagrad, rowwise_adagrad and ftrl; tables only.", _OPTIMIZER),
+        Option("Of the tables; not adagrad, rowwise_adagrad and ftrl.", _OPTIMIZER),
         _NOT_NEGATIVE,
     ] = None
     convention: Annotated[
@@ -126,7 +126,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     optimizer_options: Annotated[
         dict[str, Any],
         Option(
-            "A further argument of the tables' optimizer, as momentum=0.9; may be repeated.",
+            "Its further argument, as momentum=0.9; may be repeated.",
             _OPTIMIZER,
             name="optimizer-option",
             metavar="NAME=VALUE",
@@ -137,9 +137,9 @@ class TrainingConfig(ModelConfig, InputConfig):
     dense_optimizer: Annotated[
         str | None,
         Option(
-            "An optimizer of torch.optim, for all parameters outside the tables.",
+            "Of torch.optim, for all other parameters.",
             _OPTIMIZER,
-            shown="the tables' rule; adagrad for ftrl",
+            shown="as tables",
             metavar="NAME",
         ),
     ] = None
@@ -158,8 +158,8 @@ class TrainingConfig(ModelConfig, InputConfig):
     schedule: Annotated[
         ScheduleName,
         Option(
-            "Of the learning rates: linear and cosine fall towards 0 over the run, exponential after each "
-            "epoch, plateau whenever the validation logloss does not fall.",
+            "Of the learning rates: linear and cosine fall towards 0 over the run, exponential by epoch, plateau when the "
+            "validation logloss does not fall.",
             _OPTIMIZER,
         ),
     ] = "constant"
@@ -168,17 +168,17 @@ class TrainingConfig(ModelConfig, InputConfig):
     ] = 0
     gamma: Annotated[
         float | None,
-        Option("What exponential and plateau multiply with.", _OPTIMIZER, shown="0.9, 0.5"),
+        Option("Factor of exponential and plateau.", _OPTIMIZER, shown="0.9, 0.5"),
         Bounds(above=0, most=1),
     ] = None
     batch_size: Annotated[int, Option("Rows of one step.", _LOOP), _AT_LEAST_ONE] = 256
     epochs: Annotated[
         int | None,
-        Option("Passes over the training rows, at most.", _LOOP, shown="20, or 1 over files that are followed"),
+        Option("The most passes over the rows.", _LOOP, shown="20; 1 over followed files"),
         _AT_LEAST_ONE,
     ] = None
     reduction: Annotated[
-        Literal["mean", "sum"], Option("Gradient over the rows of a batch; ftrl usually needs sum.", _OPTIMIZER)
+        Literal["mean", "sum"], Option("Gradient over a batch; ftrl needs sum.", _OPTIMIZER)
     ] = "mean"
     shuffle: Annotated[
         bool,
@@ -186,14 +186,14 @@ class TrainingConfig(ModelConfig, InputConfig):
     ] = True
     shuffle_window: Annotated[int, Option("Rows held in memory to shuffle.", _LOOP), _AT_LEAST_ONE] = _SHUFFLE_WINDOW
     seed: Annotated[
-        int, Option("Of initial values, shuffling, held-out rows, dropout and planted rows.", _LOOP), _NOT_NEGATIVE
+        int, Option("Of initial values, shuffling, splits and dropout.", _LOOP), _NOT_NEGATIVE
     ] = 0
     validation_fraction: Annotated[
         float | None,
         Option(
-            "Part of the training rows held out to decide when to stop.",
+            "Training rows held out.",
             _LOOP,
-            shown="0.1, or 0 of files that are followed",
+            shown="0.1; 0 of followed files",
         ),
         Bounds(least=0, most=0.5),
     ] = None
@@ -203,27 +203,27 @@ class TrainingConfig(ModelConfig, InputConfig):
     patience: Annotated[
         int | None,
         Option(
-            "Stop after this many evaluations without a lower validation logloss; 0 never stops early.",
+            "Stop after so many evaluations without a lower validation logloss; 0 never stops early.",
             _LOOP,
-            shown="2, or 0 without validation rows",
+            shown="2; 0 without validation",
         ),
         _NOT_NEGATIVE,
     ] = None
     auc_by: Annotated[
         str | None,
         Option(
-            "Also report AUC and NDCG within each id of this field, or value of this column: user of MovieLens, C1 of "
-            "Criteo, field_0 or qid of libsvm, a column of CSV or Parquet.",
+            "Also report AUC and NDCG within each id of this field or column: user of MovieLens, C1 of Criteo, field_0 or "
+            "qid of libsvm.",
             _LOOP,
             metavar="FIELD",
-            shown="the column with the role group; qid",
+            shown="role group; qid",
         ),
     ] = None
     log_every: Annotated[int, Option("Steps between records of loss, speed and memory.", _OUTPUT), _AT_LEAST_ONE] = 100
     cache_bytes: Annotated[
         int,
         Option(
-            "Keep training rows, and test rows, in memory if they need at most this many MiB.",
+            "Keep rows of at most so many MiB in memory.",
             INPUT,
             name="cache-mb",
             least=0,
@@ -236,7 +236,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     init_from: Annotated[
         str | None,
         Option(
-            "The directory of a run: begin with the rows and parameters of its last save.",
+            "Begin with the last save of this run.",
             _BEGINNING,
             shown="new rows",
             type=Path,
@@ -246,15 +246,15 @@ class TrainingConfig(ModelConfig, InputConfig):
     init_what: Annotated[
         InitWhat | None,
         Option(
-            "What else to take from that run: its rows and parameters alone, or its optimizer's state too.",
+            "What of it.",
             _BEGINNING,
-            shown="rows-and-optimizer with the same optimizer, else rows",
+            shown="both of one optimizer, else rows",
         ),
     ] = None
     init_tables: Annotated[
         tuple[str, ...],
         Option(
-            "A table that begins with that run's rows, as v; the others begin anew. May be repeated.",
+            "A table to begin so, as v; may be repeated.",
             _BEGINNING,
             name="init-table",
             shown="all",

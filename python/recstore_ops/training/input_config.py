@@ -47,8 +47,7 @@ class InputConfig:
     follow_files: Annotated[
         str | None,
         Option(
-            "Train on the files of a directory as they arrive, in the order of their names, each once and after an "
-            "evaluation on it.",
+            "Train on the files of a directory as they arrive.",
             INPUT,
             metavar="DIR",
             type=Path,
@@ -58,8 +57,8 @@ class InputConfig:
     planted: Annotated[
         PlantedName | None,
         Option(
-            "Train on generated rows with planted interactions instead: pairs of rank 4, pairs of rank 8, triples of "
-            "fields, histories with a target, or items chosen for queries.",
+            "Train on generated rows instead: pairs of fields of rank 4 or 8, triples, histories with a target, or items "
+            "for queries.",
             INPUT,
         ),
     ] = None
@@ -77,22 +76,22 @@ class InputConfig:
     num_fields: Annotated[
         int | None,
         Option(
-            "Fields of a libsvm or libffm row, for models that tell them apart.", INPUT, shown="from the first rows"
+            "Fields of a row of libsvm or libffm.", INPUT, shown="from first rows"
         ),
         _AT_LEAST_ONE,
     ] = None
     rating_threshold: Annotated[
         float | None,
-        Option("The least label that counts as positive, where labels are ratings.", INPUT, shown="4 for ratings"),
+        Option("The least positive label.", INPUT, shown="4 for ratings"),
     ] = None
     label_column: Annotated[
         str | None,
-        Option("The column of CSV or Parquet files with the labels.", INPUT, shown="label, click, target or rating"),
+        Option("The column of labels.", INPUT, shown="label, click, target or rating"),
     ] = None
     drop_columns: Annotated[
         tuple[str, ...],
         Option(
-            "A column of CSV or Parquet files that is no feature; may be repeated.",
+            "A column that is no feature; may be repeated.",
             INPUT,
             name="drop-column",
             type=list[str],
@@ -102,21 +101,20 @@ class InputConfig:
     column_roles: Annotated[
         dict[str, str],
         Option(
-            "What a column of CSV or Parquet files is for: label, categorical, ids, sequence, number, vector, "
-            "weight, time, group or ignored; sequence:item for a sequence of the ids of item. May be repeated.",
+            "What a column is for: label, categorical, ids, sequence, number, vector, weight, time, group or ignored; "
+            "sequence:item has ids of item. May be repeated.",
             INPUT,
             name="column",
             metavar="NAME=ROLE",
             type=list[str],
             read=read_roles,
-            shown="told by name and cells",
+            shown="by name and cells",
         ),
     ] = field(default_factory=dict)
     schema: Annotated[
         str | None,
         Option(
-            "A file that says what all columns of CSV or Parquet files are for: schema.toml of a run, changed where "
-            "it is not what you mean.",
+            "What all columns are for: schema.toml of a run, perhaps changed.",
             INPUT,
             type=Path,
             read=read_path,
@@ -125,10 +123,9 @@ class InputConfig:
     hash_buckets: Annotated[
         int | None,
         Option(
-            "Hash all ids to this many. Without it every id has a row of its own, and no pass over the data "
-            "is needed to know them beforehand.",
+            "Hash all ids to this many.",
             INPUT,
-            shown="raw ids",
+            shown="a row for each id",
         ),
         _AT_LEAST_ONE,
     ] = None

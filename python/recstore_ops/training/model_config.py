@@ -86,12 +86,12 @@ class ModelConfig:
     dim: Annotated[int | None, Option("Columns of an id's factors; not lr.", _MODEL, shown="8"), _AT_LEAST_ONE] = None
     init_std: Annotated[
         float | None,
-        Option("Standard deviation of initial factors; not lr.", _MODEL, shown="0.01; 0.1 two_tower"),
+        Option("Deviation of new rows; not lr.", _MODEL, shown="0.01; 0.1 two_tower"),
         _NOT_NEGATIVE,
     ] = None
     hidden: Annotated[
         tuple[int, ...] | None,
-        _sizes("Sizes of the perceptron's hidden layers; not lr, fm.", shown="64,32"),
+        _sizes("Sizes of hidden layers; not lr, fm.", shown="64,32"),
         _EACH_AT_LEAST_ONE,
     ] = None
     dropout: Annotated[
@@ -99,13 +99,13 @@ class ModelConfig:
     ] = None
     bottom: Annotated[
         tuple[int, ...] | None,
-        _sizes("Hidden layers of dlrm's perceptron of dense features.", shown="64"),
+        _sizes("Hidden layers over dlrm's dense features.", shown="64"),
         _EACH_AT_LEAST_ONE,
     ] = None
     crosses: Annotated[
         tuple[tuple[int, int], ...] | None,
         Option(
-            "Two fields, by number from 0, whose pairs of ids get a weight each in wide_deep; may be repeated.",
+            "Two fields whose pairs wide_deep weighs; may be repeated.",
             _MODEL,
             name="cross",
             metavar="I,J",
@@ -116,18 +116,17 @@ class ModelConfig:
     cross_layers: Annotated[int | None, Option("Cross layers of dcn.", _MODEL, shown="2"), _AT_LEAST_ONE] = None
     low_rank: Annotated[
         int | None,
-        Option("Columns of the two factors of each matrix of dcn's cross layers.", _MODEL, shown="one full matrix"),
+        Option("Rank of dcn's cross layers.", _MODEL, shown="full matrices"),
         _AT_LEAST_ONE,
     ] = None
     cross_structure: Annotated[
         CrossStructure | None,
-        Option("Whether dcn's perceptron comes after its cross layers or beside them.", _MODEL, shown="stacked"),
+        Option("Where dcn's perceptron is.", _MODEL, shown="stacked"),
     ] = None
     sequences: Annotated[
         tuple[tuple[str, str], ...] | None,
         Option(
-            "Two fields by name, for din's attention: a history of any number of ids, and its target; may be repeated. "
-            "A column of CSV or Parquet gets the role sequence.",
+            "A history of ids, and its target, of din; may be repeated.",
             _MODEL,
             name="sequence",
             metavar="HISTORY=TARGET",
@@ -143,7 +142,7 @@ class ModelConfig:
     item_fields: Annotated[
         tuple[str, ...] | None,
         Option(
-            "A field of two_tower's item, by name; the others are the query's. May be repeated.",
+            "A field of two_tower's item; may be repeated.",
             _MODEL,
             name="item-field",
             metavar="NAME",
@@ -174,7 +173,7 @@ class ModelConfig:
     table_prefix: Annotated[
         str | None,
         Option(
-            "How the names of tables begin: PREFIX/... Runs that keep tables on the same servers need different ones.",
+            "How the names of tables begin, PREFIX/...",
             _MODEL,
             shown="the model",
         ),
@@ -182,19 +181,18 @@ class ModelConfig:
     tables: Annotated[
         TablesName,
         Option(
-            "What holds the tables: the store, or torch.nn.Embedding(sparse=True), which needs a pass over "
-            "the data for its vocabulary.",
+            "The store, or nn.Embedding(sparse=True).",
             _MODEL,
         ),
     ] = "store"
     row_type: Annotated[
         RowTypeName,
-        Option("The type in which the store keeps rows: 16 bits take half the memory, 8 about a quarter.", _MODEL),
+        Option("The type of rows in the store.", _MODEL),
     ] = "float32"
     admit_after: Annotated[
         int | None,
         Option(
-            "Give an id a row with its update in that many steps; rarer ids cost no memory.",
+            "Updates before an id gets a row.",
             _MODEL,
             shown="1",
             metavar="STEPS",
@@ -204,7 +202,7 @@ class ModelConfig:
     shared_rows: Annotated[
         int | None,
         Option(
-            "Rows of each table that ids share, by a hash, until admit-after gives them one of their own.",
+            "Rows that ids share, by a hash, before.",
             _MODEL,
             shown="none",
             metavar="ROWS",
@@ -219,8 +217,7 @@ class ModelConfig:
     ttl_time: Annotated[
         float | None,
         Option(
-            "Rows leave that no row of the data with an event time within so long of the newest one has updated: 7d, "
-            "12h, 30m, 90s. Needs a column of the role time.",
+            "The same by event times, from a column of the role time: 7d, 12h, 30m, 90s.",
             _MODEL,
             shown="never",
             metavar="AGE",
@@ -235,7 +232,7 @@ class ModelConfig:
     capacity: Annotated[
         int | None,
         Option(
-            "The rows that a table has after each sweep; between sweeps it may have more.",
+            "Rows of a table after each sweep.",
             _MODEL,
             shown="none",
             metavar="ROWS",
@@ -245,7 +242,7 @@ class ModelConfig:
     eviction_policy: Annotated[
         Literal["lru", "lfu"] | None,
         Option(
-            "Which rows leave for --capacity: the least recently, or least frequently updated.", _MODEL, shown="lru"
+            "Which rows leave for --capacity.", _MODEL, shown="lru"
         ),
     ] = None
     eviction_interval: Annotated[
@@ -256,8 +253,7 @@ class ModelConfig:
     memory_limit: Annotated[
         int | None,
         Option(
-            "The most memory of each of the model's tables, as 4GB or 512MiB. Without --disk the run ends "
-            "where rows would exceed it.",
+            "The most memory of each table, as 4GB or 512MiB.",
             _MODEL,
             type=str,
             read=read_bytes,
@@ -266,5 +262,5 @@ class ModelConfig:
     ] = None
     disk: Annotated[
         str | None,
-        Option("A directory for the rows that --memory-limit leaves no room for.", _MODEL, type=Path, read=read_path),
+        Option("A directory for rows beyond --memory-limit.", _MODEL, type=Path, read=read_path),
     ] = None

@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from recstore_ops.training.quality.calibration import CalibrationBins, calibration_bins
 from recstore_ops.training.quality.evaluation import Evaluation, Scores
 from recstore_ops.training.report.plot_style import PART_COLORS, finish, new_figure, save
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # The predictions between these quantiles are shown, on logarithmic axes if they span more than this factor.
 _SHOWN = (0.001, 0.999)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
+from typing import TYPE_CHECKING
 
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES
 from recstore_ops.training.report.plot_style import (
     OURS,
     THEIRS,
+    abbreviate,
     byte_unit,
     finish,
     marker_of,
@@ -22,6 +21,9 @@ from recstore_ops.training.report.plot_style import (
     use_rows_axis,
 )
 from recstore_ops.training.report.recorded_run import RecordedRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _STYLES = ((OURS, "-"), (THEIRS, "--"))
 
@@ -77,7 +79,7 @@ def _plot_speed(axes: Axes, runs: Mapping[str, RecordedRun]) -> None:
     bars = axes.bar(list(runs), speeds, color=[color for color, _ in _STYLES], width=0.5)
     axes.bar_label(bars, [f"{speed:,.0f}" for speed in speeds])
     axes.margins(x=0.3, y=0.15)
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    abbreviate(axes.yaxis)
 
 
 def _plot_memory(axes: Axes, runs: Mapping[str, RecordedRun]) -> str:

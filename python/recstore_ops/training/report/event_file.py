@@ -7,8 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
-
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
 # What is lost at most if the process is killed.
@@ -25,6 +23,9 @@ class EventFile:
     """
 
     def __init__(self, directory: Path, config: dict[str, Any], last_step: int | None = None) -> None:
+        # As matplotlib: what only looks at the command does not wait for it.
+        from tensorboardX import SummaryWriter
+
         self._writer = SummaryWriter(
             str(directory),
             flush_secs=_FLUSH_SECONDS,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES, Evaluation
@@ -23,6 +23,9 @@ from recstore_ops.training.report.plot_style import (
     use_rows_axis,
 )
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # The running mean is over this part of all records: enough to see through noise, and to see an epoch's course.
 _WINDOWS = 100

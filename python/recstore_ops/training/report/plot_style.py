@@ -6,16 +6,19 @@ import io
 import math
 from collections.abc import Sequence, Sized
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FixedLocator
 from numpy.typing import ArrayLike
 
 from recstore_ops.training.report.records import EvaluationRecord
 from recstore_ops.training.run_files import replace_file
+
+# Matplotlib takes longer to import than all else that a run needs beside torch: it is imported when something is drawn.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
 
 # Colours that colour-blind readers tell apart. Source: Okabe and Ito 2008, Color Universal Design.
 TRAINING = "#0072B2"
@@ -29,6 +32,8 @@ _MOST_MARKERS = 60
 
 def new_figure(width: float, height: float) -> Figure:
     """Returns a figure of that size in inches, made without pyplot: it needs no display and leaves no state."""
+    from matplotlib.figure import Figure
+
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -53,9 +58,16 @@ def marker_of(points: Sized) -> str:
     return "." if len(points) <= _MOST_MARKERS else ""
 
 
+def abbreviate(axis: Axis) -> None:
+    """Labels an axis with 1.5M for 1500000."""
+    from matplotlib.ticker import EngFormatter
+
+    axis.set_major_formatter(EngFormatter(sep=""))
+
+
 def use_rows_axis(axes: Axes) -> None:
-    """Labels the x axis as training rows, 1500000 as 1.5M; it starts at 0."""
-    axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+    """Labels the x axis as training rows, abbreviated; it starts at 0."""
+    abbreviate(axes.xaxis)
     axes.set_xlabel("training rows")
     axes.set_xlim(left=0)
 
@@ -76,6 +88,8 @@ def rows_per_epoch(evaluations: Sequence[EvaluationRecord]) -> float | None:
 
 def mark_epochs(panels: Sequence[Axes], evaluations: Sequence[EvaluationRecord]) -> None:
     """Draws thin lines where epochs end, on all panels, and numbers them above the first."""
+    from matplotlib.ticker import FixedLocator
+
     per_epoch = rows_per_epoch(evaluations)
     if per_epoch is None:
         return

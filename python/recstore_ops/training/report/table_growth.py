@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import inf
 from pathlib import Path
-
-from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter
+from typing import TYPE_CHECKING
 
 from recstore_ops.training.report.plot_style import (
     PROCESS,
     TABLES,
+    abbreviate,
     byte_unit,
     finish,
     mark_epochs,
@@ -21,6 +20,9 @@ from recstore_ops.training.report.plot_style import (
     use_rows_axis,
 )
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _ABOVE = 1.15
 """Of the greatest value, the top of a plot."""
@@ -38,7 +40,7 @@ def draw_table_growth(
     table_rows = [record.table_rows for record in records]
     label = f"all tables, {table_rows[-1]:,} at the end"
     rows_axes.plot(rows, table_rows, marker=marker_of(rows), color=TABLES, label=label)
-    rows_axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    abbreviate(rows_axes.yaxis)
     unit = _plot_memory(memory_axes, steps)
     use_rows_axis(memory_axes)
     mark_epochs((rows_axes, memory_axes), evaluations)
