@@ -191,8 +191,8 @@ endif
 # The folder of libtorch, found without importing torch.
 TORCH_LIBRARIES := $(BIN)/python -c 'import importlib.util as u; print(u.find_spec("torch").submodule_search_locations[0] + "/lib")'
 
-# A file goes to one process: its tests share what they set up. Files go in the order of tests/python/tiers.py, those
-# that take longest first, and not by their numbers of tests.
+# A file goes to one process: its tests share what they set up. Files go in the order of tests/python/tiers.py, at
+# random but for those that take longest, and not by their numbers of tests. A run says the seed of its order.
 PYTEST := $(BIN)/python -m pytest --quiet --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-python

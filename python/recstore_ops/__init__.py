@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from recstore_ops.nn.staging import StagedRows, StagingDataLoader
     from recstore_ops.ops.made_ids import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
     from recstore_ops.servers.choosing import current_ps_backend, set_ps_backend, set_ps_config, set_ps_servers
+    from recstore_ops.servers.server_config import Tls
     from recstore_ops.servers.store import table_names
     from recstore_ops.servers.workers import leave_ps_workers, ps_barrier, ps_workers
     from recstore_ops.serving import (
@@ -97,6 +98,7 @@ __all__ = [
     "Table",
     "TableConfig",
     "TableOptions",
+    "Tls",
     "UpdateRule",
     "__version__",
     "active_config",
@@ -172,6 +174,7 @@ _HOMES = {
     "Table": "table.table",
     "TableConfig": "config.table_config",
     "TableOptions": "config.table_options",
+    "Tls": "servers.server_config",
     "UpdateRule": "table.update_rule",
     "active_config": "config.config_file",
     "averaged": "nn.averaged",

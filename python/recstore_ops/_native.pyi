@@ -4,8 +4,8 @@ from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
-from recstore_ops.server_config import Tls
-from recstore_ops.workers import Teamwork
+from recstore_ops.servers.server_config import Tls
+from recstore_ops.servers.workers import Teamwork
 
 __version__: str
 

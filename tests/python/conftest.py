@@ -8,7 +8,9 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import own_draws
 import plots
 import pytest
 import tiers
@@ -22,9 +24,9 @@ from recstore_ops import cli, get_kv_client, set_ps_servers, table_names
 from recstore_ops.training import planted_interactions
 from recstore_ops.training.formats.libsvm import write_libsvm
 
-_table_numbers = itertools.count()
-
 pytest_pycollect_makeitem = tiers.check_made
+
+_ORDER_SEED = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_ORDER_SEED] = tiers.choose_seed(config)
     plots.leave_out()
     config.addinivalue_line("markers", "tier(name): quick, test or all; see tiers.py")
     config.addinivalue_line("markers", "embedded_only(reason): does not hold for tables on servers")
@@ -49,12 +52,27 @@ def pytest_configure(config: pytest.Config) -> None:
         try_fewer(5)
 
 
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"order of files: --order-seed={config.stash[_ORDER_SEED]}"
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Processes of xdist collect in one order, or none of their tests would run."""
+    tiers.give_seed(node, node.config.stash[_ORDER_SEED])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    terminalreporter.write_line(f"order of files: --order-seed={config.stash[_ORDER_SEED]}")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     tiers.select(config, items)
-    tiers.order(items)
+    tiers.order(items, config.stash[_ORDER_SEED])
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    own_draws.begin(item)
     num_shards = int(item.config.getoption("--served") or 0)
     for name, most in (("embedded_only", 0), ("one_server_only", 1)):
         marker = item.get_closest_marker(name)
@@ -97,9 +115,9 @@ def data_root() -> Path:
 
 
 @pytest.fixture
-def table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
-    """Gives another table name, unique in this process, at each call."""
-    return lambda: f"{request.node.name}/{next(_table_numbers)}"
+def table_name() -> Callable[[], str]:
+    """Gives another table name at each call, the same ones whatever tests ran before."""
+    return own_draws.fresh_name
 
 
 @pytest.fixture
@@ -119,9 +137,9 @@ def tables_are_dropped() -> Iterator[None]:
 
 @pytest.fixture
 def fixed_table_name(request: pytest.FixtureRequest) -> Callable[[], str]:
-    """Gives table names that do not depend on what ran before.
+    """Gives the names of tables whose initial rows are known to do.
 
-    Initial rows follow from them. An FM of planted pairs ends in a worse place from those of one name in fourteen.
+    An FM of planted pairs ends in a worse place from those of one name in fourteen.
     """
     numbers = itertools.count()
     return lambda: f"{request.node.name}/fixed/{next(numbers)}"

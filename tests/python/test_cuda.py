@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_draws import fresh_name
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -31,13 +32,6 @@ pytestmark = [
 DEVICE = "cuda"
 DIM, HIDDEN, VOCAB = 16, 64, 40
 ADAGRAD = {"kind": "adagrad", "lr": 0.1}
-
-
-_numbers = iter(range(10**9))
-
-
-def new_name() -> str:
-    return f"cuda/{next(_numbers)}"
 
 
 def tokens_of(steps: int, texts: int = 8, length: int = 64) -> list[Tensor]:
@@ -98,7 +92,7 @@ def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"padding_idx": [2, 5]}, {"scale_grad_by_freq": True}])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_embedding_gives_what_it_gives_on_the_cpu(options: dict[str, Any], dtype: torch.dtype) -> None:
-    modules = [DistEmbedding(9, DIM, new_name(), optimizer=ADAGRAD, **options) for _ in range(3)]
+    modules = [DistEmbedding(9, DIM, fresh_name(), optimizer=ADAGRAD, **options) for _ in range(3)]
     for module in modules:
         module.weight[torch.arange(9)] = torch.arange(9 * DIM).view(9, DIM) / 7
         module.to(dtype)
@@ -118,7 +112,7 @@ def test_an_embedding_gives_what_it_gives_on_the_cpu(options: dict[str, Any], dt
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_give_what_they_give_on_the_cpu(mode: Any) -> None:
-    modules = [DistEmbeddingBag(9, DIM, new_name(), mode, optimizer=ADAGRAD, padding_idx=3) for _ in range(2)]
+    modules = [DistEmbeddingBag(9, DIM, fresh_name(), mode, optimizer=ADAGRAD, padding_idx=3) for _ in range(2)]
     ids, offsets = torch.randint(9, (30,), generator=torch.Generator().manual_seed(0)), torch.arange(0, 30, 5)
     for module in modules:
         module.weight[torch.arange(9)] = torch.arange(9 * DIM).view(9, DIM) / 7
@@ -137,7 +131,7 @@ def test_bags_give_what_they_give_on_the_cpu(mode: Any) -> None:
 @pytest.mark.usefixtures("_deterministic")
 def test_a_memory_gives_and_collects_what_it_does_on_the_cpu() -> None:
     (tokens,) = tokens_of(1)
-    on_cpu, on_device, staged = (GPT(new_name(), device) for device in ("cpu", DEVICE, DEVICE))
+    on_cpu, on_device, staged = (GPT(fresh_name(), device) for device in ("cpu", DEVICE, DEVICE))
     losses = on_cpu.loss(tokens, tokens), on_device.loss(tokens, tokens.to(DEVICE))
     ((_, rows),) = StagingDataLoader([tokens], staged.memory, DEVICE)
     losses = (*losses, staged.loss(tokens, rows))
@@ -158,7 +152,7 @@ def test_a_memory_gives_and_collects_what_it_does_on_the_cpu() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("prefetch_count", [1, 3])
 def test_twenty_steps_with_staging_are_those_without_to_the_bit(prefetch_count: int, dtype: torch.dtype) -> None:
-    ours, theirs = GPT(new_name(), DEVICE, dtype), GPT(new_name(), DEVICE, dtype)
+    ours, theirs = GPT(fresh_name(), DEVICE, dtype), GPT(fresh_name(), DEVICE, dtype)
     batches = tokens_of(20)
     staged = ours.train_on(StagingDataLoader(batches, ours.memory, DEVICE, prefetch_count))
     assert staged == theirs.train_on(unstaged(batches))
@@ -173,7 +167,7 @@ def test_twenty_steps_with_staging_are_those_without_to_the_bit(prefetch_count: 
 
 def test_large_batches_one_after_another_do_not_mix() -> None:
     """Copies of megabytes, behind work that keeps the device busy: pinned memory must not be used again too soon."""
-    module = DistEmbedding(None, 256, new_name(), optimizer={"kind": "sgd", "lr": 1.0})
+    module = DistEmbedding(None, 256, fresh_name(), optimizer={"kind": "sgd", "lr": 1.0})
     busy = torch.randn(4096, 4096, device=DEVICE)
     generator = torch.Generator().manual_seed(0)
     batches = [torch.randint(50_000, (20_000,), generator=generator) for _ in range(6)]
@@ -189,7 +183,7 @@ def test_large_batches_one_after_another_do_not_mix() -> None:
 
 
 def test_gradients_of_large_batches_arrive_whole() -> None:
-    module = DistEmbedding(None, 256, new_name(), optimizer={"kind": "sgd", "lr": 1.0})
+    module = DistEmbedding(None, 256, fresh_name(), optimizer={"kind": "sgd", "lr": 1.0})
     ids = torch.arange(20_000)
     busy = torch.randn(4096, 4096, device=DEVICE)
     factors = torch.randn(20_000, 256, device=DEVICE)
@@ -204,7 +198,7 @@ def test_gradients_of_large_batches_arrive_whole() -> None:
 
 
 def test_a_forward_with_staging_waits_for_no_device() -> None:
-    model = GPT(new_name(), DEVICE)
+    model = GPT(fresh_name(), DEVICE)
     (tokens,) = tokens_of(1)
     on_device = tokens.to(DEVICE)
     ((_, rows),) = StagingDataLoader([tokens], model.memory, DEVICE)

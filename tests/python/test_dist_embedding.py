@@ -21,6 +21,7 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
+    current_ps_backend,
     embedding,
     get_kv_client,
     opening_empty_tables,
@@ -340,10 +341,24 @@ def test_a_module_has_a_stand_in_for_its_table_and_its_rows_move_nowhere(name: s
 
 def test_the_representation_shows_size_name_and_padding(table_name: Callable[[], str]) -> None:
     plain, open_, padded = table_name(), table_name(), table_name()
-    assert repr(DistEmbedding(NUM, DIM, plain)) == f"DistEmbedding(6, 3, name='{plain}')"
-    assert repr(DistEmbedding(None, DIM, open_)) == f"DistEmbedding(open, 3, name='{open_}')"
+    sgd = "optimizer=sgd(lr=0.01)"
+    assert shown(DistEmbedding(NUM, DIM, plain)) == f"DistEmbedding(6, 3, name='{plain}', {sgd}, rows=0)"
+    module = DistEmbedding(None, DIM, open_, optimizer={"kind": "adam", "lr": 0.5})
+    module.weight[torch.tensor([7, -8])] = torch.ones(2, DIM)
+    expected = f"DistEmbedding(open, 3, name='{open_}', optimizer=adam(lr=0.5), rows=2)"
+    assert shown(module) == expected
     module = DistEmbedding(NUM, DIM, padded, padding_idx=-1)
-    assert repr(module) == f"DistEmbedding(6, 3, name='{padded}', padding_idx=5)"
+    assert shown(module) == f"DistEmbedding(6, 3, name='{padded}', padding_idx=5, {sgd}, rows=1)"
+    get_kv_client().drop(padded)
+    assert repr(module).endswith(f"padding_idx=5, {sgd}, no rows)") or current_ps_backend() == "servers"
+    bag = DistEmbeddingBag(None, DIM, table_name(), mode="max")
+    assert shown(bag).endswith(f", {sgd}, rows=0, mode='max')")
+
+
+def shown(module: DistEmbedding | DistEmbeddingBag) -> str:
+    """What a module shows, with the rows that a table on servers does not ask for."""
+    rows = module.table.statistics()["rows"]
+    return repr(module).replace("rows on servers", f"rows={rows}")
 
 
 PICKLES: dict[str, Callable[[nn.Module], nn.Module]] = {

@@ -6,7 +6,9 @@ import importlib.util
 import inspect
 import pkgutil
 import re
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -49,9 +51,17 @@ def code_blocks(guide: str) -> list[tuple[str, str]]:
     return [(guide, code) for code in re.findall(r"```python(?: title=\S+)?\n(.*?)```", text, flags=re.DOTALL)]
 
 
-@pytest.mark.parametrize(("guide", "code"), [block for guide in GUIDES for block in code_blocks(guide)])
-def test_the_code_of_the_guides_runs(guide: str, code: str) -> None:
-    exec(compile(code, guide, "exec"), {})
+@pytest.mark.parametrize("guide", GUIDES)
+def test_the_blocks_of_a_guide_run_one_after_the_other(guide: str) -> None:
+    names: dict[str, Any] = {}
+    for _, code in code_blocks(guide):
+        exec(compile(code, guide, "exec"), names)
+
+
+def test_no_line_of_the_changelog_stands_twice() -> None:
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    counts = Counter(line.strip() for line in lines if len(line) > 40)
+    assert [line for line, count in counts.items() if count > 1] == []
 
 
 def test_all_code_in_python_blocks_is_run() -> None:
@@ -150,6 +160,19 @@ def test_every_public_name_has_one_mark_of_stability() -> None:
     )
     marked = [name for row in rows for name in re.findall(r"`(\w+)`", row)]
     assert sorted(marked) == sorted(recstore_ops.__all__)
+
+
+def test_the_versions_of_formats_are_those_of_the_code() -> None:
+    text = (ROOT / "RELEASE.md").read_text(encoding="utf-8").split("## Formats and protocol")[1].split("\n## ")[0]
+    rows = re.findall(r"\| ([\d to]+) \| `(\w+)` in `([^`]+)` \|", text)
+    assert len(rows) == 4
+    for version, constant, file in rows:
+        code = (ROOT / file).read_text(encoding="utf-8")
+        value = re.search(rf"const {constant}: .*? = (.*);", code)
+        assert value, f"{file} has no {constant}"
+        # The header of a log has its version as a byte after its magic.
+        numbers = re.findall(r"\d+", value[1].replace(r"\0", "").replace(r"\x0", ""))
+        assert " to ".join(numbers) == version, (constant, file)
 
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")

@@ -87,7 +87,7 @@ def test_news_are_told_at_once(rows: DistEmbedding, publisher: Publisher, bundle
         assert shows(opened, float(value))
         times.append(time.monotonic() - begun)
         time.sleep(0.02)
-    assert sorted(times)[10] < 0.9, "it does not wait for the end of a poll"
+    assert min(times) < 0.9, "it would wait a whole second for the end of each poll"
 
 
 def test_a_server_that_comes_back_is_followed_again(

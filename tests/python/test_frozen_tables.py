@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_draws import fresh_name
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -24,7 +24,6 @@ pytestmark = pytest.mark.tier("quick")
 TableName = Callable[[], str]
 
 DIM = 6
-NUMBERS = itertools.count()
 IDS = torch.tensor([3, -5, 2**40, 7, 0])
 
 
@@ -130,7 +129,7 @@ def test_files_of_many_rows_take_a_third_and_a_fifth(table_name: TableName, tmp_
 @given(data=st.data())
 def test_any_ids_are_found(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.integers(-(2**63), 2**63 - 1), unique=True, max_size=50))
-    module = DistEmbedding(None, 2, f"frozen/{next(NUMBERS)}")
+    module = DistEmbedding(None, 2, fresh_name())
     rows = torch.arange(2 * len(ids), dtype=torch.float32).view(-1, 2)
     operators.emb_write(module.table.handle, torch.tensor(ids, dtype=torch.int64), rows)
     table = frozen(module, tmp_path_factory.mktemp("frozen") / "t")

@@ -10,6 +10,7 @@ import torch
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_draws import fresh_name
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -27,13 +28,12 @@ from recstore_ops.nn import prefetch
 pytestmark = pytest.mark.tier("test")
 
 KEYS = ["user", "seen", "bought"]
-_numbers = iter(range(10**9))
 
 
 def collection(
     name: str | None = None, dims: tuple[int, int] = (4, 4), **options: Any
 ) -> RecStoreEmbeddingBagCollection:
-    name = name or f"prefetch/{next(_numbers)}"
+    name = name or fresh_name()
     return RecStoreEmbeddingBagCollection(
         [
             {"name": f"{name}/u", "num_embeddings": None, "embedding_dim": dims[0], "feature_names": ["user"]},
@@ -93,7 +93,7 @@ ACTS = st.lists(
 @settings(deadline=None, max_examples=examples(40))
 @given(acts=ACTS)
 def test_any_schedule_gives_what_a_plain_forward_gives(acts: list[tuple[str, int]]) -> None:
-    name = f"schedule/{next(_numbers)}"
+    name = fresh_name()
     bags, plain = collection(name), collection(name)
     optimizer = SparseOptimizer(modules=[bags])
     handles: list[int] = []

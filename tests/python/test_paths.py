@@ -14,6 +14,7 @@ from checkpoints import drop_all_tables
 from recstore_ops import (
     DistEmbedding,
     RecStoreClient,
+    Tls,
     active_config,
     checkpoint,
     cli,
@@ -23,7 +24,6 @@ from recstore_ops import (
 )
 from recstore_ops.config.command_options import read_user_path
 from recstore_ops.config.paths import user_path
-from recstore_ops.server_config import Tls
 from recstore_ops.servers.server_config import known_servers, read_token
 from recstore_ops.training.generated.criteo import write_criteo
 

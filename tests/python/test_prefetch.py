@@ -9,6 +9,7 @@ import torch
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_draws import fresh_name
 from torch import Tensor
 
 import recstore_ops
@@ -169,7 +170,7 @@ ACTS = st.lists(
 @settings(deadline=None, max_examples=examples(60))
 @given(acts=ACTS)
 def test_a_prefetch_equals_a_read_for_any_schedule(acts: list[tuple[str, list[int]]]) -> None:
-    table = Table(f"schedule/{next(_numbers)}", DIM, TableConfig(optimizer={"kind": "adagrad", "lr": 0.1}))
+    table = Table(fresh_name(), DIM, TableConfig(optimizer={"kind": "adagrad", "lr": 0.1}))
     pending: list[tuple[int, Tensor]] = []
     for act, numbers in acts:
         ids = torch.tensor(numbers, dtype=torch.int64)
@@ -186,9 +187,6 @@ def test_a_prefetch_equals_a_read_for_any_schedule(acts: list[tuple[str, list[in
         elif act == "wait" and numbers[0] < len(pending):
             handle, issued = pending.pop(numbers[0])
             assert torch.equal(ops.emb_wait_result(handle, DIM), read(table, issued))
-
-
-_numbers = iter(range(10**9))
 
 
 def test_a_forked_child_consumes_and_issues_prefetches_inline(table: Table) -> None:

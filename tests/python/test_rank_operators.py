@@ -193,6 +193,6 @@ def test_time_is_measured(table_name: Callable[[], str]) -> None:
     for _ in range(3):
         time.sleep(0.002)
         own.finish()
-    assert all(0.002 <= seconds < 1 for seconds in own._times[True])
+    assert all(0.002 <= seconds < 60 for seconds in own._times[True])
     assert len(own._times[True]) == 2
     assert FLAGS == 16

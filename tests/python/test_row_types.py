@@ -26,6 +26,7 @@ from recstore_ops import (
     RecStoreEmbeddingBagCollection,
     RecStoreEmbeddingCollection,
     SparseOptimizer,
+    current_ps_backend,
     embedding,
     table_names,
 )
@@ -211,8 +212,9 @@ def test_copies_and_pickles_keep_both_types(dtype: torch.dtype, name: str) -> No
 
 
 def test_the_representation_shows_a_row_type_of_16_bits(name: str) -> None:
+    rows = "rows on servers" if current_ps_backend() == "servers" else "rows=0"
     assert repr(DistEmbedding(NUM, DIM, name, dtype=torch.bfloat16)) == (
-        f"DistEmbedding(40, 5, name='{name}', dtype=bfloat16)"
+        f"DistEmbedding(40, 5, name='{name}', dtype=bfloat16, optimizer=sgd(lr=0.01), {rows})"
     )
 
 

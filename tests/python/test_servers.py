@@ -224,7 +224,7 @@ def test_a_server_that_was_killed_is_named(tmp_path: Path, table_name: TableName
         began = time.monotonic()
         with pytest.raises(RuntimeError, match=f"emb_read: shard 1 at {processes.addresses[1]} is unavailable"):
             module(torch.tensor([0, 1]))
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 25, "its own timeout counts, not the default of 30 seconds"
         module(torch.tensor([0, 2]))
         with pytest.raises(ConnectionError, match="connect: shard 1 at"):
             servers.set_ps_servers(processes.addresses, "simple_mod", timeout=0.5)

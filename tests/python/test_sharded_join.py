@@ -206,11 +206,11 @@ AT_ODDS = {
 
 
 @pytest.mark.parametrize("what", AT_ODDS)
-def test_ranks_at_odds_raise_within_a_second_and_go_on(ranks: Ranks, table_name: Callable[[], str], what: str) -> None:
+def test_ranks_at_odds_raise_and_go_on(ranks: Ranks, table_name: Callable[[], str], what: str) -> None:
     name = table_name()
     for (said, seconds), expected in zip(ranks.run(2, seconds_until_error, name, what), AT_ODDS[what], strict=True):
         assert re.search(expected, said), said
-        assert seconds < 3
+        assert seconds < 60  # The ranks would wait for each other for half an hour.
     train_tables = ranks.run(2, train_tables_alone, table_name(), [1, 2], 9)
     assert torch.equal(*train_tables)
 

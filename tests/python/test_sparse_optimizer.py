@@ -462,6 +462,29 @@ def test_a_dense_and_a_sparse_optimizer_train_one_model(new_module: NewModule) -
     assert losses[-1] < 0.05 < losses[0]
 
 
+def test_modules_may_stand_where_torch_takes_parameters(new_module: NewModule) -> None:
+    for wrap in (lambda module: module, lambda module: [module], lambda module: torch.nn.Sequential(module)):
+        module = new_module(lr=0.5)
+        optimizer = SparseOptimizer(wrap(module))
+        assert [group["table"] for group in optimizer.param_groups] == [module.name]
+
+
+@pytest.mark.parametrize("kind", ["parameters", "groups", "number", "text"])
+def test_what_is_no_module_is_refused_at_once(new_module: NewModule, kind: str) -> None:
+    module = new_module()
+    given: Any = {
+        "parameters": module.parameters(),
+        "groups": [{"params": list(module.parameters())}],
+        "number": 3,
+        "text": "user",
+    }[kind]
+    for arguments in ({"kv_client": given}, {"modules": given}):
+        with pytest.raises(ValueError, match=r"^SparseOptimizer (takes modules and tables, got |got modules without)"):
+            SparseOptimizer(**arguments)
+    with pytest.raises(ValueError, match=r"^SparseOptimizer got modules twice: "):
+        SparseOptimizer(module, modules=[module])
+
+
 def test_an_optimizer_shows_rates_and_tables(new_module: NewModule) -> None:
     module = new_module(lr=0.5)
     text = repr(SparseOptimizer(modules=[module]))

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_draws import fresh_name
 from slow_copies import SlowCopies
 from torch import Tensor, nn
 from torch.nn import functional
@@ -22,7 +23,6 @@ pytestmark = pytest.mark.tier("test")
 TableName = Callable[[], str]
 DIM, HIDDEN, VOCAB = 3, 6, 12
 ADAGRAD = {"kind": "adagrad", "lr": 0.1}
-_numbers = iter(range(10**9))
 
 
 def tokens_of(steps: int, seed: int = 0) -> list[Tensor]:
@@ -275,7 +275,7 @@ ACTS = st.lists(st.tuples(st.sampled_from(["step", "write", "delete"]), st.lists
 @settings(deadline=None, max_examples=40)
 @given(ids=st.lists(st.integers(0, 5), min_size=1, max_size=8), acts=ACTS)
 def test_any_changes_between_staging_and_forward_are_seen(ids: list[int], acts: list[tuple[str, list[int]]]) -> None:
-    module = DistEmbedding(None, DIM, f"staged/{next(_numbers)}", optimizer=ADAGRAD)
+    module = DistEmbedding(None, DIM, fresh_name(), optimizer=ADAGRAD)
     staged = module.stage(torch.tensor(ids), SlowCopies())
     for act, changed in acts:
         if act == "step":

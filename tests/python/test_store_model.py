@@ -14,6 +14,7 @@ from examples import examples
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from own_draws import fresh_name
 from torch import Tensor
 
 from recstore_ops import DistEmbedding, SparseOptimizer, Table, TableConfig, table_statistics
@@ -29,8 +30,6 @@ LEARNING_RATE = np.float32(0.5)
 EPS = np.float32(1e-10)
 POOL = [-(2**63), 1 - 2**63, -(2**32), -1, 0, 1, 2, 3, 2**40, 2**63 - 2, 2**63 - 1]
 """The ids drawn: few, so that calls meet each other's rows, and both ends of int64."""
-
-_numbers = itertools.count()
 
 ids_of_a_call = st.lists(st.sampled_from(POOL), max_size=6)
 # Multiples of 1/4 are summed without rounding, in whatever order.
@@ -63,7 +62,7 @@ class TableAndDict(RuleBasedStateMachine):
 
     @initialize(kind=st.sampled_from(["sgd", "adagrad"]))
     def open_table(self, kind: str) -> None:
-        self.name = f"model/{next(_numbers)}"
+        self.name = fresh_name()
         self.kind = kind
         self.start()
         self.initial = self.read_pool()

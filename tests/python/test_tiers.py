@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,21 @@ pytest_collection_modifyitems = tiers.select
 pytest_pycollect_makeitem = tiers.check_made
 def pytest_configure(config):
     config.addinivalue_line("markers", "tier(name)")
+"""
+ORDERED = """
+import pytest
+SEED = pytest.StashKey()
+def pytest_configure(config):
+    config.addinivalue_line("markers", "tier(name)")
+    config.stash[SEED] = tiers.choose_seed(config)
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    tiers.give_seed(node, node.config.stash[SEED])
+def pytest_collection_modifyitems(config, items):
+    assert config.stash[SEED] == 41
+    tiers.order(items, config.stash[SEED])
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"seed {config.stash[SEED]}")
 """
 MARKED = """
 import pytest
@@ -45,11 +61,36 @@ def test_a_tier_runs_with_those_before_it(suite: pytest.Pytester, tier: str, pas
     suite.runpytest_inprocess("--tier", tier).assert_outcomes(passed=passed, deselected=4 - passed)
 
 
-def test_long_files_come_first_and_each_stays_whole() -> None:
-    names = ["test_a", "test_fork", "test_train_on_ranks", "test_b", "test_fork"]
+def ordered(names: Sequence[str], seed: int) -> list[tuple[str, int]]:
     items: Any = [SimpleNamespace(path=Path(f"{name}.py"), number=number) for number, name in enumerate(names)]
-    tiers.order(items)
-    assert [item.number for item in items] == [2, 1, 4, 0, 3]
+    tiers.order(items, seed)
+    return [(item.path.stem, item.number) for item in items]
+
+
+def test_long_files_come_first_in_a_random_order_and_each_stays_whole() -> None:
+    first, later = [f"test_{name}" for name in tiers.LONGEST[: tiers.CLASS_SIZE]], ["test_a", "test_b", "test_c"]
+    names = [*later, *first, *later]
+    orders = {seed: ordered(names, seed) for seed in range(50)}
+    assert ordered(names, 7) == orders[7]
+    assert ordered([*reversed(names)], 7) != orders[7]
+    for order in orders.values():
+        assert {name for name, _ in order[: len(first)]} == set(first)
+        ends = [(name, number) for name, number in order[len(first) :]]
+        assert [name for name, _ in ends[::2]] == [name for name, _ in ends[1::2]]
+        assert all(
+            after - before == len(names) - 3 for (_, before), (_, after) in zip(ends[::2], ends[1::2], strict=True)
+        )
+    # One of the six orders of three files is missing in 50 draws with a probability of 6 (5/6)^50 < 1e-3 for seeds
+    # that are not these.
+    assert len({tuple(name for name, _ in order[len(first) :: 2]) for order in orders.values()}) == 6
+
+
+@pytest.mark.parametrize("processes", [(), ("--numprocesses", "2")])
+def test_a_run_says_the_seed_of_its_order(suite: pytest.Pytester, processes: tuple[str, ...]) -> None:
+    suite.makeconftest(CONFTEST + ORDERED)
+    result = suite.runpytest_inprocess(*processes, "--order-seed", "41")
+    result.assert_outcomes(passed=4)
+    result.stdout.fnmatch_lines(["seed 41"])
 
 
 def test_the_files_that_take_longest_are_there() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from own_draws import fresh_name
 
 from recstore_ops import (
     DistEmbedding,
@@ -28,8 +29,6 @@ pytestmark = [pytest.mark.tier("test"), pytest.mark.embedded_only("the rules of 
 TableName = Callable[[], str]
 Floats = NDArray[np.float32]
 DIM = 3
-
-_numbers = itertools.count()
 
 
 class Momentum(UpdateRule):
@@ -59,8 +58,9 @@ class Plain(UpdateRule):
 
 def registered(rule: UpdateRule) -> dict[str, Any]:
     """Registers a rule under a name of its own, and returns the optimizer that names it."""
-    name = f"rule-{next(_numbers)}"
-    with pytest.warns(RuntimeWarning, match=f'the update rule "{name}" is a call of Python for each row: slow'):
+    name = fresh_name()
+    told = re.escape(f'the update rule "{name}" is a call of Python for each row: slow')
+    with pytest.warns(RuntimeWarning, match=told):
         register_rule(name, rule)
     return {"kind": "rule", "name": name, "lr": 0.1}
 
@@ -220,7 +220,7 @@ class OfSlots(Plain):
     ],
 )
 def test_slots_that_are_none_are_refused_as_the_rule_is_registered(returned: Any, error: type[Exception]) -> None:
-    name = f"rule-{next(_numbers)}"
+    name = fresh_name()
     with pytest.raises(error, match=r"^OfSlots\.slots\(64\) returned .*; expected a"):
         register_rule(name, OfSlots(returned))
     with pytest.warns(RuntimeWarning):  # The name is free.

@@ -7,6 +7,7 @@ than its file its own.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Generator, Mapping
 from typing import Any, TypeAlias
 
@@ -16,10 +17,27 @@ Made: TypeAlias = "pytest.Item | pytest.Collector | list[pytest.Item | pytest.Co
 
 TIERS = ("quick", "test", "all")
 
+_SEED = "order_seed"
+
 
 def add_option(parser: pytest.Parser) -> None:
-    """Adds `--tier`; without it all tests run."""
+    """Adds `--tier`, without which all tests run, and `--order-seed`."""
     parser.addoption("--tier", choices=TIERS, default=TIERS[-1], help="run the tests of this tier and those before it")
+    parser.addoption("--order-seed", type=int, metavar="SEED", help="put the files in the order of an earlier run")
+
+
+def choose_seed(config: pytest.Config) -> int:
+    """Returns the seed of the order of files, one for all processes of xdist: another one in each run."""
+    workers = getattr(config, "workerinput", None)
+    if workers is not None:
+        return workers[_SEED]
+    given = config.getoption("--order-seed")
+    return random.SystemRandom().randrange(10**6) if given is None else given
+
+
+def give_seed(node: Any, seed: int) -> None:
+    """Gives the seed to a process of xdist, before it collects tests."""
+    node.workerinput[_SEED] = seed
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -69,13 +87,19 @@ LONGEST = (
     *("checkpoint", "benches", "activation_checkpointing", "transfer", "foreign_handles", "config_mutations"),
     *("unlinked_files", "planted_retrieval", "serve_model"),
 )
-"""The files that take longest, by their names without `test_`."""
+"""The files that take longest, by their names without `test_`, the longest first."""
+
+CLASS_SIZE = 10
 
 
-def order(items: list[pytest.Item]) -> None:
-    """Begins with the files that take longest: were one of them the last, other processes would wait for it."""
-    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(LONGEST)))
+def order(items: list[pytest.Item], seed: int) -> None:
+    """Shuffles files, but for their class of length: were a long one the last, other processes would wait for it."""
+    classes = {f"test_{name}": place // CLASS_SIZE for place, name in enumerate(LONGEST)}
+    files = sorted({item.path.stem for item in items})
+    random.Random(seed).shuffle(files)
+    files.sort(key=lambda file: classes.get(file, len(LONGEST)))
+    places = {file: place for place, file in enumerate(files)}
+    items.sort(key=lambda item: places[item.path.stem])
 
 
 def tier_of(item: pytest.Item | pytest.Collector) -> str:

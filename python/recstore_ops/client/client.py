@@ -29,7 +29,7 @@ class EmbeddingTableConfig:
     """What `RecStoreClient.init_embedding_table` opens.
 
     What is left out here is taken from the configuration file's entry for the table, where there is one; see
-    `recstore_ops.config_file`.
+    `recstore_ops.load_config_file`.
 
     Attributes:
         num_embeddings: the number of ids; `None` for an open vocabulary.

@@ -42,7 +42,7 @@ class DistTensor:
         ValueError: an empty name, or a shape that is not 2-D.
         TypeError: a dtype that is not supported, or a table of this name with another shape or dtype.
 
-    Rows are rounded to `dtype` when they are written, and read as float32; see `recstore_ops.row_types`. That of a
+    Rows are rounded to `dtype` when they are written, and read as float32; see `row_type` of `TableOptions`. That of a
     module takes `requires_grad` and `grad = None` as a parameter does; it is no tensor, and refuses what else tensors
     have.
     """

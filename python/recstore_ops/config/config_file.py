@@ -77,7 +77,7 @@ class ConfigFile:
         path: where it is.
         embedding_tables: what it says of tables, by name.
         without_effect: the keys of RecStore's file that have no effect here.
-        recstore: what it says of servers, in RecStore's keys; see `recstore_ops.server_config`.
+        recstore: what it says of servers, in RecStore's keys; see `recstore_ops.servers.server_config`.
     """
 
     path: Path

@@ -40,7 +40,7 @@ class TableOptions(ConfigOptions, total=False):
     """What a table is opened with, as keywords.
 
     An option that is absent or `None` has the value of the configuration file's entry for the table
-    (`recstore_ops.config_file`), or else its default. The values are checked when the table is opened; an unknown
+    (`recstore_ops.load_config_file`), or else its default. The values are checked when the table is opened; an unknown
     key or kind is refused by name.
 
     Attributes:
@@ -55,7 +55,7 @@ class TableOptions(ConfigOptions, total=False):
         dtype: the type rows are kept in: `torch.float32`, the default, `torch.bfloat16` or `torch.float16`, which take
             half the memory, `torch.int8` or `torch.float8_e4m3fn`, with a scale a row, which take about a quarter.
             Written rows are rounded to the nearest, a step rounds stochastically, with noise that the seed
-            determines; slots and arithmetic stay float32. See `recstore_ops.row_types`.
+            determines; slots and arithmetic stay float32. See docs/tables.md.
         seed: together with the table's name it seeds the initial values; 0 by default.
         block_size: rows in one block of storage; 10,240 by default.
         max_grad_norm: the longest gradient of a row, by its L2 norm: a longer one is scaled to it before the rule sees

@@ -1,7 +1,7 @@
 """Modules whose attributes are closed: setting one that would have no effect is an error."""
 
 import inspect
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -12,10 +12,12 @@ from recstore_ops.table.table import Table
 class _ClosedType(type):
     """Closes a module once it is made, constructors of derived classes included."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        module = super().__call__(*args, **kwargs)
-        module._is_closed = True
-        return module
+    if not TYPE_CHECKING:  # To a checker of types a call of a class would be of any type, with any arguments.
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            module = super().__call__(*args, **kwargs)
+            module._is_closed = True
+            return module
 
     @property
     def __signature__(cls) -> inspect.Signature:

@@ -46,7 +46,7 @@ class TableModule(ClosedModule):
     the type of what `forward` gives, and rows keep theirs.
 
     What is left out here is taken from the configuration file's entry for the table, where there is one; see
-    `recstore_ops.config_file`.
+    `recstore_ops.load_config_file`.
 
     Args:
         num_embeddings: the number of ids; `None` for an open vocabulary, where every int64 is an id.
@@ -260,14 +260,33 @@ class TableModule(ClosedModule):
             text = f"{text}, dtype={self.table.config.dtype}"
         if self._scale_grad_by_freq:
             text = f"{text}, scale_grad_by_freq=True"
-        return text if self.padding_idx is None else f"{text}, padding_idx={self.padding_idx}"
+        if self.padding_idx is not None:
+            text = f"{text}, padding_idx={self.padding_idx}"
+        return f"{text}, {self.table.summary()}"
 
 
 class DistEmbedding(TableModule):
-    """Rows of a table, looked up by id.
+    """Rows of a table, looked up by id: `[...]` ids give `[..., embedding_dim]`. `SparseOptimizer` steps them.
 
-    Takes the arguments of `TableModule`. The gradients that `backward` collects are applied by
-    `SparseOptimizer.step`.
+    Args:
+        num_embeddings: ids are below it; `None` for an open vocabulary, where every int64 is an id.
+        embedding_dim: elements a row.
+        name: the table's name. Modules with one name and one configuration share its rows.
+        init_func: `init_func((num_embeddings, embedding_dim), dtype)` gives the first rows; without it they start at
+            the values of `initializer`, and are stored once they are trained.
+        lr: the learning rate, if neither `optimizer` nor the configuration file has one.
+        padding_idx: an id, or several, whose row is zero and gets no gradient.
+        max_norm: refused: a lookup changes no row.
+        scale_grad_by_freq: divide the gradient of a row by how often its id occurs in the batch.
+        output_dtype: `torch.float32`, the default, or the type of the rows.
+        **options: `optimizer` (kind, or a dict with kind and `lr`), `initializer`, `dtype`, `seed`, `admission`,
+            `eviction` (in steps and rows), `memory_limit` (in bytes), `disk` (a directory), `process_group`,
+            `on_existing` and more: see `help(recstore_ops.TableOptions)`.
+
+    Raises:
+        TypeError: an option of another name.
+        ValueError: an invalid value, or a table of this name with another configuration.
+        RuntimeError: a job of several processes, without `process_group`.
 
     Examples:
         >>> user = DistEmbedding(None, 16, "user", optimizer={"kind": "adagrad", "lr": 0.1})

@@ -14,10 +14,12 @@ from recstore_ops.nn.padding import PaddingIdx
 
 
 class DistEmbeddingBag(TableModule):
-    """Pooled rows of bags of ids.
+    """Pooled rows of bags of ids: `[N]` ids and `[B]` offsets give `[B, embedding_dim]`.
 
     Args:
-        num_embeddings: as in `DistEmbedding`, and so are `embedding_dim` and `name`.
+        num_embeddings: ids are below it; `None` for an open vocabulary, where every int64 is an id.
+        embedding_dim: elements a row.
+        name: the table's name. Modules with one name and one configuration share its rows.
         mode: `sum`, `mean` or `max`.
         padding_idx: an id that no bag counts, or several.
         include_last_offset: whether `offsets` also holds the end of the last bag.
@@ -26,7 +28,8 @@ class DistEmbeddingBag(TableModule):
         **options: see `recstore_ops.TableOptions`.
 
     Raises:
-        ValueError: an unknown mode, or an argument that is not supported; further as `TableModule`.
+        TypeError: an option of another name.
+        ValueError: an unknown mode, or an argument that is not supported; further as `DistEmbedding`.
     """
 
     __module__ = "recstore_ops"
@@ -84,6 +87,9 @@ class DistEmbeddingBag(TableModule):
             self._scale_grad_by_freq,
         )
         return pooled.to(self.output_dtype)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, mode={self.mode!r}"
 
     @property
     def _trace(self) -> list[tuple[str, Tensor, Tensor]]:

@@ -347,7 +347,8 @@ class HashTable(TableModule):
         return len(self.table)
 
     def extra_repr(self) -> str:
-        return f"{self.embedding_shape}, name={self.name!r}, grad_reduce_by={self.grad_reduce_by!r}"
+        reduction = f"grad_reduce_by={self.grad_reduce_by!r}"
+        return f"{self.embedding_shape}, name={self.name!r}, {reduction}, {self.table.summary()}"
 
     def _shaped(self, values: Tensor) -> Tensor:
         """Gives values of one row each, `[..., dim]`, the shape of a row."""

@@ -49,27 +49,28 @@ class SparseOptimizer(torch.optim.Optimizer):
     every row as it is, where that holds infinity or NaN.
 
     Args:
-        kv_client: whose tables are updated; this process's by default.
+        kv_client: whose tables are updated; this process's by default. Modules may stand here too, as parameters do in
+            `torch.optim`.
         lr: the learning rate of all tables, except those whose rate was set by hand with `set_learning_rate`;
             each table's own where absent.
         modules: modules and tables that `step()` and `zero_grad()` are about.
 
     Raises:
-        ValueError: a learning rate out of range, or modules without any table.
+        ValueError: a learning rate out of range, modules without any table, or parameters in the place of modules.
     """
 
     __module__ = "recstore_ops"
 
     def __init__(
         self,
-        kv_client: RecStoreClient | None = None,
+        kv_client: RecStoreClient | nn.Module | Table | Sequence[Tables] | None = None,
         lr: float | None = None,
         modules: nn.Module | Table | Sequence[Tables] | None = None,
     ) -> None:
-        self.kv_client = kv_client or get_kv_client()
+        client, self._modules = _client_and_modules(kv_client, modules)
+        self.kv_client = client or get_kv_client()
         self._lr = None if lr is None else check_learning_rate(lr)
         self._initial_lr = 0.01 if self._lr is None else self._lr
-        self._modules = None if modules is None else _as_list(modules)
         self._rates: dict[int, float] = {}
         self._loads: Counter[int] = Counter()
         self._seen: weakref.WeakSet[Table] = weakref.WeakSet()
@@ -414,6 +415,29 @@ def _group_of(table: Table, groups: dict[str | None, dict[str, Any]]) -> dict[st
 def _rate(table: Table) -> float:
     rate, _ = table.learning_rate()
     return rate
+
+
+def _client_and_modules(first: Any, modules: Any) -> tuple[RecStoreClient | None, list[Tables] | None]:
+    """Tells a client from modules that stand in its place.
+
+    Raises:
+        ValueError: modules come twice, or what comes is neither.
+    """
+    client = first if isinstance(first, RecStoreClient) else None
+    if first is not client:
+        if modules is not None:
+            raise ValueError(f"SparseOptimizer got modules twice: {type(first).__name__} and {type(modules).__name__}")
+        modules = first
+    if modules is None:
+        return client, None
+    chosen = _as_list(modules) if isinstance(modules, nn.Module | Table | Iterable) else [modules]
+    for each in chosen:
+        if not isinstance(each, nn.Module | Table):
+            raise ValueError(
+                f"SparseOptimizer takes modules and tables, got {type(each).__name__}: give the model itself, and its "
+                "parameters outside the tables to an optimizer of torch.optim"
+            )
+    return client, chosen
 
 
 def _as_list(modules: nn.Module | Table | Iterable[Tables]) -> list[Tables]:

@@ -62,6 +62,8 @@ class Tls:
         server_name: for clients: what servers' certificates are of; the host by which each is called by default.
     """
 
+    __module__ = "recstore_ops"
+
     certificate: str | PathLike[str] | None = None
     key: str | PathLike[str] | None = None
     ca: str | PathLike[str] | None = None

@@ -276,6 +276,18 @@ class Table:
         """The number of rows."""
         return operators.hashtable_size(self.handle)
 
+    def summary(self) -> str:
+        """The optimizer and the number of rows, as modules show them; servers are not asked for rows."""
+        kind, options = self.config.optimizer["kind"], dict(self.config.optimizer)
+        del options["kind"]
+        optimizer = f"optimizer={kind}({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+        if servers.current_ps_backend() != servers.EMBEDDED:
+            return f"{optimizer}, rows on servers"
+        try:
+            return f"{optimizer}, rows={self.statistics()['rows']}"
+        except RuntimeError:  # Dropped, or its rows are not to be read.
+            return f"{optimizer}, no rows"
+
     def __repr__(self) -> str:
         return f"Table({self.name!r}, dim={self.dim})"
 

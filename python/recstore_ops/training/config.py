@@ -158,8 +158,8 @@ class TrainingConfig(ModelConfig, InputConfig):
     schedule: Annotated[
         ScheduleName,
         Option(
-            "Of the learning rates: linear and cosine fall towards 0 over the run, exponential by epoch, plateau when the "
-            "validation logloss does not fall.",
+            "Of the learning rates: linear and cosine fall towards 0 over the run, exponential by epoch, plateau when "
+            "the validation logloss is no lower.",
             _OPTIMIZER,
         ),
     ] = "constant"
@@ -177,17 +177,13 @@ class TrainingConfig(ModelConfig, InputConfig):
         Option("The most passes over the rows.", _LOOP, shown="20; 1 over followed files"),
         _AT_LEAST_ONE,
     ] = None
-    reduction: Annotated[
-        Literal["mean", "sum"], Option("Gradient over a batch; ftrl needs sum.", _OPTIMIZER)
-    ] = "mean"
+    reduction: Annotated[Literal["mean", "sum"], Option("Gradient over a batch; ftrl needs sum.", _OPTIMIZER)] = "mean"
     shuffle: Annotated[
         bool,
         Option("Keep the order of the file.", _LOOP, name="no-shuffle", type=bool, default=False, read=read_negated),
     ] = True
     shuffle_window: Annotated[int, Option("Rows held in memory to shuffle.", _LOOP), _AT_LEAST_ONE] = _SHUFFLE_WINDOW
-    seed: Annotated[
-        int, Option("Of initial values, shuffling, splits and dropout.", _LOOP), _NOT_NEGATIVE
-    ] = 0
+    seed: Annotated[int, Option("Of initial values, shuffling, splits and dropout.", _LOOP), _NOT_NEGATIVE] = 0
     validation_fraction: Annotated[
         float | None,
         Option(
@@ -212,8 +208,8 @@ class TrainingConfig(ModelConfig, InputConfig):
     auc_by: Annotated[
         str | None,
         Option(
-            "Also report AUC and NDCG within each id of this field or column: user of MovieLens, C1 of Criteo, field_0 or "
-            "qid of libsvm.",
+            "Also report AUC and NDCG within each id of this field or column: user of MovieLens, C1 of Criteo, field_0 "
+            "or qid of libsvm.",
             _LOOP,
             metavar="FIELD",
             shown="role group; qid",

@@ -57,8 +57,8 @@ class InputConfig:
     planted: Annotated[
         PlantedName | None,
         Option(
-            "Train on generated rows instead: pairs of fields of rank 4 or 8, triples, histories with a target, or items "
-            "for queries.",
+            "Train on generated rows instead: pairs of fields of rank 4 or 8, triples, histories with a target, or "
+            "items for queries.",
             INPUT,
         ),
     ] = None
@@ -75,9 +75,7 @@ class InputConfig:
     ignore_values: Annotated[bool, Option("Take every value of libsvm and libffm as 1.", INPUT)] = False
     num_fields: Annotated[
         int | None,
-        Option(
-            "Fields of a row of libsvm or libffm.", INPUT, shown="from first rows"
-        ),
+        Option("Fields of a row of libsvm or libffm.", INPUT, shown="from first rows"),
         _AT_LEAST_ONE,
     ] = None
     rating_threshold: Annotated[

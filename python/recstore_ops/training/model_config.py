@@ -241,9 +241,7 @@ class ModelConfig:
     ] = None
     eviction_policy: Annotated[
         Literal["lru", "lfu"] | None,
-        Option(
-            "Which rows leave for --capacity.", _MODEL, shown="lru"
-        ),
+        Option("Which rows leave for --capacity.", _MODEL, shown="lru"),
     ] = None
     eviction_interval: Annotated[
         int | None,
