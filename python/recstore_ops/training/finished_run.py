@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -185,6 +186,6 @@ class _OpenTables:
         return DistEmbedding(table.config.num_embeddings, dim, table.name, **_options(table.config))
 
 
-def _options(config: TableConfig) -> dict[str, object]:
+def _options(config: TableConfig) -> dict[str, Any]:
     options = {name: value for name, value in asdict(config).items() if name != "num_embeddings"}
     return {**options, "dtype": ROW_TYPES[config.dtype], "on_existing": "share"}
