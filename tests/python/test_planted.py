@@ -29,7 +29,7 @@ class TestRows:
         planted = planted_rows(kind, train_rows=100, test_rows=50)
         train, model = planted.train, planted.model
         assert (len(train), len(planted.test)) == (100, 50)
-        assert train.num_fields == model.num_fields == {"pairs": 8, "rank8": 8, "triples": 3}[kind]
+        assert train.num_fields == model.num_fields == {"pairs": 8, "triples": 3}[kind]
         assert train.offsets is None
         assert train.values is None
         fields = train.ids.view(100, -1) // model.ids_per_field
@@ -68,8 +68,8 @@ class TestRows:
 
     def test_none_or_of_an_unknown_kind_are_refused(self) -> None:
         with pytest.raises(ValueError, match="at least one row"):
-            planted_rows("rank8", train_rows=0)
-        with pytest.raises(ValueError, match="one of pairs, rank8, triples, got 'quads'"):
+            planted_rows("pairs", train_rows=0)
+        with pytest.raises(ValueError, match="one of pairs, triples, got 'quads'"):
             planted_rows("quads")  # pyright: ignore[reportArgumentType]
 
 
@@ -100,11 +100,10 @@ class TestPublishedDraw:
 
 
 class TestStandardizedFactors:
-    @pytest.mark.parametrize(("kind", "std"), [("rank8", 0.35), ("triples", 1.1)])
-    def test_have_mean_zero_and_the_deviation(self, kind: PlantedKind, std: float) -> None:
-        factors = planted_rows(kind, 2, 1, 100).model.factors
+    def test_have_mean_zero_and_the_deviation(self) -> None:
+        factors = planted_rows("triples", 2, 1, 100).model.factors
         np.testing.assert_allclose(factors.mean(1), 0, atol=1e-12)
-        np.testing.assert_allclose(factors.std(1), std)
+        np.testing.assert_allclose(factors.std(1), 1.1)
 
     def test_leave_triples_no_part_that_pairs_could_express(self) -> None:
         model = planted_rows("triples", 2, 1, 100).model
@@ -142,7 +141,7 @@ class TestTheory:
         np.testing.assert_allclose(ours, fitted, atol=1e-4)
 
     def test_best_model_over_sampled_rows_is_where_logistic_regression_ends(self) -> None:
-        planted = planted_rows("rank8", 1)
+        planted = planted_rows("pairs", 1, 100_000, 20_000)
         model = planted.model
         columns = torch.cat([planted.train.ids, planted.test.ids]).view(-1, 8)
         train, test = columns.split([100_000, 20_000])

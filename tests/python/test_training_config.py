@@ -23,7 +23,7 @@ pytestmark = pytest.mark.tier("quick")
     [
         ({"planted": None}, "no training data"),
         ({"train": (Path("x"),)}, "planted data takes no files"),
-        ({"planted": "quads"}, "planted must be one of pairs, rank8, triples, sequences, retrieval, got 'quads'"),
+        ({"planted": "quads"}, "planted must be one of pairs, triples, sequences, retrieval, got 'quads'"),
         (
             {"planted": None, "train": (Path("x"),), "planted_train_rows": 5},
             "a run on files takes no planted_train_rows",

@@ -221,36 +221,24 @@ def end_on_planted(
     return best.test, planted_rows(kind), records[0].train_rows
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [("pairs", {}), pytest.param("rank8", {"batch_size": 1000, "lr": 1e-2}, marks=pytest.mark.tier("all"))],
-)
-def test_lr_ends_at_the_bound_of_models_without_interactions(
-    fixed_table_name: TableName, kind: PlantedKind, options: dict[str, Any]
-) -> None:
-    test, planted, rows = end_on_planted(kind, "lr", fixed_table_name(), **options)
+def test_lr_ends_at_the_bound_of_models_without_interactions(fixed_table_name: TableName) -> None:
+    test, planted, rows = end_on_planted("pairs", "lr", fixed_table_name())
     # 8 fields of 50 ids: 8 * 49 weights and the bias are free.
     assert test.logloss == pytest.approx(planted.additive_logloss + 393 / (2 * rows), abs=0.005)
     assert test.auc < 0.68
 
 
-@pytest.mark.parametrize(
-    ("kind", "options", "below", "above"),
-    [("pairs", {"dim": 4}, 0.010, 0.015), ("rank8", {"batch_size": 1000, "lr": 1e-2}, 0.007, 0.012)],
-)
 @pytest.mark.tier("all")
-def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(
-    fixed_table_name: TableName, kind: PlantedKind, options: dict[str, Any], below: float, above: float
-) -> None:
-    test, planted, rows = end_on_planted(kind, "fm", fixed_table_name(), **options)
+def test_an_fm_of_the_true_rank_ends_at_the_true_model_and_its_estimation_gap(fixed_table_name: TableName) -> None:
+    test, planted, rows = end_on_planted("pairs", "fm", fixed_table_name(), dim=4)
     end = planted.bayes_logloss + planted.model.estimation_gap(rows)
-    assert end - below <= test.logloss <= end + above
+    assert end - 0.010 <= test.logloss <= end + 0.015
     assert test.auc > planted.bayes_auc - 0.03
 
 
 @pytest.mark.tier("all")
 def test_an_fm_of_too_low_a_rank_ends_far_from_the_true_model(fixed_table_name: TableName) -> None:
-    test, planted, rows = end_on_planted("rank8", "fm", fixed_table_name(), dim=4, batch_size=1000, lr=1e-2)
+    test, planted, rows = end_on_planted("pairs", "fm", fixed_table_name(), dim=2)
     assert test.logloss > planted.bayes_logloss + planted.model.estimation_gap(rows) + 0.05
 
 

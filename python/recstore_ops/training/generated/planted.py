@@ -2,14 +2,13 @@
 
 Every row has one id of each field, drawn uniformly, and a label drawn with the log-odds
 
-    pairs, rank8    logit = -1   + sum_f w_f + sum_{f<g} <v_f, v_g>
-    triples         logit = -0.5 + sum_f w_f + sum_k v_1k v_2k v_3k
+    pairs      logit = -1   + sum_f w_f + sum_{f<g} <v_f, v_g>
+    triples    logit = -0.5 + sum_f w_f + sum_k v_1k v_2k v_3k
 
 where w_f and v_f belong to the row's id of field f, all of them normal:
 
     kind      fields x ids   columns of v   sd of w   sd of v   v standardized
     pairs        8 x 50            4          0.3       0.45      no
-    rank8        8 x 50            8          0.3       0.35      yes
     triples      3 x 12            2          0.3       1.1       yes
 
 Standardized means that over the ids of each field, each column has mean zero and exactly that deviation. Then main
@@ -32,7 +31,7 @@ from recstore_ops.training.generated.row_counts import row_counts
 from recstore_ops.training.quality.metrics import auc, logloss
 from recstore_ops.training.rows.batch import Batch
 
-PlantedKind = Literal["pairs", "rank8", "triples"]
+PlantedKind = Literal["pairs", "triples"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +153,6 @@ class _Recipe:
 
 _RECIPES: dict[PlantedKind, _Recipe] = {
     "pairs": _Recipe(2, 8, 50, 4, -1.0, 0.45, False, 40_000, 10_000),
-    "rank8": _Recipe(2, 8, 50, 8, -1.0, 0.35, True, 100_000, 20_000),
     "triples": _Recipe(3, 3, 12, 2, -0.5, 1.1, True, 60_000, 20_000),
 }
 _EFFECT_STD = 0.3

@@ -13,7 +13,7 @@ from recstore_ops.training.generated.planted_sequences import FIELD_NAMES, Plant
 from recstore_ops.training.rows.batch import Batch
 from recstore_ops.training.rows.row_source import numbered_names
 
-PlantedName = Literal["pairs", "rank8", "triples", "sequences", "retrieval"]
+PlantedName = Literal["pairs", "triples", "sequences", "retrieval"]
 
 
 @dataclass(frozen=True)
