@@ -265,6 +265,7 @@ check: $(DEVELOPED) ## formatting, lints, types, and the order of the rooms
 	$(BIN)/python .ci/opened_files.py
 	$(BIN)/python .ci/prose.py
 	$(BIN)/python .ci/third_party.py --check
+	$(BIN)/python .ci/optimizers.py --check
 	$(BIN)/pyright
 
 .PHONY: runtime

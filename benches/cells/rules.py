@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,7 @@ from benches.ids import Batch, turn_of
 from benches.measured import Case, Competitor
 from benches.scale import Scale
 from benches.yardstick import LR
+from recstore_ops import _native
 
 CELL = "rules"
 ADAGRAD, RULE = "AdaGrad", "the rule"
@@ -45,26 +47,43 @@ class Rule:
         return RecStoreTable(rows, dim, optimizer, state_dtype=self.state_dtype)
 
 
+# What the results call a rule, if not by its kind.
+TITLES = {
+    "sgd": "SGD",
+    "rowwise_adagrad": "row-wise AdaGrad",
+    "rmsprop": "RMSprop",
+    "rowwise_adam": "row-wise Adam",
+    "adadelta": "Adadelta",
+    "adam": "Adam",
+    "adamw": "AdamW",
+    "lamb": "LAMB",
+    "lion": "Lion",
+    "ftrl": "FTRL",
+}
+
+
+def _rule(optimizer: dict[str, Any]) -> Rule:
+    """A rule of the registry with its default options."""
+    widths = [slot["width"] for slot in optimizer["slots"] if slot["with"] is None]
+    kind: str = optimizer["kind"]
+    kept_a_row = sum(width or 0 for width in widths)
+    return Rule(TITLES.get(kind, kind), widths.count(None), kind, kept_a_row=kept_a_row)
+
+
 RULES = (
-    Rule("SGD", 0, "sgd"),
+    *sorted(
+        (_rule(each) for each in json.loads(_native.optimizers()) if each["kind"] != "adagrad"),
+        key=lambda rule: (rule.kept, rule.kept_a_row),
+    ),
     Rule("SGD with momentum", 1, "sgd", {"momentum": 0.9}),
     Rule("SGD with Nesterov's momentum", 1, "sgd", {"momentum": 0.9, "nesterov": True}),
-    Rule("row-wise AdaGrad", 0, "rowwise_adagrad", kept_a_row=1),
-    Rule("RMSprop", 1, "rmsprop"),
-    Rule("Lion", 1, "lion"),
-    Rule("row-wise Adam", 1, "rowwise_adam", kept_a_row=1),
-    Rule("Adadelta", 2, "adadelta"),
-    Rule("FTRL", 2, "ftrl"),
-    Rule("Adam", 2, "adam"),
-    Rule("AdamW", 2, "adamw"),
-    Rule("LAMB", 2, "lamb"),
     Rule("AMSGrad", 3, "adam", {"amsgrad": True}),
     Rule("Adam, state in bfloat16", 1, "adam", state_dtype="bfloat16"),
     Rule("Adam, state in 8 bits", 0.5, "adam", state_dtype="float8", kept_a_row=2),
     Rule("AdaGrad, state in bfloat16", 0.5, "adagrad", state_dtype="bfloat16"),
     Rule("AdaGrad, state in 8 bits", 0.25, "adagrad", state_dtype="float8", kept_a_row=1),
 )
-"""All rules, those with the smallest records first; behind them state of fewer bits."""
+"""All rules of the registry, those with the smallest records first; behind them options, and state of fewer bits."""
 
 SETTINGS = [Setting(dim=dim) for dim in (16, 64)]
 

@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
-KINDS = [
-    "sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "rmsprop",
-    "adadelta",
-    "adam",
-    "adamw",
-    "rowwise_adam",
-    "lamb",
-    "lion",
-    "ftrl",
-]
+from recstore_ops import _native
 
-# The rules whose options change what they keep of a row, or how they step.
+REGISTRY: dict[str, dict[str, Any]] = {each["kind"]: each for each in json.loads(_native.optimizers())}
+"""The optimizers of the store, as its registry describes them."""
+
+KINDS = [*REGISTRY]
+
+_LR = 0.1
 FORMS: list[dict[str, Any]] = [
-    {"kind": "sgd", "lr": 0.1, "weight_decay": 0.01},
-    {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "nesterov": True},
-    {"kind": "adagrad", "lr": 0.1},
-    {"kind": "adagrad", "lr": 0.1, "lr_decay": 0.1, "convention": "torch"},
-    {"kind": "rowwise_adagrad", "lr": 0.1},
-    {"kind": "rowwise_adagrad", "lr": 0.1, "convention": "torch"},
-    {"kind": "rmsprop", "lr": 0.1},
-    {"kind": "rmsprop", "lr": 0.1, "momentum": 0.9, "centered": True},
-    {"kind": "adadelta", "lr": 0.1},
-    {"kind": "adam", "lr": 0.1},
-    {"kind": "adam", "lr": 0.1, "bias_correction": "row"},
-    {"kind": "adam", "lr": 0.1, "amsgrad": True},
-    {"kind": "adamw", "lr": 0.1, "weight_decay": 0.1},
-    {"kind": "rowwise_adam", "lr": 0.1, "bias_correction": "row"},
-    {"kind": "lamb", "lr": 0.1},
-    {"kind": "lion", "lr": 0.1, "weight_decay": 0.1},
-    {"kind": "sgd", "lr": 0.1, "weight_decay": 0.1, "catch_up": True},
-    {"kind": "sgd", "lr": 0.1, "momentum": 0.9, "catch_up": True},
-    {"kind": "ftrl", "alpha": 0.1, "l1": 0.01, "l2": 0.1},
+    {"kind": kind, rule["options"][0]["name"]: _LR, **form} for kind, rule in REGISTRY.items() for form in rule["forms"]
 ]
+"""A configuration for each way to keep something of a row, or to step."""
 
 
 def _may_be_narrow(form: dict[str, Any]) -> bool:
     """Whether the rule keeps something for each element, and a table can have it in fewer bits."""
-    keeps = form["kind"] != "rowwise_adagrad" and (form["kind"] != "sgd" or "momentum" in form)
-    return keeps and not form.keys() & {"catch_up", "centered"}
+    kept = [slot for slot in REGISTRY[form["kind"]]["slots"] if slot["with"] is None or slot["with"] in form]
+    return any(slot["width"] is None for slot in kept) and not form.keys() & {"catch_up", "centered"}
 
 
 # The options of tables of every form, those that can also with what the rule keeps in 16 and 8 bits.

@@ -29,7 +29,7 @@ from recstore_ops import (
 )
 from recstore_ops.config.config_file import config_schema, configure_table, document_problems
 from recstore_ops.config.json_schema import find_problems
-from recstore_ops.training.choices import OptimizerName
+from recstore_ops.config.optimizers import OPTIMIZERS, OptimizerName
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -443,6 +443,16 @@ def test_a_configuration_that_is_nested_deeply_is_refused(tmp_path: Path, openin
 def test_schema_trainer_and_store_know_the_same_optimizers(table_name: TableName) -> None:
     of_schema = [kind for kind in config_schema()["$defs"]["optimizer_kind"]["enum"] if kind != "rule"]
     assert of_schema == config_schema()["$defs"]["optimizer"]["then"]["enum"] == KINDS == [*get_args(OptimizerName)]
+    assert [*OPTIMIZERS] == KINDS
     with pytest.raises(ValueError, match="unknown variant `sign`, expected one of ") as refused:
         DistEmbedding(None, 4, table_name(), optimizer="sign")
     assert re.findall(r"`(\w+)`", str(refused.value))[1:] == [*KINDS, "rule"]
+
+
+def test_the_page_of_tables_has_every_optimizer_and_option() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text("utf-8")
+    section = page.split("## Optimizers\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)`", section, flags=re.MULTILINE)
+    assert [*dict.fromkeys(rows)] == [*KINDS, "rule"]
+    options = {option for each in OPTIMIZERS.values() for option in each.options}
+    assert [option for option in sorted(options) if f"`{option}`" not in section] == []

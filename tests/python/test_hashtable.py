@@ -14,6 +14,7 @@ import torch
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from optimizer_kinds import REGISTRY
 from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, TableConfig, _native, embedding
@@ -307,32 +308,18 @@ def test_an_id_deleted_and_inserted_again_starts_from_its_initial_value(table: H
 # Slots.
 
 SLOTS = {
-    "sgd": [],
-    "adagrad": ["state_sum"],
-    "rowwise_adagrad": ["state_sum"],
-    "adam": ["exp_avg", "exp_avg_sq"],
-    "adamw": ["exp_avg", "exp_avg_sq"],
-    "ftrl": ["n", "z", "alpha"],
-    "rmsprop": ["square_avg"],
-    "adadelta": ["square_avg", "acc_delta"],
-    "rowwise_adam": ["exp_avg", "exp_avg_sq"],
-    "lamb": ["exp_avg", "exp_avg_sq"],
-    "lion": ["exp_avg"],
+    kind: [(slot["name"], slot["width"]) for slot in rule["slots"] if slot["with"] is None]
+    for kind, rule in REGISTRY.items()
 }
 
 
-@pytest.mark.parametrize(("kind", "names"), SLOTS.items())
-def test_slots_are_listed_by_name(kind: str, names: list[str], name: str) -> None:
+@pytest.mark.parametrize(("kind", "slots"), SLOTS.items())
+def test_slots_are_listed_by_name(kind: str, slots: list[tuple[str, int | None]], name: str) -> None:
     table = HashTable([2, 3], name, optimizer=kind)
-    assert table.slot_names() == ["embedding", *names]
-    for slot in names:
+    assert table.slot_names() == ["embedding", *(slot for slot, _ in slots)]
+    for slot, width in slots:
         values = table.slot(slot, torch.zeros(4, 1, dtype=torch.int64))
-        one_a_row = (kind, slot) in {
-            ("rowwise_adagrad", "state_sum"),
-            ("rowwise_adam", "exp_avg_sq"),
-            ("ftrl", "alpha"),
-        }
-        assert values.shape == ((4, 1, 1) if one_a_row else (4, 1, 2, 3))
+        assert values.shape == ((4, 1, 2, 3) if width is None else (4, 1, width))
         assert values.eq(0).all()
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optimizer_kinds import REGISTRY
 from torch import Tensor
 from warm_processes import in_a_process
 
@@ -27,20 +28,14 @@ MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 EXTREME_IDS = [0, 1, -1, 42, 2**31, -(2**31) - 1, 2**32, 2**53 + 1, 2**63 - 1, -(2**63)]
 
 OPTIMIZERS: list[dict[str, Any]] = [
-    {"kind": "sgd"},
-    {"kind": "adagrad"},
+    *(
+        {"kind": kind, **{option["name"]: 0.0 for option in rule["options"] if option["name"] == "weight_decay"}}
+        for kind, rule in REGISTRY.items()
+    ),
     {"kind": "adagrad", "convention": "torch"},
-    {"kind": "rowwise_adagrad"},
-    {"kind": "adam"},
     {"kind": "adam", "bias_correction": "row"},
-    {"kind": "adamw", "weight_decay": 0.0},
-    {"kind": "ftrl"},
     {"kind": "sgd", "momentum": 0.9},
     {"kind": "rmsprop", "momentum": 0.9, "centered": True},
-    {"kind": "adadelta"},
-    {"kind": "rowwise_adam"},
-    {"kind": "lamb"},
-    {"kind": "lion"},
 ]
 
 

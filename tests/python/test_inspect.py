@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from optimizer_kinds import REGISTRY
 from rich.console import Console
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, inspect_table, table_statistics
@@ -41,22 +42,15 @@ def test_a_report_has_name_configuration_and_statistics(table_name: TableName) -
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "slots", "floats"),
+    ("optimizer", "slots"),
     [
-        ("sgd", {}, 4),
-        ("adagrad", {"state_sum": 4}, 8),
-        ("rowwise_adagrad", {"state_sum": 1}, 5),
-        ("adam", {"exp_avg": 4, "exp_avg_sq": 4}, 12),
-        ("ftrl", {"n": 4, "z": 4, "alpha": 1}, 13),
-        ("rmsprop", {"square_avg": 4}, 8),
-        ("adadelta", {"square_avg": 4, "acc_delta": 4}, 12),
-        ("rowwise_adam", {"exp_avg": 4, "exp_avg_sq": 1}, 9),
-        ("lion", {"exp_avg": 4}, 8),
+        (kind, {slot["name"]: slot["width"] or 4 for slot in rule["slots"] if slot["with"] is None})
+        for kind, rule in REGISTRY.items()
     ],
 )
-def test_slots_and_bytes_of_a_row(optimizer: str, slots: dict[str, int], floats: int, table_name: TableName) -> None:
+def test_slots_and_bytes_of_a_row(optimizer: str, slots: dict[str, int], table_name: TableName) -> None:
     report = inspect_table(trained(table_name(), [3], optimizer).name)
-    assert (report.slots, report.bytes_per_row) == (slots, floats * 4)
+    assert (report.slots, report.bytes_per_row) == (slots, (4 + sum(slots.values())) * 4)
 
 
 def test_norms_are_over_the_rows(table_name: TableName) -> None:

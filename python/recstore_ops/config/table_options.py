@@ -44,9 +44,9 @@ class TableOptions(ConfigOptions, total=False):
     key or kind is refused by name.
 
     Attributes:
-        optimizer: kind, or `{"kind": "sgd" | "adagrad" | "rowwise_adagrad" | "rmsprop" | "adadelta" | "adam" |
-            "adamw" | "rowwise_adam" | "lamb" | "lion" | "ftrl"}` with the hyper-parameters of `torch.optim`; for FTRL
-            `alpha`, `beta`, `l1`, `l2`. Also `{"kind": "rule", "name": ..., "lr": ...}`: a rule of
+        optimizer: kind, one of `recstore_ops.config.optimizers.OptimizerName`, or `{"kind": ...}` with its
+            hyper-parameters, named as in `torch.optim`: `OPTIMIZERS` beside the names has the keys of each, and
+            `docs/tables.md` the equations. Also `{"kind": "rule", "name": ..., "lr": ...}`: a rule of
             `recstore_ops.register_rule`, on servers one of the servers' own program. SGD by default. Its own `lr`
             takes precedence over the file's `learning_rate`, and that over the argument `lr`, 0.01 by default.
         initializer: kind, or `{"kind": "zeros" | "constant" | "uniform" | "normal" | "truncated_normal" |

@@ -1,47 +1,19 @@
-"""What may be chosen in a configuration: names of models and optimizers, their defaults, the options that they take."""
+"""What may be chosen in a configuration: names of models, their defaults, the options that they take."""
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
 ModelName = Literal["lr", "fm", "deepfm", "dlrm", "wide_deep", "dcn", "din", "two_tower"]
-OptimizerName = Literal[
-    "sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "rmsprop",
-    "adadelta",
-    "adam",
-    "adamw",
-    "rowwise_adam",
-    "lamb",
-    "lion",
-    "ftrl",
-]
 TablesName = Literal["store", "nn"]
 InitWhat = Literal["rows", "rows-and-optimizer"]
 
-DEFAULT_LR: dict[OptimizerName, float] = {
-    "sgd": 0.1,
-    "adagrad": 0.05,
-    "rowwise_adagrad": 0.05,
-    "rmsprop": 2e-3,
-    "adadelta": 1.0,
-    "adam": 2e-3,
-    "adamw": 2e-3,
-    "rowwise_adam": 2e-3,
-    "lamb": 1e-2,
-    "lion": 5e-4,
-    "ftrl": 0.1,
-}
 # The optimizers that `torch.optim` has for the sparse gradients of `nn.Embedding`.
 NN_OPTIMIZERS = ("sgd", "adagrad", "adam")
 REASONS = ("ttl", "min_norm", "capacity")
 FTRL_DEFAULTS = {"beta": 1.0, "l1": 0.0, "l2": 0.0}
-DECAYING = ("sgd", "rmsprop", "adadelta", "adam", "adamw", "rowwise_adam", "lamb", "lion")
 # The arguments of the tables' optimizer that have options of their own.
 WITH_OPTIONS = ("kind", "lr", "alpha", "beta", "l1", "l2", "weight_decay", "convention")
-CONVENTIONAL = ("adagrad", "rowwise_adagrad")
 
 # What each model takes beside a bias, with its default.
 _FACTORS = {"dim": 8, "init_std": 0.01}

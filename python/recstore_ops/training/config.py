@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from recstore_ops.config.config_file import optimizer_problems
+from recstore_ops.config.optimizers import OPTIMIZERS, OptimizerName
 from recstore_ops.config.option import Option
 from recstore_ops.training.bounds import Bounds, check_bounds, check_choices, check_numbers
 from recstore_ops.training.choices import (
     ALWAYS_WITH_BIAS,
-    CONVENTIONAL,
-    DECAYING,
-    DEFAULT_LR,
     FTRL_DEFAULTS,
     MODEL_OPTIONS,
     NN_OPTIMIZERS,
@@ -25,7 +23,6 @@ from recstore_ops.training.choices import (
     RETRIEVAL,
     WITH_OPTIONS,
     InitWhat,
-    OptimizerName,
 )
 from recstore_ops.training.dense_optimizers import check_dense_optimizer
 from recstore_ops.training.following_config import check_following
@@ -55,6 +52,16 @@ _FILES_THAT_ARRIVE = {"epochs": 1, "validation_fraction": 0.0}
 _ABOVE_ZERO = Bounds(above=0)
 
 
+def _names(**properties: Any) -> str:
+    """The optimizers that have these properties, in a line."""
+    found = [name for name, each in OPTIMIZERS.items() if properties.items() <= each._asdict().items()]
+    return ", ".join(found)
+
+
+_RATES = "; ".join(f"{lr:g} {_names(lr=lr)}" for lr in dict.fromkeys(each.lr for each in OPTIMIZERS.values()))
+_UNDECAYED = _names(weight_decay=False)
+
+
 @dataclass
 class TrainingConfig(ModelConfig, InputConfig):
     """Configuration of `recstore_ops.training.train`.
@@ -63,7 +70,7 @@ class TrainingConfig(ModelConfig, InputConfig):
 
     Attributes:
         optimizer: the rule by which the tables are stepped.
-        lr: learning rate, or FTRL's alpha; None takes `DEFAULT_LR`.
+        lr: learning rate, or FTRL's alpha; None takes that of the optimizer.
         beta, l1, l2: of FTRL; default 1, 0, 0.
         weight_decay: of all but the rules of AdaGrad and FTRL; None takes the store's default.
         convention: of adagrad and rowwise_adagrad, "recstore" or "torch"; None takes the first, as tables do.
@@ -106,8 +113,7 @@ class TrainingConfig(ModelConfig, InputConfig):
         Option(
             "Learning rate.",
             _OPTIMIZER,
-            shown="0.002 adam, adamw, rowwise_adam, rmsprop; 0.05 adagrad, rowwise_adagrad; 0.1 sgd, ftrl; 1 adadelta; "
-            "0.01 lamb; 0.0005 lion",
+            shown=_RATES,
         ),
         _ABOVE_ZERO,
     ] = None
@@ -116,7 +122,7 @@ class TrainingConfig(ModelConfig, InputConfig):
     l2: Annotated[float | None, Option("FTRL only.", _OPTIMIZER, shown="0"), _NOT_NEGATIVE] = None
     weight_decay: Annotated[
         float | None,
-        Option("Of the tables; not adagrad, rowwise_adagrad and ftrl.", _OPTIMIZER),
+        Option(f"Of the tables; not {_UNDECAYED}.", _OPTIMIZER),
         _NOT_NEGATIVE,
     ] = None
     convention: Annotated[
@@ -366,14 +372,15 @@ class TrainingConfig(ModelConfig, InputConfig):
             self._refuse(("eviction_interval",), "a run that no rows leave")
 
     def _fill_optimizer(self) -> None:
-        self._fill({"lr": DEFAULT_LR[self.optimizer]})
+        rule = OPTIMIZERS[self.optimizer]
+        self._fill({"lr": rule.lr})
         if self.optimizer == "ftrl":
             self._fill(FTRL_DEFAULTS)
         else:
             self._refuse(tuple(FTRL_DEFAULTS), f"optimizer {self.optimizer}")
-        if self.optimizer not in DECAYING:
+        if not rule.weight_decay:
             self._refuse(("weight_decay",), f"optimizer {self.optimizer}")
-        if self.optimizer not in CONVENTIONAL:
+        if "convention" not in rule.options:
             self._refuse(("convention",), f"optimizer {self.optimizer}")
         self._check_optimizer_options()
         if self.dense_optimizer is None and self.dense_options:

@@ -14,23 +14,9 @@ import torch
 from torch import nn
 
 from recstore_ops import DistEmbedding, SparseOptimizer
-from recstore_ops.training.choices import OptimizerName
+from recstore_ops.config.optimizers import OPTIMIZERS
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.dense_optimizers import make_dense_optimizer
-
-_DENSE_COUNTERPART: dict[OptimizerName, str] = {
-    "sgd": "sgd",
-    "adagrad": "adagrad",
-    "rowwise_adagrad": "adagrad",
-    "rmsprop": "rmsprop",
-    "adadelta": "adadelta",
-    "adam": "adam",
-    "adamw": "adam",
-    "rowwise_adam": "adam",
-    "lamb": "adam",
-    "lion": "adam",
-    "ftrl": "adagrad",
-}
 
 
 def table_optimizer(config: TrainingConfig) -> dict[str, Any]:
@@ -45,7 +31,7 @@ def table_optimizer(config: TrainingConfig) -> dict[str, Any]:
 
 def dense_optimizer_name(config: TrainingConfig) -> str:
     """Returns the name of the optimizer of all parameters outside the tables."""
-    return config.dense_optimizer or _DENSE_COUNTERPART[config.optimizer]
+    return config.dense_optimizer or OPTIMIZERS[config.optimizer].dense
 
 
 def make_optimizers(config: TrainingConfig, model: nn.Module) -> list[torch.optim.Optimizer]:

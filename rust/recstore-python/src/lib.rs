@@ -61,7 +61,7 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        copy_table, describe_table, disk_reading_way, evict_rows, find_table, learning_rates_of,
+        copy_table, describe_table, disk_reading_way, evict_rows, find_table, learning_rates_of, optimizers,
         set_memory_limit, set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names,
         table_slots, table_statistics,
     };
@@ -225,6 +225,12 @@ fn table_slots(py: Python<'_>, name: &str) -> PyResult<Option<Vec<(String, usize
         return Ok(None);
     };
     py.detach(|| table.describe()).map(|found| Some(found.slots)).map_err(raise)
+}
+
+/// The optimizers of the store as a list in JSON: `kind`, `about`, `options`, `slots`, `training` and `forms` of each.
+#[pyfunction]
+fn optimizers() -> PyResult<String> {
+    serde_json::to_string(&recstore::optimizers()).map_err(|error| PyRuntimeError::new_err(error.to_string()))
 }
 
 /// How rows of tables larger than memory are read from the disk: `io_uring`, or `pread` and why.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use recstore::{
     BagInput, EmbeddingStore, EmbeddingTable, GradientChunk, LocalStore, PoolingMode, Serial, Step,
-    TableConfig, TableUpdate, merge_gradients, unique,
+    TableConfig, TableUpdate, merge_gradients, optimizers, unique,
 };
 
 /// The ids of a batch.
@@ -18,24 +18,9 @@ const BATCH: usize = 4_096;
 /// The rows of a table.
 const ROWS: usize = 50_000;
 
-/// Kinds of optimizers, and with an option of the table.
-const OPTIMIZERS: [(&str, &str); 15] = [
-    ("sgd", ""),
-    ("adagrad", ""),
-    ("rowwise_adagrad", ""),
-    ("rmsprop", ""),
-    ("adadelta", ""),
-    ("adam", ""),
-    ("adamw", ""),
-    ("rowwise_adam", ""),
-    ("lamb", ""),
-    ("lion", ""),
-    ("ftrl", ""),
-    ("adagrad", BFLOAT16),
-    ("adagrad", FLOAT8),
-    ("adam", BFLOAT16),
-    ("adam", FLOAT8),
-];
+/// Kinds of optimizers with an option of the table.
+const WITH_OPTIONS: [(&str, &str); 4] =
+    [("adagrad", BFLOAT16), ("adagrad", FLOAT8), ("adam", BFLOAT16), ("adam", FLOAT8)];
 
 const BFLOAT16: &str = r#", "state_dtype": "bfloat16""#;
 const FLOAT8: &str = r#", "state_dtype": "float8""#;
@@ -101,7 +86,9 @@ fn steps(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("update");
     group.throughput(Throughput::Elements(BATCH as u64));
     let ids = ids(BATCH, ROWS);
-    for optimizer in OPTIMIZERS {
+    let rules = optimizers();
+    let kinds = rules.iter().filter_map(|rule| rule["kind"].as_str());
+    for optimizer in kinds.map(|kind| (kind, "")).chain(WITH_OPTIONS) {
         for dim in DIMS {
             let ((store, table), gradients) = (store(dim, optimizer), vec![0.01; BATCH * dim]);
             let name = format!("{}{}", optimizer.0, optimizer.1);

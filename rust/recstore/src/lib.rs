@@ -51,8 +51,8 @@ pub use checkpoint::{
     new_snapshot_name, note_unfinished, remove_checkpoint,
 };
 pub use config::{
-    AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
-    NanPolicy, OptimizerConfig, StateDtype, TableConfig, check_local_path,
+    AdmissionConfig, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig, NanPolicy, OptimizerConfig,
+    StateDtype, TableConfig, check_local_path,
 };
 pub use disk::{Directory, FileError, FileKind, check_name, open_file, reading_way};
 pub use error::{Error, Result};
@@ -66,7 +66,7 @@ pub use kernel::parallel::Rayon;
 pub use kernel::parallel::{Executor, Serial};
 pub use kernel::result_memory::ResultMemory;
 pub use kernel::simd::SimdLevel;
-pub use optimizer::UpdateRule;
+pub use optimizer::{BiasCorrection, Convention, UpdateRule, optimizer_options, optimizers};
 pub use rows::distinct::{are_distinct, arrivals, unique};
 pub use rows::gradient::{
     DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,

@@ -2,14 +2,17 @@
 
 // tier: test
 
+#![expect(clippy::unwrap_used, reason = "the registry has what it describes")]
+
 mod numbered;
 
 use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
-    AdmissionConfig, BiasCorrection, Convention, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig,
-    LocalStore, NanPolicy, OptimizerConfig, Serial, TableConfig,
+    AdmissionConfig, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig, LocalStore, NanPolicy,
+    OptimizerConfig, Serial, TableConfig, optimizers,
 };
+use serde_json::{Value, json};
 
 /// Positive values of every magnitude that single precision has.
 fn positive() -> impl Strategy<Value = f64> {
@@ -32,78 +35,42 @@ fn initializer() -> impl Strategy<Value = InitializerConfig> {
     ]
 }
 
+/// A value of every kind that an option may have.
+type Draw = (f64, [f64; 2], bool);
+
+fn value_of(option: &Value, &(positive, shares, is_on): &Draw) -> Value {
+    match &option["default"] {
+        Value::Bool(_) => is_on.into(),
+        Value::String(_) => option["choices"][usize::from(is_on)].clone(),
+        Value::Array(_) => shares.to_vec().into(),
+        _ if option["range"] == "share" => shares[0].into(),
+        _ => positive.into(),
+    }
+}
+
+/// Every optimizer with any values of its options, but for those that do not go together.
 fn optimizer() -> impl Strategy<Value = OptimizerConfig> {
-    let convention = || prop::sample::select(&[Convention::Recstore, Convention::Torch][..]);
-    let betas = || [0.0..1.0f64, 0.0..1.0f64];
-    prop_oneof![
-        (positive(), positive(), 0.0..1.0f64).prop_map(|(lr, weight_decay, momentum)| OptimizerConfig::Sgd {
-            lr,
-            weight_decay,
-            momentum,
-            nesterov: momentum > 0.5,
-            catch_up: false,
-        }),
-        (positive(), [0.0..1.0f64, 0.0..1.0f64], any::<bool>()).prop_map(
-            |(eps, [alpha, momentum], centered)| {
-                OptimizerConfig::Rmsprop { lr: 0.1, alpha, eps, weight_decay: 0.5, momentum, centered }
+    const MOST_OPTIONS: usize = 8;
+    let values = prop::collection::vec((positive(), [0.0..1.0f64, 0.0..1.0f64], any::<bool>()), MOST_OPTIONS);
+    (prop::sample::select(optimizers()), values).prop_filter_map(
+        "options that go together",
+        |(rule, draws)| {
+            let options = rule["options"].as_array().unwrap();
+            assert!(options.len() <= MOST_OPTIONS, "{rule}");
+            let named = options.iter().zip(&draws);
+            let named =
+                named.map(|(option, draw)| (option["name"].as_str().unwrap(), value_of(option, draw)));
+            let mut optimizer = json!({"kind": rule["kind"]});
+            named.for_each(|(name, value)| optimizer[name] = value);
+            match TableConfig::from_json(1, &json!({ "optimizer": optimizer }).to_string()) {
+                Ok(config) => Some(config.optimizer),
+                Err(refused) => {
+                    assert!(refused.to_string().contains(" goes with "), "{refused}");
+                    None
+                }
             }
-        ),
-        (positive(), 0.0..1.0f64, positive()).prop_map(|(lr, rho, eps)| OptimizerConfig::Adadelta {
-            lr,
-            rho,
-            eps,
-            weight_decay: 0.0
-        }),
-        (betas(), positive()).prop_map(|(betas, eps)| OptimizerConfig::RowwiseAdam {
-            lr: 0.1,
-            betas,
-            eps,
-            weight_decay: 0.0,
-            bias_correction: BiasCorrection::Row,
-        }),
-        (betas(), positive()).prop_map(|(betas, eps)| OptimizerConfig::Lamb {
-            lr: 0.1,
-            betas,
-            eps,
-            weight_decay: 0.25,
-            bias_correction: BiasCorrection::Table,
-        }),
-        (positive(), betas(), positive()).prop_map(|(lr, betas, weight_decay)| OptimizerConfig::Lion {
-            lr,
-            betas,
-            weight_decay,
-            catch_up: lr > weight_decay,
-        }),
-        (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| OptimizerConfig::Adagrad {
-            lr,
-            eps,
-            lr_decay: eps,
-            weight_decay: 0.0,
-            convention
-        }),
-        (positive(), positive(), convention()).prop_map(|(lr, eps, convention)| {
-            OptimizerConfig::RowwiseAdagrad { lr, eps, weight_decay: 0.0, lr_decay: 0.0, convention }
-        }),
-        (positive(), betas(), positive()).prop_map(|(lr, betas, eps)| OptimizerConfig::Adam {
-            lr,
-            betas,
-            eps,
-            weight_decay: 0.0,
-            bias_correction: BiasCorrection::Row,
-            amsgrad: true,
-        }),
-        (positive(), betas(), positive()).prop_map(|(lr, betas, eps)| OptimizerConfig::Adamw {
-            lr,
-            betas,
-            eps,
-            weight_decay: 0.5,
-            bias_correction: BiasCorrection::Table,
-            amsgrad: false,
-            catch_up: false,
-        }),
-        (positive(), positive(), positive(), positive())
-            .prop_map(|(alpha, beta, l1, l2)| OptimizerConfig::Ftrl { alpha, beta, l1, l2 }),
-    ]
+        },
+    )
 }
 
 fn admission() -> impl Strategy<Value = AdmissionConfig> {
@@ -158,7 +125,7 @@ fn config() -> impl Strategy<Value = TableConfig> {
             let config =
                 TableConfig { dim, num_embeddings, dtype, seed, block_size, ..TableConfig::new(dim) };
             let max_grad_norm = seed.is_multiple_of(2).then_some(0.5);
-            let catches_up = matches!(optimizer, OptimizerConfig::Lion { catch_up: true, .. });
+            let catches_up = json!(optimizer)["catch_up"] == true;
             let ema_decay = (seed.is_multiple_of(3) && !catches_up).then_some(0.75);
             let admission = if catches_up { None } else { admission };
             let config =

@@ -9,25 +9,12 @@ mod numbered;
 use numbered::Numbered;
 use recstore::{
     EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
+    optimizers,
 };
 
 const DIM: usize = 3;
 const IDS: [i64; 5] = [7, -2, 0, 1 << 40, 12];
 const UNSEEN: [i64; 2] = [99, -99];
-
-const OPTIMIZERS: [&str; 11] = [
-    "sgd",
-    "adagrad",
-    "rowwise_adagrad",
-    "rmsprop",
-    "adadelta",
-    "adam",
-    "adamw",
-    "rowwise_adam",
-    "lamb",
-    "lion",
-    "ftrl",
-];
 
 fn open(config: &str) -> (LocalStore, TableId) {
     let store = LocalStore::new(Box::new(Serial));
@@ -59,7 +46,9 @@ fn content(store: &LocalStore, table: TableId) -> (Vec<f32>, Vec<Vec<f32>>, Stri
 }
 
 fn each_config() -> Vec<String> {
-    let of_optimizers = OPTIMIZERS.map(|kind| format!(r#"{{"optimizer": {{"kind": "{kind}"}}, "seed": 3}}"#));
+    let of_optimizers = optimizers().into_iter().map(|rule| {
+        format!(r#"{{"optimizer": {{"kind": "{}"}}, "seed": 3}}"#, rule["kind"].as_str().unwrap())
+    });
     let others = [
         r#"{"dtype": "bfloat16", "optimizer": {"kind": "adam"}}"#,
         r#"{"dtype": "int8", "optimizer": {"kind": "adagrad"}}"#,

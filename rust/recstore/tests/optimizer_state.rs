@@ -9,8 +9,9 @@ mod numbered;
 use numbered::Numbered;
 use recstore::{
     EmbeddingStore, GradientChunk, LoadOptions, LocalStore, OptimizerState, SaveKind, SaveOptions, Serial,
-    Step, TableConfig, TableId, TableUpdate,
+    Step, TableConfig, TableId, TableUpdate, optimizers,
 };
+use serde_json::{Value, json};
 
 const DIM: usize = 2;
 
@@ -83,6 +84,32 @@ fn every_optimizer_names_its_slots_and_their_widths() {
             assert_eq!(slot(&store, table, name, 7), vec![0.0; *width], "{optimizer}");
         }
         assert_eq!(store.read_slot(table, "momentum", &[7]), Ok(None), "{optimizer}");
+    }
+}
+
+#[test]
+fn the_registry_describes_the_slots_of_every_optimizer() {
+    for rule in optimizers() {
+        let described = |optimizer: Value, with: Option<&str>| {
+            let (store, table) = open(&optimizer.to_string());
+            let slots = rule["slots"].as_array().unwrap().iter();
+            let kept = slots.filter(|slot| slot["with"].is_null() || slot["with"].as_str() == with);
+            let width = |slot: &Value| slot["width"].as_u64().map_or(DIM, |width| width as usize);
+            let kept: Vec<_> =
+                kept.map(|slot| (slot["name"].as_str().unwrap().to_owned(), width(slot))).collect();
+            assert_eq!(store.describe(table).unwrap().slots, kept, "{optimizer}");
+        };
+        described(json!({"kind": rule["kind"]}), None);
+        for name in rule["slots"].as_array().unwrap().iter().filter_map(|slot| slot["with"].as_str()) {
+            let options = rule["options"].as_array().unwrap();
+            let option = options.iter().find(|option| option["name"] == name).unwrap();
+            let value = match &option["default"] {
+                Value::Bool(_) => json!(true),
+                Value::String(_) => option["choices"][1].clone(),
+                _ => json!(0.5),
+            };
+            described(json!({"kind": rule["kind"], name: value}), Some(name));
+        }
     }
 }
 

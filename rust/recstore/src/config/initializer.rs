@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ranges::{finite, not_negative, positive, require};
 use crate::Result;
+use crate::optimizer::ranges::{Range, require};
 
 /// Where the initial values of rows come from. Parameters are named as in `torch.nn.init`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,22 +76,22 @@ impl InitializerConfig {
     pub(super) fn validate(&self, num_embeddings: Option<u64>) -> Result<()> {
         match *self {
             Self::Zeros {} => Ok(()),
-            Self::Constant { value } => finite("initializer.value", value),
+            Self::Constant { value } => Range::Finite.check("initializer.value", value),
             Self::Uniform { a, b } => {
-                finite("initializer.a", a)?;
-                finite("initializer.b", b)?;
+                Range::Finite.check("initializer.a", a)?;
+                Range::Finite.check("initializer.b", b)?;
                 require(a <= b, || format!("initializer.a must not exceed initializer.b, got {a} and {b}"))
             }
             Self::Normal { mean, std } => {
-                finite("initializer.mean", mean)?;
-                not_negative("initializer.std", std)
+                Range::Finite.check("initializer.mean", mean)?;
+                Range::NotNegative.check("initializer.std", std)
             }
             Self::TruncatedNormal { mean, std, a, b } => {
-                finite("initializer.mean", mean)?;
-                positive("initializer.std", std)?;
+                Range::Finite.check("initializer.mean", mean)?;
+                Range::Positive.check("initializer.std", std)?;
                 let (a, b) = (a.unwrap_or(mean - 2.0 * std), b.unwrap_or(mean + 2.0 * std));
-                finite("initializer.a", a)?;
-                finite("initializer.b", b)?;
+                Range::Finite.check("initializer.a", a)?;
+                Range::Finite.check("initializer.b", b)?;
                 let reach = 8.0 * std;
                 require(a < b && a < mean + reach && b > mean - reach, || {
                     format!(
@@ -100,7 +100,7 @@ impl InitializerConfig {
                 })
             }
             Self::XavierUniform { gain } => {
-                finite("initializer.gain", gain)?;
+                Range::Finite.check("initializer.gain", gain)?;
                 require(num_embeddings.is_some(), || {
                     "initializer xavier_uniform needs num_embeddings, for its bound depends on it".to_owned()
                 })

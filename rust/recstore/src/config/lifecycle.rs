@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::ranges::{finite, positive, require};
 use crate::Result;
+use crate::optimizer::ranges::{Range, require};
 
 /// Which ids get a row by training. Until an id is admitted it reads as its initial value, and its gradients are
 /// dropped; with `shared_rows` it reads and trains a row that it shares with others. A write gives it a row at once.
@@ -164,7 +164,7 @@ impl AdmissionConfig {
                 })
             }
             Self::Probability { probability, .. } => {
-                finite("admission.probability", probability)?;
+                Range::Finite.check("admission.probability", probability)?;
                 require((0.0..=1.0).contains(&probability), || {
                     format!("admission.probability must lie in [0, 1], got {probability}")
                 })
@@ -194,7 +194,7 @@ impl EvictionConfig {
         {
             at_least_one(&format!("eviction.{key}"), value.unwrap_or(1))?;
         }
-        self.min_norm.map_or(Ok(()), |norm| positive("eviction.min_norm", norm))?;
+        self.min_norm.map_or(Ok(()), |norm| Range::Positive.check("eviction.min_norm", norm))?;
         require((1..=self.interval).contains(&self.delay()), || {
             format!("eviction.delay must lie in [1, interval {}], got {}", self.interval, self.delay())
         })

@@ -5,14 +5,13 @@
 mod initializer;
 mod lifecycle;
 mod local_path;
-mod optimizer;
 mod parts;
-mod ranges;
 mod table_config;
 
+pub use crate::optimizer::{OptimizerConfig, StateDtype};
+pub use crate::rows::dtype::Dtype;
 pub use initializer::InitializerConfig;
 pub use lifecycle::{AdmissionConfig, EvictionConfig, EvictionPolicy};
 pub use local_path::check_local_path;
-pub use optimizer::{BiasCorrection, Convention, OptimizerConfig};
 pub(crate) use table_config::MOST_FLOATS_A_BLOCK;
-pub use table_config::{Dtype, NanPolicy, StateDtype, TableConfig};
+pub use table_config::{NanPolicy, TableConfig};

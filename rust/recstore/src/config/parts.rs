@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 
 use super::initializer::InitializerConfig;
 use super::lifecycle::{AdmissionConfig, EvictionConfig};
-use super::optimizer::OptimizerConfig;
+use crate::optimizer::OptimizerConfig;
 
 /// The most bytes of a part whose `kind` says what it has: serde keeps all of it as a tree until it has found the kind.
 const MAX_KIND_BYTES: usize = 4096;

@@ -7,10 +7,11 @@ use serde::{Deserialize, Serialize};
 use super::initializer::InitializerConfig;
 use super::lifecycle::{AdmissionConfig, EvictionConfig};
 use super::local_path::check_local_path;
-use super::optimizer::OptimizerConfig;
 use super::parts;
-use super::ranges::{invalid, positive, require, share};
 use crate::Result;
+use crate::optimizer::ranges::{Range, invalid, require};
+use crate::optimizer::{OptimizerConfig, StateDtype};
+use crate::rows::dtype::Dtype;
 
 /// A table's dim, bound, row type, initial values, optimizer and policy for non-finite values.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -57,59 +58,6 @@ pub struct TableConfig {
     /// A directory for the rows that `memory_limit` leaves no room for; without it and `eviction` the limit is an error.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub disk: Option<String>,
-}
-
-/// The type in which a table keeps its rows.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Dtype {
-    /// IEEE 754 single precision.
-    #[default]
-    Float32,
-    /// The upper half of a float32: its range, 8 bits of precision.
-    Bfloat16,
-    /// IEEE 754 half precision: 11 bits of precision, up to 65,504.
-    Float16,
-    /// Whole numbers from -127 to 127 times a power of two, one a row.
-    Int8,
-    /// Floats with an exponent of 4 bits and a mantissa of 3, times a power of two, one a row.
-    #[serde(rename = "float8_e4m3fn")]
-    Float8E4m3fn,
-}
-
-impl Dtype {
-    /// The name in a configuration.
-    fn name(self) -> &'static str {
-        match self {
-            Self::Float32 => "float32",
-            Self::Bfloat16 => "bfloat16",
-            Self::Float16 => "float16",
-            Self::Int8 => "int8",
-            Self::Float8E4m3fn => "float8_e4m3fn",
-        }
-    }
-}
-
-/// The type of what a table's rule keeps for each element of a row. Arithmetic is in single precision always; a step
-/// rounds stochastically. What is kept once a row, and averages of rows, stay in single precision.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum StateDtype {
-    /// IEEE 754 single precision.
-    #[default]
-    Float32,
-    /// The upper half of a float32: its range, 8 bits of precision.
-    Bfloat16,
-    /// Floats of 8 bits times a power of two, one a row: e4m3 for what has a sign, five bits of exponent and three of
-    /// mantissa for sums and averages of squares.
-    Float8,
-}
-
-impl StateDtype {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
-    fn is_float32(&self) -> bool {
-        *self == Self::Float32
-    }
 }
 
 /// What a table does with a row or a gradient that holds a NaN or an infinity.
@@ -235,8 +183,8 @@ impl TableConfig {
         })?;
         self.initializer.validate(self.num_embeddings)?;
         self.optimizer.validate()?;
-        self.max_grad_norm.map_or(Ok(()), |most| positive("max_grad_norm", most))?;
-        self.ema_decay.map_or(Ok(()), |decay| share("ema_decay", decay))?;
+        self.max_grad_norm.map_or(Ok(()), |most| Range::Positive.check("max_grad_norm", most))?;
+        self.ema_decay.map_or(Ok(()), |decay| Range::Share.check("ema_decay", decay))?;
         self.check_state_dtype()?;
         self.check_catch_up()?;
         self.admission.as_ref().map_or(Ok(()), AdmissionConfig::validate)?;
@@ -245,20 +193,8 @@ impl TableConfig {
 
     /// Checks that the rule keeps something that a narrow type makes smaller, and that rounding does it no harm.
     fn check_state_dtype(&self) -> Result<()> {
-        if self.state_dtype == StateDtype::Float32 {
-            return Ok(());
-        }
-        let refusal = match self.optimizer {
-            OptimizerConfig::Sgd { momentum: 0.0, .. } | OptimizerConfig::RowwiseAdagrad { .. } => {
-                "goes with rules that keep something for each element of a row: this one does not"
-            }
-            OptimizerConfig::Rmsprop { centered: true, .. } => {
-                "does not go with optimizer.centered, which subtracts a square from an average that is close to it"
-            }
-            OptimizerConfig::Rule { .. } => "does not go with an update rule of the program's own",
-            _ => return Ok(()),
-        };
-        Err(invalid(format!("state_dtype {refusal}")))
+        let refusal = self.optimizer.refuses_narrow_state().filter(|_| !self.state_dtype.is_float32());
+        refusal.map_or(Ok(()), |reason| Err(invalid(format!("state_dtype {reason}"))))
     }
 
     /// Checks that rows that steps change while they leave them alone lie as they are read, and that nothing follows them.
@@ -295,16 +231,8 @@ impl TableConfig {
 
     /// Whether a table opened as `self` may be opened again as `other`: all but learning rate and weight decay agree.
     pub fn is_same_table(&self, other: &Self) -> bool {
-        let identity = |config: &Self| {
-            let mut config = config.clone();
-            let (lr, weight_decay) = config.optimizer.tunables_mut();
-            *lr = 0.0;
-            if let Some(weight_decay) = weight_decay {
-                *weight_decay = 0.0;
-            }
-            config
-        };
-        identity(self) == identity(other)
+        let without = |config: &Self| Self { optimizer: OptimizerConfig::default(), ..config.clone() };
+        without(self) == without(other) && self.optimizer.identity() == other.optimizer.identity()
     }
 }
 

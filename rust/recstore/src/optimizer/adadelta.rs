@@ -1,13 +1,48 @@
 //! Adadelta: steps as long as those before, by the averages of squared gradients and squared steps.
 
+use super::options::options;
+use super::registry::{Rule, Training};
 use super::row_rule::RowRule;
 use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 
-/// `g += weight_decay * w; s = rho * s + (1 - rho) * g^2; x = sqrt(d + eps) / sqrt(s + eps) * g`, then
-/// `d = rho * d + (1 - rho) * x^2; w -= lr * x`.
-///
-/// Source: Zeiler 2012, algorithm 1; `torch.optim.Adadelta`.
+options! {
+    /// Adadelta on the rows that have a gradient.
+    ///
+    /// `g += weight_decay * w; s = rho * s + (1 - rho) * g^2; x = sqrt(d + eps) / sqrt(s + eps) * g`, then
+    /// `d = rho * d + (1 - rho) * x^2; w -= lr * x`.
+    ///
+    /// Source: Zeiler 2012, algorithm 1; `torch.optim.Adadelta`.
+    AdadeltaConfig {
+        /// The learning rate.
+        lr: f64 = 0.01, NotNegative;
+        /// The decay of the averages.
+        rho: f64 = 0.9, Share;
+        /// Keeps the divisor from zero, and lets the first steps begin.
+        eps: f64 = 1e-6, Positive;
+        /// The factor of `w` that is added to the gradient.
+        weight_decay: f64 = 0.0, NotNegative;
+    }
+}
+
+impl Rule for AdadeltaConfig {
+    type Prepared = Adadelta;
+
+    const TRAINING: Training = Training { lr: 1.0, weight_decay: true, dense: "adadelta" };
+    const FORMS: &'static [&'static str] = &["{}"];
+
+    fn slots(&self, dim: usize) -> Vec<Slot> {
+        vec![Slot::squares("square_avg", dim), Slot::squares("acc_delta", dim)]
+    }
+
+    fn prepare(&self, lr: f64, _: u64) -> Adadelta {
+        let [lr, rho, eps, weight_decay] =
+            [lr, self.rho, self.eps, self.weight_decay].map(|value| value as f32);
+        Adadelta { lr, rho, share: (1.0 - self.rho) as f32, eps, weight_decay }
+    }
+}
+
+/// [`AdadeltaConfig`] in one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Adadelta {
     lr: f32,
@@ -15,17 +50,6 @@ pub(crate) struct Adadelta {
     share: f32,
     eps: f32,
     weight_decay: f32,
-}
-
-pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::squares("square_avg", dim), Slot::squares("acc_delta", dim)]
-}
-
-impl Adadelta {
-    pub(super) fn new(lr: f64, rho: f64, eps: f64, weight_decay: f64) -> Self {
-        let (lr, eps, weight_decay) = (lr as f32, eps as f32, weight_decay as f32);
-        Self { lr, rho: rho as f32, share: (1.0 - rho) as f32, eps, weight_decay }
-    }
 }
 
 impl RowRule for Adadelta {

@@ -1,15 +1,73 @@
 //! Adam, lazily: only rows with a gradient move.
 
+use serde::{Deserialize, Serialize};
+
+use super::options::{is_false, options};
+use super::registry::{Rule, Training};
 use super::row_rule::{RowRule, power};
 use super::slot::Slot;
-use crate::config::BiasCorrection;
 use crate::kernel::elements::{ElementRule, for_each_element, for_each_element_briefly};
 
-/// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
-/// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's. With
-/// `amsgrad` the greatest `v` so far takes its place in the root.
-///
-/// Source: Kingma and Ba 2015, end of section 2; `torch.optim.SparseAdam`; Reddi, Kale and Kumar 2018, algorithm 2.
+/// Whose count of steps corrects the bias of Adam's moments.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum BiasCorrection {
+    /// The table's, as `torch.optim.SparseAdam`.
+    #[default]
+    Table,
+    /// The row's own, kept beside it: a row first seen late starts as corrected as the first ones did.
+    Row,
+}
+
+impl BiasCorrection {
+    pub(super) const ALL: [Self; 2] = [Self::Table, Self::Row];
+}
+
+options! {
+    /// Adam on the rows that have a gradient.
+    ///
+    /// `g += weight_decay * w; m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`, then
+    /// `w -= lr * sqrt(1 - beta2^t) / (1 - beta1^t) * m / (sqrt(v) + eps)`, t being the table's step or the row's. With
+    /// `amsgrad` the greatest `v` so far takes its place in the root.
+    ///
+    /// Source: Kingma and Ba 2015, end of section 2; `torch.optim.SparseAdam`; Reddi, Kale and Kumar 2018, algorithm 2.
+    AdamConfig {
+        /// The learning rate.
+        lr: f64 = 0.01, NotNegative;
+        /// The decay of the two moments.
+        betas: [f64; 2] = [0.9, 0.999], Share;
+        /// Keeps the divisor from zero.
+        eps: f64 = 1e-8, Positive;
+        /// The factor of `w` that is added to the gradient.
+        weight_decay: f64 = 0.0, NotNegative;
+        /// Whose steps correct the bias of the moments.
+        bias_correction: BiasCorrection = BiasCorrection::Table => BiasCorrection::ALL;
+        /// Whether the greatest second moment so far counts: AMSGrad.
+        #[serde(skip_serializing_if = "is_false")]
+        amsgrad: bool = false;
+    }
+}
+
+impl Rule for AdamConfig {
+    type Prepared = Adam;
+
+    const TRAINING: Training = Training { lr: 2e-3, weight_decay: true, dense: "adam" };
+    const FORMS: &'static [&'static str] =
+        &[r#"{"weight_decay": 0.01}"#, r#"{"bias_correction": "row"}"#, r#"{"amsgrad": true}"#];
+
+    fn slots(&self, dim: usize) -> Vec<Slot> {
+        slots(dim, self.bias_correction, self.amsgrad)
+    }
+
+    fn prepare(&self, lr: f64, step: u64) -> Adam {
+        let AdamConfig { betas, eps, weight_decay, bias_correction, amsgrad: keeps_maximum, .. } = *self;
+        let moments = Moments::new(betas);
+        let table_scale = (bias_correction == BiasCorrection::Table).then(|| moments.scale(lr, step));
+        Adam { lr, moments, eps: eps as f32, weight_decay: weight_decay as f32, keeps_maximum, table_scale }
+    }
+}
+
+/// [`AdamConfig`] in one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Adam {
     lr: f64,
@@ -18,17 +76,6 @@ pub(crate) struct Adam {
     weight_decay: f32,
     keeps_maximum: bool,
     table_scale: Option<f32>,
-}
-
-/// The options of the rules of Adam's kind.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct AdamOptions {
-    pub(super) betas: [f64; 2],
-    pub(super) eps: f64,
-    pub(super) weight_decay: f64,
-    pub(super) bias_correction: BiasCorrection,
-    /// Whether the greatest second moment so far counts: AMSGrad.
-    pub(super) keeps_maximum: bool,
 }
 
 /// The two moments and the correction of their bias, as the rules of Adam's kind share them.
@@ -112,15 +159,6 @@ pub(super) fn counted(steps: &mut [f32]) -> Option<u64> {
         *steps += 1.0;
         *steps as u64
     })
-}
-
-impl Adam {
-    pub(super) fn new(options: AdamOptions, lr: f64, step: u64) -> Self {
-        let AdamOptions { betas, eps, weight_decay, bias_correction, keeps_maximum } = options;
-        let moments = Moments::new(betas);
-        let table_scale = (bias_correction == BiasCorrection::Table).then(|| moments.scale(lr, step));
-        Self { lr, moments, eps: eps as f32, weight_decay: weight_decay as f32, keeps_maximum, table_scale }
-    }
 }
 
 impl RowRule for Adam {

@@ -14,12 +14,12 @@ pub(crate) struct Average {
     step: u64,
 }
 
-pub(super) fn slots(dim: usize) -> [Slot; 2] {
+pub(crate) fn slots(dim: usize) -> [Slot; 2] {
     [Slot::exact("ema", dim), Slot::exact("ema_step", 1)]
 }
 
 impl Average {
-    pub(super) fn new(decay: f64, step: u64) -> Self {
+    pub(crate) fn new(decay: f64, step: u64) -> Self {
         Self { decay, step }
     }
 

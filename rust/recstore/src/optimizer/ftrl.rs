@@ -1,18 +1,67 @@
 //! FTRL-proximal: AdaGrad's learning rates with an L1 term that makes weights exactly zero.
 
+use super::options::options;
+use super::ranges::require;
+use super::registry::{Rule, Training};
 use super::row_rule::RowRule;
 use super::slot::Slot;
+use crate::Result;
 use crate::kernel::elements::{ElementRule, for_each_element};
 
-/// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else
-/// `w = (sign(z) * l1 - z) / ((beta + sqrt(n')) / alpha + l2)`.
-///
-/// z always agrees with w: of a row that is new or was overwritten it is set to
-/// `-w * ((beta + sqrt(n)) / alpha + l2) - sign(w) * l1`, and where alpha is another than in the row's last step, `z`
-/// beyond `l1` is first scaled so that it stands for the same w as before. Without that a learning-rate schedule would
-/// scale all weights.
-///
-/// Source: McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1.
+options! {
+    /// FTRL-proximal.
+    ///
+    /// `n' = n + g^2; z += g - (sqrt(n') - sqrt(n)) / alpha * w`, then `w = 0` where `|z| <= l1`, else
+    /// `w = (sign(z) * l1 - z) / ((beta + sqrt(n')) / alpha + l2)`.
+    ///
+    /// z always agrees with w: of a row that is new or was overwritten it is set to
+    /// `-w * ((beta + sqrt(n)) / alpha + l2) - sign(w) * l1`, and where alpha is another than in the row's last step, `z`
+    /// beyond `l1` is first scaled so that it stands for the same w as before. Without that a learning-rate schedule would
+    /// scale all weights.
+    ///
+    /// Source: McMahan et al. 2013, "Ad click prediction: a view from the trenches", algorithm 1.
+    FtrlConfig {
+        /// The learning rate.
+        #[serde(alias = "lr")]
+        alpha: f64 = 0.01, Positive;
+        /// Damps the first steps.
+        beta: f64 = 1.0, NotNegative;
+        /// The strength of the L1 term, which makes weights exactly zero.
+        l1: f64 = 0.0, NotNegative;
+        /// The strength of the L2 term.
+        l2: f64 = 0.0, NotNegative;
+    }
+}
+
+impl Rule for FtrlConfig {
+    type Prepared = Ftrl;
+
+    const TRAINING: Training = Training { lr: 0.1, weight_decay: false, dense: "adagrad" };
+    const FORMS: &'static [&'static str] = &[r#"{"l1": 0.01, "l2": 0.1}"#];
+
+    fn slots(&self, dim: usize) -> Vec<Slot> {
+        vec![Slot::squares("n", dim), Slot::signed("z", dim), Slot::exact("alpha", 1)]
+    }
+
+    fn prepare(&self, lr: f64, _: u64) -> Ftrl {
+        let alpha = lr as f32;
+        Ftrl {
+            alpha,
+            inverse_alpha: 1.0 / alpha,
+            beta: self.beta as f32,
+            l1: self.l1 as f32,
+            l2: self.l2 as f32,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        require(self.beta as f32 + self.l2 as f32 > 0.0, || {
+            "optimizer.beta and optimizer.l2 must not both be 0".to_owned()
+        })
+    }
+}
+
+/// [`FtrlConfig`] in one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ftrl {
     alpha: f32,
@@ -20,10 +69,6 @@ pub(crate) struct Ftrl {
     beta: f32,
     l1: f32,
     l2: f32,
-}
-
-pub(super) fn slots(dim: usize) -> Vec<Slot> {
-    vec![Slot::squares("n", dim), Slot::signed("z", dim), Slot::exact("alpha", 1)]
 }
 
 /// The state of a row: n, z, and the alpha that both go with.
@@ -43,22 +88,6 @@ impl<'a> State<'a> {
 }
 
 impl Ftrl {
-    pub(super) fn new(alpha: f64, beta: f64, l1: f64, l2: f64) -> Self {
-        let alpha = alpha as f32;
-        Self { alpha, inverse_alpha: 1.0 / alpha, beta: beta as f32, l1: l1 as f32, l2: l2 as f32 }
-    }
-
-    /// Sets z from the weights of a row that was just created or overwritten.
-    #[inline(always)]
-    pub(super) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
-        let State { n, z, alpha } = State::of(state, weights.len());
-        *alpha = self.alpha;
-        for ((w, n), z) in weights.iter().zip(n).zip(z) {
-            let sign_l1 = if *w == 0.0 { 0.0 } else { self.l1.copysign(*w) };
-            *z = -w * self.curvature(n.sqrt(), self.inverse_alpha) - sign_l1;
-        }
-    }
-
     #[inline(always)]
     fn curvature(&self, root: f32, inverse_alpha: f32) -> f32 {
         (self.beta + root) * inverse_alpha + self.l2
@@ -88,6 +117,17 @@ impl RowRule for Ftrl {
             self.follow_alpha(n, z, alpha);
         }
         for_each_element(self, weights, [n, z], gradient);
+    }
+
+    /// Sets z from the weights of a row that was just created or overwritten.
+    #[inline(always)]
+    fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
+        let State { n, z, alpha } = State::of(state, weights.len());
+        *alpha = self.alpha;
+        for ((w, n), z) in weights.iter().zip(n).zip(z) {
+            let sign_l1 = if *w == 0.0 { 0.0 } else { self.l1.copysign(*w) };
+            *z = -w * self.curvature(n.sqrt(), self.inverse_alpha) - sign_l1;
+        }
     }
 }
 

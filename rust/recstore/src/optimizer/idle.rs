@@ -1,9 +1,10 @@
 //! What steps do to the rows that they leave alone, which is caught up with when those are next read or stepped.
 
+use super::OptimizerConfig;
 use super::idle_decay::{self, Kept};
+use super::registry::IdleRule;
 use super::slot::Slot;
 use super::velocity::{self, Coasting};
-use crate::config::OptimizerConfig;
 
 /// What the steps of a table up to one of them do to rows that they leave alone.
 #[derive(Debug, Clone, Copy)]
@@ -13,20 +14,22 @@ pub(crate) enum Idle {
 }
 
 /// Returns what is kept of a row to catch up with it, if anything is.
-pub(super) fn slot(config: &OptimizerConfig) -> Option<Slot> {
-    match config.idle_momentum() {
-        Some(_) => Some(velocity::idle_slot()),
-        None => config.idle_decay().map(|_| idle_decay::slot()),
-    }
+pub(crate) fn slot(config: &OptimizerConfig) -> Option<Slot> {
+    config.idle_rule().map(|rule| match rule {
+        IdleRule::Momentum { .. } => velocity::idle_slot(),
+        IdleRule::Decay(_) => idle_decay::slot(),
+    })
 }
 
 impl Idle {
     /// Returns what the steps of a table up to `step` do, of which `kept` is what they left of weights.
-    pub(super) fn up_to(config: &OptimizerConfig, kept: Kept, step: u64) -> Option<Self> {
-        match config.idle_momentum() {
-            Some((momentum, is_nesterov)) => Some(Self::Coasting(Coasting::new(momentum, is_nesterov, step))),
-            None => config.idle_decay().map(|_| Self::Decay(kept)),
-        }
+    pub(crate) fn up_to(config: &OptimizerConfig, kept: Kept, step: u64) -> Option<Self> {
+        config.idle_rule().map(|rule| match rule {
+            IdleRule::Momentum { momentum, is_nesterov } => {
+                Self::Coasting(Coasting::new(momentum, is_nesterov, step))
+            }
+            IdleRule::Decay(_) => Self::Decay(kept),
+        })
     }
 
     /// Writes the weights of a record as they are now to `row`. `slot` is where the record keeps what it was caught up

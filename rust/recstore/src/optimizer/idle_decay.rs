@@ -36,7 +36,7 @@ impl Default for Kept {
 
 impl Kept {
     /// Returns the product after `steps` more steps of this learning rate.
-    pub(super) fn after_steps(self, lr: f64, weight_decay: f64, steps: u64) -> Self {
+    pub(crate) fn after_steps(self, lr: f64, weight_decay: f64, steps: u64) -> Self {
         self.after(1.0 - lr * weight_decay, steps)
     }
 

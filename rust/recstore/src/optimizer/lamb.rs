@@ -1,16 +1,54 @@
 //! LAMB, lazily: Adam's direction, as long as the row is.
 
-use super::adam::{AdamOptions, Moments, State};
+use super::adam::{self, BiasCorrection, Moments, State};
+use super::options::options;
+use super::registry::{Rule, Training};
 use super::row_rule::RowRule;
-use crate::config::BiasCorrection;
+use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 use crate::kernel::squares::{Plain, Squared, sum_of_squares};
 
-/// `m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`,
-/// `r = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * w`, then `w -= lr * |w| / |r| * r`, t
-/// being the table's step or the row's. The norms are over the row, and their ratio is 1 where one of them is zero.
-///
-/// Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2, its layers being rows.
+options! {
+    /// LAMB on the rows that have a gradient, each a layer of its own.
+    ///
+    /// `m += (1 - beta1) * (g - m); v += (1 - beta2) * (g^2 - v)`,
+    /// `r = m / (1 - beta1^t) / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * w`, then `w -= lr * |w| / |r| * r`, t
+    /// being the table's step or the row's. The norms are over the row, and their ratio is 1 where one of them is zero.
+    ///
+    /// Source: You et al. 2020, "Large batch optimization for deep learning", algorithm 2, its layers being rows.
+    LambConfig {
+        /// The learning rate.
+        lr: f64 = 0.01, NotNegative;
+        /// The decay of the two moments.
+        betas: [f64; 2] = [0.9, 0.999], Share;
+        /// Keeps the divisor from zero.
+        eps: f64 = 1e-6, Positive;
+        /// The factor of `w` that is added to the direction.
+        weight_decay: f64 = 0.0, NotNegative;
+        /// Whose steps correct the bias of the moments.
+        bias_correction: BiasCorrection = BiasCorrection::Table => BiasCorrection::ALL;
+    }
+}
+
+impl Rule for LambConfig {
+    type Prepared = Lamb;
+
+    const TRAINING: Training = Training { lr: 1e-2, weight_decay: true, dense: "adam" };
+    const FORMS: &'static [&'static str] = &["{}", r#"{"bias_correction": "row", "weight_decay": 0.01}"#];
+
+    fn slots(&self, dim: usize) -> Vec<Slot> {
+        adam::slots(dim, self.bias_correction, false)
+    }
+
+    fn prepare(&self, lr: f64, step: u64) -> Lamb {
+        let LambConfig { betas, eps, weight_decay, bias_correction, .. } = *self;
+        let moments = Moments::new(betas);
+        let table_scales = (bias_correction == BiasCorrection::Table).then(|| scales(&moments, step));
+        Lamb { lr: lr as f32, moments, eps: eps as f32, weight_decay: weight_decay as f32, table_scales }
+    }
+}
+
+/// [`LambConfig`] in one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Lamb {
     lr: f32,
@@ -18,15 +56,6 @@ pub(crate) struct Lamb {
     eps: f32,
     weight_decay: f32,
     table_scales: Option<(f32, f32)>,
-}
-
-impl Lamb {
-    pub(super) fn new(options: AdamOptions, lr: f64, step: u64) -> Self {
-        let AdamOptions { betas, eps, weight_decay, bias_correction, keeps_maximum: _ } = options;
-        let moments = Moments::new(betas);
-        let table_scales = (bias_correction == BiasCorrection::Table).then(|| scales(&moments, step));
-        Self { lr: lr as f32, moments, eps: eps as f32, weight_decay: weight_decay as f32, table_scales }
-    }
 }
 
 /// One over the correction of the first moment, and over the root of that of the second.

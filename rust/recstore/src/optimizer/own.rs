@@ -22,18 +22,13 @@ impl fmt::Debug for OwnRule {
 }
 
 impl OwnRule {
-    pub(super) fn new(rule: Arc<dyn UpdateRule>, learning_rate: f64, step: u64) -> Self {
+    pub(crate) fn new(rule: Arc<dyn UpdateRule>, learning_rate: f64, step: u64) -> Self {
         Self { rule, learning_rate, step, panic: OnceLock::new() }
     }
 
     /// Returns what the rule's first panic said.
     pub(super) fn panic(&self) -> Option<&str> {
         self.panic.get().map(String::as_str)
-    }
-
-    /// Brings the slots in agreement with weights that were just created or overwritten.
-    pub(super) fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
-        self.unless_panicked(|| self.rule.adopt(weights, state, self.learning_rate));
     }
 
     /// Calls the rule, unless it has panicked: a panic must not end a thread of the host, nor leave a lock behind.
@@ -52,4 +47,13 @@ impl RowRule for OwnRule {
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]) {
         self.unless_panicked(|| self.rule.apply(weights, state, gradient, self.step, self.learning_rate));
     }
+
+    fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
+        self.unless_panicked(|| self.rule.adopt(weights, state, self.learning_rate));
+    }
+}
+
+/// The learning rate where a configuration has none.
+pub(super) fn default_lr() -> f64 {
+    0.01
 }

@@ -2,14 +2,13 @@
 
 use std::sync::Arc;
 
-use super::any_rule::AnyRule;
 use super::average::Average;
 use super::idle::Idle;
 use super::idle_decay::Kept;
 use super::row_rule::{RowRule, WithRule};
 use super::slot::{Slot, SlotType, Slots};
-use crate::Result;
-use crate::config::OptimizerConfig;
+use super::{AnyRule, OptimizerConfig};
+use crate::{Error, Result};
 
 /// A table's rule made ready for one step, and what follows each row's weights.
 #[derive(Debug)]
@@ -36,7 +35,7 @@ pub(crate) struct IdleSteps {
 }
 
 impl PreparedRule {
-    pub(super) fn new(
+    pub(crate) fn new(
         rule: AnyRule,
         slots: &Arc<[Slot]>,
         besides: &[Slot],
@@ -120,8 +119,14 @@ impl PreparedRule {
     /// Checks that a rule of the program's own did not panic on the rows of `table`.
     ///
     /// # Errors
-    /// [`crate::Error::RuleFailed`].
+    /// [`Error::RuleFailed`].
     pub(crate) fn check(&self, table: &str, config: &OptimizerConfig) -> Result<()> {
-        self.rule.check(table, config)
+        let (AnyRule::Own(rule), OptimizerConfig::Rule { name, .. }) = (&self.rule, config) else {
+            return Ok(());
+        };
+        rule.panic().map_or(Ok(()), |message| {
+            let (table, rule) = (table.to_owned(), name.clone());
+            Err(Error::RuleFailed { table, rule, message: message.to_owned() })
+        })
     }
 }

@@ -1,15 +1,69 @@
 //! `RMSprop`: a learning rate for every element, by the average of its squared gradients.
 
+use super::options::options;
+use super::registry::{Rule, Training};
 use super::row_rule::RowRule;
 use super::slot::Slot;
 use crate::kernel::elements::{ElementRule, for_each_element_briefly};
 
-/// `g += weight_decay * w; s = alpha * s + (1 - alpha) * g^2`, then `w -= lr * g / (sqrt(s) + eps)`.
-///
-/// Centered, `a = alpha * a + (1 - alpha) * g` and the root is that of `s - a^2`, which is not taken below zero. With
-/// momentum, `b = momentum * b + g / (root + eps)` and `w -= lr * b`.
-///
-/// Source: Tieleman and Hinton 2012, lecture 6.5; centered: Graves 2013, equations 38 to 41; `torch.optim.RMSprop`.
+options! {
+    /// `RMSprop` on the rows that have a gradient.
+    ///
+    /// `g += weight_decay * w; s = alpha * s + (1 - alpha) * g^2`, then `w -= lr * g / (sqrt(s) + eps)`.
+    ///
+    /// Centered, `a = alpha * a + (1 - alpha) * g` and the root is that of `s - a^2`, which is not taken below zero. With
+    /// momentum, `b = momentum * b + g / (root + eps)` and `w -= lr * b`.
+    ///
+    /// Source: Tieleman and Hinton 2012, lecture 6.5; centered: Graves 2013, equations 38 to 41; `torch.optim.RMSprop`.
+    RmspropConfig {
+        /// The learning rate.
+        lr: f64 = 0.01, NotNegative;
+        /// The decay of the averages.
+        alpha: f64 = 0.99, Share;
+        /// Keeps the divisor from zero.
+        eps: f64 = 1e-8, Positive;
+        /// The factor of `w` that is added to the gradient.
+        weight_decay: f64 = 0.0, NotNegative;
+        /// The share of the movement before that goes on.
+        momentum: f64 = 0.0, Share;
+        /// Whether the average gradient is taken off the average square.
+        centered: bool = false;
+    }
+}
+
+impl Rule for RmspropConfig {
+    type Prepared = RmsProp;
+
+    const TRAINING: Training = Training { lr: 2e-3, weight_decay: true, dense: "rmsprop" };
+    const FORMS: &'static [&'static str] =
+        &[r#"{"weight_decay": 0.01}"#, r#"{"momentum": 0.9, "centered": true}"#];
+
+    fn slots(&self, dim: usize) -> Vec<Slot> {
+        let centered = self.centered.then(|| Slot::signed("grad_avg", dim));
+        let moving = (self.momentum > 0.0).then(|| Slot::signed("momentum_buffer", dim));
+        [Some(Slot::squares("square_avg", dim)), centered, moving].into_iter().flatten().collect()
+    }
+
+    fn prepare(&self, lr: f64, _: u64) -> RmsProp {
+        RmsProp {
+            lr: lr as f32,
+            alpha: self.alpha as f32,
+            share: (1.0 - self.alpha) as f32,
+            eps: self.eps as f32,
+            weight_decay: self.weight_decay as f32,
+            momentum: (self.momentum > 0.0).then_some(self.momentum as f32),
+            is_centered: self.centered,
+        }
+    }
+
+    fn refuses_narrow_state(&self) -> Option<&'static str> {
+        self.centered.then_some(
+            "does not go with optimizer.centered, which subtracts a square from an average that is close to it",
+        )
+    }
+}
+
+/// [`RmspropConfig`] in one step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RmsProp {
     lr: f32,
@@ -21,37 +75,7 @@ pub(crate) struct RmsProp {
     is_centered: bool,
 }
 
-pub(super) fn slots(dim: usize, has_momentum: bool, is_centered: bool) -> Vec<Slot> {
-    let mut slots = vec![Slot::squares("square_avg", dim)];
-    if is_centered {
-        slots.push(Slot::signed("grad_avg", dim));
-    }
-    if has_momentum {
-        slots.push(Slot::signed("momentum_buffer", dim));
-    }
-    slots
-}
-
 impl RmsProp {
-    pub(super) fn new(
-        lr: f64,
-        alpha: f64,
-        eps: f64,
-        weight_decay: f64,
-        momentum: f64,
-        is_centered: bool,
-    ) -> Self {
-        Self {
-            lr: lr as f32,
-            alpha: alpha as f32,
-            share: (1.0 - alpha) as f32,
-            eps: eps as f32,
-            weight_decay: weight_decay as f32,
-            momentum: (momentum > 0.0).then_some(momentum as f32),
-            is_centered,
-        }
-    }
-
     #[inline(always)]
     fn gradient(&self, w: f32, g: f32) -> f32 {
         0.0 + g + self.weight_decay * w

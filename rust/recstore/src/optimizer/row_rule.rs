@@ -1,5 +1,7 @@
 //! What a rule does with one row.
 
+use std::fmt;
+
 use crate::kernel::squares::Squared;
 
 /// One optimizer step of one row, its scalars already computed.
@@ -8,6 +10,28 @@ pub(crate) trait RowRule: Sync {
     ///
     /// A gradient counts as a sum that began at zero, so that -0.0 is 0.0: rules add it to zero first.
     fn step(&self, weights: &mut [f32], state: &mut [f32], gradient: &[f32]);
+
+    /// Brings the slots in agreement with weights that were just created or overwritten.
+    fn adopt_weights(&self, _weights: &[f32], _state: &mut [f32]) {}
+}
+
+/// What a rule's options come to in one step: a row rule, or one of several.
+pub(crate) trait Prepared: fmt::Debug {
+    /// Does `work` with the row rule.
+    fn run(&self, work: impl WithRule);
+
+    /// Brings the slots in agreement with weights that were just created or overwritten.
+    fn adopt_weights(&self, _weights: &[f32], _state: &mut [f32]) {}
+}
+
+impl<R: RowRule + fmt::Debug> Prepared for R {
+    fn run(&self, work: impl WithRule) {
+        work.run(self);
+    }
+
+    fn adopt_weights(&self, weights: &[f32], state: &mut [f32]) {
+        RowRule::adopt_weights(self, weights, state);
+    }
 }
 
 /// A gradient's element with the decay of its weight, by this factor.

@@ -2,10 +2,33 @@
 
 use std::borrow::Cow;
 
-use crate::config::StateDtype;
+use serde::{Deserialize, Serialize};
+
 use crate::rows::coded_row::{Coded, E4m3};
 use crate::rows::coded_squares::CodedSquares;
 use crate::rows::row_type::{Bfloat16, Float32, Noise, RowType};
+
+/// The type of what a table's rule keeps for each element of a row. Arithmetic is in single precision always; a step
+/// rounds stochastically. What is kept once a row, and averages of rows, stay in single precision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StateDtype {
+    /// IEEE 754 single precision.
+    #[default]
+    Float32,
+    /// The upper half of a float32: its range, 8 bits of precision.
+    Bfloat16,
+    /// Floats of 8 bits times a power of two, one a row: e4m3 for what has a sign, five bits of exponent and three of
+    /// mantissa for sums and averages of squares.
+    Float8,
+}
+
+impl StateDtype {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+    pub(crate) fn is_float32(&self) -> bool {
+        *self == Self::Float32
+    }
+}
 
 /// A named part of the state beside each row.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -67,7 +90,7 @@ macro_rules! with_slot_type {
 
 impl Slot {
     /// Returns a slot whose elements are always kept in single precision.
-    pub(super) fn exact(name: impl Into<Cow<'static, str>>, width: usize) -> Self {
+    pub(crate) fn exact(name: impl Into<Cow<'static, str>>, width: usize) -> Self {
         Self::new(name, width, Content::Exact)
     }
 
@@ -85,8 +108,13 @@ impl Slot {
         Self { name: name.into(), width, content, slot_type: SlotType::Float32 }
     }
 
+    /// Whether it has an element for each of the row's, which a narrow type makes smaller.
+    pub(super) fn is_of_elements(&self) -> bool {
+        self.content != Content::Exact
+    }
+
     /// Returns the slot as a table keeps it whose state has this type.
-    pub(super) fn kept_as(self, dtype: StateDtype) -> Self {
+    pub(crate) fn kept_as(self, dtype: StateDtype) -> Self {
         let slot_type = match (self.content, dtype) {
             (Content::Exact, _) | (_, StateDtype::Float32) => SlotType::Float32,
             (_, StateDtype::Bfloat16) => SlotType::Bfloat16,

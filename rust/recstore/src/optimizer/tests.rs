@@ -1,8 +1,8 @@
 //! Every rule against its equation in double precision, and every SIMD level against the baseline.
 
-use super::any_rule::{prepare, slots};
 use super::row_rule::{RowRule, WithRule, power};
-use crate::config::{OptimizerConfig, TableConfig};
+use super::{OptimizerConfig, optimizers};
+use crate::config::TableConfig;
 use crate::kernel::simd::{Kernel, Lanes, Simd, SimdLevel};
 
 const DIM: usize = 21; // One full run of lanes and a rest.
@@ -45,23 +45,23 @@ impl<R: RowRule> Kernel for RuleKernel<'_, R> {
 }
 
 fn train(config: &OptimizerConfig, level: SimdLevel, steps: usize) -> Vec<f32> {
-    let state: usize = slots(config, DIM).iter().map(|slot| slot.width).sum();
+    let state: usize = config.slots(DIM).iter().map(|slot| slot.width).sum();
     let mut record = vec![0.0; DIM + state];
     for (j, w) in record[..DIM].iter_mut().enumerate() {
         *w = j as f32 * 0.05 - 0.5;
     }
     let (weights, state) = record.split_at_mut(DIM);
-    prepare(config, config.learning_rate(), 1).adopt_weights(weights, state);
+    config.prepare(config.learning_rate(), 1).adopt_weights(weights, state);
     for step in 1..=steps {
         let gradients = gradient(step);
-        let rule = prepare(config, config.learning_rate(), step as u64);
+        let rule = config.prepare(config.learning_rate(), step as u64);
         rule.run(OneStep { level, record: &mut record, gradient: &gradients });
     }
     record
 }
 
 /// Holds 20 steps of a rule against `reference(w, state, g, step)`, element by element in double precision.
-fn check(text: &str, reference: impl Fn(&mut f64, &mut [f64; 3], f64, usize)) {
+pub(super) fn check(text: &str, reference: impl Fn(&mut f64, &mut [f64; 3], f64, usize)) {
     let config = config(text);
     let got = train(&config, SimdLevel::Baseline, 20);
     for (j, got) in got.iter().take(DIM).enumerate() {
@@ -189,7 +189,7 @@ fn rmsprop_of_equal_gradients_takes_no_root_below_zero() {
     let config = config(r#"{"kind": "rmsprop", "lr": 0.01, "centered": true}"#);
     let mut record = vec![0.0; 3 * DIM];
     for step in 1..=2_000 {
-        let rule = prepare(&config, 0.01, step);
+        let rule = config.prepare(0.01, step);
         rule.run(OneStep { level: SimdLevel::Baseline, record: &mut record, gradient: &[1.1; DIM] });
         assert!(record.iter().all(|value| value.is_finite()), "step {step}");
     }
@@ -217,7 +217,7 @@ fn lion_moves_by_the_learning_rate() {
     let config = config(r#"{"kind": "lion", "lr": 0.01}"#);
     let mut record = vec![0.25; DIM];
     record.resize(2 * DIM, 0.0);
-    prepare(&config, 0.01, 1).run(OneStep {
+    config.prepare(0.01, 1).run(OneStep {
         level: SimdLevel::detect(),
         record: &mut record,
         gradient: &[-0.0; DIM],
@@ -305,7 +305,7 @@ fn lamb_moves_a_row_of_zeros_and_leaves_one_without_a_direction() {
     let config = config(r#"{"kind": "lamb", "lr": 0.1}"#);
     let mut record = vec![0.0; 3 * DIM];
     let mut step = |gradient: &[f32], number| {
-        prepare(&config, 0.1, number).run(OneStep {
+        config.prepare(0.1, number).run(OneStep {
             level: SimdLevel::detect(),
             record: &mut record,
             gradient,
@@ -342,7 +342,7 @@ fn ftrl_keeps_its_weights_when_alpha_changes() {
     let mut record = train(&config, SimdLevel::Baseline, 5);
     let before = record[..DIM].to_vec();
     let step = OneStep { level: SimdLevel::detect(), record: &mut record, gradient: &[0.0; DIM] };
-    prepare(&config, 0.02, 6).run(step);
+    config.prepare(0.02, 6).run(step);
     for (w, before) in record.iter().zip(&before) {
         assert!((w - before).abs() < 1e-6, "{w} {before}");
     }
@@ -350,31 +350,17 @@ fn ftrl_keeps_its_weights_when_alpha_changes() {
 
 #[test]
 fn every_simd_level_gives_the_bits_of_the_baseline() {
-    for text in [
+    const MORE: &[&str] = &[
         r#"{"kind": "sgd"}"#,
         r#"{"kind": "sgd", "momentum": 0.9}"#,
-        r#"{"kind": "sgd", "momentum": 0.9, "nesterov": true}"#,
-        r#"{"kind": "rmsprop"}"#,
-        r#"{"kind": "rmsprop", "centered": true, "momentum": 0.9}"#,
-        r#"{"kind": "adadelta"}"#,
-        r#"{"kind": "adam", "amsgrad": true}"#,
         r#"{"kind": "adamw", "amsgrad": true, "bias_correction": "row"}"#,
-        r#"{"kind": "rowwise_adam"}"#,
-        r#"{"kind": "rowwise_adam", "bias_correction": "row"}"#,
-        r#"{"kind": "lamb", "weight_decay": 0.01}"#,
-        r#"{"kind": "lion", "weight_decay": 0.01}"#,
-        r#"{"kind": "adagrad"}"#,
-        r#"{"kind": "adagrad", "lr_decay": 0.1}"#,
-        r#"{"kind": "adagrad", "convention": "torch"}"#,
-        r#"{"kind": "rowwise_adagrad"}"#,
-        r#"{"kind": "rowwise_adagrad", "convention": "torch"}"#,
-        r#"{"kind": "adam"}"#,
-        r#"{"kind": "adam", "bias_correction": "row"}"#,
-        r#"{"kind": "adamw"}"#,
         r#"{"kind": "ftrl", "l1": 0.3, "l2": 0.1}"#,
-    ] {
+    ];
+    let forms = optimizers().into_iter().flat_map(|rule| rule["forms"].as_array().unwrap().clone());
+    let forms = forms.map(|form| form.to_string());
+    for text in forms.chain(MORE.iter().map(|text| (*text).to_owned())) {
         let bits =
-            |level| -> Vec<u32> { train(&config(text), level, 30).iter().map(|x| x.to_bits()).collect() };
+            |level| -> Vec<u32> { train(&config(&text), level, 30).iter().map(|x| x.to_bits()).collect() };
         let baseline = bits(SimdLevel::Baseline);
         for level in SimdLevel::available() {
             assert_eq!(bits(level), baseline, "{text} {level}");

@@ -3,11 +3,9 @@
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use super::slot::Slot;
-use crate::config::{MOST_FLOATS_A_BLOCK, OptimizerConfig, TableConfig};
+use super::OptimizerConfig;
 use crate::{Error, Result};
 
 /// A rule of a program's own: what turns a row's gradient into its new values.
@@ -114,42 +112,8 @@ impl UpdateRule for Elsewhere {
     }
 }
 
-/// Returns the slots of a table's own rule.
-///
-/// # Errors
-/// [`Error::InvalidConfig`] for slots that cannot be kept; [`Error::RuleFailed`].
-pub(crate) fn checked_slots(table: &str, config: &TableConfig, rule: &dyn UpdateRule) -> Result<Vec<Slot>> {
-    let OptimizerConfig::Rule { name, .. } = &config.optimizer else { return Ok(Vec::new()) };
-    let slots = catch_unwind(AssertUnwindSafe(|| rule.slots(config.dim)));
-    let slots = slots.map_err(|panic| Error::RuleFailed {
-        table: table.to_owned(),
-        rule: name.clone(),
-        message: text_of(&*panic),
-    })?;
-    let refused = |message: String| {
-        let message = format!("the update rule \"{name}\" of table \"{table}\" {message}");
-        Err(Error::InvalidConfig { message })
-    };
-    for (number, (slot, width)) in slots.iter().enumerate() {
-        if slot.is_empty() || slots[..number].iter().any(|(other, _)| other == slot) {
-            return refused(format!("has a slot \"{slot}\" that is empty or comes twice"));
-        }
-        if *width == 0 {
-            return refused(format!("has a slot \"{slot}\" of width 0"));
-        }
-    }
-    let widths = slots.iter().fold(config.dim, |sum, (_, width)| sum.saturating_add(*width));
-    if widths.saturating_mul(config.block_size) > MOST_FLOATS_A_BLOCK {
-        return refused(format!(
-            "has {widths} elements a row with its slots: a block of {} rows exceeds 1 GiB; lower block_size",
-            config.block_size
-        ));
-    }
-    Ok(slots.into_iter().map(|(name, width)| Slot::exact(name, width)).collect())
-}
-
 /// Returns what a panic said.
-pub(super) fn text_of(panic: &(dyn Any + Send)) -> String {
+pub(crate) fn text_of(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "it gave no text".to_owned())
 }

@@ -4,6 +4,7 @@ mod chosen_gradients;
 pub(crate) mod coded_row;
 pub(crate) mod coded_squares;
 pub(crate) mod distinct;
+pub(crate) mod dtype;
 pub(crate) mod gradient;
 mod in_order;
 pub(crate) mod made_ids;

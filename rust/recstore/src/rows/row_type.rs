@@ -8,8 +8,8 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
+use super::dtype::Dtype;
 use super::small_float::{nearest_half, stochastic_half, widen_half};
-use crate::config::Dtype;
 use crate::kernel::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 
@@ -48,23 +48,23 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
 macro_rules! with_row_type {
     ($dtype:expr, $row_type:ident => $body:expr) => {
         match $dtype {
-            $crate::config::Dtype::Float32 => {
+            $crate::rows::dtype::Dtype::Float32 => {
                 let $row_type = $crate::rows::row_type::Float32;
                 $body
             }
-            $crate::config::Dtype::Bfloat16 => {
+            $crate::rows::dtype::Dtype::Bfloat16 => {
                 let $row_type = $crate::rows::row_type::Bfloat16;
                 $body
             }
-            $crate::config::Dtype::Float16 => {
+            $crate::rows::dtype::Dtype::Float16 => {
                 let $row_type = $crate::rows::row_type::Float16;
                 $body
             }
-            $crate::config::Dtype::Int8 => {
+            $crate::rows::dtype::Dtype::Int8 => {
                 let $row_type = $crate::rows::coded_row::Coded($crate::rows::coded_row::Int8);
                 $body
             }
-            $crate::config::Dtype::Float8E4m3fn => {
+            $crate::rows::dtype::Dtype::Float8E4m3fn => {
                 let $row_type = $crate::rows::coded_row::Coded($crate::rows::coded_row::E4m3);
                 $body
             }

@@ -35,6 +35,7 @@ mod storage;
 mod sweep;
 mod sweeping;
 mod table;
+mod table_rule;
 mod tiered_rows;
 mod update;
 mod usages;

@@ -15,12 +15,13 @@ use super::rows::{Rows, next_epoch};
 use super::shared_rows::SharedRows;
 use super::storage::slot_group::SlotGroup;
 use super::storage::tier::Tier;
+use super::table_rule::TableRule;
 use super::usages::Usages;
 use crate::calls::{TableDescription, TableStatistics};
 use crate::config::TableConfig;
 use crate::kernel::hash::mix;
 use crate::kernel::simd::Simd;
-use crate::optimizer::{Kept, Optimizer, PreparedRule, Slot, UpdateRules};
+use crate::optimizer::{Kept, PreparedRule, Slot, UpdateRules};
 use crate::rows::row_type::{AnyRowType, RowType, with_row_type};
 use crate::{Result, fork};
 
@@ -32,7 +33,7 @@ pub(crate) struct Table {
     pub(super) name: String,
     pub(super) config: TableConfig,
     pub(super) initializer: Initializer,
-    pub(super) optimizer: Optimizer,
+    pub(super) optimizer: TableRule,
     pub(super) generation: u32,
     /// How many tables of the process are older; see `lock_order`.
     pub(super) age: u64,
@@ -53,7 +54,7 @@ impl Table {
         rules: &UpdateRules,
         budget: &Arc<MemoryBudget>,
     ) -> Result<Self> {
-        let optimizer = Optimizer::new(name, config, rules)?;
+        let optimizer = TableRule::new(name, config, rules)?;
         let storage = new_storage(config, optimizer.slots().to_vec());
         let initializer = Initializer::new(name, config);
         let shared = new_shared_rows(config, initializer.seed(), optimizer.slots());

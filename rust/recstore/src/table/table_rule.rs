@@ -1,20 +1,17 @@
 //! The rule of one table.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::any_rule::{AnyRule, prepare, slots};
-use super::average::{self, Average};
-use super::idle::{self, Idle};
-use super::idle_decay::Kept;
-use super::own::OwnRule;
-use super::prepared_rule::{IdleSteps, PreparedRule};
-use super::slot::{Slot, Slots};
-use super::update_rule::{NamedRule, UpdateRule, UpdateRules, checked_slots};
-use crate::config::{OptimizerConfig, TableConfig};
+use crate::config::{MOST_FLOATS_A_BLOCK, OptimizerConfig, TableConfig};
+use crate::optimizer::{
+    AnyRule, Average, Idle, IdleSteps, Kept, NamedRule, OwnRule, PreparedRule, Slot, Slots, UpdateRule,
+    UpdateRules, average_slots, idle_slot, text_of,
+};
 use crate::{Error, Result};
 
 /// The rule of a table: one of the store's by its configuration, or one of the program's own.
-pub(crate) struct Optimizer {
+pub(super) struct TableRule {
     config: OptimizerConfig,
     own: Option<Arc<dyn UpdateRule>>,
     /// What the rule keeps of a row.
@@ -24,16 +21,16 @@ pub(crate) struct Optimizer {
     slots: Vec<Slot>,
 }
 
-impl Optimizer {
+impl TableRule {
     /// Returns the rule of the table `name`.
     ///
     /// # Errors
     /// [`crate::Error::UnknownRule`]; [`crate::Error::InvalidConfig`] for slots that cannot be kept;
     /// [`crate::Error::RuleFailed`].
-    pub(crate) fn new(name: &str, config: &TableConfig, rules: &UpdateRules) -> Result<Self> {
-        let averages = config.ema_decay.map_or(vec![], |_| average::slots(config.dim).to_vec());
+    pub(super) fn new(name: &str, config: &TableConfig, rules: &UpdateRules) -> Result<Self> {
+        let averages = config.ema_decay.map_or(vec![], |_| average_slots(config.dim).to_vec());
         let (own, slots) = match rules.of(name, &config.optimizer)? {
-            None => (None, slots(&config.optimizer, config.dim)),
+            None => (None, config.optimizer.slots(config.dim)),
             Some(NamedRule::Registered(rule)) => {
                 let slots = checked_slots(name, config, &*rule)?;
                 refuse_names_of(&averages, &slots, name)?;
@@ -49,20 +46,20 @@ impl Optimizer {
         let rule_slots: Arc<[Slot]> = rule_slots.collect();
         let mut slots = rule_slots.to_vec();
         slots.extend(averages);
-        slots.extend(idle::slot(&config.optimizer));
+        slots.extend(idle_slot(&config.optimizer));
         Ok(Self { config: config.optimizer.clone(), own, rule_slots, ema_decay: config.ema_decay, slots })
     }
 
     /// Returns what is kept beside each row, in order.
-    pub(crate) fn slots(&self) -> &[Slot] {
+    pub(super) fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
     /// Computes the scalars of step `step` (from 1) at learning rate `lr`, the last of `steps` after `kept`; of none for
     /// rows that are changed between steps.
-    pub(crate) fn prepare(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> PreparedRule {
+    pub(super) fn prepare(&self, lr: f64, step: u64, kept: Kept, steps: u64) -> PreparedRule {
         let rule = match &self.own {
-            None => prepare(&self.config, lr, step),
+            None => self.config.prepare(lr, step),
             Some(rule) => AnyRule::Own(OwnRule::new(Arc::clone(rule), lr, step)),
         };
         let average = self.ema_decay.map(|decay| Average::new(decay, step));
@@ -84,12 +81,12 @@ impl Optimizer {
     }
 
     /// Returns what the steps up to `step` do to rows that they leave alone, if anything: `kept` is what they left.
-    pub(crate) fn idle(&self, kept: Kept, step: u64) -> Option<Idle> {
+    pub(super) fn idle(&self, kept: Kept, step: u64) -> Option<Idle> {
         Idle::up_to(&self.config, kept, step)
     }
 
     /// Brings what is kept of a row to where its weights are, those of now. `state` are the words behind the weights.
-    pub(crate) fn settle(&self, idle: Idle, state: &mut [f32]) {
+    pub(super) fn settle(&self, idle: Idle, state: &mut [f32]) {
         let (own, all) = (Slots(&self.rule_slots).words(), Slots(&self.slots).words());
         let (own, besides) = state[..all].split_at_mut(own);
         idle.settle(own, besides);
@@ -107,4 +104,38 @@ fn refuse_names_of(averages: &[Slot], slots: &[Slot], table: &str) -> Result<()>
         );
         Err(Error::InvalidConfig { message })
     })
+}
+
+/// Returns the slots of a table's own rule.
+///
+/// # Errors
+/// [`Error::InvalidConfig`] for slots that cannot be kept; [`Error::RuleFailed`].
+fn checked_slots(table: &str, config: &TableConfig, rule: &dyn UpdateRule) -> Result<Vec<Slot>> {
+    let OptimizerConfig::Rule { name, .. } = &config.optimizer else { return Ok(Vec::new()) };
+    let slots = catch_unwind(AssertUnwindSafe(|| rule.slots(config.dim)));
+    let slots = slots.map_err(|panic| Error::RuleFailed {
+        table: table.to_owned(),
+        rule: name.clone(),
+        message: text_of(&*panic),
+    })?;
+    let refused = |message: String| {
+        let message = format!("the update rule \"{name}\" of table \"{table}\" {message}");
+        Err(Error::InvalidConfig { message })
+    };
+    for (number, (slot, width)) in slots.iter().enumerate() {
+        if slot.is_empty() || slots[..number].iter().any(|(other, _)| other == slot) {
+            return refused(format!("has a slot \"{slot}\" that is empty or comes twice"));
+        }
+        if *width == 0 {
+            return refused(format!("has a slot \"{slot}\" of width 0"));
+        }
+    }
+    let widths = slots.iter().fold(config.dim, |sum, (_, width)| sum.saturating_add(*width));
+    if widths.saturating_mul(config.block_size) > MOST_FLOATS_A_BLOCK {
+        return refused(format!(
+            "has {widths} elements a row with its slots: a block of {} rows exceeds 1 GiB; lower block_size",
+            config.block_size
+        ));
+    }
+    Ok(slots.into_iter().map(|(name, width)| Slot::exact(name, width)).collect())
 }
