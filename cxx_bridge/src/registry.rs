@@ -219,7 +219,7 @@ impl Registry {
         store.copy_table(place.table, name).map(drop)
     }
 
-    fn place_of(
+    pub(crate) fn place_of(
         &self,
         operation: &'static str,
         number: i64,

@@ -1,9 +1,10 @@
 //! Optimizer steps of tables, of whatever stores.
 
 use recstore::{
-    CollectedStep, EmbeddingStore, Error, PartialStep, Result, RowlessTable, Serial, Step, TableDescription,
-    TableUpdate,
+    CollectedStep, EmbeddingStore, Error, GradientChunk, PartialStep, Result, RowlessTable, Serial, Step,
+    TableDescription, TableId, TableUpdate,
 };
+use recstore_ps::AsyncTarget;
 
 use crate::guard::Failure;
 use crate::registry::{Registry, by_store};
@@ -32,14 +33,27 @@ impl Registry {
             }
         }
         for (store, updates) in &groups {
-            let result = self.store_numbered(*store).update(updates);
-            if matches!(result, Ok(_) | Err(Error::StepCutShort(_))) {
+            let result = self.noted_update(&*self.store_numbered(*store), *store, updates);
+            if matches!(result, Ok(()) | Err(Error::StepCutShort(_))) {
                 stepped.extend(updates.iter().map(|update| Place { store: *store, table: update.table }));
-                self.note_updates(*store, updates, !matches!(result, Ok(0)));
             }
             result.map_err(|error| failed(*store, error, &stepped))?;
         }
         Ok(())
+    }
+
+    /// Takes steps in tables of the store that has a number, and notes the rows that they changed.
+    fn noted_update(
+        &self,
+        store: &dyn EmbeddingStore,
+        number: usize,
+        updates: &[TableUpdate<'_>],
+    ) -> Result<()> {
+        let result = store.update(updates);
+        if matches!(result, Ok(_) | Err(Error::StepCutShort(_))) {
+            self.note_updates(number, updates, !matches!(result, Ok(0)));
+        }
+        result.map(drop)
     }
 
     /// Notes the rows that steps changed; all, if some left.
@@ -53,6 +67,24 @@ impl Registry {
                 self.prefetches().note(&place, Some(&mut ids));
             }
         }
+    }
+}
+
+/// Requests name tables by their numbers, and steps are noted as those of operators are.
+impl AsyncTarget for &'static Registry {
+    fn dim(&self, table: TableId) -> Result<usize> {
+        Ok(self.numbered_table("emb_read", table.0)?.dim())
+    }
+
+    fn push(&self, table: TableId, ids: &[i64], gradients: &[f32], dim: usize) -> Result<()> {
+        let (store, place) = self.place_of("emb_update", table.0)?;
+        let chunks = vec![GradientChunk::new(ids, gradients, dim)];
+        let updates = [TableUpdate { table: place.table, chunks, step: Step::Next }];
+        self.noted_update(&*store, place.store, &updates)
+    }
+
+    fn pull(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> Result<()> {
+        self.numbered_table("emb_read", table.0)?.read(ids, rows)
     }
 }
 
@@ -70,7 +102,7 @@ fn check(store: &dyn EmbeddingStore, updates: &[TableUpdate<'_>]) -> Result<()> 
 mod tests {
     use std::sync::Arc;
 
-    use recstore::{BagInput, FrozenStore, GradientChunk, LocalStore, PoolingMode, TableConfig};
+    use recstore::{BagInput, FrozenStore, LocalStore, PoolingMode, TableConfig};
 
     use super::*;
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
         table_statistics,
     )
     from recstore_ops.client.dist_tensor import DistTensor
-    from recstore_ops.client.kv_worker import KVWorker
-    from recstore_ops.client.request_queue import KVResponse
+    from recstore_ops.client.kv_worker import KVResponse, KVWorker
     from recstore_ops.config.collection_config import EmbeddingBagConfig, EmbeddingConfig
     from recstore_ops.config.config_file import active_config, load_config_file
     from recstore_ops.config.table_config import TableConfig
@@ -156,7 +155,7 @@ _HOMES = {
     "HashTableRegister": "nn.hashtable",
     "JaggedTensor": "sparse",
     "KVClient": "client.client",
-    "KVResponse": "client.request_queue",
+    "KVResponse": "client.kv_worker",
     "KVWorker": "client.kv_worker",
     "KeyedJaggedTensor": "sparse",
     "KeyedTensor": "sparse",

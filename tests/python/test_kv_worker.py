@@ -17,7 +17,6 @@ import torch
 from served_tables import ServerProcesses
 
 from recstore_ops import KVResponse, KVWorker, RecStoreClient, servers
-from recstore_ops.client.request_queue import Limits, Request, _State
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.timeout(120)]
 
@@ -119,25 +118,21 @@ def test_higher_priorities_come_first_and_pushes_keep_their_order(worker: KVWork
     assert order == ["pull 7", "push -1", "push 5", "pull 0", "last pull 0"]
 
 
-def test_the_order_is_that_of_a_plain_model() -> None:
-    for seed in range(200):
+def test_the_order_is_that_of_a_plain_model(worker: KVWorker) -> None:
+    for seed in range(20):
         draw = random.Random(seed)
-        state, model = _State(Limits()), list[tuple[int, bool, int]]()
-        for _ in range(30):
-            changes, priority = draw.random() < 0.5, draw.randrange(-2, 3)
-            with state.changed:
-                timestamp = state.add(Request(lambda: None, changes, 1), priority)
-            model.append((timestamp, changes, priority))
-            if draw.random() < 0.4:
-                assert taken_of(state) == next_of(model)
-        while model:
-            assert taken_of(state) == next_of(model)
-        assert state.take_next() is None
-
-
-def taken_of(state: _State) -> int | None:
-    taken = state.take_next()
-    return None if taken is None else taken[0]
+        model, taken = list[tuple[int, bool, int]](), list[int]()
+        note = lambda response: taken.append(response.timestamp)  # noqa: B023, E731
+        with Hold(worker):
+            for _ in range(30):
+                changes, priority = draw.random() < 0.5, draw.randrange(-2, 3)
+                if changes:
+                    timestamp = worker.push([1], [1.0], priority, note)
+                else:
+                    timestamp = worker.pull([1], priority=priority, callback=note)
+                model.append((timestamp, changes, priority))
+        worker.wait_all(PATIENCE)
+        assert taken == [next_of(model) for _ in range(30)]
 
 
 def next_of(model: list[tuple[int, bool, int]]) -> int:
@@ -317,6 +312,46 @@ def test_bad_arguments_are_refused_at_once(
         with pytest.raises(error, match=message):
             call(worker)
         assert worker.num_pending() == 0
+
+
+@pytest.mark.parametrize("priority", [-(2**31) - 1, 2**31])
+def test_a_priority_out_of_its_range_is_refused(worker: KVWorker, priority: int) -> None:
+    with pytest.raises(ValueError, match=rf"pull: priority must be from -2\*\*31 to 2\*\*31 - 1, got {priority}"):
+        worker.pull([1], priority=priority)
+    assert worker.num_pending() == 0
+
+
+def test_a_wait_ends_at_an_interrupt_and_the_request_goes_on(worker: KVWorker) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with Hold(worker):
+            pushed = worker.push([1], [-1.0])
+            threading.Timer(0.2, signal.raise_signal, [signal.SIGUSR1]).start()
+            with pytest.raises(KeyboardInterrupt):
+                worker.wait(pushed)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    worker.wait(pushed, PATIENCE)
+
+
+def test_a_dropped_table_is_named(table_name: TableName) -> None:
+    with KVWorker(table_name(), optimizer=SUMS) as worker:
+        with Hold(worker):
+            pushed, pulled = worker.push([1], [1.0]), worker.pull([1])
+            RecStoreClient().drop(worker.name)
+        for timestamp, operation in ((pushed, "emb_update"), (pulled, "emb_read")):
+            with pytest.raises(RuntimeError, match=rf'^{operation}: table "{worker.name}" was dropped'):
+                worker.wait(timestamp, PATIENCE)
+
+
+def test_a_key_out_of_the_bound_is_an_index_error(table_name: TableName) -> None:
+    with KVWorker(table_name(), num_embeddings=4) as worker:
+        for timestamp in (worker.push([4], [1.0]), worker.pull([4])):
+            with pytest.raises(IndexError, match="id 4 at position 0"):
+                worker.wait(timestamp, PATIENCE)
 
 
 @pytest.mark.parametrize("limit", ["max_pending", "max_pending_bytes", "issue_timeout"])

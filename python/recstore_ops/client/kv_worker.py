@@ -7,7 +7,11 @@ fails raises, and waits can have an end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -15,7 +19,7 @@ import torch
 from torch import Tensor
 from typing_extensions import Unpack
 
-from recstore_ops.client.request_queue import Callback, Limits, Request, RequestQueue
+from recstore_ops import _native
 from recstore_ops.config.config_file import configure_table
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import ConfigOptions
@@ -25,6 +29,28 @@ from recstore_ops.table.owners import keep
 from recstore_ops.table.table import Table
 
 _DEFAULTS: ConfigOptions = {"initializer": "zeros"}
+_PRIORITIES = range(-(1 << 31), 1 << 31)
+
+
+@dataclass(frozen=True)
+class KVResponse:
+    """What a callback gets of the request that it belongs to.
+
+    Attributes:
+        timestamp: the request's.
+        rows: what a pull gives, float32 `[n, dim]`; `None` of a push and of a request that failed.
+        error: why it failed, else `None`.
+    """
+
+    __module__ = "recstore_ops"
+
+    timestamp: int
+    rows: Tensor | None = None
+    error: BaseException | None = None
+
+
+Callback = Callable[[KVResponse], object]
+_Deliver = Callable[[int, bytearray | None, BaseException | None], None]
 
 
 class KVWorker:
@@ -74,7 +100,8 @@ class KVWorker:
         name = f"kv/{app_id}"
         self._table = Table(name, dim, configure_table(name, dim, num_embeddings, **{**_DEFAULTS, **options}))
         keep(self._table.table_id)
-        self._requests = RequestQueue(Limits(max_pending, max_pending_bytes, issue_timeout), f"recstore-{name}")
+        self._requests = _native.Requests(self._table.table_id, name, max_pending, max_pending_bytes, issue_timeout)
+        weakref.finalize(self, _finish, self._requests, os.getpid())
 
     @property
     def name(self) -> str:
@@ -98,12 +125,12 @@ class KVWorker:
         Args:
             keys: int64, `[n]`, in any order; the gradients of duplicates are summed.
             vals: float32, `[n, dim]`; with a dim of 1 also `[n]`.
-            priority: higher ones come first.
+            priority: higher ones come first; from -2**31 to 2**31 - 1.
             callback: called with a `KVResponse` on the worker's thread.
 
         Raises:
             TypeError: keys or vals of another type.
-            ValueError: vals of another shape, or more bytes than `max_pending_bytes`.
+            ValueError: vals of another shape, more bytes than `max_pending_bytes`, or a priority out of its range.
             TimeoutError: no room within `issue_timeout`; the message names the limit.
         """
         return self._issue("push", keys, vals, False, None, priority, callback)
@@ -121,12 +148,12 @@ class KVWorker:
             keys: int64, `[n]`; they are copied.
             out: float32, `[n, dim]`: gets the rows, and must be left alone until then. Without it the callback gets
                 them, and without that `wait_rows` does.
-            priority: higher ones come first.
+            priority: as in `push`.
             callback: called with a `KVResponse` on the worker's thread.
 
         Raises:
             TypeError: keys or `out` of another type.
-            ValueError: `out` of another shape, or more bytes than `max_pending_bytes`.
+            ValueError: `out` of another shape; as `push`.
             TimeoutError: no room within `issue_timeout`; the message names the limit.
         """
         return self._issue("pull", keys, None, True, out, priority, callback)
@@ -159,7 +186,7 @@ class KVWorker:
             ValueError: no request has this timestamp, or it has no rows to give.
             Exception: as `wait`.
         """
-        return self._requests.wait_rows(timestamp, timeout)
+        return _as_rows(self._requests.wait_rows(timestamp, timeout), self.dim)
 
     def wait_all(self, timeout: float | None = None) -> None:
         """Waits until all requests are finished.
@@ -168,7 +195,7 @@ class KVWorker:
             TimeoutError: some are not after `timeout` seconds; they go on.
             Exception: what requests failed with of which nobody was told: the first, and how many more.
         """
-        self._requests.wait_all(timeout)
+        _raise_untold(self._requests.wait_all(timeout))
 
     def num_pending(self) -> int:
         """The requests that are not finished."""
@@ -184,7 +211,7 @@ class KVWorker:
         Raises:
             Exception: what requests failed with of which nobody was told.
         """
-        self._requests.close()
+        _raise_untold(self._requests.close())
 
     def __enter__(self) -> KVWorker:
         return self
@@ -208,41 +235,25 @@ class KVWorker:
         priority: int,
         callback: Callback | None,
     ) -> int:
+        if priority not in _PRIORITIES:
+            raise ValueError(f"{operation}: priority must be from -2**31 to 2**31 - 1, got {priority}")
         ids = self._keys(operation, keys)
         gradients = None if vals is None else self._vals(operation, len(ids), vals)
         if out is not None:
             self._check_out(operation, len(ids), out)
-        # The request keeps the table's handle from being released before its turn.
-        table = self._table
-
-        def call() -> Tensor | None:
-            if gradients is not None:
-                operators.emb_update(table.handle, ids, gradients)
-            if not gives_rows:
-                return None
-            rows = operators.emb_read(table.handle, ids, table.dim)
-            if out is None:
-                return rows
-            out.copy_(rows)
-            return out if callback is not None else None
-
-        gradient_bytes = 0 if gradients is None else gradients.nbytes
-        row_bytes = len(ids) * table.dim * 4 if gives_rows else 0
-        request = Request(call, gradients is not None, ids.nbytes + gradient_bytes + row_bytes, callback)
-        return self._requests.issue(operation, request, priority)
+        deliver = None if out is None and callback is None else _delivery(self.dim, out, callback)
+        arguments = _bytes_of(ids), None if gradients is None else _bytes_of(gradients)
+        return self._requests.issue(*arguments, gives_rows, priority, deliver)
 
     def _keys(self, operation: str, keys: Tensor | Sequence[int]) -> Tensor:
         if not isinstance(keys, Tensor):
             return torch.tensor(keys, dtype=torch.int64, device="cpu").reshape(len(keys))
         if keys.dim() != 1:
             raise ValueError(f'{operation}: keys of table "{self.name}" must be [n], got {list(keys.shape)}')
-        return check_ids(keys).clone()
+        return check_ids(keys)
 
     def _vals(self, operation: str, count: int, vals: Tensor | Sequence[Any]) -> Tensor:
-        if isinstance(vals, Tensor):
-            given = vals.detach().clone()
-        else:
-            given = torch.tensor(vals, dtype=torch.float32, device="cpu")
+        given = vals if isinstance(vals, Tensor) else torch.tensor(vals, dtype=torch.float32, device="cpu")
         if given.dtype != torch.float32:
             raise TypeError(f'{operation}: vals of table "{self.name}" must be float32, got {given.dtype}')
         if self.dim == 1 and given.shape == (count,):
@@ -251,7 +262,7 @@ class KVWorker:
             raise ValueError(
                 f'{operation}: vals of table "{self.name}" must be [{count}, {self.dim}], got {list(given.shape)}'
             )
-        return given.reshape(count, self.dim)
+        return given
 
     def _check_out(self, operation: str, count: int, out: Tensor) -> None:
         if out.dtype != torch.float32:
@@ -262,3 +273,56 @@ class KVWorker:
             )
         if out.requires_grad:
             raise ValueError(f'{operation}: out for table "{self.name}" must not require a gradient')
+
+
+def _delivery(dim: int, out: Tensor | None, callback: Callback | None) -> _Deliver:
+    """Returns what the worker's thread calls with the rows of a request; what it raises is the request's failure.
+
+    It knows nothing of the worker, which lives as long as its owner wants.
+    """
+
+    def deliver(timestamp: int, given: bytearray | None, error: BaseException | None) -> None:
+        rows = None
+        try:
+            if given is not None:
+                rows = _as_rows(given, dim) if out is None else out.copy_(_as_rows(given, dim))
+        except BaseException as raised:
+            error = raised
+        if callback is None:
+            if error is not None:
+                raise error
+            return
+        try:
+            callback(KVResponse(timestamp, rows, error))
+        except BaseException as raised:
+            warnings.warn(f"request {timestamp}: its callback raised {raised!r}", RuntimeWarning, stacklevel=1)
+            raise error or raised from None
+
+    return deliver
+
+
+def _bytes_of(tensor: Tensor) -> bytes:
+    # The stable ABI of Python 3.10 has no buffers: this is the copy that lets the caller change the tensor at once.
+    return tensor.detach().cpu().numpy().tobytes()
+
+
+def _as_rows(rows: bytearray, dim: int) -> Tensor:
+    return torch.frombuffer(rows, dtype=torch.float32).reshape(-1, dim) if rows else torch.empty(0, dim)
+
+
+def _raise_untold(untold: Sequence[tuple[int, BaseException]]) -> None:
+    """Raises what requests failed with of which nobody was told."""
+    if not untold:
+        return
+    first = untold[0][1]
+    if len(untold) == 1:
+        raise first
+    raise RuntimeError(f"{first} (and {len(untold) - 1} more requests failed)") from first
+
+
+def _finish(requests: _native.Requests, process: int) -> None:
+    """Finishes what is pending when the worker is no longer used, or the program ends."""
+    if process != os.getpid():
+        return  # A forked child has not the thread.
+    for timestamp, error in requests.close():
+        warnings.warn(f"request {timestamp} failed, and nobody was told: {error}", RuntimeWarning, stacklevel=1)

@@ -41,7 +41,7 @@ pub mod router;
 mod server;
 mod wire;
 mod workers;
-pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, Callback, Timestamp};
+pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, AsyncTarget, Callback, Timestamp};
 pub use client::{RemoteConfig, RemoteStore, WireDtype};
 pub use config::{ServerConfig, ServerError};
 pub use durable::state_directory::{Durability, FollowedServer, KeptState, shard_counts};

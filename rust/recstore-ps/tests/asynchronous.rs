@@ -125,7 +125,7 @@ fn what_finds_no_room_waits_and_is_then_refused_with_the_limit() {
     };
     let refused = requests.push(table, [1], [1.0], 0, None);
     assert_eq!(refused, full("max_pending", 2, 2, 1));
-    let text = "push: max_pending is 2, of which 2 are pending: no room for 1 more within 50ms";
+    let text = "push: max_pending is 2, of which 2 are pending: no room for 1 more within 0.05 s";
     assert_eq!(refused.unwrap_err().to_string(), text);
     let too_large = requests.push_pull(table, [1; 6], [1.0; 6], 0, None).unwrap_err();
     assert_eq!(too_large.to_string(), "push_pull: a request of 96 bytes exceeds max_pending_bytes, 64");
@@ -159,7 +159,7 @@ fn a_wait_has_an_end_and_the_request_goes_on() {
     let release = hold(&requests, table);
     let pushed = requests.push(table, [1], [1.0], 0, None).unwrap();
     let late = requests.wait(pushed, Some(SHORT)).unwrap_err();
-    assert_eq!(late.to_string(), "request 1 did not finish within 50ms; 2 requests are pending");
+    assert_eq!(late.to_string(), "request 1 did not finish within 0.05 s; 2 requests are pending");
     let late = requests.wait_all(Some(SHORT)).unwrap_err();
     assert_eq!(late, AsyncError::TimedOut { timestamp: Timestamp(0), waited: SHORT, pending: 2 });
     release.send(()).unwrap();

@@ -14,6 +14,7 @@ mod object_folder;
 mod optimizer_state;
 mod own_rule;
 mod publishing;
+mod requests;
 mod servers;
 mod text_rows;
 
@@ -51,6 +52,8 @@ mod _native {
     use super::own_rule::register_rule;
     #[pymodule_export]
     use super::publishing::{begin_publication, change_frozen, end_publication, take_changes};
+    #[pymodule_export]
+    use super::requests::Requests;
     #[pymodule_export]
     use super::servers::{
         Server, barrier, leave_workers, move_servers, promote, reshard, shard_counts, use_embedded,

@@ -44,7 +44,7 @@ pub enum AsyncError {
 
     /// There was no room for the request in time.
     #[error(
-        "{operation}: {limit_name} is {limit}, of which {in_use} are pending: no room for {requested} more within {waited:?}"
+        "{operation}: {limit_name} is {limit}, of which {in_use} are pending: no room for {requested} more within {} s", waited.as_secs_f64()
     )]
     Full {
         /// The call that was refused.
@@ -73,7 +73,7 @@ pub enum AsyncError {
     },
 
     /// The request did not finish in time; it goes on.
-    #[error("request {timestamp} did not finish within {waited:?}; {pending} requests are pending")]
+    #[error("request {timestamp} did not finish within {} s; {pending} requests are pending", waited.as_secs_f64())]
     TimedOut {
         /// The request; of a wait for all the first that is pending.
         timestamp: Timestamp,
@@ -115,10 +115,15 @@ pub enum AsyncError {
         others: usize,
     },
 
+    /// The requests were closed before.
+    #[error("{operation}: the requests were closed")]
+    Closed {
+        /// The call that was refused.
+        operation: &'static str,
+    },
+
     /// A forked child has not the thread that carries requests out.
-    #[error(
-        "{operation}: the requests of a forked process are its parent's: make an AsyncStore in the child"
-    )]
+    #[error("{operation}: the requests of a forked process are its parent's: make others in the child")]
     ForkedChild {
         /// The call that was refused.
         operation: &'static str,
@@ -130,4 +135,26 @@ pub enum AsyncError {
         /// What the system says.
         message: String,
     },
+}
+
+impl AsyncError {
+    /// Returns the request that failed, unless it is a call that did.
+    pub fn failed_request(&self) -> Option<Timestamp> {
+        match *self {
+            Self::Failed { timestamp, .. }
+            | Self::Panicked { timestamp, .. }
+            | Self::Cancelled { timestamp } => Some(timestamp),
+            _ => None,
+        }
+    }
+
+    /// Returns failures in one.
+    pub(super) fn together(failures: Vec<Self>) -> Result<(), Self> {
+        let others = failures.len().saturating_sub(1);
+        match failures.into_iter().next() {
+            None => Ok(()),
+            Some(first) if others == 0 => Err(first),
+            Some(first) => Err(Self::Several { first: Box::new(first), others }),
+        }
+    }
 }

@@ -19,8 +19,8 @@ use recstore::{EmbeddingStore, TableId};
 pub use config::AsyncConfig;
 pub use error::AsyncError;
 use queue::Queue;
-pub use request::Callback;
 use request::Request;
+pub use request::{AsyncTarget, Callback};
 use worker::Shared;
 
 /// The number of a request, from 0 in the order in which they were issued.
@@ -59,26 +59,26 @@ impl fmt::Display for Timestamp {
 /// # Ok(())
 /// # }
 /// ```
-pub struct AsyncStore {
-    shared: Arc<Shared>,
+pub struct AsyncStore<T: AsyncTarget = Arc<dyn EmbeddingStore>> {
+    shared: Arc<Shared<T>>,
     process: u32,
     thread: Option<JoinHandle<()>>,
 }
 
-impl fmt::Debug for AsyncStore {
+impl<T: AsyncTarget> fmt::Debug for AsyncStore<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("AsyncStore").field("config", &self.shared.config).finish_non_exhaustive()
     }
 }
 
-impl AsyncStore {
+impl<T: AsyncTarget> AsyncStore<T> {
     /// Starts a thread for requests to `store`.
     ///
     /// # Errors
     /// [`AsyncError::NoThread`].
-    pub fn new(store: Arc<dyn EmbeddingStore>, config: AsyncConfig) -> Result<Self, AsyncError> {
+    pub fn new(target: T, config: AsyncConfig) -> Result<Self, AsyncError> {
         let (queue, issued, finished) = Default::default();
-        let shared = Arc::new(Shared { store, config, queue, issued, finished });
+        let shared = Arc::new(Shared { target, config, queue, issued, finished });
         let worker = Arc::clone(&shared);
         let thread = thread::Builder::new().name("recstore-requests".into()).spawn(move || worker.work());
         let thread = thread.map_err(|error| AsyncError::NoThread { message: error.to_string() })?;
@@ -86,15 +86,15 @@ impl AsyncStore {
     }
 
     /// Returns the store.
-    pub fn store(&self) -> &Arc<dyn EmbeddingStore> {
-        &self.shared.store
+    pub fn store(&self) -> &T {
+        &self.shared.target
     }
 
     /// Issues an optimizer step with the gradients of `ids`, row-major, duplicates summed first.
     ///
     /// # Errors
     /// [`AsyncError::Store`] for a table that does not exist; [`AsyncError::Full`] and [`AsyncError::TooLarge`];
-    /// [`AsyncError::ForkedChild`]. Then nothing was issued.
+    /// [`AsyncError::Closed`]; [`AsyncError::ForkedChild`]. Then nothing was issued.
     pub fn push(
         &self,
         table: TableId,
@@ -166,8 +166,27 @@ impl AsyncStore {
     /// # Errors
     /// What requests failed with of which nobody was told; as [`AsyncStore::wait`].
     pub fn wait_all(&self, timeout: Option<Duration>) -> Result<(), AsyncError> {
-        let all = |queue: &mut Queue| (queue.pending().0 == 0).then(|| queue.untold());
+        self.wait_untold(timeout).and_then(AsyncError::together)
+    }
+
+    /// Waits until every request is finished and returns what requests failed with of which nobody was told.
+    ///
+    /// # Errors
+    /// As [`AsyncStore::wait`], of the wait itself.
+    pub fn wait_untold(&self, timeout: Option<Duration>) -> Result<Vec<AsyncError>, AsyncError> {
+        let all = |queue: &mut Queue| (queue.pending().0 == 0).then(|| Ok(queue.untold()));
         self.wait_for("wait_all", timeout, all, |queue| queue.pending().1.unwrap_or(Timestamp(0)))
+    }
+
+    /// Takes no more requests; the thread finishes those that are pending, and ends.
+    ///
+    /// # Errors
+    /// [`AsyncError::ForkedChild`].
+    pub fn close(&self) -> Result<(), AsyncError> {
+        self.check_process("close")?;
+        self.shared.lock().is_closed = true;
+        self.shared.issued.notify_one();
+        Ok(())
     }
 
     /// Takes back all requests that have not begun and returns how many. Each fails with [`AsyncError::Cancelled`]; their
@@ -204,7 +223,7 @@ impl AsyncStore {
         gives_rows: bool,
     ) -> Result<Request, AsyncError> {
         self.check_process(operation)?;
-        let dim = self.shared.store.table("dim", table)?.dim();
+        let dim = self.shared.target.dim(table)?;
         Ok(Request { table, dim, ids, gradients, gives_rows })
     }
 
@@ -221,9 +240,12 @@ impl AsyncStore {
         }
         // The thread would wait for itself.
         let patience = if self.is_worker() { Duration::ZERO } else { config.issue_timeout };
-        let full = |queue: &mut Queue| queue.lacks(bytes, config).is_some();
+        let full = |queue: &mut Queue| !queue.is_closed && queue.lacks(bytes, config).is_some();
         let waited = self.shared.finished.wait_timeout_while(self.shared.lock(), patience, full);
         let (mut queue, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if queue.is_closed {
+            return Err(AsyncError::Closed { operation });
+        }
         if let Some((limit_name, limit, in_use)) = queue.lacks(bytes, config) {
             let requested = if limit_name == "max_pending" { 1 } else { bytes };
             return Err(AsyncError::Full {
@@ -285,7 +307,7 @@ impl AsyncStore {
     }
 }
 
-impl Drop for AsyncStore {
+impl<T: AsyncTarget> Drop for AsyncStore<T> {
     fn drop(&mut self) {
         let (is_worker, thread) = (self.is_worker(), self.thread.take());
         if self.check_process("drop").is_err() {
@@ -293,11 +315,15 @@ impl Drop for AsyncStore {
             std::mem::forget(thread);
             return;
         }
-        self.shared.lock().is_closed = true;
+        {
+            let mut queue = self.shared.lock();
+            (queue.is_closed, queue.is_dropped) = (true, true);
+        }
         self.shared.issued.notify_one();
         // The last callback may be what drops this: its thread finishes what is left.
         if let Some(thread) = thread.filter(|_| !is_worker) {
             _ = thread.join();
+            self.shared.report_untold();
         }
     }
 }

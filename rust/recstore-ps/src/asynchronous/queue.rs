@@ -40,6 +40,8 @@ pub(super) struct Queue {
     failures: BTreeMap<Timestamp, Failure>,
     /// Whether no more requests come.
     pub(super) is_closed: bool,
+    /// Whether nobody is left who could be told of failures.
+    pub(super) is_dropped: bool,
 }
 
 impl Queue {
@@ -132,17 +134,15 @@ impl Queue {
         Ok(rows)
     }
 
-    /// Returns the failures that nobody was told of, in one, and counts them as told.
-    pub(super) fn untold(&mut self) -> Result<(), AsyncError> {
-        let mut untold = self.failures.values_mut().filter(|failure| !failure.is_told).map(|failure| {
-            failure.is_told = true;
-            failure.error.clone()
-        });
-        let Some(first) = untold.next() else { return Ok(()) };
-        match untold.count() {
-            0 => Err(first),
-            others => Err(AsyncError::Several { first: Box::new(first), others }),
-        }
+    /// Returns the failures that nobody was told of, and counts them as told.
+    pub(super) fn untold(&mut self) -> Vec<AsyncError> {
+        let untold = self.failures.values_mut().filter(|failure| !failure.is_told);
+        untold
+            .map(|failure| {
+                failure.is_told = true;
+                failure.error.clone()
+            })
+            .collect()
     }
 
     /// Returns how many requests are pending, and the first of them.

@@ -2,6 +2,7 @@
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 
 use recstore::{EmbeddingStore, GradientChunk, Step, TableId, TableUpdate};
 
@@ -9,6 +10,42 @@ use super::{AsyncError, Timestamp};
 
 /// What is called with the rows of a request, none of a push, or with why it failed.
 pub type Callback = Box<dyn FnOnce(Result<Vec<f32>, AsyncError>) + Send>;
+
+/// What requests are carried out on: a store, or what stands before one.
+pub trait AsyncTarget: Send + Sync + 'static {
+    /// Returns the elements of a table's row.
+    ///
+    /// # Errors
+    /// [`recstore::Error::UnknownHandle`].
+    fn dim(&self, table: TableId) -> recstore::Result<usize>;
+
+    /// Takes an optimizer step with the gradients of `ids`.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::update`].
+    fn push(&self, table: TableId, ids: &[i64], gradients: &[f32], dim: usize) -> recstore::Result<()>;
+
+    /// Reads the rows of `ids`.
+    ///
+    /// # Errors
+    /// As [`recstore::EmbeddingTable::read`].
+    fn pull(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> recstore::Result<()>;
+}
+
+impl<T: EmbeddingStore + ?Sized + 'static> AsyncTarget for Arc<T> {
+    fn dim(&self, table: TableId) -> recstore::Result<usize> {
+        Ok(self.table("dim", table)?.dim())
+    }
+
+    fn push(&self, table: TableId, ids: &[i64], gradients: &[f32], dim: usize) -> recstore::Result<()> {
+        let chunks = vec![GradientChunk::new(ids, gradients, dim)];
+        self.update(&[TableUpdate { table, chunks, step: Step::Next }]).map(drop)
+    }
+
+    fn pull(&self, table: TableId, ids: &[i64], rows: &mut [f32]) -> recstore::Result<()> {
+        self.table("emb_read", table)?.read(ids, rows)
+    }
+}
 
 /// A push, a pull, or one after the other.
 pub(super) struct Request {
@@ -39,24 +76,23 @@ impl Request {
     /// Does it and returns the rows.
     pub(super) fn carry_out(
         &self,
-        store: &dyn EmbeddingStore,
+        target: &impl AsyncTarget,
         timestamp: Timestamp,
     ) -> Result<Vec<f32>, AsyncError> {
-        match catch_unwind(AssertUnwindSafe(|| self.call(store))) {
+        match catch_unwind(AssertUnwindSafe(|| self.call(target))) {
             Ok(done) => done.map_err(|error| AsyncError::Failed { timestamp, error }),
             Err(panic) => Err(panicked(timestamp, "the store", &*panic)),
         }
     }
 
-    fn call(&self, store: &dyn EmbeddingStore) -> recstore::Result<Vec<f32>> {
+    fn call(&self, target: &impl AsyncTarget) -> recstore::Result<Vec<f32>> {
         if let Some(gradients) = &self.gradients {
-            let chunks = vec![GradientChunk::new(&self.ids, gradients, self.dim)];
-            store.update(&[TableUpdate { table: self.table, chunks, step: Step::Next }])?;
+            target.push(self.table, &self.ids, gradients, self.dim)?;
         }
         let mut rows = Vec::new();
         if self.gives_rows {
             rows.resize(self.ids.len() * self.dim, 0.0);
-            store.table("emb_read", self.table)?.read(&self.ids, &mut rows)?;
+            target.pull(self.table, &self.ids, &mut rows)?;
         }
         Ok(rows)
     }

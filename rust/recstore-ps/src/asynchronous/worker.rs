@@ -1,16 +1,14 @@
 //! The thread that carries requests out, and what it shares with callers.
 
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-
-use recstore::EmbeddingStore;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::queue::{Queue, Queued};
-use super::request::call_back;
+use super::request::{AsyncTarget, call_back};
 use super::{AsyncConfig, AsyncError};
 
 /// What callers and the thread share.
-pub(super) struct Shared {
-    pub(super) store: Arc<dyn EmbeddingStore>,
+pub(super) struct Shared<T> {
+    pub(super) target: T,
     pub(super) config: AsyncConfig,
     pub(super) queue: Mutex<Queue>,
     /// A request was issued, or none will be any more.
@@ -19,7 +17,7 @@ pub(super) struct Shared {
     pub(super) finished: Condvar,
 }
 
-impl Shared {
+impl<T: AsyncTarget> Shared<T> {
     pub(super) fn lock(&self) -> MutexGuard<'_, Queue> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -27,10 +25,17 @@ impl Shared {
     /// Carries requests out until there are no more.
     pub(super) fn work(&self) {
         while let Some(queued) = self.next() {
-            let outcome = queued.request.carry_out(&*self.store, queued.timestamp);
+            let outcome = queued.request.carry_out(&self.target, queued.timestamp);
             self.finish(queued, outcome);
         }
-        if let Err(error) = self.lock().untold() {
+        if self.lock().is_dropped {
+            self.report_untold();
+        }
+    }
+
+    /// Writes to the error stream what is told nobody else.
+    pub(super) fn report_untold(&self) {
+        if let Err(error) = AsyncError::together(self.lock().untold()) {
             eprintln!("recstore: an AsyncStore was dropped, and nobody was told: {error}");
         }
     }
