@@ -284,4 +284,24 @@ def check_name(name: str, whose: str | PathLike[str]) -> None:
     _native.check_file_name(name, os.fspath(whose))
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Puts a file in its place, in one move.
+
+    Raises:
+        OSError: something else than a file has the name, or it cannot be written; the old file stays.
+    """
+    with Directory(path.parent) as directory:
+        directory.replace(path.name, content)
+
+
+def read_file(path: Path) -> bytes:
+    """Reads a regular file.
+
+    Raises:
+        OSError: it is not there, or no regular file.
+    """
+    with Directory(path.parent) as directory:
+        return directory.read(path.name)
+
+
 __all__ = ["Directory", "HeldLock", "check_name"]

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recstore_ops import Table
+from recstore_ops.config.directory import read_file, replace_file
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import own_ids
 from recstore_ops.table.splitmix64 import splitmix64
-from recstore_ops.training.run_files import read_file, replace_file
 
 _ROWS_AT_A_TIME = 1 << 16
 _NOTED = "rows_before-"

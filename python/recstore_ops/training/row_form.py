@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from recstore_ops.config.directory import read_file, replace_file
 from recstore_ops.training.config import TrainingConfig
 from recstore_ops.training.formats import FormatName, open_rows
 from recstore_ops.training.formats.detection import detect_format
 from recstore_ops.training.rows.row_source import RowSource
 from recstore_ops.training.rows.text_rows import OnBadLine
-from recstore_ops.training.run_files import read_file, replace_file
 from recstore_ops.training.schema.columns import Schema
 from recstore_ops.training.schema.schema_file import SCHEMA, read_schema
 from recstore_ops.training.training_input import TrainingInput, is_by_field

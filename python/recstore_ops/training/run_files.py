@@ -33,24 +33,4 @@ def open_run(path: Path) -> Directory:
     return run
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Puts a file of a run in its place, in one move.
-
-    Raises:
-        OSError: something else than a file has the name, or it cannot be written; the old file stays.
-    """
-    with Directory(path.parent) as directory:
-        directory.replace(path.name, content)
-
-
-def read_file(path: Path) -> bytes:
-    """Reads a file of a run.
-
-    Raises:
-        OSError: it is not there, or no regular file.
-    """
-    with Directory(path.parent) as directory:
-        return directory.read(path.name)
-
-
-__all__ = ["BEST", "CONFIG", "LAST", "open_run", "read_file", "replace_file"]
+__all__ = ["BEST", "CONFIG", "LAST", "open_run"]

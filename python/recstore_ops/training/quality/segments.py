@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from recstore_ops.config.directory import replace_file
 from recstore_ops.training.quality.evaluation import Scores
 from recstore_ops.training.quality.metrics import row_losses
-from recstore_ops.training.run_files import replace_file
 
 SegmentOrder = Literal["rows", "logloss", "auc", "error", "value"]
 RANKED_ROWS = 10

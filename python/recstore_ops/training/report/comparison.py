@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from recstore_ops.config.directory import replace_file
 from recstore_ops.training.quality.evaluation import FIGURE_TITLES
 from recstore_ops.training.report.comparison_plot import draw_comparison
 from recstore_ops.training.report.recorded_run import RecordedRun
-from recstore_ops.training.run_files import replace_file
 
 _OURS, _THEIRS = "recstore", "torch.nn.Embedding"
 _MEBIBYTE = 2**20

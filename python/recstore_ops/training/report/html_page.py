@@ -9,11 +9,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from recstore_ops.config.directory import read_file, replace_file
 from recstore_ops.config.html_table import html_table
 from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder
 from recstore_ops.training.report.evaluations_table import evaluations_table, figure
 from recstore_ops.training.report.records import EvaluationRecord
-from recstore_ops.training.run_files import read_file, replace_file
 from recstore_ops.training.schema.columns import Schema
 
 _MOST_SEGMENTS = 20

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
+from recstore_ops.config.directory import replace_file
 from recstore_ops.training.report.records import EvaluationRecord
-from recstore_ops.training.run_files import replace_file
 
 # Matplotlib takes longer to import than all else that a run needs beside torch: it is imported when something is drawn.
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from recstore_ops.training.run_files import replace_file
+from recstore_ops.config.directory import replace_file
 from recstore_ops.training.schema.columns import ColumnSchema, Role, Schema, Transform, Unit
 
 if sys.version_info >= (3, 11):
