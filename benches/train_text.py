@@ -24,15 +24,14 @@ import torch
 from pyarrow import csv
 
 from recstore_ops import RecStoreClient, table_names
-from recstore_ops.training.build import build_model
-from recstore_ops.training.choices import ModelName
-from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.generated.criteo import write_criteo
-from recstore_ops.training.loop import train
-from recstore_ops.training.rows.batch import Batch
-from recstore_ops.training.rows.batching import regroup, shuffled
-from recstore_ops.training.tables import Vocabulary
-from recstore_ops.training.training_input import open_input
+from recstore_ops.training.data.batch import Batch, regroup, shuffled
+from recstore_ops.training.models.tables import Vocabulary
+from recstore_ops.training.run.build import build_model
+from recstore_ops.training.run.choices import ModelName
+from recstore_ops.training.run.config import TrainingConfig
+from recstore_ops.training.run.loop import train
+from recstore_ops.training.run.training_input import open_input
+from recstore_ops.training.synthetic.criteo import write_criteo
 
 GOALS = {"reader": 3.0, "lr": 1.2, "fm": 0.9, "deepfm": 0.5, "dlrm": 0.3}
 THREADS = 2

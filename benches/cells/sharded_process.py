@@ -26,7 +26,7 @@ from benches.ids import ids_of
 from recstore_ops import KeyedJaggedTensor, RecStoreEmbeddingBagCollection, SparseOptimizer
 from recstore_ops.sharding import ShardedPipeline, exchange_statistics, shard_of, share_host_store
 from recstore_ops.table.shard import Shard
-from recstore_ops.training.job import joined_job
+from recstore_ops.training.run.job import joined_job
 
 _TABLES, _DIM = 4, 64
 # A gigabit a second.

@@ -21,7 +21,7 @@ COMMANDS = {
     "neighbours": ("recstore_ops.cli.neighbours:neighbours_command", "Print the ids nearest to that of an id."),
     "export": ("recstore_ops.cli.export:export_command", "Write a trained model as a bundle, to be served."),
     "quantize": ("recstore_ops.cli.quantize:quantize_command", "Print what rows of fewer bits cost in quality."),
-    "generate": ("recstore_ops.training.generated.command:generate_command", "Write generated rows, like Criteo's."),
+    "generate": ("recstore_ops.training.synthetic.command:generate_command", "Write generated rows, like Criteo's."),
     "serve": ("recstore_ops.cli.serve:serve_command", "Serve tables to other processes."),
     "serve-model": ("recstore_ops.cli.serve_model:serve_model_command", "Serve a model that `export` wrote."),
     "promote": ("recstore_ops.cli.promote:promote_command", "Make a follower of a server lead its shard."),

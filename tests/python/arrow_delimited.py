@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from pyarrow import csv
 
-from recstore_ops.training.formats.columns import FIELD_KINDS, LABEL_KINDS, Column, ColumnKind
-from recstore_ops.training.formats.field_ids import MISSING, VALUE_BITS, field_ids
-from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.data.batch import Batch
+from recstore_ops.training.data.delimited import FIELD_KINDS, LABEL_KINDS, Column, ColumnKind
+from recstore_ops.training.data.field_ids import MISSING, VALUE_BITS, field_ids
 
 _HEX_DIGITS = 8
 _ARROW_BLOCK_BYTES = 2**30

@@ -22,7 +22,7 @@ from served_tables import ServerProcesses
 
 from recstore_ops import cli, get_kv_client, set_ps_servers, table_names
 from recstore_ops.training import planted_interactions
-from recstore_ops.training.formats.libsvm import write_libsvm
+from recstore_ops.training.data.sparse_lines import write_libsvm
 
 pytest_pycollect_makeitem = tiers.check_made
 

@@ -14,8 +14,8 @@ from saved_runs import run_train
 from training_runs import drop_tables
 
 from recstore_ops.training import load
-from recstore_ops.training.quality.evaluation import Evaluation, Scores
-from recstore_ops.training.quality.ranking import ranking_at
+from recstore_ops.training.metrics.evaluation import Evaluation, Scores
+from recstore_ops.training.metrics.retrieval import ranking_at
 
 OPTIONS = ("--model", "fm", "--epochs", 2, "--batch-size", 64, "--dim", 4)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from recstore_ops.training.generated import planted_input
 from recstore_ops.training.report import run_directory
+from recstore_ops.training.synthetic import input
 
 _DRAWING = {
     name: getattr(run_directory, name) for name in ("draw_learning_curve", "draw_calibration", "draw_table_growth")
@@ -21,7 +21,7 @@ def leave_out() -> None:
 def leave_out_all() -> None:
     """Runs of this process neither draw nor say what is known of planted rows."""
     leave_out()
-    planted_input._note = lambda planted: "planted"
+    input._note = lambda planted: "planted"
 
 
 def draw_again(monkeypatch: pytest.MonkeyPatch) -> None:

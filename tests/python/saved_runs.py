@@ -18,7 +18,7 @@ import torch
 from warm_processes import PROCESSES
 
 from recstore_ops import checkpoint, cli
-from recstore_ops.training import loop
+from recstore_ops.training.run import loop
 
 # What is measured and not computed.
 _MEASURED = ("seconds", "train_seconds", "rows_per_second", "train_rows_per_second", "table_bytes", "process_bytes")

@@ -8,10 +8,10 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from recstore_ops import DistEmbedding, SparseOptimizer, set_ps_servers
 from recstore_ops.training import planted_interactions
+from recstore_ops.training.data.batch import regroup, shuffled
+from recstore_ops.training.data.row_source import MemoryRows
 from recstore_ops.training.models import FactorizationMachine
-from recstore_ops.training.rows.batching import regroup, shuffled
-from recstore_ops.training.rows.row_source import MemoryRows
-from recstore_ops.training.tables import StoreTables
+from recstore_ops.training.models.tables import StoreTables
 
 # The published settings: batches of 100 rows, whose losses are summed.
 FTRL = {"kind": "ftrl", "alpha": 0.1, "beta": 1.0, "l1": 1e-5, "l2": 1e-3}

@@ -190,7 +190,7 @@ import sys
 import torch
 from torch import nn
 from recstore_ops import DistEmbedding, DistEmbeddingBag, KeyedJaggedTensor, RecStoreEmbeddingBagCollection
-from recstore_ops.training.process_memory import process_bytes
+from recstore_ops.training.run.phases import process_bytes
 
 torch.set_num_threads(1)
 COUNT, DIM, ZEROS = 4096, 64, {"kind": "zeros"}

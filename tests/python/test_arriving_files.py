@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from recstore_ops.training.following_config import FollowOptions
-from recstore_ops.training.rows.arriving_files import ArrivingFiles
+from recstore_ops.training.data.arriving_files import ArrivingFiles
+from recstore_ops.training.run.input_config import FollowOptions
 
 pytestmark = pytest.mark.tier("quick")
 

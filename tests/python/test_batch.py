@@ -10,7 +10,7 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
+from recstore_ops.training.data.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
 
 pytestmark = pytest.mark.tier("quick")
 

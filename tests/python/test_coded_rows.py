@@ -29,7 +29,7 @@ from recstore_ops import (
     table_statistics,
 )
 from recstore_ops.config.row_types import RowTypeName
-from recstore_ops.training.choices import ModelName
+from recstore_ops.training.run.choices import ModelName
 from recstore_ops.transfer import export_safetensors, from_embedding
 
 pytestmark = pytest.mark.tier("test")

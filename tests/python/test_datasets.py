@@ -17,17 +17,22 @@ from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from recstore_ops.training.formats import open_rows, parquet_rows
-from recstore_ops.training.formats.libsvm import LibsvmFormat, write_libsvm
-from recstore_ops.training.rows import line_blocks
-from recstore_ops.training.rows.batch import Batch, concatenate
-from recstore_ops.training.rows.batching import regroup, shuffled
-from recstore_ops.training.rows.cached_rows import CachedRows
-from recstore_ops.training.rows.hashed_rows import HashedRows, hash_ids
-from recstore_ops.training.rows.held_out_rows import HeldOutRows
-from recstore_ops.training.rows.input_files import find_input_files
-from recstore_ops.training.rows.row_source import DerivedRows, MappedRows, MemoryRows, RowSource
-from recstore_ops.training.rows.text_rows import TextRows
+from recstore_ops.training.data import named_columns, text_rows
+from recstore_ops.training.data.batch import Batch, concatenate, regroup, shuffled
+from recstore_ops.training.data.input_files import find_input_files
+from recstore_ops.training.data.opening import open_rows
+from recstore_ops.training.data.row_source import (
+    CachedRows,
+    DerivedRows,
+    HashedRows,
+    HeldOutRows,
+    MappedRows,
+    MemoryRows,
+    RowSource,
+    hash_ids,
+)
+from recstore_ops.training.data.sparse_lines import LibsvmFormat, write_libsvm
+from recstore_ops.training.data.text_rows import TextRows
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -239,8 +244,8 @@ SOURCES: dict[str, Callable[[Path, Batch], RowSource]] = {
 class TestSharding:
     @pytest.fixture(autouse=True)
     def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 40)
-        monkeypatch.setattr(parquet_rows, "ROWS_PER_BLOCK", 7)
+        monkeypatch.setattr(text_rows, "BLOCK_BYTES", 40)
+        monkeypatch.setattr(named_columns, "ROWS_PER_BLOCK", 7)
 
     @pytest.mark.parametrize("name", SOURCES)
     @given(num_rows=st.integers(2, 80), count=st.integers(1, 5), again=st.integers(1, 3))

@@ -5,7 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from recstore_ops.training.dense_optimizers import check_dense_optimizer, dense_optimizer_names, make_dense_optimizer
+from recstore_ops.training.run.dense_parameters import (
+    check_dense_optimizer,
+    dense_optimizer_names,
+    make_dense_optimizer,
+)
 
 pytestmark = pytest.mark.tier("quick")
 

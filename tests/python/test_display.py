@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from recstore_ops.config.progress_bars import is_watched
-from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.metrics.evaluation import Evaluation
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 

@@ -23,11 +23,10 @@ from training_runs import drop_tables
 
 from recstore_ops import RecStoreClient, table_names
 from recstore_ops.cli.shown_segments import segments_grid
-from recstore_ops.training.quality.evaluation import Scores
-from recstore_ops.training.quality.number_parts import in_number_parts
-from recstore_ops.training.quality.segments import segment_figures
-from recstore_ops.training.rows.batch import NO_GROUP
-from recstore_ops.training.rows.number_keys import keys_of_numbers, numbers_of_keys
+from recstore_ops.training.data.batch import NO_GROUP
+from recstore_ops.training.data.number_keys import keys_of_numbers, numbers_of_keys
+from recstore_ops.training.metrics.evaluation import Scores
+from recstore_ops.training.metrics.segments import in_number_parts, segment_figures
 
 pytestmark = [
     pytest.mark.tier("test"),

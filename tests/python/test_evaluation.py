@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from recstore_ops import DistEmbedding, table_statistics
-from recstore_ops.training.quality.calibration import calibration_bins, wilson_interval
-from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
-from recstore_ops.training.quality.metrics import auc, logloss
-from recstore_ops.training.quality.ranking import ranking_at
-from recstore_ops.training.quality.segments import segment_figures, write_segments
-from recstore_ops.training.rows.batch import NO_GROUP, Batch
+from recstore_ops.training.data.batch import NO_GROUP, Batch
+from recstore_ops.training.metrics.calibration import calibration_bins, wilson_interval
+from recstore_ops.training.metrics.classification import auc, logloss
+from recstore_ops.training.metrics.evaluation import Evaluation, Scores, evaluate, predict
+from recstore_ops.training.metrics.retrieval import ranking_at
+from recstore_ops.training.metrics.segments import segment_figures, write_segments
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -29,11 +29,10 @@ from recstore_ops.training import (
     open_rows,
     train,
 )
-from recstore_ops.training.build import tables_of
-from recstore_ops.training.event_times import EventTimes, times_before
-from recstore_ops.training.option_values import read_duration
-from recstore_ops.training.schema.schema_file import read_schema, write_schema
-from recstore_ops.training.time_to_live import TimeToLive
+from recstore_ops.training.data.schema_file import read_schema, write_schema
+from recstore_ops.training.run.build import tables_of
+from recstore_ops.training.run.event_times import EventTimes, TimeToLive, times_before
+from recstore_ops.training.run.option_values import read_duration
 
 pytestmark = [
     pytest.mark.tier("test"),

@@ -15,7 +15,7 @@ from warm_programs import output_of
 
 from recstore_ops import RecStoreClient, load_bundle, table_names
 from recstore_ops.training import Batch, LoadedRun, load, open_input
-from recstore_ops.training.exported_run import export_run, first_rows, tensors_of
+from recstore_ops.training.run.exported_run import export_run, first_rows, tensors_of
 
 pytestmark = [
     pytest.mark.tier("test"),

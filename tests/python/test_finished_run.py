@@ -29,8 +29,8 @@ from training_runs import drop_tables, metrics_of, with_own_tables
 from recstore_ops import DistEmbedding, RecStoreClient, Table, table_names, table_statistics
 from recstore_ops.servers import choosing
 from recstore_ops.training import evaluate, load, planted_interactions
-from recstore_ops.training.formats.libsvm import write_libsvm
-from recstore_ops.training.saved_run import SavedRun
+from recstore_ops.training.data.sparse_lines import write_libsvm
+from recstore_ops.training.run.saved_run import SavedRun
 
 pytestmark = [
     pytest.mark.tier("test"),

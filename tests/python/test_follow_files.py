@@ -23,12 +23,12 @@ from saved_runs import Signals, metrics_of, rows_of, run_train, state_of
 from warm_processes import PROCESSES
 
 from recstore_ops.training import TrainingConfig, planted_interactions
-from recstore_ops.training.followed_files import FollowedFiles
-from recstore_ops.training.following_config import FollowOptions
-from recstore_ops.training.formats.libsvm import write_libsvm
+from recstore_ops.training.data.sparse_lines import write_libsvm
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.recorded_run import RecordedRun
-from recstore_ops.training.stop_request import RunStopped, StopRequest
+from recstore_ops.training.run.followed_files import FollowedFiles
+from recstore_ops.training.run.input_config import FollowOptions
+from recstore_ops.training.run.stopping import RunStopped, StopRequest
 
 pytestmark = [
     pytest.mark.tier("test"),
@@ -406,7 +406,7 @@ def test_a_named_file_and_no_other_is_an_error(folder: Path) -> None:
 
 def test_several_processes_are_refused(folder: Path) -> None:
     from recstore_ops.training import run
-    from recstore_ops.training.job import Job
+    from recstore_ops.training.run.job import Job
 
     job = Job()
     job.world = 2

@@ -20,12 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import Row, as_rows
 
-from recstore_ops.training.formats import csv_rows, open_rows
-from recstore_ops.training.formats.arrow_rows import ArrowRows
-from recstore_ops.training.formats.csv_dialect import detect_dialect
-from recstore_ops.training.formats.detection import detect_format
-from recstore_ops.training.formats.field_ids import MISSING
-from recstore_ops.training.formats.text_hash import text_values, values_of_hashes
+from recstore_ops.training.data import csv_rows
+from recstore_ops.training.data.arrow_rows import ArrowRows
+from recstore_ops.training.data.csv_dialect import detect_dialect
+from recstore_ops.training.data.field_ids import MISSING
+from recstore_ops.training.data.format_detection import detect_format
+from recstore_ops.training.data.opening import open_rows
+from recstore_ops.training.data.text_cells import text_values, values_of_hashes
 
 pytestmark = pytest.mark.tier("quick")
 

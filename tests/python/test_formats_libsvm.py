@@ -12,11 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from text_lines import as_rows
 
-from recstore_ops.training.formats.libffm import LibffmFormat
-from recstore_ops.training.formats.libsvm import LibsvmFormat, write_libsvm
-from recstore_ops.training.rows.batch import Batch
-from recstore_ops.training.rows.row_format import RowFormat
-from recstore_ops.training.rows.text_rows import TextRows
+from recstore_ops.training.data.batch import Batch
+from recstore_ops.training.data.row_format import RowFormat
+from recstore_ops.training.data.sparse_lines import LibffmFormat, LibsvmFormat, write_libsvm
+from recstore_ops.training.data.text_rows import TextRows
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -14,8 +14,8 @@ from compressors import COMPRESSORS
 from text_lines import CASES, as_rows
 
 from recstore_ops.table.splitmix64 import splitmix64
-from recstore_ops.training.formats import FormatName, open_rows
-from recstore_ops.training.formats.detection import detect_format
+from recstore_ops.training.data.format_detection import FormatName, detect_format
+from recstore_ops.training.data.opening import open_rows
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import MISSING, Row, as_rows
 
-from recstore_ops.training.formats import open_rows, parquet_rows
+from recstore_ops.training.data import named_columns
+from recstore_ops.training.data.opening import open_rows
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -234,7 +235,7 @@ class TestBadRows:
     def test_a_bad_row_stops_with_file_and_row_or_is_skipped_alone(
         self, path: Path, label: Any, number: float, message: str
     ) -> None:
-        count = 2 * parquet_rows.ROWS_PER_BLOCK
+        count = 2 * named_columns.ROWS_PER_BLOCK
         labels, numbers = [1] * count, [0.25] * count
         labels[-2], numbers[-2] = label, number
         write(path, {"label": labels, "a": list(range(count)), "x": numbers}, row_group_size=5000)

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from text_lines import CASES, Row, TextCase, as_rows
 
-from recstore_ops.training.rows import line_blocks
-from recstore_ops.training.rows.text_rows import TextRows
+from recstore_ops.training.data import text_rows
+from recstore_ops.training.data.text_rows import TextRows
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -60,7 +60,7 @@ class TestGoodFiles:
         compress = data.draw(st.sampled_from([bytes, *COMPRESSORS.values()]))
         cut = data.draw(st.integers(0, len(content)))
         parts = [content[:cut], content[cut:]] if data.draw(st.booleans()) else [content]
-        with mock.patch.object(line_blocks, "BLOCK_BYTES", data.draw(st.sampled_from([1, 7, 100, 2**20]))):
+        with mock.patch.object(text_rows, "BLOCK_BYTES", data.draw(st.sampled_from([1, 7, 100, 2**20]))):
             rows, _ = read(path, case, b"".join(map(compress, parts)))
         assert rows == [case.parse(line) for line in lines]
 
@@ -70,7 +70,7 @@ class TestGoodFiles:
         path.write_bytes(b"\n".join([case.good] * 30_000))
         source = TextRows([path], case.row_format)
         blocks = list(source)
-        assert max(map(len, blocks)) * len(case.good) <= line_blocks.BLOCK_BYTES
+        assert max(map(len, blocks)) * len(case.good) <= text_rows.BLOCK_BYTES
         assert sum(map(len, blocks)) == source.estimated_rows == 30_000
         assert as_rows(blocks[-1].rows(0, 1)) == [case.parse(case.good)]
 
@@ -199,7 +199,7 @@ class TestBadLines:
     ) -> None:
         case = CASES[name]
         lines = [case.good, *data.draw(st.lists(mutated(case), min_size=1, max_size=6))]
-        with mock.patch.object(line_blocks, "BLOCK_BYTES", data.draw(st.sampled_from([1, 60, 2**20]))):
+        with mock.patch.object(text_rows, "BLOCK_BYTES", data.draw(st.sampled_from([1, 60, 2**20]))):
             rows, source = read(path, case, b"\n".join(lines) + b"\n", on_bad_line="skip")
         expected = [case.parse(line) for line in lines if not is_blank(line, case)]
         assert rows == [row for row in expected if row is not None]
@@ -308,8 +308,8 @@ def numbered_lines(case: TextCase, count: int) -> bytes:
 class TestOverlongLines:
     @pytest.fixture(autouse=True)
     def short_limits(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 256)
-        monkeypatch.setattr(line_blocks, "MAX_LINE_BYTES", 1000)
+        monkeypatch.setattr(text_rows, "BLOCK_BYTES", 256)
+        monkeypatch.setattr(text_rows, "MAX_LINE_BYTES", 1000)
 
     @every_format
     @pytest.mark.parametrize("size", [1001, 1024, 5000])

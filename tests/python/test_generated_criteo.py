@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from recstore_ops.training.generated.criteo import GeneratedCriteo, write_criteo
-from recstore_ops.training.generated.criteo_rows import draw_values
-from recstore_ops.training.quality.metrics import auc, logloss
+from recstore_ops.training.metrics.classification import auc, logloss
+from recstore_ops.training.synthetic.criteo import GeneratedCriteo, draw_values, write_criteo
 
 pytestmark = pytest.mark.tier("quick")
 

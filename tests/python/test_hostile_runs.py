@@ -11,7 +11,7 @@ from saved_runs import run_train
 from warm_recstore import run_recstore
 
 from recstore_ops.training import planted_interactions
-from recstore_ops.training.formats.libsvm import write_libsvm
+from recstore_ops.training.data.sparse_lines import write_libsvm
 
 pytestmark = [
     pytest.mark.tier("all"),

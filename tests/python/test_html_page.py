@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from html_tables import TableReader
 
-from recstore_ops.training.quality.evaluation import Evaluation
-from recstore_ops.training.quality.segments import SegmentFigures
+from recstore_ops.training.data.schema import ColumnSchema, Schema
+from recstore_ops.training.metrics.evaluation import Evaluation
+from recstore_ops.training.metrics.segments import SegmentFigures
 from recstore_ops.training.report.html_page import RunPage
 from recstore_ops.training.report.records import EvaluationRecord
-from recstore_ops.training.schema.columns import ColumnSchema, Schema
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -19,10 +19,9 @@ from training_runs import drop_tables, metrics_of
 from recstore_ops import DistEmbedding, Table, table_statistics
 from recstore_ops.ops import operators
 from recstore_ops.training import TrainingConfig, open_input, planted_interactions
-from recstore_ops.training.begin import begin
-from recstore_ops.training.formats.libsvm import write_libsvm
-from recstore_ops.training.job import Job
-from recstore_ops.training.row_changes import RowChanges, RowsBefore
+from recstore_ops.training.data.sparse_lines import write_libsvm
+from recstore_ops.training.run.begin import RowChanges, RowsBefore, begin
+from recstore_ops.training.run.job import Job
 
 pytestmark = [
     pytest.mark.tier("test"),

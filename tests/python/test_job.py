@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import torch
-from recstore_ops.training.job import joined_job
+from recstore_ops.training.run.job import joined_job
 
 
 def threads():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from recstore_ops.training.quality.metrics import auc, logloss, row_losses
+from recstore_ops.training.metrics.classification import auc, logloss, row_losses
 
 pytestmark = pytest.mark.tier("quick")
 

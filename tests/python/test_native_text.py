@@ -16,12 +16,15 @@ from hypothesis import strategies as st
 from text_lines import CASES
 
 from recstore_ops import _native
-from recstore_ops.training.formats.avazu import avazu_format
-from recstore_ops.training.formats.columns import Column, ColumnKind
-from recstore_ops.training.formats.criteo import criteo_format
-from recstore_ops.training.formats.delimited import DelimitedFormat
-from recstore_ops.training.formats.movielens import movielens_format
-from recstore_ops.training.rows.batch import Batch
+from recstore_ops.training.data.batch import Batch
+from recstore_ops.training.data.delimited import (
+    Column,
+    ColumnKind,
+    DelimitedFormat,
+    avazu_format,
+    criteo_format,
+    movielens_format,
+)
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -15,10 +15,9 @@ from recstore_ops import Table, TableConfig
 from recstore_ops.config.output_files import check_output_file, replacing
 from recstore_ops.ops import operators
 from recstore_ops.training import write_criteo
-from recstore_ops.training.quality.evaluation import Scores
+from recstore_ops.training.metrics.evaluation import Scores
 from recstore_ops.training.report.predictions_file import PredictionsFile
-from recstore_ops.training.vectors import Vectors
-from recstore_ops.training.vectors_file import write_vectors
+from recstore_ops.training.run.vectors import Vectors, write_vectors
 from recstore_ops.transfer import export_parquet, export_safetensors
 
 pytestmark = pytest.mark.tier("quick")

@@ -25,7 +25,7 @@ from recstore_ops import (
 from recstore_ops.config.command_options import read_user_path
 from recstore_ops.config.paths import user_path
 from recstore_ops.servers.server_config import known_servers, read_token
-from recstore_ops.training.generated.criteo import write_criteo
+from recstore_ops.training.synthetic.criteo import write_criteo
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -13,10 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits
 
-from recstore_ops.training.formats.libsvm import LibsvmFormat, write_libsvm
-from recstore_ops.training.generated.planted import PlantedKind, PlantedModel, planted_interactions, planted_rows
-from recstore_ops.training.generated.planted_theory import best_logits_of_order
-from recstore_ops.training.quality.metrics import logloss
+from recstore_ops.training.data.sparse_lines import LibsvmFormat, write_libsvm
+from recstore_ops.training.metrics.classification import logloss
+from recstore_ops.training.synthetic.planted import (
+    PlantedKind,
+    PlantedModel,
+    best_logits_of_order,
+    planted_interactions,
+    planted_rows,
+)
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -12,7 +12,7 @@ from saved_runs import run_train
 from training_runs import train_new
 
 from recstore_ops.training import TrainingConfig, logloss, open_rows, planted_days, write_planted_days
-from recstore_ops.training.generated.planted_days import FIELDS, FIRST_DAY, IDS_PER_FIELD, _mean_log_odds
+from recstore_ops.training.synthetic.days import FIELDS, FIRST_DAY, IDS_PER_FIELD, _mean_log_odds
 
 pytestmark = pytest.mark.tier("quick")
 

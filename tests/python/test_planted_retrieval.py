@@ -11,7 +11,7 @@ import torch
 from training_runs import train_new
 
 from recstore_ops.training import Evaluation, PlantedRetrieval, TrainingConfig, best_record, planted_retrieval
-from recstore_ops.training.generated.planted_retrieval import ITEMS, QUERIES
+from recstore_ops.training.synthetic.retrieval import ITEMS, QUERIES
 
 pytestmark = pytest.mark.tier("test")
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from training_runs import Recorder, train_new
 
 from recstore_ops.training import Batch, Evaluation, PlantedSequences, TrainingConfig, auc, planted_sequences
-from recstore_ops.training.generated.planted_sequences import CLUSTERS, ITEMS_PER_CLUSTER, MOST_HISTORY, true_logits
+from recstore_ops.training.synthetic.sequences import CLUSTERS, ITEMS_PER_CLUSTER, MOST_HISTORY, true_logits
 
 pytestmark = pytest.mark.tier("test")
 

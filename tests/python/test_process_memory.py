@@ -10,7 +10,7 @@ pytestmark = pytest.mark.tier("test")
 # A process of its own: elsewhere, memory that other tests freed may go back to the system meanwhile.
 PROGRAM = """
 import mmap
-from recstore_ops.training.process_memory import process_bytes
+from recstore_ops.training.run.phases import process_bytes
 
 pages = mmap.mmap(-1, 100_000_000)
 before = process_bytes()

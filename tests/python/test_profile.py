@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from recstore_ops.training.phases import Phases
+from recstore_ops.training.run.phases import Phases
 
 pytestmark = pytest.mark.tier("test")
 

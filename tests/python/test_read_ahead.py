@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from recstore_ops.training.rows.read_ahead import read_ahead
+from recstore_ops.training.data.read_ahead import read_ahead
 
 pytestmark = pytest.mark.tier("quick")
 

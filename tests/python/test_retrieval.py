@@ -32,7 +32,7 @@ from recstore_ops.training import (
     table_rows,
     train,
 )
-from recstore_ops.training.quality import retrieval
+from recstore_ops.training.metrics import retrieval
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -9,13 +9,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from recstore_ops.training.formats.libsvm import LibsvmFormat
-from recstore_ops.training.rows import line_blocks
-from recstore_ops.training.rows.batch import Batch
-from recstore_ops.training.rows.hashed_rows import HashedRows
-from recstore_ops.training.rows.row_dataset import RowDataset
-from recstore_ops.training.rows.row_source import MemoryRows
-from recstore_ops.training.rows.text_rows import TextRows
+from recstore_ops.training.data import text_rows
+from recstore_ops.training.data.batch import Batch
+from recstore_ops.training.data.read_ahead import RowDataset
+from recstore_ops.training.data.row_source import HashedRows, MemoryRows
+from recstore_ops.training.data.sparse_lines import LibsvmFormat
+from recstore_ops.training.data.text_rows import TextRows
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -25,7 +24,7 @@ either_way = pytest.mark.parametrize("num_workers", [0, 2])
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(line_blocks, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(text_rows, "BLOCK_BYTES", 500)
     path = tmp_path / "rows"
     path.write_bytes(b"".join(b"1 %d:1\n" % n for n in range(NUM_ROWS)))
     return path

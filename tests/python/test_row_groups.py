@@ -21,14 +21,13 @@ from training_runs import Recorder, train_new
 
 from recstore_ops import RecStoreClient, table_names
 from recstore_ops.training import TrainingConfig, load, open_input, open_rows
-from recstore_ops.training.formats.arrow_rows import ArrowRows
-from recstore_ops.training.formats.libsvm import LibsvmFormat
-from recstore_ops.training.formats.text_hash import text_values
-from recstore_ops.training.quality.segments import segment_figures
-from recstore_ops.training.rows.batch import NO_GROUP, Batch, concatenate
-from recstore_ops.training.rows.number_keys import numbers_of_keys
-from recstore_ops.training.schema.schema_file import read_schema, write_schema
-from recstore_ops.training.schema.shown import schema_table
+from recstore_ops.training.data.arrow_rows import ArrowRows
+from recstore_ops.training.data.batch import NO_GROUP, Batch, concatenate
+from recstore_ops.training.data.number_keys import numbers_of_keys
+from recstore_ops.training.data.schema_file import read_schema, schema_table, write_schema
+from recstore_ops.training.data.sparse_lines import LibsvmFormat
+from recstore_ops.training.data.text_cells import text_values
+from recstore_ops.training.metrics.segments import segment_figures
 
 pytestmark = [
     pytest.mark.tier("test"),

@@ -32,7 +32,7 @@ from recstore_ops import (
 )
 from recstore_ops.config.row_types import RowTypeName
 from recstore_ops.training import StoreTables, TrainingConfig, build_model, open_input
-from recstore_ops.training.choices import ModelName
+from recstore_ops.training.run.choices import ModelName
 
 pytestmark = pytest.mark.tier("test")
 

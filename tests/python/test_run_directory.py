@@ -15,13 +15,16 @@ import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from recstore_ops.training.quality.evaluation import Evaluation, Scores
-from recstore_ops.training.report.calibration_plot import draw_calibration
-from recstore_ops.training.report.learning_curve import draw_learning_curve, running_mean
-from recstore_ops.training.report.plot_style import rows_per_epoch
+from recstore_ops.training.metrics.evaluation import Evaluation, Scores
+from recstore_ops.training.report.plots import (
+    draw_calibration,
+    draw_learning_curve,
+    draw_table_growth,
+    rows_per_epoch,
+    running_mean,
+)
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 from recstore_ops.training.report.run_directory import RunDirectory
-from recstore_ops.training.report.table_growth import draw_table_growth
 
 pytestmark = pytest.mark.tier("quick")
 

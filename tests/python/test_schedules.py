@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from recstore_ops.training.schedules import Schedule
+from recstore_ops.training.run.schedules import Schedule
 
 pytestmark = pytest.mark.tier("quick")
 

@@ -21,14 +21,13 @@ from rich.console import Console
 from training_runs import train_new
 
 from recstore_ops.training import TrainingConfig, open_input, open_rows
-from recstore_ops.training.choices import MODEL_OPTIONS
-from recstore_ops.training.formats.arrow_rows import ArrowRows
-from recstore_ops.training.option_values import read_roles
+from recstore_ops.training.data.arrow_rows import ArrowRows
+from recstore_ops.training.data.input_files import kept
+from recstore_ops.training.data.schema import Schema
+from recstore_ops.training.data.schema_file import read_schema, schema_notes, schema_table, write_schema
 from recstore_ops.training.report.run_directory import RunDirectory
-from recstore_ops.training.rows.piped_files import kept
-from recstore_ops.training.schema.columns import Schema
-from recstore_ops.training.schema.schema_file import read_schema, write_schema
-from recstore_ops.training.schema.shown import schema_notes, schema_table
+from recstore_ops.training.run.choices import MODEL_OPTIONS
+from recstore_ops.training.run.option_values import read_roles
 
 pytestmark = pytest.mark.tier("quick")
 

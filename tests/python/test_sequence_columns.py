@@ -18,14 +18,13 @@ from saved_runs import rows_of, run_train
 from training_runs import drop_tables, train_new
 
 from recstore_ops.training import TrainingConfig, load, open_input, open_rows
-from recstore_ops.training.formats.arrow_rows import ArrowRows
-from recstore_ops.training.option_values import read_roles
-from recstore_ops.training.row_form import RowForm
-from recstore_ops.training.rows.batch import Batch
-from recstore_ops.training.schema.columns import Schema
-from recstore_ops.training.schema.schema_file import read_schema, write_schema
-from recstore_ops.training.schema.shown import schema_table
-from recstore_ops.training.vectors import Vectors
+from recstore_ops.training.data.arrow_rows import ArrowRows
+from recstore_ops.training.data.batch import Batch
+from recstore_ops.training.data.schema import Schema
+from recstore_ops.training.data.schema_file import read_schema, schema_table, write_schema
+from recstore_ops.training.run.option_values import read_roles
+from recstore_ops.training.run.row_form import RowForm
+from recstore_ops.training.run.vectors import Vectors
 
 pytestmark = [
     pytest.mark.tier("test"),

@@ -13,7 +13,7 @@ from warm_processes import side_by_side
 
 from recstore_ops import servers, table_statistics
 from recstore_ops.training import planted_interactions
-from recstore_ops.training.quality.evaluation import evaluate
+from recstore_ops.training.metrics.evaluation import evaluate
 
 pytestmark = pytest.mark.tier("test")
 

@@ -30,7 +30,7 @@ from recstore_ops import (
 )
 from recstore_ops.sharding import shard_of
 from recstore_ops.training import TrainingConfig
-from recstore_ops.training.quality.metrics import auc
+from recstore_ops.training.metrics.classification import auc
 
 pytestmark = pytest.mark.tier("test")
 

@@ -22,8 +22,8 @@ from training_runs import drop_tables
 from recstore_ops import checkpoint
 from recstore_ops.config.directory import Directory
 from recstore_ops.training import TrainingConfig, build_model, evaluate, open_input, planted_interactions
-from recstore_ops.training.formats.libsvm import write_libsvm
-from recstore_ops.training.mirrored_directory import mirror_checkpoint
+from recstore_ops.training.data.sparse_lines import write_libsvm
+from recstore_ops.training.run.checkpoints import mirror_checkpoint
 
 pytestmark = pytest.mark.tier("test")
 

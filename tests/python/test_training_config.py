@@ -13,7 +13,7 @@ import torch
 from recstore_ops.nn.table_parameter import without_stand_ins
 from recstore_ops.training import StoreTables, TrainingConfig
 from recstore_ops.training.models import DeepFM, LogisticRegression
-from recstore_ops.training.optimizers import make_optimizers, table_optimizer
+from recstore_ops.training.run.optimizers import make_optimizers, table_optimizer
 
 pytestmark = pytest.mark.tier("quick")
 

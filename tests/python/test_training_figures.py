@@ -13,8 +13,8 @@ import pytest
 from training_runs import Recorder, train_new
 
 from recstore_ops.training import Evaluation, PlantedRows, StepRecord, TrainingConfig, best_record, planted_rows
-from recstore_ops.training.choices import ModelName
-from recstore_ops.training.generated.planted import PlantedKind
+from recstore_ops.training.run.choices import ModelName
+from recstore_ops.training.synthetic.planted import PlantedKind
 
 pytestmark = pytest.mark.tier("test")
 

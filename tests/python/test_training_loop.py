@@ -21,7 +21,7 @@ from recstore_ops.training import (
     table_rows,
     train,
 )
-from recstore_ops.training.early_stopping import EarlyStopping
+from recstore_ops.training.run.stopping import EarlyStopping
 
 pytestmark = pytest.mark.tier("quick")
 

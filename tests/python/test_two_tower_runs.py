@@ -22,7 +22,7 @@ from recstore_ops.training import Evaluation, EvaluationRecord, load
 from recstore_ops.training.report.comparison import write_comparison
 from recstore_ops.training.report.display import Display
 from recstore_ops.training.report.html_page import RunPage
-from recstore_ops.training.report.learning_curve import draw_learning_curve
+from recstore_ops.training.report.plots import draw_learning_curve
 
 pytestmark = [
     pytest.mark.tier("test"),
@@ -260,9 +260,7 @@ class TestReports:
 
     def test_the_learning_curve_has_axes_for_each_figure(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         drawn: list[Any] = []
-        monkeypatch.setattr(
-            "recstore_ops.training.report.learning_curve.save", lambda figure, path: drawn.append(figure)
-        )
+        monkeypatch.setattr("recstore_ops.training.report.plots.save", lambda figure, path: drawn.append(figure))
         draw_learning_curve(tmp_path / "curve.png", "towers", [], [RECORD])
         assert [axes.get_ylabel() for axes in drawn[0].axes] == ["logloss (nats)", "recall@10", "NDCG@10"]
         assert "validation, 0.6250 at the best" in drawn[0].axes[1].get_legend_handles_labels()[1]

@@ -19,10 +19,10 @@ from training_runs import drop_tables, with_own_tables
 
 from recstore_ops import DistTensor
 from recstore_ops.ops import operators
-from recstore_ops.training import LoadedRun, load, planted_interactions, vectors
-from recstore_ops.training.formats.libsvm import write_libsvm
-from recstore_ops.training.neighbours import nearest
-from recstore_ops.training.vectors import Vectors, values_of_ids
+from recstore_ops.training import LoadedRun, load, planted_interactions
+from recstore_ops.training.data.sparse_lines import write_libsvm
+from recstore_ops.training.run import vectors
+from recstore_ops.training.run.vectors import Vectors, nearest, values_of_ids
 
 pytestmark = [
     pytest.mark.tier("test"),
@@ -197,7 +197,7 @@ def missing(name: str) -> None:
 def test_an_index_that_is_not_installed_says_what_is(
     loaded: LoadedRun, index: Any, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("recstore_ops.training.neighbours.import_module", missing)
+    monkeypatch.setattr("recstore_ops.training.run.vectors.import_module", missing)
     with pytest.raises(ImportError, match=f"index {index} needs a package .* run `pip install {package}`"):
         nearest(Vectors(loaded, "v"), ITEM << 40, 3, "dot", index)
 
@@ -297,7 +297,7 @@ class TestCommands:
     def test_an_index_that_is_not_installed_is_one_sentence(
         self, recstore: Recstore, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr("recstore_ops.training.neighbours.import_module", missing)
+        monkeypatch.setattr("recstore_ops.training.run.vectors.import_module", missing)
         assert recstore("neighbours", "runs/fm", "--table", "v", "--id", "3", "--index", "faiss") == 2
         message = "recstore: the index faiss needs a package that is not installed: run `pip install faiss-cpu`\n"
         assert capsys.readouterr().err == message

@@ -14,13 +14,10 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import strategies as st
 
-from recstore_ops.training.formats.avazu import avazu_format
-from recstore_ops.training.formats.criteo import criteo_format
-from recstore_ops.training.formats.libffm import LibffmFormat
-from recstore_ops.training.formats.libsvm import LibsvmFormat
-from recstore_ops.training.formats.movielens import movielens_format
-from recstore_ops.training.rows.batch import Batch
-from recstore_ops.training.rows.row_format import RowFormat
+from recstore_ops.training.data.batch import Batch
+from recstore_ops.training.data.delimited import avazu_format, criteo_format, movielens_format
+from recstore_ops.training.data.row_format import RowFormat
+from recstore_ops.training.data.sparse_lines import LibffmFormat, LibsvmFormat
 
 Pairs = tuple[tuple[int, float], ...]
 Row = tuple[int, tuple[Pairs, ...], tuple[float, ...]]

@@ -21,16 +21,15 @@ from recstore_ops.cli.finished_run import (
     shown_scores,
 )
 from recstore_ops.cli.shown_segments import segments_as_json, segments_grid
-from recstore_ops.training.finished_run import LoadedRun, load
-from recstore_ops.training.formats.opening import named_rows
-from recstore_ops.training.quality.calibration import calibration_bins
-from recstore_ops.training.quality.evaluation import Evaluation, Scores, concatenated
-from recstore_ops.training.quality.number_parts import in_number_parts
-from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
-from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder, segment_figures
-from recstore_ops.training.rows.field_numbers import field_number
-from recstore_ops.training.rows.piped_files import kept
-from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.data.batch import field_number
+from recstore_ops.training.data.input_files import kept
+from recstore_ops.training.data.opening import named_rows
+from recstore_ops.training.data.row_source import RowSource
+from recstore_ops.training.metrics.calibration import calibration_bins
+from recstore_ops.training.metrics.evaluation import Evaluation, Scores, concatenated
+from recstore_ops.training.metrics.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
+from recstore_ops.training.metrics.segments import SegmentFigures, SegmentOrder, in_number_parts, segment_figures
+from recstore_ops.training.run.finished_run import LoadedRun, load
 
 _TITLES = {
     "rows": "rows",

@@ -11,8 +11,8 @@ import typer
 from recstore_ops.cli.finished_run import RunPath, WhichCheckpoint, rows_like_trained
 from recstore_ops.config.command_options import path_option, read_user_path
 from recstore_ops.serving import EncodingName
-from recstore_ops.training.exported_run import export_run, first_rows, tensors_of
-from recstore_ops.training.finished_run import load
+from recstore_ops.training.run.exported_run import export_run, first_rows, tensors_of
+from recstore_ops.training.run.finished_run import load
 
 Rows = Annotated[
     list[Path] | None,

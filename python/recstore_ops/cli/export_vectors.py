@@ -10,9 +10,8 @@ import typer
 from recstore_ops.cli.finished_run import FieldName, RunPath, TableName, WhichCheckpoint
 from recstore_ops.config.command_options import path_option
 from recstore_ops.config.progress_bars import progress_bar
-from recstore_ops.training.finished_run import load
-from recstore_ops.training.vectors import Vectors
-from recstore_ops.training.vectors_file import check_output, write_vectors
+from recstore_ops.training.run.finished_run import load
+from recstore_ops.training.run.vectors import Vectors, check_output, write_vectors
 
 _Output = Annotated[Path, path_option("A file to write; ends in .parquet or .npy.", "--output", "-o")]
 _Replace = Annotated[bool, typer.Option("--replace", help="Replace the output if it is there.")]

@@ -11,14 +11,14 @@ import typer
 
 from recstore_ops.config.command_options import read_user_path
 from recstore_ops.config.progress_bars import progress_bar
-from recstore_ops.training.finished_run import LoadedRun
-from recstore_ops.training.loop import EVALUATION_ROWS
-from recstore_ops.training.quality.evaluation import Scores
-from recstore_ops.training.rows.batching import regroup
-from recstore_ops.training.rows.read_ahead import read_ahead
-from recstore_ops.training.rows.row_source import RowSource
-from recstore_ops.training.saved_run import Which
-from recstore_ops.training.training_input import open_input
+from recstore_ops.training.data.batch import regroup
+from recstore_ops.training.data.read_ahead import read_ahead
+from recstore_ops.training.data.row_source import RowSource
+from recstore_ops.training.metrics.evaluation import Scores
+from recstore_ops.training.run.finished_run import LoadedRun
+from recstore_ops.training.run.loop import EVALUATION_ROWS
+from recstore_ops.training.run.saved_run import Which
+from recstore_ops.training.run.training_input import open_input
 
 RunPath = Annotated[
     Path, typer.Argument(metavar="RUN", help="The directory of a run of `recstore train`.", parser=read_user_path)

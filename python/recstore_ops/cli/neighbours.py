@@ -11,9 +11,8 @@ from rich.console import Console
 from rich.table import Table as Grid
 
 from recstore_ops.cli.finished_run import FieldName, RunPath, TableName, WhichCheckpoint
-from recstore_ops.training.finished_run import load
-from recstore_ops.training.neighbours import IndexName, Metric, nearest
-from recstore_ops.training.vectors import Vectors, values_of_ids
+from recstore_ops.training.run.finished_run import load
+from recstore_ops.training.run.vectors import IndexName, Metric, Vectors, nearest, values_of_ids
 
 
 def neighbours_command(

@@ -17,10 +17,10 @@ from recstore_ops.cli.finished_run import (
     shown_scores,
 )
 from recstore_ops.config.command_options import path_option
-from recstore_ops.training.finished_run import LoadedRun, load
+from recstore_ops.training.data.input_files import kept
+from recstore_ops.training.data.row_source import RowSource
 from recstore_ops.training.report.predictions_file import PredictionsFile, check_output
-from recstore_ops.training.rows.piped_files import kept
-from recstore_ops.training.rows.row_source import RowSource
+from recstore_ops.training.run.finished_run import LoadedRun, load
 
 _Output = Annotated[Path, path_option("A file to write; ends in .parquet or .csv.", "--output", "-o")]
 _Replace = Annotated[bool, typer.Option("--replace", help="Replace the output if it is there.")]

@@ -14,9 +14,9 @@ from rich.table import Table as Grid
 from recstore_ops.cli.export import Rows
 from recstore_ops.cli.finished_run import RunPath, WhichCheckpoint, rows_like_trained
 from recstore_ops.serving import EncodingName
-from recstore_ops.training.choices import RETRIEVAL
-from recstore_ops.training.finished_run import load
-from recstore_ops.training.quantization import Quantization, quantize_run
+from recstore_ops.training.run.choices import RETRIEVAL
+from recstore_ops.training.run.finished_run import load
+from recstore_ops.training.run.quantization import Quantization, quantize_run
 
 _TABLE_COLUMNS = ("table", "encoding", "rows", "dim", "bytes", "RMS error", "of the rows' RMS", "largest error")
 

@@ -9,7 +9,7 @@ from rich.console import Group
 from rich.table import Table as Grid
 from rich.text import Text
 
-from recstore_ops.training.quality.segments import SegmentFigures, SegmentOrder
+from recstore_ops.training.metrics.segments import SegmentFigures, SegmentOrder
 
 _MOST_SHOWN = 20
 _ORDERS: dict[SegmentOrder, str] = {

@@ -5,16 +5,30 @@
 
 from recstore_ops.training import needs_extra  # noqa: F401  isort: skip
 
-from recstore_ops.training.build import build_model, table_rows
-from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.finished_run import LoadedRun, load
-from recstore_ops.training.formats import open_rows
-from recstore_ops.training.generated.criteo import write_criteo
-from recstore_ops.training.generated.planted import PlantedRows, planted_interactions, planted_rows
-from recstore_ops.training.generated.planted_days import PlantedDay, planted_days, write_planted_days
-from recstore_ops.training.generated.planted_retrieval import PlantedRetrieval, planted_retrieval
-from recstore_ops.training.generated.planted_sequences import PlantedSequences, planted_sequences
-from recstore_ops.training.loop import Observer, train
+from recstore_ops.training.data.batch import Batch, concatenate, regroup, shuffled, sum_by_field, sum_by_row, weighted
+from recstore_ops.training.data.input_files import find_input_files
+from recstore_ops.training.data.opening import open_rows
+from recstore_ops.training.data.read_ahead import RowDataset, read_ahead
+from recstore_ops.training.data.row_source import (
+    CachedRows,
+    HashedRows,
+    HeldOutRows,
+    MappedRows,
+    MemoryRows,
+    RowSource,
+    hash_ids,
+)
+from recstore_ops.training.data.sides import Sides
+from recstore_ops.training.metrics.classification import auc, logloss
+from recstore_ops.training.metrics.evaluation import Evaluation, Scores, evaluate, predict
+from recstore_ops.training.metrics.retrieval import (
+    Candidates,
+    RankedPart,
+    RankingFigures,
+    Retriever,
+    evaluate_retrieval,
+    ranking_at,
+)
 from recstore_ops.training.models import (
     DCN,
     DIN,
@@ -25,24 +39,19 @@ from recstore_ops.training.models import (
     TwoTower,
     WideAndDeep,
 )
-from recstore_ops.training.quality.evaluation import Evaluation, Scores, evaluate, predict
-from recstore_ops.training.quality.metrics import auc, logloss
-from recstore_ops.training.quality.ranking import RankingFigures, ranking_at
-from recstore_ops.training.quality.retrieval import Candidates, RankedPart, Retriever, evaluate_retrieval
+from recstore_ops.training.models.tables import NnTables, StoreTables, Tables, Vocabulary
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 from recstore_ops.training.report.run_directory import RunDirectory
-from recstore_ops.training.rows.batch import Batch, concatenate, sum_by_field, sum_by_row, weighted
-from recstore_ops.training.rows.batching import regroup, shuffled
-from recstore_ops.training.rows.cached_rows import CachedRows
-from recstore_ops.training.rows.hashed_rows import HashedRows, hash_ids
-from recstore_ops.training.rows.held_out_rows import HeldOutRows
-from recstore_ops.training.rows.input_files import find_input_files
-from recstore_ops.training.rows.read_ahead import read_ahead
-from recstore_ops.training.rows.row_dataset import RowDataset
-from recstore_ops.training.rows.row_source import MappedRows, MemoryRows, RowSource
-from recstore_ops.training.rows.sides import Sides
-from recstore_ops.training.tables import NnTables, StoreTables, Tables, Vocabulary
-from recstore_ops.training.training_input import TrainingInput, open_input
+from recstore_ops.training.run.build import build_model, table_rows
+from recstore_ops.training.run.config import TrainingConfig
+from recstore_ops.training.run.finished_run import LoadedRun, load
+from recstore_ops.training.run.loop import Observer, train
+from recstore_ops.training.run.training_input import TrainingInput, open_input
+from recstore_ops.training.synthetic.criteo import write_criteo
+from recstore_ops.training.synthetic.days import PlantedDay, planted_days, write_planted_days
+from recstore_ops.training.synthetic.planted import PlantedRows, planted_interactions, planted_rows
+from recstore_ops.training.synthetic.retrieval import PlantedRetrieval, planted_retrieval
+from recstore_ops.training.synthetic.sequences import PlantedSequences, planted_sequences
 
 __all__ = [
     "DCN",

@@ -1,6 +1,6 @@
 """The command `recstore train`: from options to a configuration, and a run in its directory.
 
-The options of the configuration are in its fields, `recstore_ops.training.config`; here are all others.
+The options of the configuration are in its fields, `recstore_ops.training.run.config`; here are all others.
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ import typer
 
 from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
 from recstore_ops.config.option import errors_name_options, field_values
-from recstore_ops.training.config import TrainingConfig
-from recstore_ops.training.following_config import FollowOptions
-from recstore_ops.training.rows.input_files import find_input_files
-from recstore_ops.training.rows.piped_files import kept
-from recstore_ops.training.run import run_comparison, run_training
-from recstore_ops.training.run_checkpoints import SaveOptions
-from recstore_ops.training.stop_request import RunStopped
+from recstore_ops.training.data.input_files import find_input_files, kept
+from recstore_ops.training.run.checkpoints import SaveOptions
+from recstore_ops.training.run.config import TrainingConfig
+from recstore_ops.training.run.input_config import FollowOptions
+from recstore_ops.training.run.stopping import RunStopped
+from recstore_ops.training.run.training_run import run_comparison, run_training
 
 _Data = Annotated[
     list[Path] | None,

@@ -16,10 +16,10 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from recstore_ops.training.data.batch import Batch, weighted
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.perceptron import perceptron
-from recstore_ops.training.rows.batch import Batch, weighted
-from recstore_ops.training.tables import Tables
+from recstore_ops.training.models.tables import Tables
 
 CrossStructure = Literal["stacked", "parallel"]
 

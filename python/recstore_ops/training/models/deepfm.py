@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from recstore_ops.training.data.batch import Batch, sum_by_field
 from recstore_ops.training.models.factorization_machine import FactorizationMachine
 from recstore_ops.training.models.perceptron import perceptron
-from recstore_ops.training.rows.batch import Batch, sum_by_field
-from recstore_ops.training.tables import Tables
+from recstore_ops.training.models.tables import Tables
 
 
 class DeepFM(nn.Module):

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
+from recstore_ops.training.data.batch import Batch, sum_by_row, weighted
 from recstore_ops.training.models.logistic_regression import LogisticRegression
-from recstore_ops.training.rows.batch import Batch, sum_by_row, weighted
-from recstore_ops.training.tables import Tables
+from recstore_ops.training.models.tables import Tables
 
 
 class FactorizationMachine(nn.Module):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from recstore_ops.training.rows.batch import Batch, sum_by_row, weighted
-from recstore_ops.training.tables import Tables
+from recstore_ops.training.data.batch import Batch, sum_by_row, weighted
+from recstore_ops.training.models.tables import Tables
 
 
 class LogisticRegression(nn.Module):

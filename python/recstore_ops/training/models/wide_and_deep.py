@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from recstore_ops.ops import operators
+from recstore_ops.training.data.batch import Batch, weighted
 from recstore_ops.training.models.deepfm import concatenated_fields
 from recstore_ops.training.models.logistic_regression import LogisticRegression
 from recstore_ops.training.models.perceptron import perceptron
-from recstore_ops.training.rows.batch import Batch, weighted
-from recstore_ops.training.tables import Tables
+from recstore_ops.training.models.tables import Tables
 
 
 class WideAndDeep(nn.Module):

@@ -17,7 +17,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from recstore_ops.config.progress_bars import is_watched
-from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.metrics.evaluation import Evaluation
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord
 
 # Names and widths of the columns of figures beside a logloss. "calib." is the mean predicted probability divided by the

@@ -16,7 +16,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from recstore_ops.config.output_files import check_output_file, replacing
-from recstore_ops.training.quality.evaluation import Scores
+from recstore_ops.training.metrics.evaluation import Scores
 
 _WRITERS = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}
 

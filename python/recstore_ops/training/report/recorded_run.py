@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from recstore_ops.training.run_files import CONFIG, open_run
+from recstore_ops.config.directory import Directory
+
+CONFIG = "config.json"
+FORM = "rows.json"
+LAST, BEST = "checkpoint", "best"
+"""The directories of a run's checkpoints."""
+
+
+def open_run(path: Path) -> Directory:
+    """Opens the directory of a run, whose own path may be a link.
+
+    Raises:
+        OSError: it is not there, or a link or something else lies where it and its checkpoints have files.
+    """
+    run = Directory(path)
+    try:
+        run.check_plain()
+        for name in (LAST, BEST):
+            if run.kind(name) is not None:
+                run.subdirectory(name).check_plain()
+    except OSError as error:
+        run.close()
+        way = (
+            f"{error.strerror}; a run may lie on another disk as a whole: link {path} itself, or give another runs-dir"
+        )
+        raise OSError(error.errno, way, os.fspath(error.filename)) from None
+    return run
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from recstore_ops.training.quality.evaluation import Evaluation
+from recstore_ops.training.metrics.evaluation import Evaluation
 
 
 @dataclass(frozen=True)

@@ -32,19 +32,16 @@ from types import TracebackType
 from typing import Any, BinaryIO, Protocol
 
 from recstore_ops.config.directory import Directory
-from recstore_ops.training.quality.calibration import calibration_bins
-from recstore_ops.training.quality.evaluation import Scores
-from recstore_ops.training.quality.segments import SegmentFigures, segment_figures, write_segments
-from recstore_ops.training.report.calibration_plot import draw_calibration
+from recstore_ops.training.data.schema import Schema
+from recstore_ops.training.data.schema_file import SCHEMA, read_schema, write_schema
+from recstore_ops.training.metrics.calibration import calibration_bins
+from recstore_ops.training.metrics.evaluation import Scores
+from recstore_ops.training.metrics.segments import SegmentFigures, segment_figures, write_segments
 from recstore_ops.training.report.event_file import EventFile
 from recstore_ops.training.report.html_page import RunPage
-from recstore_ops.training.report.learning_curve import draw_learning_curve
+from recstore_ops.training.report.plots import draw_calibration, draw_learning_curve, draw_table_growth
+from recstore_ops.training.report.recorded_run import CONFIG, FORM, LAST, open_run
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
-from recstore_ops.training.report.table_growth import draw_table_growth
-from recstore_ops.training.row_form import FORM
-from recstore_ops.training.run_files import CONFIG, LAST, open_run
-from recstore_ops.training.schema.columns import Schema
-from recstore_ops.training.schema.schema_file import SCHEMA, read_schema, write_schema
 
 METRICS = "metrics.jsonl"
 

@@ -1,1 +1,0 @@
-"""Labelled rows: batches, and the streams that they come from."""
