@@ -13,8 +13,8 @@ from pathlib import Path
 PACKAGE = Path("python/recstore_ops")
 ROOMS = ("checkpoint", "forgetting", "inspect", "serving")
 OF_RUNS = (
-    *("mirrored_directory", "row_form", "run_checkpoints", "run_files", "saved_run", "sharded_run_checkpoints"),
-    *("report/html_page", "report/plot_style", "report/recorded_run", "report/run_directory"),
+    *("run/checkpoints", "run/row_form", "run/saved_run"),
+    *("report/html_page", "report/plots", "report/recorded_run", "report/run_directory"),
 )
 OPENING = {
     *(

@@ -58,8 +58,8 @@ if TYPE_CHECKING:
         publish,
     )
     from recstore_ops.sparse import JaggedTensor, KeyedJaggedTensor, KeyedTensor
+    from recstore_ops.table.copying import opening_empty_tables
     from recstore_ops.table.table import Table, default_table
-    from recstore_ops.table.unpickling import opening_empty_tables
     from recstore_ops.table.update_rule import UpdateRule, register_rule
     from recstore_ops.transfer.replacing import ReplacedEmbeddings, replace_embeddings
     from recstore_ops.transfer.restoring import restore_embeddings
@@ -196,7 +196,7 @@ _HOMES = {
     "memory_in_use": "client.client",
     "merge_gradients": "autograd",
     "ngram_ids": "ops.made_ids",
-    "opening_empty_tables": "table.unpickling",
+    "opening_empty_tables": "table.copying",
     "prefix_ids": "ops.made_ids",
     "ps_barrier": "servers.workers",
     "ps_workers": "servers.workers",

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from recstore_ops.table.finite import is_finite
+from recstore_ops.table.checks import is_finite
 
 pytestmark = pytest.mark.tier("quick")
 

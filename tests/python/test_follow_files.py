@@ -405,13 +405,13 @@ def test_a_named_file_and_no_other_is_an_error(folder: Path) -> None:
 
 
 def test_several_processes_are_refused(folder: Path) -> None:
-    from recstore_ops.training import run
+    from recstore_ops.training.run import training_run
     from recstore_ops.training.run.job import Job
 
     job = Job()
     job.world = 2
     with pytest.raises(ValueError, match="a run that follows files has one process, got 2"):
-        run._check_job(TrainingConfig(follow_files=str(folder)), job)
+        training_run._check_job(TrainingConfig(follow_files=str(folder)), job)
 
 
 def test_defaults_are_those_of_one_pass_and_no_rows_held_out() -> None:

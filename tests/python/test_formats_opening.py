@@ -13,7 +13,7 @@ import pytest
 from compressors import COMPRESSORS
 from text_lines import CASES, as_rows
 
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 from recstore_ops.training.data.format_detection import FormatName, detect_format
 from recstore_ops.training.data.opening import open_rows
 

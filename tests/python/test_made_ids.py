@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from recstore_ops import bucket_ids, cross_ids, hash_strings, ngram_ids, prefix_ids
 from recstore_ops.ops import made_ids, operators
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 
 pytestmark = pytest.mark.tier("quick")
 

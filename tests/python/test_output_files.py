@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from recstore_ops import Table, TableConfig
-from recstore_ops.config.output_files import check_output_file, replacing
+from recstore_ops.config.paths import check_output_file, replacing
 from recstore_ops.ops import operators
 from recstore_ops.training import write_criteo
 from recstore_ops.training.metrics.evaluation import Scores

@@ -16,11 +16,9 @@ from torch.nn import functional
 
 from recstore_ops import DistEmbedding, Table
 from recstore_ops.ops import operators
-from recstore_ops.sharding import exchange_statistics, messages, pace, shard_of
-from recstore_ops.sharding.exchange import Asked
-from recstore_ops.sharding.layout import FLAGS, Layout
-from recstore_ops.sharding.messages import exchange_messages
-from recstore_ops.sharding.pace import Pace
+from recstore_ops.sharding import exchange, exchange_statistics, pipeline, shard_of
+from recstore_ops.sharding.exchange import FLAGS, Asked, Layout, exchange_messages
+from recstore_ops.sharding.pipeline import Pace
 
 pytestmark = pytest.mark.tier("test")
 
@@ -152,13 +150,13 @@ def test_messages_arrive_whole_whatever_room_they_have(ranks: Ranks, table_name:
 
 
 def test_a_message_has_room_for_an_eighth_more_than_the_largest() -> None:
-    assert [messages._with_room(size) for size in (0, 8, 80, 800)] == [0, 16, 96, 904]
+    assert [exchange._with_room(size) for size in (0, 8, 80, 800)] == [0, 16, 96, 904]
 
 
 def paced(seconds: dict[bool, float], monkeypatch: pytest.MonkeyPatch, batches: int, others: list[int]) -> list[bool]:
     """Which batches are exchanged ahead where each way takes some seconds; one batch is always begun ahead."""
     clock = [0.0]
-    monkeypatch.setattr(pace, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
     own, chosen, note = Pace(), [], 0
     for number in range(batches):
         if own.is_decided_now and note:

@@ -14,7 +14,7 @@ from warm_processes import side_by_side
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, checkpoint, table_names
 from recstore_ops.ops import operators
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 
 pytestmark = pytest.mark.tier("test")
 

@@ -18,8 +18,8 @@ from warm_processes import PROCESSES
 
 from recstore_ops import cli
 from recstore_ops.training import planted_interactions, write_criteo
-from recstore_ops.training import run as training_run
 from recstore_ops.training.data.sparse_lines import write_libsvm
+from recstore_ops.training.run import training_run
 from recstore_ops.training.run.choices import MODEL_OPTIONS
 
 pytestmark = pytest.mark.tier("test")

@@ -37,7 +37,7 @@ from recstore_ops.transfer import (
     import_rows,
     import_safetensors,
     import_torchrec,
-    portions,
+    row_ranges,
 )
 from recstore_ops.transfer.safetensors_file import TYPES, Column, SafetensorsFile, write_safetensors
 
@@ -56,7 +56,7 @@ def name(table_name: Callable[[], str]) -> str:
 @pytest.fixture
 def few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lets two rows be moved at a time."""
-    monkeypatch.setattr(portions, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
+    monkeypatch.setattr(row_ranges, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
 
 
 def rows_of(name: str) -> dict[int, list[float]]:

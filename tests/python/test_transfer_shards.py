@@ -22,10 +22,9 @@ from warm_programs import output_of
 
 from recstore_ops import DistEmbedding, get_kv_client, table_names
 from recstore_ops.ops import operators
-from recstore_ops.transfer import export_safetensors, import_safetensors, portions
+from recstore_ops.transfer import export_safetensors, import_safetensors, row_ranges
 from recstore_ops.transfer.safetensors_file import Column
-from recstore_ops.transfer.safetensors_index import INDEX, SafetensorsIndex
-from recstore_ops.transfer.safetensors_shards import Splittable, write_shards
+from recstore_ops.transfer.safetensors_index import INDEX, SafetensorsIndex, Splittable, write_shards
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -37,7 +36,7 @@ IDS = torch.tensor([7, -(2**63), 2**62, 1, 2])
 @pytest.fixture(autouse=True)
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Two rows are moved at a time, and tables are dropped."""
-    monkeypatch.setattr(portions, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
+    monkeypatch.setattr(row_ranges, "_BYTES_AT_A_TIME", 2 * 4 * DIM)
     before = set(table_names())
     yield
     for name in set(table_names()) - before:

@@ -12,8 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from recstore_ops.config.command_options import path_option
-from recstore_ops.doctor.examination import examine, examine_config
-from recstore_ops.doctor.finding import Finding
+from recstore_ops.doctor.examination import Finding, examine, examine_config
 
 _STYLES = {"ok": "green", "warning": "yellow", "error": "bold red"}
 

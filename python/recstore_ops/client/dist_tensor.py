@@ -15,10 +15,10 @@ from recstore_ops.ops import operators
 from recstore_ops.servers import store
 from recstore_ops.sharding.ownership import check_owned, write_own
 from recstore_ops.table.checks import check_ids
+from recstore_ops.table.copying import check_not_spawning, check_open, note_made
 from recstore_ops.table.owners import is_owned, keep, opening, own
 from recstore_ops.table.refusals import refused_for_rows
 from recstore_ops.table.table import Table
-from recstore_ops.table.unpickling import check_not_spawning, check_open, note_made
 
 _ROWS_PER_WRITE = 1 << 20
 

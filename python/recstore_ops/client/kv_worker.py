@@ -307,7 +307,11 @@ def _bytes_of(tensor: Tensor) -> bytes:
 
 
 def _as_rows(rows: bytearray, dim: int) -> Tensor:
-    return torch.frombuffer(rows, dtype=torch.float32).reshape(-1, dim) if rows else torch.empty(0, dim)
+    return (
+        torch.frombuffer(rows, dtype=torch.float32).reshape(-1, dim)
+        if rows
+        else torch.empty(0, dim, dtype=torch.float32, device="cpu")
+    )
 
 
 def _raise_untold(untold: Sequence[tuple[int, BaseException]]) -> None:

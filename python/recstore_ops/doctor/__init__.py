@@ -10,6 +10,8 @@ from recstore_ops.doctor.examination import (
     OVERCOMMIT,
     SIMD_VARIABLE,
     STABLE_ABI_TARGET,
+    Finding,
+    State,
     check_active_config,
     check_cpu,
     check_cuda,
@@ -24,7 +26,6 @@ from recstore_ops.doctor.examination import (
     examine,
     examine_config,
 )
-from recstore_ops.doctor.finding import Finding, State
 
 __all__ = [
     "CHECKS",

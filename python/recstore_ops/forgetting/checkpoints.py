@@ -21,7 +21,7 @@ from recstore_ops.forgetting.id_set import Found, IdSet
 from recstore_ops.forgetting.place import Look, held, held_perhaps
 from recstore_ops.forgetting.report import Held, Kind
 from recstore_ops.forgetting.text import in_text
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 
 _WHAT = {
     "ids": "rows",

@@ -18,12 +18,11 @@ from recstore_ops.config.collection_config import EmbeddingBagConfig
 from recstore_ops.config.keywords import takes
 from recstore_ops.config.table_options import DEFAULT_LR, DEFAULTS, TableOptions
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
-from recstore_ops.nn.features import Features, features_at
 from recstore_ops.nn.functional import needs_backward
 from recstore_ops.nn.prefetch import Issued, PendingPrefetches
 from recstore_ops.nn.scripted import batch_of_outputs, pooled_rows, refuse_gradients
 from recstore_ops.nn.table_collection import Output, TableCollection
-from recstore_ops.nn.variable_batch import expanded, with_one_stride, without_weights
+from recstore_ops.nn.variable_batch import Features, expanded, features_at, with_one_stride, without_weights
 from recstore_ops.nn.weighted_means import divided_by_weights, sums_of_weights
 from recstore_ops.ops import operators
 from recstore_ops.sharding.pooling import pool_rows

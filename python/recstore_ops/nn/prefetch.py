@@ -13,8 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from recstore_ops.sparse.find_features import find_features
-from recstore_ops.sparse.look_ahead import check_prefetch_count, look_ahead
+from recstore_ops.sparse.look_ahead import check_prefetch_count, find_features, look_ahead
 
 MOST_ISSUED = 1024
 """A collection forgets what it issued beyond this number, oldest first, as the store does."""

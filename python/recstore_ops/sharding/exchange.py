@@ -3,19 +3,198 @@
 Shape suffixes: N ids, U distinct ids, W ranks, T tables.
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from recstore_ops.ops import operators
-from recstore_ops.sharding.layout import FLAGS, Layout
-from recstore_ops.sharding.messages import exchange_messages
 from recstore_ops.sharding.statistics import count
-from recstore_ops.table.finite import is_finite
+from recstore_ops.table.checks import is_finite
 from recstore_ops.table.shard import Shard
+
+# What each rank tells each other: a few numbers and some bytes, in one exchange where they fit.
+#
+# How many bytes there are nobody knows before. So a message has room for about as many as the largest one before it
+# had; where the room of any rank is too small, what does not fit goes in a second exchange. Every message has the size
+# of its sender's largest one, so that all ranks know alike whether there is a second exchange, and how much room is
+# next.
+
+_WORD_BYTES = 8
+_SIZES = 2
+"""The words that a message begins with: its bytes, and those of its sender's largest one."""
+
+_KEPT, _OUT_OF = 15, 16
+"""The part of its room that is left to a message of which others were smaller."""
+
+_rooms: WeakKeyDictionary[dist.ProcessGroup, dict[Hashable, int]] = WeakKeyDictionary()
+"""How many bytes a message has room for, by group and kind; the same on all ranks."""
+
+
+class Messages(NamedTuple):
+    """What came from each rank.
+
+    Attributes:
+        words: the numbers, by rank.
+        bodies: the bytes, by rank: uint8.
+    """
+
+    words: list[list[int]]
+    bodies: list[Tensor]
+
+
+def exchange_messages(
+    shard: Shard, kind: Hashable, words: Sequence[Sequence[int]], bodies: Sequence[Tensor], counted_as: str
+) -> Messages:
+    """Sends each rank a message. All ranks call it together, with as many words each.
+
+    Args:
+        shard: whose ranks.
+        kind: of the messages: those of one kind are of about the same size.
+        words: for each rank.
+        bodies: for each rank, uint8; of a multiple of eight bytes.
+        counted_as: what the bytes of bodies are counted as.
+    """
+    rooms = _rooms.setdefault(shard.group, {})
+    room = rooms.get(kind, 0)
+    sizes = [body.numel() for body in bodies]
+    of_each = [[size, max(sizes), *own] for size, own in zip(sizes, words, strict=True)]
+    heads = torch.tensor(of_each, dtype=torch.int64, device="cpu")
+    sent = torch.zeros((shard.world, heads.shape[1] * _WORD_BYTES + room), dtype=torch.uint8, device="cpu")
+    start = heads.shape[1] * _WORD_BYTES
+    sent[:, :start] = heads.view(torch.uint8)
+    for message, body in zip(sent, bodies, strict=True):
+        message[start : start + min(room, body.numel())] = body[:room]
+    bytes_W = [sent.shape[1]] * shard.world
+    received = shard.all_to_all(sent.flatten(), bytes_W, bytes_W).view(sent.shape)
+    heads_W = received[:, :start].contiguous().view(torch.int64).tolist()
+    most = max(head[1] for head in heads_W)
+    came = [head[0] for head in heads_W]
+    parts = [message[start : start + min(room, size)] for message, size in zip(received, came, strict=True)]
+    if most > room:
+        rest = _exchanged_rest(shard, [body[room:] for body in bodies], [max(0, size - room) for size in came])
+        parts = [torch.cat(pair) for pair in zip(parts, rest, strict=True)]
+    rooms[kind] = max(_with_room(most), room * _KEPT // _OUT_OF // _WORD_BYTES * _WORD_BYTES)
+    foreign = sum(sizes) - sizes[shard.rank]
+    filled = sum(min(room, size) for rank, size in enumerate(sizes) if rank != shard.rank)
+    count(count_bytes=sent.shape[1] * (shard.world - 1) - filled, **{counted_as: foreign})
+    return Messages([head[_SIZES:] for head in heads_W], parts)
+
+
+def _exchanged_rest(shard: Shard, rest: list[Tensor], came: list[int]) -> tuple[Tensor, ...]:
+    return shard.all_to_all(torch.cat(rest), [part.numel() for part in rest], came).split(came)
+
+
+def _with_room(size: int) -> int:
+    """An eighth more than a size, in whole words."""
+    return -(-size * 9 // 8 // _WORD_BYTES) * _WORD_BYTES
+
+
+# Where rows of several tables lie as ranks send them: for each rank one table after the other, and flags behind them.
+#
+# Shape suffixes: W ranks, T tables, U distinct ids.
+
+FLAGS = 16
+"""The elements behind the rows for each rank, as the operators have them: the first one is a flag."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """As many rows of each rank and table, in one tensor of one dimension.
+
+    Attributes:
+        counts_WT: the rows of each table, by rank.
+        dims: of the tables.
+    """
+
+    counts_WT: list[list[int]]
+    dims: list[int]
+
+    @cached_property
+    def counts(self) -> list[int]:
+        """The rows of each table of the first rank, then of the second, and so on."""
+        return list(chain.from_iterable(self.counts_WT))
+
+    @cached_property
+    def sizes_W(self) -> list[int]:
+        """The elements of each rank, flags included."""
+        return [
+            sum(count * dim for count, dim in zip(counts, self.dims, strict=True)) + FLAGS for counts in self.counts_WT
+        ]
+
+    @cached_property
+    def ends_W(self) -> list[int]:
+        """The place behind the elements of each rank."""
+        return list(accumulate(self.sizes_W))
+
+    def of_tables(self, numbers: Sequence[int]) -> Layout:
+        """The same of some tables."""
+        if len(numbers) == len(self.dims):
+            return self
+        return Layout([[counts[number] for number in numbers] for counts in self.counts_WT], self._of(numbers))
+
+    def _of(self, numbers: Sequence[int]) -> list[int]:
+        return [self.dims[number] for number in numbers]
+
+    @property
+    def runs_WR(self) -> list[list[tuple[int, int]]]:
+        """Numbers of rows and their dims, by rank: one run where all dims are equal, else one a table."""
+        if len(set(self.dims)) == 1:
+            return [[(sum(counts), self.dims[0])] for counts in self.counts_WT]
+        return [list(zip(counts, self.dims, strict=True)) for counts in self.counts_WT]
+
+    def runs(self, flat: Tensor) -> list[list[Tensor]]:
+        """The rows of each run, `[count, dim]`, by rank: views."""
+        return [
+            _cut(flat[end - size : end - FLAGS], runs)
+            for runs, size, end in zip(self.runs_WR, self.sizes_W, self.ends_W, strict=True)
+        ]
+
+    def by_table(self, flat: Tensor) -> list[Tensor]:
+        """Copies of the rows of each table, `[U, dim]`, those of the first rank first."""
+        pieces = [
+            _cut(flat[end - size : end - FLAGS], list(zip(counts, self.dims, strict=True)))
+            for counts, size, end in zip(self.counts_WT, self.sizes_W, self.ends_W, strict=True)
+        ]
+        return [torch.cat(of_ranks) for of_ranks in zip(*pieces, strict=True)]
+
+    def flat(self, by_table: Sequence[Tensor]) -> Tensor:
+        """The same the other way round; flags are zero."""
+        parts = [
+            rows.split([counts[table] for counts in self.counts_WT]) if rows.numel() else (rows,) * len(self.counts_WT)
+            for table, rows in enumerate(by_table)
+        ]
+        flags = torch.zeros(FLAGS, dtype=torch.float32, device="cpu")
+        of_ranks = zip(*parts, strict=True) if parts else [()] * len(self.counts_WT)
+        return torch.cat([part for of_rank in of_ranks for part in (*(rows.reshape(-1) for rows in of_rank), flags)])
+
+    def empty(self) -> Tensor:
+        """Zeros."""
+        return torch.zeros(self.ends_W[-1], dtype=torch.float32, device="cpu")
+
+    def set_flags(self, flat: Tensor, flag: int) -> None:
+        """Sets the flag for each rank."""
+        for end in self.ends_W:
+            flat[end - FLAGS] = flag
+
+    def flags_W(self, flat: Tensor) -> list[int]:
+        """The flag of each rank."""
+        return [int(flat[end - FLAGS]) for end in self.ends_W]
+
+
+def _cut(flat: Tensor, runs: list[tuple[int, int]]) -> list[Tensor]:
+    parts = flat.split([count * dim for count, dim in runs])
+    return [part.view(count, dim) for part, (count, dim) in zip(parts, runs, strict=True)]
+
 
 _INT64_BYTES = 8
 
@@ -46,7 +225,7 @@ class Asked:
     places: Tensor
 
     @classmethod
-    def of(cls, ids: Sequence[Tensor], world: int) -> "Asked":
+    def of(cls, ids: Sequence[Tensor], world: int) -> Asked:
         """What the ids of each table in a batch, int64 `[N]` on the CPU, ask of `world` ranks."""
         splits = [0]
         for ids_N in ids:

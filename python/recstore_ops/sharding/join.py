@@ -25,8 +25,7 @@ from recstore_ops import _native
 from recstore_ops.ops import operators
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.step import compare_ranks
-from recstore_ops.table.joining import Announcements, joinings
-from recstore_ops.table.shard import Shard
+from recstore_ops.table.shard import Announcements, Shard, joinings
 from recstore_ops.table.table import Table
 
 _SECONDS = 1.0

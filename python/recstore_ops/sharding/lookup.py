@@ -12,8 +12,7 @@ from torch import Tensor
 
 from recstore_ops.ops import operators
 from recstore_ops.ops.collecting import collect, merges_here
-from recstore_ops.sharding.exchange import Asked, Exchange
-from recstore_ops.sharding.layout import Layout
+from recstore_ops.sharding.exchange import Asked, Exchange, Layout
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import Table
 

@@ -3,12 +3,10 @@
 For models without TorchRec. The collections take TorchRec's own types as well.
 """
 
-from recstore_ops.sparse.conversion import ComputeJTDictToKJT, ComputeKJTToJTDict
-from recstore_ops.sparse.equality import jt_is_equal, kjt_is_equal
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
 from recstore_ops.sparse.keyed_jagged_tensor import KeyedJaggedTensor
 from recstore_ops.sparse.keyed_tensor import KeyedTensor
-from recstore_ops.sparse.pytree import register
+from recstore_ops.sparse.pytree import ComputeJTDictToKJT, ComputeKJTToJTDict, jt_is_equal, kjt_is_equal, register
 
 __all__ = [
     "ComputeJTDictToKJT",

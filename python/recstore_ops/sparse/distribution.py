@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.sparse._bags import bounds_of, complete_sums
-from recstore_ops.sparse.variable_batch import reordered
+from recstore_ops.sparse.keyed_parts import reordered
 
 
 class Arrived(NamedTuple):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.sparse._bags import bounds_of, check_bags, may_keep, offsets_of
-from recstore_ops.sparse.variable_batch import examples_of
+from recstore_ops.sparse.keyed_parts import examples_of
 
 _NONE_TOLD = (None,) * 4
 

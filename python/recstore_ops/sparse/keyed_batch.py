@@ -11,8 +11,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from recstore_ops.sparse.distribution import sums_of_splits
-from recstore_ops.sparse.printing import jagged_text, keyed_block
-from recstore_ops.sparse.tensors import BatchTensors, pair_of
+from recstore_ops.sparse.tensors import BatchTensors, jagged_text, keyed_block, pair_of
 
 _TAKEN_OVER = (
     *("_stride", "_stride_per_key_per_rank", "_stride_per_key", "_length_per_key", "_lengths_offset_per_key"),

@@ -9,21 +9,22 @@ import torch.fx
 from torch import Tensor
 
 from recstore_ops.sparse._bags import bounds_of, check_cover, check_values, lengths_of, may_keep, offsets_of
-from recstore_ops.sparse.apart import taken_apart
 from recstore_ops.sparse.distribution import arrived_of_equal_features, arrived_of_variable_batch
 from recstore_ops.sparse.jagged_tensor import JaggedTensor
-from recstore_ops.sparse.joining import joined_inverse_indices, joined_weights
 from recstore_ops.sparse.key_checks import accept_batch, check_keys, check_places, last_places, places_of_joined
 from recstore_ops.sparse.keyed_batch import KeyedBatch
-from recstore_ops.sparse.proxyable import Proxyable
-from recstore_ops.sparse.variable_batch import (
+from recstore_ops.sparse.keyed_parts import (
     examples_of,
+    joined_inverse_indices,
+    joined_weights,
     reordered,
     reordered_strides,
     shared_out,
     strides_tensor,
     sums_over_ranks,
+    taken_apart,
 )
+from recstore_ops.sparse.proxyable import Proxyable
 
 
 class KeyedJaggedTensor(KeyedBatch, metaclass=Proxyable):

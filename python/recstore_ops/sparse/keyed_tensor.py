@@ -9,9 +9,8 @@ from torch import Tensor
 
 from recstore_ops.sparse._bags import bounds_of
 from recstore_ops.sparse.key_checks import check_index, check_keys
-from recstore_ops.sparse.printing import keyed_block
 from recstore_ops.sparse.proxyable import Proxyable
-from recstore_ops.sparse.tensors import BatchTensors
+from recstore_ops.sparse.tensors import BatchTensors, keyed_block
 
 
 class _PrintedColumns(BatchTensors):

@@ -1,6 +1,10 @@
 """`Shard`: which part of its tables a process has, and how it talks with those that have the others."""
 
+from __future__ import annotations
+
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -9,8 +13,45 @@ import torch.distributed as dist
 from torch import Tensor
 
 from recstore_ops.config.table_options import DEFAULTS, GradReduce, TableOptions
-from recstore_ops.table.joining import joinings
 from recstore_ops.table.shard_of import shard_of
+
+
+class Announcements:
+    """Whether what a group exchanges just now was announced to the ranks that have no more batches.
+
+    Args:
+        group: the ranks once more, over which their tables exchange meanwhile.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.group = group
+        self._is_announced = False
+
+    @contextmanager
+    def announced(self) -> Iterator[None]:
+        """Within it exchanges are what was announced."""
+        self._is_announced = True
+        try:
+            yield
+        finally:
+            self._is_announced = False
+
+    def check(self) -> None:
+        """Refuses an exchange that ranks without batches would not take part in.
+
+        Raises:
+            RuntimeError: it was not announced.
+        """
+        if not self._is_announced:
+            raise RuntimeError(
+                "within sharding.join sharded tables take lookups, backward passes and steps only, for ranks without "
+                "batches take part in these; clip, scale, open, save and load before or after it"
+            )
+
+
+joinings: dict[dist.ProcessGroup, Announcements] = {}
+"""By the group of the tables."""
+
 
 _WIRE_TYPES = (torch.float32, torch.bfloat16)
 
@@ -37,7 +78,7 @@ class Shard:
     wire_dtype: torch.dtype
 
     @classmethod
-    def of(cls, options: TableOptions) -> "Shard | None":
+    def of(cls, options: TableOptions) -> Shard | None:
         """The shard of this process in the `process_group` of a table's options; `None` without one.
 
         Raises:

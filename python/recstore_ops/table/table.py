@@ -21,12 +21,11 @@ from recstore_ops.config.html_table import html_facts
 from recstore_ops.config.table_config import TableConfig
 from recstore_ops.ops import operators
 from recstore_ops.servers import store
-from recstore_ops.table.copying import copy_content
-from recstore_ops.table.finite import is_finite
+from recstore_ops.table.checks import is_finite
+from recstore_ops.table.copying import check_not_spawning, check_open, copy_content, note_made
 from recstore_ops.table.known_shards import ELSEWHERE, WHOLE, note_new, note_part, refuse_sharded
 from recstore_ops.table.owners import is_owned, opening, own
 from recstore_ops.table.shard import Shard
-from recstore_ops.table.unpickling import check_not_spawning, check_open, note_made
 
 _Found = TypeVar("_Found")
 

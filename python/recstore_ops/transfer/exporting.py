@@ -17,10 +17,9 @@ from recstore_ops.ops import operators
 from recstore_ops.table.known_shards import ELSEWHERE, refuse_sharded
 from recstore_ops.table.refusals import refuse_shared_rows
 from recstore_ops.table.table import Table
-from recstore_ops.transfer.portions import as_tensor, rows_at_a_time
-from recstore_ops.transfer.row_ranges import ranged_name
+from recstore_ops.transfer.row_ranges import as_tensor, ranged_name, rows_at_a_time
 from recstore_ops.transfer.safetensors_file import Column
-from recstore_ops.transfer.safetensors_shards import Splittable
+from recstore_ops.transfer.safetensors_index import Splittable
 
 
 def exported_ids(table: Table, as_matrix: bool) -> Tensor | range:

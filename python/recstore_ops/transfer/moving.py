@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from recstore_ops.client.dist_tensor import DistTensor
 from recstore_ops.config.extras import imported
-from recstore_ops.config.output_files import replacing
-from recstore_ops.config.paths import user_path
+from recstore_ops.config.paths import replacing, user_path
 from recstore_ops.config.row_types import VALUE_TYPES
 from recstore_ops.nn.dist_embedding import DistEmbedding, TableModule
 from recstore_ops.nn.embedding_bag import DistEmbeddingBag
@@ -30,10 +29,9 @@ from recstore_ops.table.checks import refuse_text
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export, exported_ids
 from recstore_ops.transfer.importing import Import, Source
-from recstore_ops.transfer.portions import bar_of_rows
+from recstore_ops.transfer.row_ranges import bar_of_rows
 from recstore_ops.transfer.safetensors_file import write_safetensors
-from recstore_ops.transfer.safetensors_index import open_safetensors
-from recstore_ops.transfer.safetensors_shards import write_shards
+from recstore_ops.transfer.safetensors_index import open_safetensors, write_shards
 from recstore_ops.transfer.torch_modules import kept_types, module_over_table
 
 AnyTable = str | Table | TableModule | DistTensor

@@ -23,8 +23,15 @@ from recstore_ops.servers import store
 from recstore_ops.table.existing import check_choice, check_unused
 from recstore_ops.table.shard import Shard
 from recstore_ops.table.table import disagreeing_on_error, learning_rates
-from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
-from recstore_ops.transfer.ties import holder_problems, tie_problems, weight_holders
+from recstore_ops.transfer.module_tree import (
+    Found,
+    Include,
+    chosen,
+    found_in,
+    holder_problems,
+    tie_problems,
+    weight_holders,
+)
 from recstore_ops.transfer.torch_modules import KINDS, module_over_table, module_problems, wrapper_problems
 from recstore_ops.transfer.torchrec_modules import (
     collection_over_tables,

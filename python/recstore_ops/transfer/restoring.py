@@ -19,9 +19,8 @@ from recstore_ops.nn.padding import padding_ids
 from recstore_ops.ops import operators
 from recstore_ops.table.table import Table
 from recstore_ops.transfer.exporting import Export
-from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in
-from recstore_ops.transfer.portions import bar_of_rows
-from recstore_ops.transfer.ties import holder_problems
+from recstore_ops.transfer.module_tree import Found, Include, chosen, found_in, holder_problems
+from recstore_ops.transfer.row_ranges import bar_of_rows
 from recstore_ops.transfer.torch_modules import hook_problems
 
 Sizes = int | Mapping[str, int] | None

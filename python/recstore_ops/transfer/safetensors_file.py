@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from recstore_ops.config.extras import imported
-from recstore_ops.config.output_files import replacing
-from recstore_ops.config.paths import user_path
+from recstore_ops.config.paths import replacing, user_path
 
 TYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,

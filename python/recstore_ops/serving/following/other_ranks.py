@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 import torch.distributed as dist
 
 from recstore_ops.sharding.together import Together
-from recstore_ops.table.joining import joinings
+from recstore_ops.table.shard import joinings
 
 _Result = TypeVar("_Result")
 

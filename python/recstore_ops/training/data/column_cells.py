@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.types as types
 from numpy.typing import NDArray
 
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 from recstore_ops.training.data.arrow_functions import pc
 from recstore_ops.training.data.batch import NO_GROUP
 from recstore_ops.training.data.field_ids import MISSING, VALUE_BITS

@@ -18,6 +18,11 @@ from recstore_ops.training.data.batch import Batch
 from recstore_ops.training.data.field_ids import VALUE_BITS
 from recstore_ops.training.data.row_format import quote
 
+# Kinds of columns of delimited text: what a cell must be.
+#
+# `rust/recstore-text` reads them by these names: CLICK and RATING are labels, COUNT is a dense value
+# `sign(x) ln(1 + |x|)`, HEX, CATEGORY, KEY and HOUR (the hour of the day) are fields.
+
 _HEX_DIGITS = 8
 
 
@@ -133,12 +138,24 @@ def _tensor(numbers: bytearray, dtype: torch.dtype, count: int) -> Tensor:
     return torch.frombuffer(numbers, dtype=dtype, count=count) if count else torch.empty(0, dtype=dtype, device="cpu")
 
 
+# The Avazu clicks of Kaggle: a comma-separated click, hour and categories, after an id that is not read.
+#
+# The hour YYMMDDHH becomes the field `hour`, the hour of the day. The header may be absent.
+
 _HEX_NAMES = (
     *("site_id", "site_domain", "site_category"),
     *("app_id", "app_domain", "app_category"),
     *("device_id", "device_ip", "device_model"),
 )
 _INTEGER_NAMES = ("device_type", "device_conn_type", *(f"C{number}" for number in range(14, 22)))
+# The Criteo display ads: a click, 13 counts and 26 hexadecimal values between tabs, any of the latter two missing.
+#
+# The counts I1 to I13 are the dense features, the values C1 to C26 the fields.
+
+# The MovieLens ratings: user, movie, rating and time, in the three ways that its releases separate them.
+#
+# A rating of `threshold` or more is the label 1. The time must be an integer and is not used.
+
 _COLUMNS = (
     Column("id", ColumnKind.UNREAD),
     Column("click", ColumnKind.CLICK),

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 from recstore_ops.training.data.batch import Batch, offsets_of_lengths
 
 _BITS_OF_ONE = np.uint64(0x3F800000)

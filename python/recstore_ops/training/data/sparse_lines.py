@@ -154,6 +154,11 @@ def _finite_float32(numbers: NDArray[np.float64]) -> NDArray[np.float32]:
     return narrow
 
 
+# The format libsvm, also called libfm: `label id:value id:value ...`.
+#
+# What svmlight allows besides: `qid:` after the label says which rows belong to one query, and is their group where it
+# is asked for. Comments behind `#` are passed over.
+
 _COMMENT = re.compile(rb"[ \t]*#[^\n]*")
 _QUERY = re.compile(rb"^([^ \t\n]+[ \t]+)qid:([0-9]+)[ \t]*", re.MULTILINE)
 _MOST_QUERIES = 2**63 - 1

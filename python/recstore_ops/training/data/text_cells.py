@@ -13,6 +13,10 @@ from recstore_ops.ops.made_ids import hash_strings
 from recstore_ops.training.data.arrow_functions import pc
 from recstore_ops.training.data.field_ids import MISSING, VALUE_BITS
 
+# The hash of strings that are ids: the lower 40 bits of `recstore_ops.hash_strings`.
+#
+# The same text has the same hash in every file, format and process.
+
 _VALUE_MASK = (1 << VALUE_BITS) - 1
 
 

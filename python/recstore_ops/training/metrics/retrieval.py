@@ -22,6 +22,13 @@ from recstore_ops.training.data.batch import Batch, concatenate, offsets_of_leng
 from recstore_ops.training.data.sides import Sides, first_of_each, row_keys
 from recstore_ops.training.metrics.evaluation import Evaluation
 
+# The two figures of retrieval: recall@k and NDCG@k of scores over all items.
+#
+# Items with equal scores are in any order with equal probability, and the figures are the expectations over these
+# orders. So they depend on no order of the items, and equal scores for all items gain nothing.
+#
+# Shapes: Q queries, I items, R relevant items of all queries together.
+
 
 @dataclass(frozen=True)
 class RankingFigures:

@@ -1,4 +1,4 @@
-"""What the plots of a run share: colours, axes of training rows, and how a figure is made and written."""
+"""The plots of a run: losses, tables as they grow, calibration; and the colours and axes that they share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from recstore_ops.training.metrics.calibration import CalibrationBins, calibrati
 from recstore_ops.training.metrics.evaluation import FIGURE_TITLES, Evaluation, Scores
 from recstore_ops.training.report.records import EvaluationRecord, StepRecord, best_record
 
+# Matplotlib takes longer to import than all else that a run needs beside torch: it is imported when something is drawn.
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis

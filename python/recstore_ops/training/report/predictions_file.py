@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
-from recstore_ops.config.output_files import check_output_file, replacing
+from recstore_ops.config.paths import check_output_file, replacing
 from recstore_ops.training.metrics.evaluation import Scores
 
 _WRITERS = {".parquet": parquet.ParquetWriter, ".csv": csv.CSVWriter}

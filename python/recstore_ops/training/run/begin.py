@@ -16,13 +16,20 @@ from recstore_ops import Table
 from recstore_ops.config.directory import read_file, replace_file
 from recstore_ops.ops import operators
 from recstore_ops.sharding.ownership import own_ids
-from recstore_ops.table.splitmix64 import splitmix64
+from recstore_ops.table.shard_of import splitmix64
 from recstore_ops.training.data.row_source import RowSource
 from recstore_ops.training.models.tables import Vocabulary
 from recstore_ops.training.run.build import Existing, build_model, tables_of
 from recstore_ops.training.run.config import TrainingConfig
 from recstore_ops.training.run.job import Job
 from recstore_ops.training.run.warm_start import DenseStart, OtherRun
+
+# What training changed in the rows of tables: how many came, left and moved since some moment.
+#
+# A moment is noted as 16 bytes a row: its id and a hash of its values. It can be written to a run's directory, so that
+# a run that is resumed still knows it.
+#
+# Shape suffixes: N ids, D dim.
 
 _ROWS_AT_A_TIME = 1 << 16
 _NOTED = "rows_before-"

@@ -1,4 +1,4 @@
-"""How `recstore train` reads what a user writes: the value of an option, given the option's name for errors."""
+"""How `recstore train` reads what a user writes, given the option's name for errors, and the bounds of numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a run goes, by phase."""
+"""Where the time of a run goes, by phase, and what memory the process holds."""
 
 from __future__ import annotations
 

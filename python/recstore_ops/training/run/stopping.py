@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: the first is noted, a second ends the process at once."""
+"""What ends a run before its last epoch: signals, of which a second ends the process at once, and early stopping."""
 
 from __future__ import annotations
 

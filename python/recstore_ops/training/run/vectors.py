@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from recstore_ops import Table
-from recstore_ops.config.output_files import check_output_file, replacing
+from recstore_ops.config.paths import check_output_file, replacing
 from recstore_ops.ops import operators
 from recstore_ops.training.data.field_ids import VALUE_BITS
 from recstore_ops.training.run.build import all_sequences
@@ -115,6 +115,12 @@ def _field_number(run: LoadedRun, table: str, field: str) -> int:
     return form.fields.index(dict(all_sequences(run.config, form.sequences)).get(field, field))
 
 
+# A file of vectors with their ids: Parquet, or two of numpy.
+#
+# A Parquet file has the columns `id`, int64, rising, and `vector`, a list of D float32. `NAME.npy` has the vectors,
+# float32 [N, D], and `NAME.ids.npy` beside it their ids, int64 [N].
+
+
 def check_output(path: Path, *, replaces: bool) -> None:
     """Checks the places of files of vectors before the work on them; arguments and errors as `check_output_file`."""
     for file in _files(path):
@@ -171,6 +177,10 @@ _WRITERS: dict[str, Callable[[list[Path], Vectors, Callable[[int], object]], Non
     ".npy": _write_numpy,
 }
 
+
+# The nearest vectors of a vector: searched through all of them, or by an index of faiss or hnswlib.
+#
+# Shape suffixes: N ids, D dim, K neighbours.
 
 Metric = Literal["dot", "cosine"]
 IndexName = Literal["exact", "faiss", "hnswlib"]

@@ -16,8 +16,20 @@ from typing import BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from recstore_ops.config.output_files import replacing
-from recstore_ops.config.paths import user_path
+from recstore_ops.config.paths import replacing, user_path
+
+# Rows like those of Criteo's display-advertising data, drawn with labels that can be learnt.
+#
+# Shares of missing values, numbers of values and the weight of the most frequent ones are like those of the original;
+# fields are independent of each other. Labels are drawn with the log-odds
+#
+#     logit = -1.45 + sum over all fields of an effect + sum over pairs of six small fields of <v, v'>
+#
+# where every category has an effect of its own, 0.2 N(0, 1), and a v of two columns, 0.5 N(0, 1); an integer's effect
+# is a multiple of its logarithm, and being missing has an effect too. All are centred over the values of their field,
+# so that the mean logit is -1.45 whatever is drawn, and about a quarter of the labels is 1.
+#
+# Shapes: B rows of a chunk, F fields, V values of all fields together, K columns of v.
 
 CHUNK_ROWS = 2_048
 """B, small enough for a chunk to stay in the processor's cache."""

@@ -46,6 +46,15 @@ def row_counts(train_rows: int | None, test_rows: int | None, defaults: tuple[in
     return train, test
 
 
+# The best model of main effects, or of main effects and pairs, of rows whose true probabilities are known.
+#
+# Best is the lowest expected logloss over uniform ids, which is where maximum likelihood ends with ever more rows
+# (White 1982). A model of pairs is linear too, in one parameter for each pair of ids, so both are fits of one kind:
+# each row has some codes, its logit is the sum of their weights, and Newton's method finds the weights. Labels are not
+# drawn: the true probabilities stand in for them, and leave the rows drawn as the only source of error.
+#
+# Shapes: B rows, F fields, C codes a row, W weights.
+
 _MOST_ENUMERATED = 100_000
 _SAMPLED_ROWS = 200_000
 _BLOCK_ROWS = 50_000

@@ -10,6 +10,8 @@ Shape suffixes: F features, R ranks, B examples.
 import torch
 from torch import Tensor
 
+from recstore_ops.sparse.jagged_tensor import JaggedTensor
+
 
 def strides_tensor(strides: Tensor | list[list[int]] | None) -> Tensor | None:
     """Strides of each feature and rank as a tensor on the host, `[F, R]`."""
@@ -57,3 +59,52 @@ def filled_up(lengths: Tensor, strides: list[int], stride: int) -> Tensor:
     for feature, part in enumerate(lengths.split(strides)):
         filled[feature, : strides[feature]] = part
     return filled.reshape(-1)
+
+
+def taken_apart(
+    keys: list[str], values: Tensor, weights: Tensor | None, lengths: Tensor, sizes: list[int], bounds: list[int]
+) -> dict[str, JaggedTensor]:
+    """The features of a batch by name.
+
+    Args:
+        keys: the names of the F features.
+        values: `[N]`, weights: `[N]`.
+        lengths: of all bags, `[F * B]`.
+        sizes: how many of the values each feature has.
+        bounds: where the bags of each feature start, and the end of the last one.
+    """
+    values_of = torch.split(values, sizes)
+    weights_of = torch.split(values if weights is None else weights, sizes)
+    features: dict[str, JaggedTensor] = {}
+    for index, key in enumerate(keys):
+        features[key] = JaggedTensor(
+            values_of[index],
+            None if weights is None else weights_of[index],
+            lengths[bounds[index] : bounds[index + 1]],
+            None,
+        )
+    return features
+
+
+def joined_weights(weights: list[Tensor | None]) -> Tensor | None:
+    """The weights of several features, or none; all have some, or none has."""
+    given = torch.jit.annotate(list[Tensor], [])
+    for weight in weights:
+        if weight is not None:
+            given.append(weight)
+    if 0 < len(given) < len(weights):
+        raise ValueError("either all features must have weights or none")
+    return torch.cat(given) if len(given) > 0 else None
+
+
+def joined_inverse_indices(parts: list[tuple[list[str], Tensor] | None]) -> tuple[list[str], Tensor] | None:
+    """The inverse indices of several batches, or none; all have some, or none has."""
+    keys = torch.jit.annotate(list[str], [])
+    indices = torch.jit.annotate(list[Tensor], [])
+    for inverse_indices in parts:
+        if inverse_indices is not None:
+            keys += inverse_indices[0]
+            indices.append(inverse_indices[1])
+    if 0 < len(indices) < len(parts):
+        raise ValueError("either all batches must have inverse indices or none")
+    return (keys, torch.cat(indices)) if len(indices) > 0 else None
