@@ -8,6 +8,7 @@ import io
 import lzma
 import os
 import random
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,9 +19,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from forgotten import distinctive_ids
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
-from recstore_ops.forgetting.binary import in_binary_file
 from recstore_ops.forgetting.id_set import IdSet
 from recstore_ops.forgetting.id_text import read_ids
 from recstore_ops.forgetting.report import Held
@@ -68,14 +68,14 @@ def test_bytes_are_compared_wherever_they_begin_and_across_parts() -> None:
         id = IDS[number % len(IDS)]
         noise[place : place + 8] = id.to_bytes(8, "little", signed=True)
         expected[id] += 1
-    assert in_binary_file(io.BytesIO(noise), IdSet(IDS)) == expected
-    assert IdSet(IDS).within(b"1234567") == Counter()
+    assert IdSet(IDS).within(io.BytesIO(noise)) == expected
+    assert IdSet(IDS).within(io.BytesIO(b"1234567")) == Counter()
 
 
 def test_many_ids_are_found_as_one_is() -> None:
     ids = distinctive_ids(70_000)
     data = b"\1" + ids[:100].numpy().tobytes()
-    assert IdSet(ids).within(data) == Counter(ids[:100].tolist())
+    assert IdSet(ids).within(io.BytesIO(data)) == Counter(ids[:100].tolist())
 
 
 def write_text(path: Path) -> None:
@@ -92,7 +92,7 @@ def compressed_by(opened: Callable[..., object]) -> Callable[[Path], None]:
 
 def write_zstd(path: Path) -> None:
     with pa.output_stream(str(path), compression="zstd") as file:
-        file.write(np.array([LARGE, 1, SECOND, LARGE]).tobytes())
+        file.write(f"{LARGE} 1 {SECOND} {LARGE}".encode())
 
 
 def write_parquet(path: Path) -> None:
@@ -106,12 +106,23 @@ def write_parquet(path: Path) -> None:
     pq.write_table(pa.table(rows), path)
 
 
+def write_zip(path: Path) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("rows.csv", str(LARGE))
+        archive.writestr("rows.safetensors", save({"ids": torch.tensor([SECOND])}))
+        archive.writestr("rows.bin", bytes_of(THIRD))
+
+
+def bytes_of(id: int) -> bytes:
+    return id.to_bytes(8, "little", signed=True)
+
+
 FILES: list[tuple[Callable[[Path], object], list[tuple[str, tuple[int, ...], int, bool]]]] = [
     (write_text, [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
     (compressed_by(gzip.open), [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
     (compressed_by(bz2.open), [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
     (compressed_by(lzma.open), [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
-    (write_zstd, [("bytes", tuple(sorted((LARGE, SECOND))), 3, True)]),
+    (write_zstd, [("text", tuple(sorted((LARGE, SECOND))), 3, True)]),
     (
         write_parquet,
         [
@@ -121,15 +132,18 @@ FILES: list[tuple[Callable[[Path], object], list[tuple[str, tuple[int, ...], int
             ("the column name", (THIRD,), 1, True),
         ],
     ),
-    (lambda path: np.save(path.open("wb"), np.array([[LARGE, 1]])), [("bytes", (LARGE,), 1, True)]),
-    (lambda path: np.savez_compressed(path.open("wb"), a=np.array([LARGE])), [("bytes", (LARGE,), 1, True)]),
-    (lambda path: torch.save({"ids": torch.tensor([LARGE, 9])}, path), [("bytes", (LARGE,), 1, True)]),
+    (write_zip, [("text", (LARGE,), 1, True), ("a tensor", (SECOND,), 1, True)]),
+    (lambda path: path.write_bytes(b"RECSTORELOG\0\1\0\0\0" + bytes_of(LARGE)), [("log", (LARGE,), 1, True)]),
+    (lambda path: path.write_bytes(b"RECSTORELOG\0\1\0\0\0" + bytes_of(-5)), [("log", (-5,), 1, False)]),
+    (lambda path: path.write_bytes(b"recstore update 1\n" + bytes_of(LARGE)), [("update", (LARGE,), 1, True)]),
     (
         lambda path: save_file({"ids": torch.tensor([LARGE]), "usage.step": torch.tensor([SECOND])}, path),
         [("a tensor", (LARGE,), 1, True)],
     ),
     (lambda path: path.write_bytes(b""), []),
-    (lambda path: path.write_bytes(b"\0" + NEGATIVE.to_bytes(8, "little", signed=True)), [("bytes", (-5,), 1, False)]),
+    (lambda path: path.write_bytes(b"\0" + bytes_of(LARGE)), []),
+    (lambda path: np.save(path.open("wb"), np.array([[LARGE, 1]])), []),
+    (lambda path: torch.save({"ids": torch.tensor([LARGE, 9])}, path), []),
 ]
 
 
@@ -141,10 +155,16 @@ def test_a_file_is_read_by_its_format(
     assert found(tmp_path / "file") == expected
 
 
-@pytest.mark.parametrize("beginning", [b"PAR1", b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"])
-def test_what_only_begins_like_a_format_is_searched_byte_by_byte(tmp_path: Path, beginning: bytes) -> None:
-    (tmp_path / "file").write_bytes(beginning + b"\0\xff" * 9 + LARGE.to_bytes(8, "little"))
-    assert found(tmp_path / "file") == [("bytes", (LARGE,), 1, True)]
+HEADER = b'{"ids": {"dtype": "I64", "shape": [9], "data_offsets": [0, 72]}}'
+BEGINNINGS = [b"PAR1", b"PK\3\4", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"]
+
+
+@pytest.mark.parametrize("beginning", [*BEGINNINGS, len(HEADER).to_bytes(8, "little") + HEADER])
+def test_a_damaged_file_may_hold_ids(tmp_path: Path, beginning: bytes) -> None:
+    (tmp_path / "file").write_bytes(beginning + b"\0\xff" * 9)
+    [held] = look_into(tmp_path / "file", frozenset({"user"}), IdSet([LARGE]))
+    assert str(held).startswith(f"{tmp_path / 'file'} may hold the ids: it cannot be read: ")
+    assert (held.ids, held.is_certain) == ((), False)
 
 
 def test_a_file_that_cannot_be_read_may_hold_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -45,7 +45,7 @@ def forget(
     In checkpoints every snapshot goes that has an id, as a row, as deleted, as counted by admission or chosen by
     eviction; one full snapshot of the newest state takes their place. Bundles get their tables without the rows. Other
     rows stay as they are, to the bit. Each place is changed as a whole or not at all. Then all files of the places are
-    looked through. It takes the memory that the tables take in training.
+    looked through, by their formats. It takes the memory that the tables take in training.
 
     A training process that has the rows in its memory brings them back with its next save: delete them there too.
 

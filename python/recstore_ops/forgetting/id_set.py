@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from torch import Tensor
 Found = Counter[int]
 """How often each id was found."""
 
+_ID_BYTES = 8
+_BYTES_AT_A_TIME = 1 << 20
 _LEAST, _MOST = -(2**63), 2**63 - 1
 _FEWEST_DIGITS = 2**31
 """An id below comes in files by chance: as a count, a size, four bytes beside four zeros."""
@@ -65,14 +67,21 @@ class IdSet:
         """Returns the id of one of `texts`."""
         return self._by_text[text.encode()]
 
-    def within(self, data: bytes) -> Found:
-        """Returns how often each id is within bytes, as eight of them, little-endian, wherever they begin."""
+    def within(self, file: BinaryIO) -> Found:
+        """Returns how often each id is in a file of this package, as eight bytes, wherever they begin."""
+        found, rest = Found(), b""
+        while part := file.read(_BYTES_AT_A_TIME):
+            found += self._within(rest + part)
+            rest = (rest + part)[-(_ID_BYTES - 1) :]
+        return found
+
+    def _within(self, data: bytes) -> Found:
         octets = np.frombuffer(data, np.uint8)
-        if len(octets) < 8:
+        if len(octets) < _ID_BYTES:
             return Counter()
         ends = octets[:-7] | octets[1:-6].astype(np.uint16) << 8
         begins = np.flatnonzero(self._ends[ends])
-        windows = np.lib.stride_tricks.sliding_window_view(octets, 8)[begins]
+        windows = np.lib.stride_tricks.sliding_window_view(octets, _ID_BYTES)[begins]
         return self.among(np.ascontiguousarray(windows).view("<i8").ravel())
 
 

@@ -16,7 +16,7 @@ class Held:
     Attributes:
         place: the file; of servers the table.
         what: as what it has them: `rows`, `deleted ids`, `counts`, `rows chosen to leave`, `a sketch`, `log`; or where
-            they were found: `text`, `bytes`, `a tensor`, a column; or why the file could not be read.
+            they were found: `text`, `a tensor`, a column; or why the file could not be read.
         ids: which, ascending; empty where the file could not be read.
         occurrences: how often.
         is_certain: whether it is them. Below 2^31 a number may be there by chance, unless the file's format says that

@@ -22,7 +22,7 @@ _LINES_AT_A_TIME = 1 << 17
 
 
 class NoSafetensors(ValueError):
-    """A file is of another format, or cut off."""
+    """A file is of another format."""
 
 
 def in_safetensors(file: BinaryIO, ids: IdSet, tables: frozenset[str]) -> Found:
@@ -34,7 +34,8 @@ def in_safetensors(file: BinaryIO, ids: IdSet, tables: frozenset[str]) -> Found:
         tables: those whose ids they are: a frozen table of another name has others.
 
     Raises:
-        NoSafetensors: the file is something else, or cut off.
+        NoSafetensors: the file is something else.
+        EOFError: it is cut off.
     """
     header = _header(file)
     table = _frozen_table(header)
@@ -60,7 +61,7 @@ def frozen_ids(path: Path) -> Iterator[NDArray[np.int64]]:
             begin, end = _header(file)["ids"]["data_offsets"]
             _skip(file, begin)
             yield from (_ids_of(np.frombuffer(part, "<i8")) for part in _parts(file, end - begin))
-    except (NoSafetensors, KeyError) as error:
+    except (NoSafetensors, EOFError, KeyError) as error:
         raise OSError(f"{path} is no frozen table: {error}") from None
 
 
@@ -101,7 +102,7 @@ def _parts(file: BinaryIO, count: int) -> Iterator[bytes]:
     while count > 0:
         part = file.read(min(count, most))
         if len(part) < min(count, most):
-            raise NoSafetensors("it is cut off")
+            raise EOFError("it is cut off")
         yield part
         count -= len(part)
 

@@ -1,4 +1,4 @@
-"""Looking through files for ids: by their format where it is known, else number by number or byte by byte."""
+"""Looking through files for ids: by their format, or the numbers of a text. Files of other formats are left out."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from recstore_ops.config.extras import imported
 from recstore_ops.config.progress_bars import progress_bar
-from recstore_ops.forgetting.binary import in_binary_file
 from recstore_ops.forgetting.columns import in_parquet
 from recstore_ops.forgetting.id_set import IdSet
 from recstore_ops.forgetting.place import held_perhaps
@@ -26,6 +26,8 @@ from recstore_ops.forgetting.text import in_text_file, is_text
 
 _BEGINNING_BYTES = 1 << 16
 _PARQUET, _ZIP = b"PAR1", b"PK\3\4"
+_OWN = {b"RECSTORELOG\0": "log", b"recstore update ": "update"}
+"""How files of servers and publications begin, whose ids are eight bytes anywhere, and what holds ids there."""
 
 
 Opener = Callable[[Path], Any]
@@ -42,6 +44,9 @@ _COMPRESSED: dict[bytes, Opener] = {
     b"\x28\xb5\x2f\xfd": _zstd,
 }
 """How files begin that are compressed, and what reads them."""
+
+_UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, lzma.LZMAError, zlib.error, zipfile.BadZipFile)
+"""What readers raise about a file: the system's errors, and those of damaged or encrypted contents."""
 
 
 def scan(
@@ -77,76 +82,46 @@ def _files_below(directory: Path) -> Iterator[Path]:
 
 
 def look_into(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
-    """Returns how a file holds ids, if it does; one that cannot be read may hold them."""
+    """Returns how a file holds ids, if it does; one that cannot be read, or is damaged, may hold them."""
     try:
         return _by_format(path, tables, ids)
-    except OSError as error:
-        return [Held(path, f"it cannot be read: {error.strerror or error}", (), 0, is_certain=False)]
+    except _UNREADABLE as error:
+        reason = getattr(error, "strerror", None) or error
+        return [Held(path, f"it cannot be read: {reason}", (), 0, is_certain=False)]
 
 
 def _by_format(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
     with path.open("rb") as file:  # by path: it is only read
         beginning = file.read(_BEGINNING_BYTES)
-    if beginning.startswith(_PARQUET) and (found := _in_parquet(path, ids)) is not None:
-        return found
-    if beginning.startswith(_ZIP) and zipfile.is_zipfile(path):
-        return _in_zip(path, tables, ids)
-    for magic, opened in _COMPRESSED.items():
-        if beginning.startswith(magic) and (found := _in_compressed(path, opened, tables, ids)) is not None:
-            return found
-    return _in_stream(path, _plain(path), tables, ids)
+    if beginning.startswith(_PARQUET):
+        columns = in_parquet(path, ids)
+        return [held for name, found in columns.items() for held in held_perhaps(path, f"the column {name}", found)]
+    if beginning.startswith(_ZIP):
+        with zipfile.ZipFile(path) as archive:
+            members = [partial(archive.open, member) for member in archive.infolist()]
+            return [held for opened in members for held in _in_stream(path, opened, tables, ids)]
+    openers = (opener for magic, opener in _COMPRESSED.items() if beginning.startswith(magic))
+    return _in_stream(path, partial(next(openers, _plain), path), tables, ids)
 
 
-Opened = Callable[[], Any]
-"""Opens a file, or what is within, from its beginning."""
+def _plain(path: Path) -> Any:
+    return path.open("rb")  # by path: it is only read
 
 
-def _plain(path: Path) -> Opened:
-    return lambda: path.open("rb")  # by path: it is only read
-
-
-def _in_stream(shown: Path, opened: Opened, tables: frozenset[str], ids: IdSet) -> list[Held]:
-    """Looks through plain contents: tensors, text, or any bytes."""
+def _in_stream(shown: Path, opened: Callable[[], Any], tables: frozenset[str], ids: IdSet) -> list[Held]:
+    """Looks through plain contents, which are opened from their beginning."""
     with closing(opened()) as file:
         beginning = file.read(_BEGINNING_BYTES)
-    if is_text(beginning):
-        with closing(opened()) as file:
+    own = next((what for magic, what in _OWN.items() if beginning.startswith(magic)), None)
+    with closing(opened()) as file:
+        if own is not None:
+            return held_perhaps(shown, own, ids.within(file))
+        if is_text(beginning):
             return held_perhaps(shown, "text", in_text_file(file, ids))
-    try:
-        with closing(opened()) as file:
+        try:
             return held_perhaps(shown, "a tensor", in_safetensors(file, ids, tables))
-    except NoSafetensors:
-        with closing(opened()) as file:
-            return held_perhaps(shown, "bytes", in_binary_file(file, ids))
-
-
-def _in_parquet(path: Path, ids: IdSet) -> list[Held] | None:
-    """Looks through columns; None where the file is damaged."""
-    try:
-        columns = in_parquet(path, ids)
-    except (ValueError, OSError):
-        return None
-    return [held for name, found in columns.items() for held in held_perhaps(path, f"the column {name}", found)]
-
-
-def _in_zip(path: Path, tables: frozenset[str], ids: IdSet) -> list[Held]:
-    """Looks through the members of a zip archive, as files of torch and numpy are, or the bytes of a damaged one."""
-    found: list[Held] = []
-    try:
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
-                found += _in_stream(path, lambda name=member: archive.open(name), tables, ids)
-    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError):
-        return _in_stream(path, _plain(path), tables, ids)
-    return found
-
-
-def _in_compressed(path: Path, opened: Opener, tables: frozenset[str], ids: IdSet) -> list[Held] | None:
-    """Looks through what is compressed; None where it is damaged."""
-    try:
-        return _in_stream(path, lambda: opened(path), tables, ids)
-    except (EOFError, lzma.LZMAError, zlib.error, OSError):
-        return None
+        except NoSafetensors:
+            return []
 
 
 __all__ = ["look_into", "scan"]

@@ -16,7 +16,6 @@ from recstore_ops import _native
 from recstore_ops.checkpoint.manifest import LOCK, MANIFEST, read_manifest
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.config.directory import Directory
-from recstore_ops.forgetting.binary import in_binary_file
 from recstore_ops.forgetting.checkpoints import explained_by, left_out, look_at_checkpoint, unfinished
 from recstore_ops.forgetting.id_set import IdSet
 from recstore_ops.forgetting.place import Look, held_perhaps
@@ -148,7 +147,7 @@ def _opened_in(path: Path) -> set[str]:
 
 def _in_log(path: Path, ids: IdSet) -> list[Held]:
     with _open_log(path) as file:
-        return held_perhaps(path, "log", in_binary_file(file, ids))
+        return held_perhaps(path, "log", ids.within(file))
 
 
 def _open_log(path: Path) -> BinaryIO:
