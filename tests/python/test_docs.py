@@ -5,10 +5,11 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import pydoc
 import re
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import torch
@@ -22,9 +23,9 @@ ROOT = Path(__file__).parents[2]
 GUIDES = (
     "README.md",
     *(f"docs/{page}.md" for page in ("checkpoints", "ids", "index", "modules", "planted")),
-    *(f"docs/{page}.md" for page in ("servers", "serving", "tables")),
+    *(f"docs/{page}.md" for page in ("servers", "serving", "state_dict", "tables")),
 )
-RUN_ELSEWHERE = {"docs/state_dict.md", *(f"docs/tutorials/{page.name}" for page in (ROOT / "docs/tutorials").iterdir())}
+RUN_ELSEWHERE = {f"docs/tutorials/{page.name}" for page in (ROOT / "docs/tutorials").iterdir()}
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for folder in ("", "benches", "deploy", "docs", "docs/api", "docs/tutorials", "examples")
@@ -52,7 +53,11 @@ def code_blocks(guide: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("guide", GUIDES)
-def test_the_blocks_of_a_guide_run_one_after_the_other(guide: str) -> None:
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_blocks_of_a_guide_run_one_after_the_other(
+    guide: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for _, code in code_blocks(guide):
         exec(compile(code, guide, "exec"), names)
@@ -141,6 +146,13 @@ def test_the_ratios_of_the_readme_are_those_of_the_benches() -> None:
         assert value in text
 
 
+def test_the_readme_begins_with_both_commands_and_the_minutes_of_the_guide() -> None:
+    begin = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[2].partition("\n## ")[0]
+    rows = dict(re.findall(r"^\| `(make \w+)` \| .* \| (about \d+ minutes) \|$", begin, re.MULTILINE))
+    assert list(rows) == ["make train", "make test"]
+    assert re.search(rf"^\| `make test` \| .* \| {rows['make test']} ", CONTRIBUTING, re.MULTILINE)
+
+
 def test_the_citation_names_the_version_and_the_license() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == recstore_ops.__version__
@@ -151,6 +163,19 @@ def test_the_citation_names_the_version_and_the_license() -> None:
 def test_every_public_name_is_documented() -> None:
     undocumented = [name for name in recstore_ops.__all__ if not getattr(recstore_ops, name).__doc__]
     assert undocumented == []
+
+
+def test_the_help_of_a_module_begins_with_its_arguments_units_and_errors() -> None:
+    module = recstore_ops.DistEmbedding
+    screen = pydoc.plain(pydoc.render_doc(module)).partition("Method resolution order")[0]
+    arguments, _, errors = screen.partition("Args:")[2].partition("Raises:")
+    named = [
+        name for name in inspect.signature(module).parameters if name not in get_type_hints(recstore_ops.TableOptions)
+    ]
+    assert re.findall(r"^ \|      (\w+): ", arguments, re.MULTILINE) == named
+    assert all(unit in arguments for unit in ("in bytes", "in steps and rows"))
+    assert re.findall(r"(\w+Error): ", errors) == ["TypeError", "ValueError", "RuntimeError"]
+    assert screen.count("\n") < 40
 
 
 def test_every_public_name_has_one_mark_of_stability() -> None:

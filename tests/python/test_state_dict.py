@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import json
-import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,6 @@ from recstore_ops.state import tables_left_out
 
 pytestmark = [pytest.mark.tier("test"), pytest.mark.usefixtures("tables_are_dropped")]
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "state_dict.md"
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 Alike = Callable[[Tensor, Tensor], bool]
 ADAM = {"kind": "adam", "lr": 0.1}
@@ -521,15 +519,3 @@ def test_dcp_saves_and_loads_the_tables_of_two_processes(tmp_path: Path) -> None
         state_dict_loader.load(state, checkpoint_id=tmp_path / "checkpoint")  # One process reads what two wrote.
         training.load(state[f"rank{rank}"])
         assert_equal(training.state(), saved)
-
-
-# The document
-
-
-@pytest.mark.parametrize("code", re.findall(r"```python\n(.*?)```", DOCUMENT.read_text("utf-8"), flags=re.DOTALL))
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_the_code_of_the_document_runs(code: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in {"item", "user"} & set(table_names()):
-        get_kv_client().drop(name)
-    monkeypatch.chdir(tmp_path)
-    exec(compile(code, str(DOCUMENT), "exec"), {})

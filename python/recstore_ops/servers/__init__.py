@@ -1,7 +1,8 @@
 """Where tables are opened: in this process, which is the default, or on parameter servers.
 
 A choice holds for the tables opened from then on; a table stays where it was opened. Without a choice of the program's
-own the configuration file decides: `distributed_client.servers` names servers; see `recstore_ops.server_config`.
+own the configuration file decides: `distributed_client.servers` names servers; see
+`recstore_ops.servers.server_config`.
 """
 
 from recstore_ops.servers.choosing import (

@@ -1,7 +1,8 @@
 """Where tables are opened: in this process, which is the default, or on parameter servers.
 
 A choice holds for the tables opened from then on; a table stays where it was opened. Without a choice of the program's
-own the configuration file decides: `distributed_client.servers` names servers; see `recstore_ops.server_config`.
+own the configuration file decides: `distributed_client.servers` names servers; see
+`recstore_ops.servers.server_config`.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ def set_ps_servers(
         token: what the servers want to hear.
         tls: encrypts, and says whom to trust; servers that do not encrypt are refused then.
         timeout: seconds that a call may take with all its attempts; then it raises and names the shard.
-        worker: the number, from 0, of the worker that this process is; see `recstore_ops.workers`. None takes part in
-            nothing that needs workers.
+        worker: the number, from 0, of the worker that this process is; see `recstore_ops.servers.workers`. None takes
+            part in nothing that needs workers.
         wire_dtype: how the rows of lookups and gradients travel. `bfloat16` halves their bytes and rounds each value to
             the nearest, which is off by 2^-9 of it at most. Rows on the servers, and all else that travels, stay as
             they are.
