@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import difflib
 import json
+import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 Schema = dict[str, Any]
@@ -77,24 +79,26 @@ def _shown(value: Any) -> str:
     return json.dumps(value)
 
 
-def _check_minimum(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
-    if _is_number(value) and value < schema["minimum"]:
-        yield place.problem(f"must be at least {schema['minimum']}, got {value}")
+_BOUNDS: dict[str, tuple[Callable[[Any, Any], bool], str]] = {
+    "minimum": (operator.ge, "at least"),
+    "maximum": (operator.le, "at most"),
+    "exclusiveMinimum": (operator.gt, "above"),
+    "exclusiveMaximum": (operator.lt, "below"),
+    "minItems": (operator.ge, "at least"),
+    "maxItems": (operator.le, "at most"),
+}
 
 
-def _check_maximum(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
-    if _is_number(value) and value > schema["maximum"]:
-        yield place.problem(f"must be at most {schema['maximum']}, got {value}")
+def _check_bound(keyword: str, value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
+    (holds, relation), bound = _BOUNDS[keyword], schema[keyword]
+    if _is_number(value) and not holds(value, bound):
+        yield place.problem(f"must be {relation} {bound}, got {value}")
 
 
-def _check_exclusive_minimum(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
-    if _is_number(value) and value <= schema["exclusiveMinimum"]:
-        yield place.problem(f"must be above {schema['exclusiveMinimum']}, got {value}")
-
-
-def _check_exclusive_maximum(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
-    if _is_number(value) and value >= schema["exclusiveMaximum"]:
-        yield place.problem(f"must be below {schema['exclusiveMaximum']}, got {value}")
+def _check_length(keyword: str, value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
+    (holds, relation), bound = _BOUNDS[keyword], schema[keyword]
+    if isinstance(value, list) and not holds(len(value), bound):
+        yield place.problem(f"must have {relation} {bound} elements, got {len(value)}")
 
 
 def _check_min_length(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
@@ -105,16 +109,6 @@ def _check_min_length(value: Any, schema: Schema, place: _Place) -> Iterator[Pro
 def _check_items(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
     for position, item in enumerate(value if isinstance(value, list) else []):
         yield from _check(item, schema["items"], place.at(position))
-
-
-def _check_min_items(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
-    if isinstance(value, list) and len(value) < schema["minItems"]:
-        yield place.problem(f"must have at least {schema['minItems']} elements, got {len(value)}")
-
-
-def _check_max_items(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
-    if isinstance(value, list) and len(value) > schema["maxItems"]:
-        yield place.problem(f"must have at most {schema['maxItems']} elements, got {len(value)}")
 
 
 def _check_required(value: Any, schema: Schema, place: _Place) -> Iterator[Problem]:
@@ -193,15 +187,15 @@ _KEYWORDS: dict[str, Callable[[Any, Schema, _Place], Iterator[Problem]]] = {
     "additionalProperties": _check_additional_properties,
     "allOf": _check_all_of,
     "enum": _check_enum,
-    "exclusiveMaximum": _check_exclusive_maximum,
-    "exclusiveMinimum": _check_exclusive_minimum,
+    "exclusiveMaximum": partial(_check_bound, "exclusiveMaximum"),
+    "exclusiveMinimum": partial(_check_bound, "exclusiveMinimum"),
     "if": _check_condition,
     "items": _check_items,
-    "maxItems": _check_max_items,
-    "maximum": _check_maximum,
-    "minItems": _check_min_items,
+    "maxItems": partial(_check_length, "maxItems"),
+    "maximum": partial(_check_bound, "maximum"),
+    "minItems": partial(_check_length, "minItems"),
     "minLength": _check_min_length,
-    "minimum": _check_minimum,
+    "minimum": partial(_check_bound, "minimum"),
     "properties": _check_properties,
     "propertyNames": _check_property_names,
     "required": _check_required,
