@@ -1,13 +1,14 @@
-"""Checks how the sources are cut: no circle between the rooms of a crate, few entries, short files and functions.
+"""Checks how the sources are cut: no circle of rooms or files within a crate, few entries, short files and functions.
 
-A crate's room is a module at its top, a file or a folder. Tests count for nothing here.
+A crate's room is a module at its top, a file or a folder. A file may import the one that declares it. Tests count for
+nothing here.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,12 +28,17 @@ TEST_ITEM = re.compile(r"#\[cfg\(test\)\]|#\[cfg\(all\(test\b[^]]*\]")
 INLINE_MODULE = re.compile(r"\bmod\s+(\w+)\s*\{")
 FUNCTION = re.compile(r"\bfn\s+(\w+)")
 PATH = re.compile(r"\b(crate|self|super)\s*::\s*")
-REEXPORT = re.compile(r"\bpub(?:\([^)]*\))?\s+use\s+([^;]+);")
+IMPORT = re.compile(r"\buse\s+([^;]+);")
+RENAMED = re.compile(r"(\w+)\s+as\s+(\w+)")
 SEGMENT = re.compile(r"\s*(?:r#)?(\w+|\*|\{)\s*")
 
 
+# The path of a file's module from the crate's root.
+Module = tuple[str, ...]
+
+
 class Arrow(NamedTuple):
-    """One import of a room by another."""
+    """One import of a file, or a room, by another."""
 
     source: str
     target: str
@@ -57,7 +63,8 @@ def faults_of(root: Path) -> Iterator[str]:
     functions: list[Function] = []
     for crate in crates(root):
         arrows = list(arrows_of(crate, root))
-        yield from (f"{crate.name}: a circle of rooms: {told(circle)}" for circle in circles(arrows))
+        yield from (f"{crate.name}: a circle of rooms: {told(circle)}" for circle in circles(of_rooms(arrows)))
+        yield from (f"{crate.name}: a circle of files: {told(circle)}" for circle in circles(within_rooms(arrows)))
         for file in rust_files(crate / "src"):
             functions += functions_of(file, root)
     yield from long_functions(functions)
@@ -125,24 +132,39 @@ def body_end(code: str, brace: int) -> int:
 
 
 def arrows_of(crate: Path, root: Path) -> Iterator[Arrow]:
-    """Yields the imports between the rooms of a crate."""
+    """Yields the imports between the files of a crate, but for those of a file by the one that declares it."""
     source = crate / "src"
-    files = {file: code_of(file.read_text(encoding="utf-8")) for file in rust_files(source)}
-    rooms = {module_of(file, source)[0] for file in files if module_of(file, source)}
-    homes = homes_of_names("".join(code for file, code in files.items() if not module_of(file, source)), rooms)
-    for file, code in files.items():
-        module = module_of(file, source)
-        for offset, path in paths(code) if module else ():
-            target = room_of(path, module + inline_modules(code, offset), homes)
-            if target in rooms and target != module[0]:
+    files = {module_of(file, source): file for file in rust_files(source)}
+    codes = {module: code_of(file.read_text(encoding="utf-8")) for module, file in files.items()}
+    names = {module: names_of(code) for module, code in codes.items()}
+    for module, code in codes.items():
+        for offset, path in paths(code):
+            target = file_of(absolute(path, (*module, *inline_modules(code, offset))), names)
+            if target[: len(module)] != module and target:
                 line = code.count("\n", 0, offset) + 1
-                yield Arrow(module[0], str(target), f"{file.relative_to(root).as_posix()}:{line}")
+                place = f"{files[module].relative_to(root).as_posix()}:{line}"
+                yield Arrow("::".join(module), "::".join(target), place)
 
 
-def module_of(file: Path, source: Path) -> list[str]:
+def of_rooms(arrows: list[Arrow]) -> list[Arrow]:
+    """Returns the imports between rooms."""
+    rooms = [Arrow(room_of(arrow.source), room_of(arrow.target), arrow.place) for arrow in arrows]
+    return [arrow for arrow in rooms if arrow.source != arrow.target]
+
+
+def within_rooms(arrows: list[Arrow]) -> list[Arrow]:
+    """Returns the other imports: a circle of files that has none of these is one of rooms."""
+    return [arrow for arrow in arrows if room_of(arrow.source) == room_of(arrow.target)]
+
+
+def room_of(module: str) -> str:
+    return module.partition("::")[0]
+
+
+def module_of(file: Path, source: Path) -> Module:
     """Returns the path of a file's module; that of `lib.rs` and `main.rs` is empty."""
-    parts = list(file.relative_to(source).with_suffix("").parts)
-    return parts[:-1] if parts[-1] == "mod" or parts in (["lib"], ["main"]) else parts
+    parts = file.relative_to(source).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "mod" or parts in (("lib",), ("main",)) else parts
 
 
 def inline_modules(code: str, offset: int) -> list[str]:
@@ -185,28 +207,39 @@ def group(code: str, start: int, prefix: list[str]) -> tuple[list[list[str]], in
     return read, start + 1
 
 
-def homes_of_names(root_code: str, rooms: set[str]) -> dict[str, str]:
-    """Returns the room of each name that the crate's root shows."""
-    homes = {room: room for room in rooms}
-    for found in REEXPORT.finditer(root_code):
-        shown = re.sub(r"\w+\s+as\s+(\w+)", r"\1", found.group(1))
-        for path in branches(shown, 0, [])[0]:
-            path = [part for part in path if part not in ("crate", "self")]
-            if path and path[0] in rooms:
-                homes[path[-1]] = path[0]
-    return homes
+def names_of(code: str) -> dict[str, Module]:
+    """Returns the paths of the names that a file imports: whoever imports them from it has them from there."""
+    names: dict[str, Module] = {}
+    for found in IMPORT.finditer(code):
+        renamed = dict(RENAMED.findall(found.group(1)))
+        for path in branches(found.group(1), 0, [])[0]:
+            if not inline_modules(code, found.start()) and path:
+                names[renamed.get(path[-1], path[-1])] = tuple(path)
+    return names
 
 
-def room_of(path: list[str], module: list[str], homes: dict[str, str]) -> str | None:
-    """Returns the room that a path in a module leads to, if it is one of this crate."""
-    here = [] if path[0] == "crate" else list(module)
-    names = iter(path)
-    for name in names:
-        if name == "super":
-            del here[-1:]
-        elif name not in ("crate", "self"):
-            return here[0] if here else homes.get(name)
-    return here[0] if here else None
+def absolute(path: Sequence[str], module: Module) -> Module:
+    """Returns the path from the crate's root of one in a module."""
+    here = () if path[0] == "crate" else module
+    for name in path:
+        if name not in ("crate", "self", "super"):
+            break
+        here = here[:-1] if name == "super" else here
+    return here + tuple(name for name in path if name not in ("crate", "self", "super"))
+
+
+def file_of(path: Module, names: dict[Module, dict[str, Module]], seen: frozenset[Module] = frozenset()) -> Module:
+    """Returns the module of the file that a path from the crate's root leads to."""
+    here: Module = ()
+    for number, name in enumerate(path):
+        if (*here, name) not in names:
+            own = names[here].get(name)
+            if own is None or path in seen or own == (name,):
+                return here
+            start = () if own[0] == "crate" else here
+            return file_of(absolute(own, start) + path[number + 1 :], names, seen | {path})
+        here = (*here, name)
+    return here
 
 
 def circles(arrows: list[Arrow]) -> Iterator[list[Arrow]]:

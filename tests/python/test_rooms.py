@@ -97,6 +97,40 @@ def test_each_circle_is_named_once(tmp_path: Path) -> None:
     assert told == ["store: a circle of rooms: a -> b -> a", "store: a circle of rooms: c -> d -> c"]
 
 
+@pytest.mark.parametrize(
+    "way_back",
+    [
+        "use super::row::Row;",
+        "use super::{inner, row::Row};",
+        "use crate::rows::row::Row;",
+        "use crate::rows::Row;",
+        "use crate::Shown;",
+        "macro_rules! row { () => { $crate::rows::row::Row } }",
+    ],
+)
+def test_a_circle_of_files_is_named_with_its_imports(tmp_path: Path, way_back: str) -> None:
+    files = {
+        "lib.rs": "pub use rows::Row as Shown;\n",
+        "rows/mod.rs": "mod inner;\nmod row;\npub use row::Row;\npub struct Other;\n",
+        "rows/row.rs": "use super::Other;\nuse super::inner::deep::Deep;\npub struct Row;\n",
+        "rows/inner/mod.rs": "mod deep;\nuse super::Other;\n",
+        "rows/inner/deep.rs": f"{way_back.replace('super::', 'super::super::')}\n",
+    }
+    assert faults(tmp_path, files) == [
+        "store: a circle of files: rows::inner::deep -> rows::row -> rows::inner::deep "
+        "(rows::row in rust/store/src/rows/inner/deep.rs:1, rows::inner::deep in rust/store/src/rows/row.rs:2)"
+    ]
+
+
+def test_a_folder_and_its_files_are_no_circle(tmp_path: Path) -> None:
+    files = {
+        "lib.rs": "",
+        "rows/mod.rs": "mod row;\nuse self::row::Row;\npub use crate::rows::row::Other;\npub struct Place;\n",
+        "rows/row.rs": "use super::Place;\nuse crate::rows::Other as Same;\n",
+    }
+    assert faults(tmp_path, files) == []
+
+
 def test_the_store_has_few_entries(tmp_path: Path) -> None:
     files = {f"room{number}.rs": "" for number in range(15)}
     assert faults(tmp_path, files, "recstore") == []
@@ -151,4 +185,6 @@ def test_the_store_itself_has_no_fault() -> None:
     own = [fault for fault in rust_rooms.faults_of(ROOT) if fault.startswith("recstore:") or "rust/recstore/" in fault]
     assert own == []
     arrows = list(rust_rooms.arrows_of(ROOT / "rust" / "recstore", ROOT))
-    assert {("table", "kernel"), ("checkpoint", "table"), ("store", "error")} <= {arrow[:2] for arrow in arrows}
+    rooms = {arrow[:2] for arrow in rust_rooms.of_rooms(arrows)}
+    assert {("table", "kernel"), ("checkpoint", "table"), ("store", "error")} <= rooms
+    assert ("table::update::stepping", "table::update::stepped_rows") in {arrow[:2] for arrow in arrows}

@@ -11,8 +11,9 @@ use recstore::{
     new_snapshot_name,
 };
 
+use crate::durable::MANIFEST;
 use crate::durable::moves::{WORKSHOP, clear, finish_moves, move_to};
-use crate::durable::state_directory::{Durability, MANIFEST, StateDirectory, directory_name, shards_in};
+use crate::durable::state_directory::{Durability, StateDirectory, directory_name, shards_in};
 use crate::durable::{in_file, unusable};
 use crate::handler::Handler;
 use crate::router::{HashMethod, Router};

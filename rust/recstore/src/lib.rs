@@ -69,13 +69,13 @@ pub use kernel::simd::SimdLevel;
 pub use optimizer::{BiasCorrection, Convention, UpdateRule, optimizer_options, optimizers};
 pub use rows::distinct::{are_distinct, arrivals, unique};
 pub use rows::gradient::{
-    DistinctGradients, GradientChunk, GradientPart, MergedGradients, merge_gradients, merge_gradients_into,
+    DistinctGradients, GradientChunk, GradientPart, MergedFrom, MergedGradients, NotFinite, merge_gradients,
+    merge_gradients_into,
 };
 pub use rows::made_ids::{
     IdInputError, NgramTables, PADDING_TOKEN, bucket_ids, check_prefix_sizes, cross_ids, hash_strings,
     hash_text, prefix_ids,
 };
-pub use rows::merged_before::{MergedFrom, NotFinite};
 pub use rows::pooling::{BagInput, PoolingMode, check_offsets};
 pub use rows::rank_pieces::{
     RANK_FLAGS, RankBags, RankPiece, RankPieces, pool_rank_rows, spread_rank_gradients,

@@ -11,40 +11,8 @@ use std::time::Duration;
 
 use recstore::Error;
 
-use super::session::{Call, Outcome, Session, check_size};
+use super::session::{Call, Changes, FailedChange, Outcome, Session, State, check_size};
 use crate::wire::codec::Reply;
-
-/// The numbers given out, and the change that failed last.
-#[derive(Debug, Default)]
-pub(super) struct Changes {
-    last: u64,
-    failed: Option<FailedChange>,
-}
-
-/// A change that some servers may lack.
-#[derive(Debug)]
-struct FailedChange {
-    content: u128,
-    states: Vec<State>,
-}
-
-/// What is known of a change on one server.
-#[derive(Debug, Clone)]
-enum State {
-    /// It was made, and this was the answer.
-    Made(Arc<Reply>),
-    /// It was sent, perhaps, under this number.
-    Sent(u64),
-    /// It has no number that could be used.
-    New,
-}
-
-impl Changes {
-    /// Forgets a change that failed: it can no more be repeated.
-    pub(super) fn give_up(&mut self) {
-        self.failed = None;
-    }
-}
 
 /// Makes a change on all servers that it touches and returns their answers, in the order of the calls.
 ///

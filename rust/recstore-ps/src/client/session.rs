@@ -5,14 +5,13 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use recstore::{Error, Shard};
 
 use super::addresses::Addresses;
-use super::changes::Changes;
 use super::config::RemoteConfig;
 use super::connection::{Connection, Failure};
 use super::tables::Tables;
@@ -40,6 +39,38 @@ pub(super) struct Session {
     pub(super) changes: Mutex<Changes>,
     /// What all servers say of the store, once they were asked.
     agreed: Mutex<Option<Facts>>,
+}
+
+/// The numbers given out, and the change that failed last.
+#[derive(Debug, Default)]
+pub(super) struct Changes {
+    pub(super) last: u64,
+    pub(super) failed: Option<FailedChange>,
+}
+
+/// A change that some servers may lack.
+#[derive(Debug)]
+pub(super) struct FailedChange {
+    pub(super) content: u128,
+    pub(super) states: Vec<State>,
+}
+
+/// What is known of a change on one server.
+#[derive(Debug, Clone)]
+pub(super) enum State {
+    /// It was made, and this was the answer.
+    Made(Arc<Reply>),
+    /// It was sent, perhaps, under this number.
+    Sent(u64),
+    /// It has no number that could be used.
+    New,
+}
+
+impl Changes {
+    /// Forgets a change that failed: it can no more be repeated.
+    pub(super) fn give_up(&mut self) {
+        self.failed = None;
+    }
 }
 
 /// The way to one server.

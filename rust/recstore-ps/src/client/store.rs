@@ -16,14 +16,11 @@ use super::distinct::Distinct;
 use super::errors::{misfit, translated};
 use super::fetch::{Wanted, fetch};
 use super::session::{Call, Session};
-use super::table::OpenTable;
+use super::table::{NO_PLACE, OpenTable};
 use super::tables::RemoteTable;
 use super::{RemoteStore, WireDtype};
 use crate::wire::address::UNIX_PREFIX;
 use crate::wire::codec::{Floats, MergedUpdate, Request};
-
-/// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
-pub(super) const NO_PLACE: u32 = u32::MAX;
 
 impl EmbeddingStore for RemoteStore {
     fn open_table(&self, name: &str, config: &TableConfig) -> Result<Arc<dyn EmbeddingTable>> {

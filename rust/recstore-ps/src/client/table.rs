@@ -7,10 +7,12 @@ use recstore::{EmbeddingTable, PLACES_TAG, Result, TableDescription, TableId, Ta
 use super::changes::change;
 use super::errors::{misfit, translated};
 use super::session::Session;
-use super::store::NO_PLACE;
 use super::tables::RemoteTable;
 use super::{RemoteStore, table_call};
 use crate::wire::codec::{Reply, Request};
+
+/// A place that no row has: the tag behind such places never fits, so a step searches for its rows.
+pub(super) const NO_PLACE: u32 = u32::MAX;
 
 /// The bits of a row's index below the number of its shard.
 const INDEX_BITS: u32 = 48;

@@ -14,6 +14,12 @@ use std::path::Path;
 
 use recstore::FileError;
 
+/// The file that says which shard a server's directory is.
+const NAME: &str = recstore::SERVER_STATE;
+
+/// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
+pub(crate) const MANIFEST: &str = "manifest.json";
+
 /// Says which file an error is about, which one of a directory that is held open tells itself.
 pub(crate) fn in_file(path: &Path) -> impl FnOnce(io::Error) -> recstore::Error {
     move |error| {

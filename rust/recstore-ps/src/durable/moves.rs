@@ -9,8 +9,7 @@ use std::path::{Path, PathBuf};
 use recstore::{Directory, FileKind, Result, remove_checkpoint};
 use serde::{Deserialize, Serialize};
 
-use super::state_directory::NAME;
-use super::{directory_lock, in_file, unusable};
+use super::{NAME, directory_lock, in_file, unusable};
 
 /// Where new directories are made.
 pub(crate) const WORKSHOP: &str = "resharding";

@@ -15,16 +15,13 @@ use super::directory_lock::DirectoryLock;
 use super::journal::{CHECKPOINT, LOG, in_log};
 use super::log::Log;
 use super::moves::{finish_moves, move_once};
-use super::{in_file, unusable};
+use super::{MANIFEST, NAME, in_file, unusable};
 use crate::wire::facts::Facts;
 use crate::wire::standing::{Role, Run, Standing};
 use crate::wire::tls::ClientTls;
 
 const FORMAT: &str = "recstore-shard";
 const VERSION: u32 = 1;
-pub(crate) const NAME: &str = recstore::SERVER_STATE;
-/// What a checkpoint of the tables has; a server that keeps no log has it in its own directory.
-pub(crate) const MANIFEST: &str = "manifest.json";
 /// The copy of another server's checkpoint, while it is made.
 const COPY: &str = "copy";
 

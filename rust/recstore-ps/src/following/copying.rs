@@ -6,7 +6,7 @@ use std::time::Instant;
 use recstore::{note_unfinished, remove_checkpoint};
 
 use super::{Shared, TRANSFER};
-use crate::durable::state_directory::MANIFEST;
+use crate::durable::MANIFEST;
 use crate::wire::channel::Channel;
 use crate::wire::codec::CopiedFile;
 

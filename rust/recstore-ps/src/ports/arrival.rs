@@ -9,7 +9,7 @@ use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tonic::Status;
 
-use super::seat::{Seat, UnderWay};
+use super::pool::{Seat, UnderWay};
 use crate::metrics::Refusal;
 
 /// The body of a request. The connection counts as idle between its parts, so that peers that send nothing further give

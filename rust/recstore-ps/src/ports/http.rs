@@ -15,8 +15,9 @@ use hyper::{Request, Response};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use subtle::ConstantTimeEq;
 
-use super::listening::{Stop, Stream};
-use super::seat::Seat;
+use super::listening::{Stop, stopped};
+use super::pool::Seat;
+use super::watched::Stream;
 use crate::metrics::Refusal;
 
 /// How often a silent peer is asked whether it is there, and how long it may take to say so.
@@ -99,11 +100,6 @@ pub(crate) fn is_authorized(token: Option<&str>, headers: &HeaderMap) -> bool {
     let given = headers.get(AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
     let given = given.strip_prefix(b"Bearer ").unwrap_or_default();
     bool::from(token.as_bytes().ct_eq(given))
-}
-
-/// Waits until the port is to end.
-pub(super) async fn stopped(stop: &mut Stop) {
-    _ = stop.wait_for(|is_over| *is_over).await;
 }
 
 /// Counts a peer that does not speak the protocol, unless it only went away.

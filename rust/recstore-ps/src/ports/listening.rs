@@ -6,16 +6,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rustls::ServerConfig;
-use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
 use tokio::runtime::{self, Runtime};
 use tokio::sync::{Notify, watch};
 use tokio_rustls::TlsAcceptor;
 
-use super::http::stopped;
+use super::pool::Seat;
 use super::pool::{Port, Room};
-use super::seat::Seat;
-use super::watched::Watched;
+use super::watched::{Stream, Watched};
 use crate::metrics::Refusal;
 
 /// How long to wait when no connection can be taken, for the system may be out of descriptors.
@@ -29,14 +27,6 @@ pub(crate) const BACKLOG: i32 = 1024;
 
 /// The times within the limit of a silent peer at which it is looked for.
 const LOOKS: u32 = 10;
-
-/// What goes over a connection, encrypted or not.
-pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
-
-impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
-
-/// A connection, encrypted or not.
-pub(crate) type Stream = Box<dyn Duplex>;
 
 /// Becomes true when the port is to end.
 pub(crate) type Stop = watch::Receiver<bool>;
@@ -109,6 +99,11 @@ impl Listening {
         self.port.wait_until_empty(grace);
         self.runtime.shutdown_background();
     }
+}
+
+/// Waits until the port is to end.
+pub(super) async fn stopped(stop: &mut Stop) {
+    _ = stop.wait_for(|is_over| *is_over).await;
 }
 
 async fn close_silent(port: Port) {

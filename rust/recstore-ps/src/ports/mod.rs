@@ -8,7 +8,7 @@ mod descriptors;
 mod http;
 mod listening;
 mod pool;
-mod seat;
+mod standing;
 mod watched;
 
 pub(crate) use arrival::{Arrived, Arriving, Leaving};
@@ -16,5 +16,5 @@ pub use descriptors::raise_descriptor_limit;
 pub(crate) use descriptors::{pool, tell_of_limits};
 pub(crate) use http::{is_authorized, serve_http1, serve_http2};
 pub(crate) use listening::{BACKLOG, Encryption, Listening, Rules};
-pub(crate) use pool::{Limits, Port, Room, SILENT};
-pub(crate) use seat::Seat;
+pub(crate) use pool::{Port, Room, SILENT, Seat};
+pub(crate) use standing::Limits;

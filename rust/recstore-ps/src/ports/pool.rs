@@ -10,8 +10,8 @@ use std::net::{Shutdown, SocketAddr};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::seat::{Seat, Silence, Standing};
-use crate::metrics::{Connections, Refusal};
+use super::standing::{Limits, Silence, Standing};
+use crate::metrics::{Connections, OpenConnection, Refusal};
 
 /// The connections that a port may have whatever the others have, so that none is shut by another one.
 pub(super) const MIN_SEATS: usize = 8;
@@ -66,18 +66,6 @@ pub(crate) enum Room {
     Full(String),
 }
 
-/// The limits of a port.
-#[derive(Debug, Clone)]
-pub(crate) struct Limits {
-    pub(crate) connections: usize,
-    /// How long a peer may take to identify itself.
-    pub(crate) handshake: Duration,
-    /// How long a connection may have nothing to ask.
-    pub(crate) idle: Duration,
-    /// How long a request may take to come, and an answer to be accepted.
-    pub(crate) transfer: Duration,
-}
-
 /// A port: its limits, and the pool whose connections it shares.
 #[derive(Debug, Clone)]
 pub(crate) struct Port {
@@ -99,7 +87,7 @@ impl Pool {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn leave(&self, number: u64) {
+    fn leave(&self, number: u64) {
         // Dropped after the lock is given back: its descriptor goes with it.
         let left = self.lock().connections.remove(&number);
         drop(left);
@@ -165,7 +153,8 @@ impl Port {
             Connection { number, port, standing: Arc::clone(&standing), peer, end: Box::new(end) };
         open.connections.insert(number, connection);
         drop(open);
-        Seat::new(number, Arc::clone(&self.pool), standing, self.connections.opened(peer))
+        let pool = Arc::clone(&self.pool);
+        Seat { number, pool, standing, open: self.connections.opened(peer) }
     }
 
     /// Closes the connections of peers that have been silent too long.
@@ -214,6 +203,77 @@ impl Port {
     pub(crate) fn wait_for_end(&self, timeout: Duration) {
         let waited = self.pool.left.wait_timeout(self.pool.lock(), timeout);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+/// The seat of a connection, given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    number: u64,
+    pool: Arc<Pool>,
+    standing: Arc<Standing>,
+    open: OpenConnection,
+}
+
+impl Seat {
+    pub(crate) fn peer(&self) -> SocketAddr {
+        self.open.peer()
+    }
+
+    pub(crate) fn is_identified(&self) -> bool {
+        self.standing.is_identified()
+    }
+
+    /// Counts the peer as refused.
+    pub(crate) fn refused(&self, reason: Refusal, why: &str) {
+        self.connections().refused(reason, self.peer(), why);
+    }
+
+    fn connections(&self) -> &Connections {
+        self.open.connections()
+    }
+
+    /// The peer has identified itself, and was heard now.
+    pub(crate) fn heard(&self) {
+        self.standing.heard();
+    }
+
+    /// The system takes bytes for the peer again, or no more.
+    pub(crate) fn stalled(&self, is_stalled: bool) {
+        self.standing.stalled(is_stalled);
+    }
+
+    /// A request has come: the connection stays until what is returned is dropped. None if it has been closed.
+    pub(crate) fn begin(self: &Arc<Self>) -> Option<UnderWay> {
+        self.standing.begin().then(|| UnderWay { seat: Arc::clone(self), is_answered: false })
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.pool.leave(self.number);
+    }
+}
+
+/// A request that is under way until this is dropped.
+#[derive(Debug)]
+pub(crate) struct UnderWay {
+    seat: Arc<Seat>,
+    is_answered: bool,
+}
+
+impl UnderWay {
+    /// From now on the peer is to take the answer.
+    pub(crate) fn answered(mut self) -> Self {
+        self.seat.standing.answered();
+        self.is_answered = true;
+        self
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.seat.standing.end(self.is_answered);
     }
 }
 
@@ -339,7 +399,7 @@ mod tests {
         (port.limits.idle, port.limits.transfer) = (Duration::ZERO, Duration::from_secs(9));
         port.close_silent();
         assert_eq!(ended_now(&ended), [2], "a request may take as long as it needs");
-        let _answered = under_way.map(super::super::seat::UnderWay::answered);
+        let _answered = under_way.map(super::super::pool::UnderWay::answered);
         port.limits.transfer = Duration::ZERO;
         port.close_silent();
         assert_eq!(ended_now(&ended), [3], "its answer is not taken");

@@ -7,8 +7,15 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::listening::{Duplex, Stream};
-use super::seat::Seat;
+use super::pool::Seat;
+
+/// What goes over a connection, encrypted or not.
+pub(crate) trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Duplex for S {}
+
+/// A connection, encrypted or not.
+pub(crate) type Stream = Box<dyn Duplex>;
 
 /// A stream whose peer has until a limit to take what is written, all of it.
 #[derive(Debug)]

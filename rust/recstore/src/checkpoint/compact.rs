@@ -5,13 +5,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::entries::TableEntry;
-use super::files::{found, refused};
+use super::files::{DirectoryLock, found, lock, name_of, new_save, new_snapshot_name, refused};
 use super::load::{LoadingStore, NOTHING, load_from};
 use super::manifest::Manifest;
 use super::options::{LoadOptions, SaveOptions};
 use super::progress::Progress;
 use super::reports::SaveReport;
-use super::save::{DirectoryLock, Plan, Saves, cleaned, lock, name_of, new_save, new_snapshot_name, write};
+use super::save::{Plan, Saves, cleaned, write};
 use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
@@ -33,7 +33,7 @@ pub fn compact(path: &Path, progress: Option<&Progress>) -> Result<Option<SaveRe
         return Ok(None);
     }
     // One that was killed left a file of the same name.
-    remove_unneeded(directory, &manifest)?;
+    remove_unneeded(directory, manifest.files())?;
     let newest = Newest::load(directory, progress)?;
     let (save, suffix) = (newest.save, "-compacted");
     newest.write(&mut manifest, (save, suffix), Manifest::replace_chain).map(Some)
@@ -79,7 +79,7 @@ pub fn forget(path: &Path, forgetting: &Forgetting<'_>, progress: Option<&Progre
     };
     check_parents_stay(directory, &manifest, forgetting.holding)?;
     // Those that one which was killed has dropped have the ids too.
-    remove_unneeded(directory, &manifest)?;
+    remove_unneeded(directory, manifest.files())?;
     if manifest.snapshots.last().is_none_or(|newest| !forgetting.holding.contains(&newest.id)) {
         if !forgetting.holding.is_empty() {
             let mut note = Unfinished::begin(directory, &new_snapshot_name(), BTreeSet::new())?;

@@ -1,10 +1,15 @@
-//! The files of a checkpoint's directory: their names, and errors about them.
+//! The files of a checkpoint's directory: their names, its lock, and errors about them.
 
+use std::collections::hash_map::RandomState;
 use std::fmt::Display;
+use std::fs::{File, TryLockError};
+use std::hash::BuildHasher;
 use std::io::{self, ErrorKind};
 use std::path::Path;
+use std::time::SystemTime;
 
 use crate::disk::{Directory, FileError};
+use crate::table::SaveId;
 use crate::{Error, Result};
 
 /// The manifest's name in a checkpoint directory.
@@ -18,6 +23,9 @@ pub(super) const FILE_EXTENSION: &str = ".safetensors";
 
 /// How names of compressed files end.
 pub(super) const COMPRESSED_EXTENSION: &str = ".safetensors.zst";
+
+/// The file by which a save keeps others away.
+pub(super) const LOCK_NAME: &str = ".lock";
 
 /// Returns an error about a file.
 pub(super) fn refused(path: impl AsRef<Path>, message: impl Display) -> Error {
@@ -52,4 +60,63 @@ pub(super) fn found(path: &Path) -> Result<Option<Directory>> {
 /// Opens a directory, which is made if it is not there.
 pub(super) fn created(path: &Path) -> Result<Directory> {
     Directory::create(path).map_err(of_file(path))
+}
+
+/// Returns the name of a snapshot that does not exist yet.
+pub fn new_snapshot_name() -> String {
+    name_of(new_save())
+}
+
+pub(super) fn new_save() -> SaveId {
+    RandomState::new().hash_one(SystemTime::now())
+}
+
+/// Keeps others from saving to a directory.
+pub(super) struct DirectoryLock(File);
+
+impl Drop for DirectoryLock {
+    /// Closing the file would not do: a child forked meanwhile has it open too.
+    fn drop(&mut self) {
+        _ = self.0.unlock();
+    }
+}
+
+/// Keeps others, in this process too, from saving to the directory as long as what is returned lives.
+pub(super) fn lock(directory: &Directory) -> Result<DirectoryLock> {
+    let path = directory.path().join(LOCK_NAME);
+    let file = directory.lock_file(LOCK_NAME).map_err(inside(directory))?;
+    match file.try_lock() {
+        Ok(()) => Ok(DirectoryLock(file)),
+        Err(TryLockError::WouldBlock) => {
+            Err(refused(directory.path(), "another process or store is saving to it"))
+        }
+        Err(TryLockError::Error(error)) => Err(refused(&path, error)),
+    }
+}
+
+pub(super) fn name_of(save: SaveId) -> String {
+    format!("{save:016x}")
+}
+
+/// Returns the save of a snapshot's name.
+pub(super) fn save_id(snapshot: &str) -> std::result::Result<SaveId, String> {
+    let parsed = SaveId::from_str_radix(snapshot, 16).ok().filter(|save| name_of(*save) == snapshot);
+    parsed.ok_or_else(|| format!("\"{snapshot}\" is not the name of a snapshot: sixteen hexadecimal digits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lock_ends_with_the_save_though_a_forked_child_has_its_file_open() {
+        let temporary = tempfile::tempdir().unwrap();
+        let directory = &Directory::open(temporary.path()).unwrap();
+        let held = lock(directory).unwrap();
+        let inherited = held.0.try_clone().unwrap();
+        assert!(lock(directory).is_err());
+        drop(held);
+        assert!(lock(directory).is_ok());
+        drop(inherited);
+    }
 }

@@ -6,13 +6,12 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use super::entries::{ShardEntry, TableEntry};
-use super::files::{FILE_NAME, at, found, refused};
+use super::files::{FILE_NAME, at, found, refused, save_id};
 use super::manifest::{Manifest, Snapshot};
 use super::metadata::Metadata;
 use super::options::LoadOptions;
 use super::progress::Progress;
 use super::reports::LoadReport;
-use super::save::save_id;
 use super::table_file::{BYTES_AT_A_TIME, Layout, Reader, TableState, saved_slots};
 use crate::Result;
 use crate::config::TableConfig;

@@ -2,17 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
 use super::entries::TableEntry;
-use super::files::{FILE_NAME, MAX_TEXT_BYTES, at, inside, refused};
+use super::files::{FILE_NAME, LOCK_NAME, MAX_TEXT_BYTES, at, found, inside, lock, refused, save_id};
 use super::metadata::Metadata;
 use super::options::SaveOptions;
-use super::save::save_id;
-use super::unfinished::{Unfinished, check_no_rows};
+use super::unfinished::{Unfinished, check_no_rows, remove, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
 use crate::table::SaveId;
@@ -257,4 +257,31 @@ impl Manifest {
             ),
         ))
     }
+}
+
+/// Removes a checkpoint from a directory: what its manifest and the notes of saves list, and these. What else is there
+/// stays.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`]: another process is saving there; a file cannot be removed, and then a further call removes
+/// the rest.
+pub fn remove_checkpoint(path: &Path) -> Result<()> {
+    let Some(directory) = &found(path)? else { return Ok(()) };
+    let held = lock(directory)?;
+    let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
+    remove_unneeded(directory, manifest.files())?;
+    manifest.files().try_for_each(|file| remove(directory, file))?;
+    remove(directory, FILE_NAME)?;
+    directory.sync().map_err(inside(directory))?;
+    remove(directory, LOCK_NAME)?;
+    drop(held);
+    Ok(())
+}
+
+/// Checks that a directory can be saved to: it has a manifest, or no rows.
+///
+/// # Errors
+/// [`crate::Error::Checkpoint`] names the directory and one of the files, or what is wrong with its manifest.
+pub fn check_checkpoint_directory(path: &Path) -> Result<()> {
+    found(path)?.map_or(Ok(()), |directory| Manifest::read_or_new(&directory).map(drop))
 }

@@ -6,9 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
 use super::metadata::Metadata;
-use super::parts::Shard;
 use super::progress::Progress;
 use crate::calls::TableId;
+use crate::kernel::hash::mix;
 
 /// What a save writes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,6 +21,26 @@ pub enum SaveKind {
     Delta,
     /// A delta where there is something it can follow, else all rows.
     Auto,
+}
+
+/// Which of the stores that save together this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Shard {
+    /// The store's number, from 0.
+    pub number: usize,
+    /// How many stores there are.
+    pub of: usize,
+}
+
+impl Shard {
+    /// Whether an id is of this shard, where ids are spread by splitmix64 of the id modulo the number of shards. The
+    /// same on every machine and in every release.
+    ///
+    /// # Panics
+    /// There are 0 shards.
+    pub fn holds(self, id: i64) -> bool {
+        mix(id) % self.of as u64 == self.number as u64
+    }
 }
 
 /// How to save.

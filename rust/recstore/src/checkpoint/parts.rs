@@ -7,36 +7,15 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::entries::TableEntry;
-use super::files::{MAX_TEXT_BYTES, at, created, found, inside, refused};
+use super::files::{MAX_TEXT_BYTES, at, created, found, inside, lock, name_of, refused, save_id};
 use super::manifest::Manifest;
-use super::options::SaveOptions;
+use super::options::{SaveOptions, Shard};
 use super::place::check_free;
 use super::reports::SaveReport;
-use super::save::{AllTables, Plan, Saves, base_of, cleaned, lock, name_of, save_id, write};
+use super::save::{AllTables, Plan, Saves, base_of, cleaned, write};
 use super::unfinished::Unfinished;
 use crate::Result;
 use crate::disk::Directory;
-use crate::kernel::hash::mix;
-
-/// Which of the stores that save together this is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shard {
-    /// The store's number, from 0.
-    pub number: usize,
-    /// How many stores there are.
-    pub of: usize,
-}
-
-impl Shard {
-    /// Whether an id is of this shard, where ids are spread by splitmix64 of the id modulo the number of shards. The
-    /// same on every machine and in every release.
-    ///
-    /// # Panics
-    /// There are 0 shards.
-    pub fn holds(self, id: i64) -> bool {
-        mix(id) % self.of as u64 == self.number as u64
-    }
-}
 
 /// What one store saved.
 #[derive(Debug, Serialize, Deserialize)]

@@ -1,15 +1,11 @@
 //! Writes the tables of a store to a directory.
 
 use std::collections::BTreeSet;
-use std::collections::hash_map::RandomState;
-use std::fs::{File, TryLockError};
-use std::hash::BuildHasher;
 use std::path::Path;
-use std::time::SystemTime;
 
 use super::compression::{Compression, compress};
 use super::entries::{ShardEntry, TableEntry};
-use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, created, inside, refused};
+use super::files::{COMPRESSED_EXTENSION, FILE_EXTENSION, created, inside, lock, name_of, new_save, refused};
 use super::manifest::Manifest;
 use super::options::{SaveKind, SaveOptions};
 use super::place::check_free;
@@ -20,8 +16,6 @@ use super::unfinished::{Unfinished, remove_unneeded};
 use crate::Result;
 use crate::disk::Directory;
 use crate::table::{AdmissionCounts, CopiedRows, CutTables, SaveId, TableCut, cut};
-
-pub(super) const LOCK_NAME: &str = ".lock";
 
 /// The saves that a store has made, or was loaded from.
 #[derive(Debug, Default)]
@@ -107,15 +101,6 @@ impl Plan<'_> {
     }
 }
 
-/// Returns the name of a snapshot that does not exist yet.
-pub fn new_snapshot_name() -> String {
-    name_of(new_save())
-}
-
-pub(super) fn new_save() -> SaveId {
-    RandomState::new().hash_one(SystemTime::now())
-}
-
 /// Writes the files of all tables and then calls `commit`, which makes them count.
 pub(super) fn write(
     tables: &AllTables<'_>,
@@ -148,29 +133,6 @@ fn write_noted(
     commit(entries, &mut note).map(|()| report)
 }
 
-/// Keeps others from saving to a directory.
-pub(super) struct DirectoryLock(File);
-
-impl Drop for DirectoryLock {
-    /// Closing the file would not do: a child forked meanwhile has it open too.
-    fn drop(&mut self) {
-        _ = self.0.unlock();
-    }
-}
-
-/// Keeps others, in this process too, from saving to the directory as long as what is returned lives.
-pub(super) fn lock(directory: &Directory) -> Result<DirectoryLock> {
-    let path = directory.path().join(LOCK_NAME);
-    let file = directory.lock_file(LOCK_NAME).map_err(inside(directory))?;
-    match file.try_lock() {
-        Ok(()) => Ok(DirectoryLock(file)),
-        Err(TryLockError::WouldBlock) => {
-            Err(refused(directory.path(), "another process or store is saving to it"))
-        }
-        Err(TryLockError::Error(error)) => Err(refused(&path, error)),
-    }
-}
-
 /// Returns the save that a delta follows; none for a full snapshot.
 pub(super) fn base_of(
     manifest: &Manifest,
@@ -188,16 +150,6 @@ pub(super) fn base_of(
             "a delta must follow the last save or load of this store, which is not the newest snapshot here: save all rows first",
         )),
     }
-}
-
-pub(super) fn name_of(save: SaveId) -> String {
-    format!("{save:016x}")
-}
-
-/// Returns the save of a snapshot's name.
-pub(super) fn save_id(snapshot: &str) -> std::result::Result<SaveId, String> {
-    let parsed = SaveId::from_str_radix(snapshot, 16).ok().filter(|save| name_of(*save) == snapshot);
-    parsed.ok_or_else(|| format!("\"{snapshot}\" is not the name of a snapshot: sixteen hexadecimal digits"))
 }
 
 /// Writes a file for each table of which there is something to tell; all or, after an error, none.
@@ -272,23 +224,6 @@ fn report(save: SaveId, entries: &[TableEntry]) -> SaveReport {
 /// all the same, and the next one tries again.
 pub(super) fn cleaned<T>(directory: &Directory, saved: Result<T>) -> Result<T> {
     let manifest = Manifest::read(directory).map(|manifest| manifest.unwrap_or_else(Manifest::empty));
-    _ = manifest.and_then(|manifest| remove_unneeded(directory, &manifest));
+    _ = manifest.and_then(|manifest| remove_unneeded(directory, manifest.files()));
     saved
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_lock_ends_with_the_save_though_a_forked_child_has_its_file_open() {
-        let temporary = tempfile::tempdir().unwrap();
-        let directory = &Directory::open(temporary.path()).unwrap();
-        let held = lock(directory).unwrap();
-        let inherited = held.0.try_clone().unwrap();
-        assert!(lock(directory).is_err());
-        drop(held);
-        assert!(lock(directory).is_ok());
-        drop(inherited);
-    }
 }

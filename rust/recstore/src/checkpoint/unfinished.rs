@@ -5,15 +5,12 @@
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
-use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::files::{
-    COMPRESSED_EXTENSION, FILE_EXTENSION, FILE_NAME, MAX_TEXT_BYTES, at, found, inside, refused,
+    COMPRESSED_EXTENSION, FILE_EXTENSION, MAX_TEXT_BYTES, at, inside, new_snapshot_name, refused,
 };
-use super::manifest::Manifest;
-use super::save::{LOCK_NAME, lock, new_snapshot_name};
 use crate::Result;
 use crate::disk::{Directory, FileKind};
 
@@ -62,7 +59,7 @@ impl Unfinished {
 }
 
 /// Notes files that are about to be copied into a directory, and returns the name of the note, which goes when the manifest that needs
-/// them is there. Until then [`remove_checkpoint`] removes those that have come.
+/// them is there. Until then [`remove_checkpoint`](crate::remove_checkpoint) removes those that have come.
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`]: the note cannot be written.
@@ -70,28 +67,12 @@ pub fn note_unfinished(directory: &Directory, files: BTreeSet<String>) -> Result
     Unfinished::begin(directory, &new_snapshot_name(), files).map(|note| note.name)
 }
 
-/// Removes a checkpoint from a directory: what its manifest and the notes of saves list, and these. What else is there
-/// stays.
-///
-/// # Errors
-/// [`crate::Error::Checkpoint`]: another process is saving there; a file cannot be removed, and then a further call removes
-/// the rest.
-pub fn remove_checkpoint(path: &Path) -> Result<()> {
-    let Some(directory) = &found(path)? else { return Ok(()) };
-    let held = lock(directory)?;
-    let manifest = Manifest::read(directory)?.unwrap_or_else(Manifest::empty);
-    remove_unneeded(directory, &manifest)?;
-    manifest.files().try_for_each(|file| remove(directory, file))?;
-    remove(directory, FILE_NAME)?;
-    directory.sync().map_err(inside(directory))?;
-    remove(directory, LOCK_NAME)?;
-    drop(held);
-    Ok(())
-}
-
 /// Removes the files that notes list and no snapshot needs, and then the notes.
-pub(super) fn remove_unneeded(directory: &Directory, manifest: &Manifest) -> Result<()> {
-    let needed: BTreeSet<&String> = manifest.files().collect();
+pub(super) fn remove_unneeded<'a>(
+    directory: &Directory,
+    needed: impl Iterator<Item = &'a String>,
+) -> Result<()> {
+    let needed: BTreeSet<&String> = needed.collect();
     for (name, note) in notes(directory)? {
         for file in note.files.iter().filter(|file| is_own(file) && !needed.contains(file)) {
             remove(directory, file)?;
@@ -99,14 +80,6 @@ pub(super) fn remove_unneeded(directory: &Directory, manifest: &Manifest) -> Res
         remove(directory, &name)?;
     }
     Ok(())
-}
-
-/// Checks that a directory can be saved to: it has a manifest, or no rows.
-///
-/// # Errors
-/// [`crate::Error::Checkpoint`] names the directory and one of the files, or what is wrong with its manifest.
-pub fn check_checkpoint_directory(path: &Path) -> Result<()> {
-    found(path)?.map_or(Ok(()), |directory| Manifest::read_or_new(&directory).map(drop))
 }
 
 /// Checks that a directory without a manifest has no rows: such a manifest was lost, or not copied with them.
@@ -129,7 +102,7 @@ pub(super) fn check_no_rows(directory: &Directory) -> Result<()> {
     Err(refused(directory.path(), message))
 }
 
-fn remove(directory: &Directory, name: &str) -> Result<()> {
+pub(super) fn remove(directory: &Directory, name: &str) -> Result<()> {
     match directory.remove_file(name) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         removed => removed.map_err(inside(directory)),

@@ -11,7 +11,6 @@ use crate::kernel::parallel::{Executor, for_each_mut, parts_for};
 use crate::kernel::simd::{Kernel, Lanes, Simd};
 use crate::kernel::sorting::{CountedKeys, Place, SortedIds, SortedPart};
 use crate::rows::distinct::are_distinct;
-use crate::rows::merged_before::MergedFrom;
 use crate::{Error, Result};
 
 /// The rows of gradients worth waking a thread for.
@@ -41,6 +40,28 @@ pub struct GradientPart<'a> {
     pub places: &'a [u32],
     /// What was merged to these, if they are sums.
     pub merged_from: Option<MergedFrom<'a>>,
+}
+
+/// What the rows of a part are the sums of.
+#[derive(Debug, Clone, Copy)]
+pub struct MergedFrom<'a> {
+    /// The first position of each id of the part among those merged; beyond `u32::MAX` it is not told.
+    pub firsts: &'a [u32],
+    /// How many positions were merged.
+    pub count: usize,
+    /// The first gradient among them that is not finite.
+    pub not_finite: Option<NotFinite>,
+}
+
+/// A gradient that is not finite.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct NotFinite {
+    /// Its id.
+    pub id: i64,
+    /// The position of the id in the backward passes.
+    pub position: usize,
+    /// The first value that is not finite.
+    pub value: f32,
 }
 
 impl<'a> GradientPart<'a> {

@@ -1,30 +1,8 @@
 //! Gradients that were merged before the step. Errors name the positions that ids had in the backward passes.
 
-use super::gradient::{GradientPart, Gradients, MergedGradients};
+use super::gradient::{GradientPart, Gradients, MergedGradients, NotFinite};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
-
-/// What the rows of a part are the sums of.
-#[derive(Debug, Clone, Copy)]
-pub struct MergedFrom<'a> {
-    /// The first position of each id of the part among those merged; beyond `u32::MAX` it is not told.
-    pub firsts: &'a [u32],
-    /// How many positions were merged.
-    pub count: usize,
-    /// The first gradient among them that is not finite.
-    pub not_finite: Option<NotFinite>,
-}
-
-/// A gradient that is not finite.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct NotFinite {
-    /// Its id.
-    pub id: i64,
-    /// The position of the id in the backward passes.
-    pub position: usize,
-    /// The first value that is not finite.
-    pub value: f32,
-}
 
 impl GradientPart<'_> {
     fn original_len(&self) -> usize {

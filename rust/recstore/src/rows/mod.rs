@@ -1,5 +1,6 @@
 //! Rows and their gradients, whichever table they are of.
 
+pub(crate) mod any_row_type;
 mod chosen_gradients;
 pub(crate) mod coded_row;
 pub(crate) mod coded_squares;

@@ -8,10 +8,8 @@
 
 use bytemuck::{cast_slice, cast_slice_mut};
 
-use super::dtype::Dtype;
 use super::small_float::{nearest_half, stochastic_half, widen_half};
 use crate::kernel::cache::{copy_row, copy_rows, prefetch_group, prefetch_near};
-use crate::kernel::simd::{Kernel, Lanes, Simd};
 
 /// How the weights of a row are kept in the words of a record.
 pub(crate) trait RowType: Copy + Send + Sync + 'static {
@@ -43,35 +41,6 @@ pub(crate) trait RowType: Copy + Send + Sync + 'static {
     /// Writes `row` to `words`, rounded up or down as `noise` says.
     fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise);
 }
-
-/// Evaluates an expression with the row type of a table.
-macro_rules! with_row_type {
-    ($dtype:expr, $row_type:ident => $body:expr) => {
-        match $dtype {
-            $crate::rows::dtype::Dtype::Float32 => {
-                let $row_type = $crate::rows::row_type::Float32;
-                $body
-            }
-            $crate::rows::dtype::Dtype::Bfloat16 => {
-                let $row_type = $crate::rows::row_type::Bfloat16;
-                $body
-            }
-            $crate::rows::dtype::Dtype::Float16 => {
-                let $row_type = $crate::rows::row_type::Float16;
-                $body
-            }
-            $crate::rows::dtype::Dtype::Int8 => {
-                let $row_type = $crate::rows::coded_row::Coded($crate::rows::coded_row::Int8);
-                $body
-            }
-            $crate::rows::dtype::Dtype::Float8E4m3fn => {
-                let $row_type = $crate::rows::coded_row::Coded($crate::rows::coded_row::E4m3);
-                $body
-            }
-        }
-    };
-}
-pub(crate) use with_row_type;
 
 /// Random bits for the columns of one row at one step: a pure function of what it was made from.
 ///
@@ -106,88 +75,6 @@ pub(crate) struct Bfloat16;
 /// IEEE 754 half precision.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Float16;
-
-/// A row type that is known when the program runs only, and what its conversions are compiled for. Around them lies far
-/// more code, which need not be compiled for each row type too.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct AnyRowType {
-    pub(crate) dtype: Dtype,
-    pub(crate) simd: Simd,
-}
-
-impl RowType for AnyRowType {
-    #[inline(always)]
-    fn is_float32(self) -> bool {
-        self.dtype == Dtype::Float32
-    }
-
-    #[inline(always)]
-    fn words(self, dim: usize) -> usize {
-        with_row_type!(self.dtype, row_type => row_type.words(dim))
-    }
-
-    #[inline(always)]
-    fn widen(self, words: &[f32], row: &mut [f32]) {
-        self.simd.run(Widen { dtype: self.dtype, words, row });
-    }
-
-    #[inline(always)]
-    fn widen_each(self, words: &[&[f32]], upcoming: &[&[f32]], rows: &mut [f32], dim: usize) {
-        self.simd.run(WidenEach { dtype: self.dtype, words, upcoming, rows, dim });
-    }
-
-    #[inline(always)]
-    fn round(self, row: &[f32], words: &mut [f32]) {
-        self.simd.run(Round { dtype: self.dtype, row, words });
-    }
-
-    #[inline(always)]
-    fn round_stochastically(self, row: &[f32], words: &mut [f32], noise: Noise) {
-        with_row_type!(self.dtype, row_type => row_type.round_stochastically(row, words, noise));
-    }
-}
-
-struct Widen<'a> {
-    dtype: Dtype,
-    words: &'a [f32],
-    row: &'a mut [f32],
-}
-
-impl Kernel for Widen<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        with_row_type!(self.dtype, row_type => row_type.widen(self.words, self.row));
-    }
-}
-
-struct WidenEach<'a> {
-    dtype: Dtype,
-    words: &'a [&'a [f32]],
-    upcoming: &'a [&'a [f32]],
-    rows: &'a mut [f32],
-    dim: usize,
-}
-
-impl Kernel for WidenEach<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        let Self { dtype, words, upcoming, rows, dim } = self;
-        with_row_type!(dtype, row_type => row_type.widen_each(words, upcoming, rows, dim));
-    }
-}
-
-struct Round<'a> {
-    dtype: Dtype,
-    row: &'a [f32],
-    words: &'a mut [f32],
-}
-
-impl Kernel for Round<'_> {
-    #[inline(always)]
-    fn run(self, _: impl Lanes) {
-        with_row_type!(self.dtype, row_type => row_type.round(self.row, self.words));
-    }
-}
 
 impl RowType for Float32 {
     #[inline(always)]

@@ -9,7 +9,7 @@ use crate::config::{NanPolicy, TableConfig};
 use crate::kernel::parallel::Executor;
 use crate::kernel::simd::Simd;
 use crate::rows::gradient::{GradientPart, Gradients, MergedGradients};
-use crate::rows::merged_before::{MergedFrom, NotFinite};
+use crate::rows::gradient::{MergedFrom, NotFinite};
 
 /// Fewer bytes are not worth a merge.
 const LEAST_BYTES: usize = 1 << 20;

@@ -2,8 +2,6 @@
 
 use super::ids::id_map::IdMap;
 use super::ids::row_index::RowIndex;
-use super::rows::Rows;
-use super::table::Table;
 use crate::config::AdmissionConfig;
 use crate::lifecycle::{Sketch, halved};
 
@@ -100,7 +98,7 @@ impl Admission {
     }
 
     /// Halves what was counted so many times, and forgets ids whose count is zero.
-    fn halve(&mut self, times: u32) {
+    pub(super) fn halve(&mut self, times: u32) {
         match self {
             Self::Count { counts, .. } => *counts = halved_counts(counts, times),
             Self::Sketch { sketch, .. } => sketch.halve(times),
@@ -182,18 +180,6 @@ impl Admission {
             Self::Count { counts, .. } => counts.bytes(),
             Self::Sketch { sketch, .. } => size_of_val(sketch.counters()),
             Self::Probability(_) => 0,
-        }
-    }
-}
-
-impl Rows {
-    /// Halves what admission counted, once for each time that it came to be due since step `before`.
-    pub(super) fn age_counts(&mut self, table: &Table, before: u64) {
-        let every = table.config.admission.as_ref().and_then(AdmissionConfig::halve_every);
-        let (Some(every), Some(admission)) = (every, &mut self.admission) else { return };
-        let times = (self.step / every).saturating_sub(before / every);
-        if times > 0 {
-            admission.halve(u32::try_from(times).unwrap_or(u32::MAX));
         }
     }
 }

@@ -46,12 +46,12 @@ pub(crate) use bags::pool;
 pub(crate) use budget::MemoryBudget;
 pub(crate) use changes::{CopiedRows, SaveId};
 pub(crate) use engine::Engine;
+#[cfg(feature = "internals")]
+pub(crate) use ids::finding::FindRows;
 pub(crate) use ids::id_map::{BEHIND, Home, IdMap};
 pub use ids::places::TAG_WORDS;
 pub(crate) use ids::row_index::{NO_INDEX, RowIndex};
 pub(crate) use initial_values::initializer::Initializer;
-#[cfg(feature = "internals")]
-pub(crate) use lookup::FindRows;
 pub(crate) use reading::read_each;
 pub(crate) use replacing::replace_rows;
 pub use rowless::{PlacedRows, RowlessTable};

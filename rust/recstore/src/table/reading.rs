@@ -12,7 +12,7 @@ use super::table::Table;
 use crate::calls::TableRead;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for, piece_size};
 use crate::kernel::simd::Simd;
-use crate::rows::row_type::with_row_type;
+use crate::rows::any_row_type::with_row_type;
 use crate::{Error, Result};
 
 impl Table {

@@ -18,7 +18,9 @@ use super::table::Table;
 use crate::kernel::bits::Bits;
 use crate::kernel::cache::Cache;
 use crate::kernel::parallel::Serial;
-use crate::optimizer::{Kept, Slot};
+use crate::optimizer::{Kept, Slot, Slots};
+use crate::rows::any_row_type::with_row_type;
+use crate::rows::row_type::RowType;
 use crate::{Error, Result, fork};
 
 /// How far ahead of their use ids are searched for.
@@ -168,6 +170,32 @@ impl Table {
             sweep: rows.sweep.as_ref().map(|sweep| sweep.steps),
             idle_kept: self.config.optimizer.idle_decay().map(|_| rows.kept),
         }
+    }
+
+    /// Returns the mean of each row over records of several stores, slots included.
+    pub(crate) fn mean_of_records(&self, all: &[Vec<f32>]) -> Vec<f32> {
+        let ((weight_words, stride), slots) = (self.record_words(), Slots(self.record_slots()));
+        let mut values = vec![0.0; self.config.dim + slots.width()];
+        let mut sum = vec![0.0; values.len()];
+        let mut mean = vec![0.0; all.first().map_or(0, Vec::len)];
+        for (place, record) in mean.chunks_exact_mut(stride).enumerate() {
+            sum.fill(0.0);
+            for records in all {
+                let (words, state) = records[place * stride..][..stride].split_at(weight_words);
+                let (row, kept) = values.split_at_mut(self.config.dim);
+                with_row_type!(self.config.dtype, row_type => row_type.widen(words, row));
+                slots.widen(state, kept);
+                sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
+            }
+            for (value, sum) in values.iter_mut().zip(&sum) {
+                *value = (sum / all.len() as f64) as f32;
+            }
+            let ((row, kept), (words, state)) =
+                (values.split_at(self.config.dim), record.split_at_mut(weight_words));
+            with_row_type!(self.config.dtype, row_type => row_type.round(row, words));
+            slots.round(kept, state);
+        }
+        mean
     }
 
     /// Returns the words of a record that hold a row's weights, and of a whole record.

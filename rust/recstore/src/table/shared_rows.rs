@@ -5,18 +5,15 @@
 
 use super::ids::row_index::RowIndex;
 use super::initial_values::initializer::Initializer;
-use super::rows::Rows;
 use super::storage::slot_group::SlotGroup;
-use super::table::Table;
 use crate::kernel::hash::mix;
-use crate::kernel::simd::Simd;
-use crate::optimizer::{PreparedRule, Slots};
-use crate::rows::row_type::{AnyRowType, RowType, with_row_type};
+use crate::rows::any_row_type::AnyRowType;
+use crate::rows::row_type::RowType;
 
 /// The shared rows of a table.
 #[derive(Debug)]
 pub(super) struct SharedRows {
-    count: u32,
+    pub(super) count: u32,
     /// The table's seed.
     seed: u64,
     /// Without slabs until a step trains a shared row; then it has the records of all.
@@ -107,54 +104,5 @@ impl SharedRows {
         let bytes = |words: usize| (self.len() * words * size_of::<f32>()) as u64;
         let (weights, record) = (bytes(self.records.weight_words()), bytes(self.records.stride()));
         [weights, record - weights, self.records.bytes_for(self.len()) as u64]
-    }
-}
-
-impl Table {
-    /// Sees that the shared rows have records.
-    pub(super) fn make_shared_rows(&self, rows: &mut Rows, rule: &PreparedRule) {
-        let Some(shared) = rows.shared.as_mut().filter(|shared| shared.len() == 0) else { return };
-        shared.records.reserve(shared.count as usize);
-        let mut weights = vec![0.0; self.config().dim];
-        for index in (0..shared.count).map(RowIndex) {
-            self.initializer.fill(Simd::baseline(), &[SharedRows::first_value_of(index)], &mut weights);
-            let (words, state) = shared.records.record_mut(index);
-            state.fill(0.0);
-            self.store(rule, &weights, words, state);
-        }
-    }
-
-    /// Returns the mean of each row over records of several stores, slots included.
-    pub(crate) fn mean_of_records(&self, all: &[Vec<f32>]) -> Vec<f32> {
-        let ((weight_words, stride), slots) = (self.record_words(), Slots(self.record_slots()));
-        let mut values = vec![0.0; self.config.dim + slots.width()];
-        let mut sum = vec![0.0; values.len()];
-        let mut mean = vec![0.0; all.first().map_or(0, Vec::len)];
-        for (place, record) in mean.chunks_exact_mut(stride).enumerate() {
-            sum.fill(0.0);
-            for records in all {
-                let (words, state) = records[place * stride..][..stride].split_at(weight_words);
-                let (row, kept) = values.split_at_mut(self.config.dim);
-                with_row_type!(self.config.dtype, row_type => row_type.widen(words, row));
-                slots.widen(state, kept);
-                sum.iter_mut().zip(&values).for_each(|(sum, value)| *sum += f64::from(*value));
-            }
-            for (value, sum) in values.iter_mut().zip(&sum) {
-                *value = (sum / all.len() as f64) as f32;
-            }
-            let ((row, kept), (words, state)) =
-                (values.split_at(self.config.dim), record.split_at_mut(weight_words));
-            with_row_type!(self.config.dtype, row_type => row_type.round(row, words));
-            slots.round(kept, state);
-        }
-        mean
-    }
-
-    /// Writes the weights that ids without rows have.
-    pub(super) fn fill_rowless(&self, rows: &Rows, simd: Simd, ids: &[i64], weights: &mut [f32]) {
-        match &rows.shared {
-            None => self.initializer.fill(simd, ids, weights),
-            Some(shared) => shared.fill(self.row_type(simd), &self.initializer, ids, weights),
-        }
     }
 }

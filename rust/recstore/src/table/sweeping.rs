@@ -9,7 +9,8 @@ use super::sweep::Sweep;
 use super::table::Table;
 use crate::fork;
 use crate::lifecycle::Least;
-use crate::rows::row_type::{RowType, with_row_type};
+use crate::rows::any_row_type::with_row_type;
+use crate::rows::row_type::RowType;
 
 /// The rows that a sweep goes through under one lock.
 const ROWS_AT_A_TIME: usize = 8_192;

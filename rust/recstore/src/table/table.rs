@@ -18,11 +18,12 @@ use super::storage::tier::Tier;
 use super::table_rule::TableRule;
 use super::usages::Usages;
 use crate::calls::{TableDescription, TableStatistics};
-use crate::config::TableConfig;
+use crate::config::{AdmissionConfig, TableConfig};
 use crate::kernel::hash::mix;
 use crate::kernel::simd::Simd;
 use crate::optimizer::{Kept, PreparedRule, Slot, UpdateRules};
-use crate::rows::row_type::{AnyRowType, RowType, with_row_type};
+use crate::rows::any_row_type::{AnyRowType, with_row_type};
+use crate::rows::row_type::RowType;
 use crate::{Result, fork};
 
 /// How many tables this process has made.
@@ -186,6 +187,16 @@ impl Table {
     /// Returns the rule of the last of `steps` steps, which the rows count already.
     pub(super) fn prepare_rule(&self, rows: &Rows, steps: u64) -> PreparedRule {
         self.optimizer.prepare(rows.learning_rate, rows.step.max(1), rows.kept, steps)
+    }
+
+    /// Halves what admission counted, once for each time that it came to be due since step `before`.
+    pub(super) fn age_counts(&self, rows: &mut Rows, before: u64) {
+        let every = self.config.admission.as_ref().and_then(AdmissionConfig::halve_every);
+        let (Some(every), Some(admission)) = (every, &mut rows.admission) else { return };
+        let times = (rows.step / every).saturating_sub(before / every);
+        if times > 0 {
+            admission.halve(u32::try_from(times).unwrap_or(u32::MAX));
+        }
     }
 
     /// Returns what seeds the noise of rounding at a step.

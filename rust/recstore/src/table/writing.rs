@@ -12,12 +12,14 @@ use super::ids::row_ids::RowIds;
 use super::ids::row_index::{NO_INDEX, RowIndex};
 use super::memory::{Indices, NewRows, distinct};
 use super::rows::{Rows, next_epoch};
+use super::shared_rows::SharedRows;
 use super::table::{Table, new_storage, new_tier};
 use super::usages::Usages;
 use crate::Result;
 use crate::kernel::simd::Simd;
 use crate::optimizer::PreparedRule;
-use crate::rows::row_type::{RowType, with_row_type};
+use crate::rows::any_row_type::with_row_type;
+use crate::rows::row_type::RowType;
 
 /// What [`Table::lookup`] reports for an id without a row.
 const REPORTED_NO_INDEX: i64 = -1;
@@ -96,6 +98,27 @@ impl Table {
             }
         };
         ready.inspect_err(|_| rows.settle())
+    }
+
+    /// Sees that the shared rows have records.
+    pub(super) fn make_shared_rows(&self, rows: &mut Rows, rule: &PreparedRule) {
+        let Some(shared) = rows.shared.as_mut().filter(|shared| shared.len() == 0) else { return };
+        shared.records.reserve(shared.count as usize);
+        let mut weights = vec![0.0; self.config().dim];
+        for index in (0..shared.count).map(RowIndex) {
+            self.initializer.fill(Simd::baseline(), &[SharedRows::first_value_of(index)], &mut weights);
+            let (words, state) = shared.records.record_mut(index);
+            state.fill(0.0);
+            self.store(rule, &weights, words, state);
+        }
+    }
+
+    /// Writes the weights that ids without rows have.
+    pub(super) fn fill_rowless(&self, rows: &Rows, simd: Simd, ids: &[i64], weights: &mut [f32]) {
+        match &rows.shared {
+            None => self.initializer.fill(simd, ids, weights),
+            Some(shared) => shared.fill(self.row_type(simd), &self.initializer, ids, weights),
+        }
     }
 
     /// Keeps `weights` in a record, rounded to the row type, and brings its state in agreement.

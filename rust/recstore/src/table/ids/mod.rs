@@ -1,5 +1,6 @@
 //! From ids to the indices of their rows and back.
 
+pub(super) mod finding;
 pub(super) mod id_allocator;
 pub(super) mod id_map;
 pub(super) mod places;

@@ -7,9 +7,9 @@ use crate::kernel::parallel::for_each_mut;
 use crate::kernel::simd::{Kernel, Lanes};
 use crate::rows::gradient::GradientPart;
 use crate::table::engine::Engine;
+use crate::table::ids::finding::FindRows;
 use crate::table::ids::places;
 use crate::table::ids::row_index::NO_INDEX;
-use crate::table::lookup::FindRows;
 
 /// The positions worth waking a thread for to look them up.
 const POSITIONS_A_THREAD: usize = 4_096;

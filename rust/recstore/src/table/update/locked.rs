@@ -157,7 +157,7 @@ impl<'a> Locked<'a> {
         self.rows.updates += self.stepped.into_inner();
         self.rows.kept = self.rule.idle().map_or(self.rows.kept, |idle| idle.kept_after);
         let left = self.rows.let_leave(self.table);
-        self.rows.age_counts(self.table, self.step_before);
+        self.table.age_counts(self.rows, self.step_before);
         self.rows.begin_sweep(self.table, self.step_before);
         self.rows.keep(self.indices);
         self.rows.settle();

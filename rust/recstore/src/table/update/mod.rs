@@ -11,6 +11,7 @@ mod finding;
 mod locked;
 mod request;
 mod sharing;
+mod stepped_rows;
 mod stepping;
 mod widened;
 

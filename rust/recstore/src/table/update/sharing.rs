@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::locked::{Locked, PADDING};
-use super::stepping::{SteppedRows, walk_ranges};
+use super::stepped_rows::SteppedRows;
+use super::stepping::walk_ranges;
 use crate::config::NanPolicy;
 use crate::kernel::parallel::{Serial, for_each_mut, parts_for};
 use crate::kernel::sorting::{CountedKeys, ranges};

@@ -6,30 +6,22 @@ use std::cell::RefCell;
 use std::iter;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 
 use super::locked::{Locked, PADDING};
+use super::stepped_rows::{LocatedRow, SteppedRows};
 use super::widened::Widened;
 use crate::Result;
 use crate::kernel::cache::{Cache, prefetch, prefetch_one, rows_of_lines};
 use crate::kernel::parallel::{for_each_mut, parts_for};
-use crate::kernel::simd::{Kernel, Lanes, Simd};
+use crate::kernel::simd::{Kernel, Lanes};
 use crate::kernel::sorting::{CountedKeys, RankRange, SortedPart, ranges};
-use crate::kernel::squares::{Plain, sum_of_squares};
-use crate::optimizer::{PreparedRule, RowRule, WithRule};
-use crate::rows::gradient::Gradients;
-use crate::rows::row_type::{AnyRowType, RowType};
-use crate::table::changes::{Changes, RowKey};
+use crate::optimizer::{RowRule, WithRule};
+use crate::rows::row_type::RowType;
 use crate::table::engine::Engine;
-use crate::table::ids::row_ids::RowIds;
-use crate::table::ids::row_index::{NO_INDEX, RowIndex};
+use crate::table::ids::row_index::RowIndex;
 use crate::table::rows::Rows;
-use crate::table::shared_rows::SharedRows;
-use crate::table::storage::records::{RecordStart, SharedRecords};
 use crate::table::storage::tier::Tier;
-use crate::table::sweep::Sweep;
-use crate::table::table::Table;
-use crate::table::usages::Usages;
 
 /// About how many lines of records and their gradients a group has.
 const LINES_TOGETHER: usize = 400;
@@ -107,33 +99,6 @@ pub(super) fn walk_ranges<'a, 'r: 'a>(
     });
 }
 
-/// What the threads of one table's step share.
-pub(super) struct SteppedRows<'a> {
-    pub(super) table: &'a Table,
-    pub(super) gradients: &'a Gradients<'a>,
-    pub(super) row_type: AnyRowType,
-    pub(super) weight_words: usize,
-    pub(super) stride: usize,
-    pub(super) records: SharedRecords<'a>,
-    pub(super) changes: &'a Changes,
-    pub(super) row_ids: &'a RowIds,
-    /// None where rows never leave.
-    pub(super) usages: Option<(&'a Usages, Option<&'a Sweep>)>,
-    /// The step of rows that are updated now.
-    pub(super) stamp: u64,
-    pub(super) tier: Option<&'a Tier>,
-    pub(super) indices: [CountedKeys<'a, u32>; 1],
-    pub(super) is_new: &'a [bool],
-    /// What new rows start from, if not from initial values.
-    pub(super) shared: Option<&'a SharedRows>,
-    pub(super) rule: &'a PreparedRule,
-    pub(super) simd: Simd,
-    /// The longest gradient of a row.
-    pub(super) max_grad_norm: Option<f32>,
-    pub(super) noise: u64,
-    pub(super) stepped: &'a AtomicU64,
-}
-
 /// One part's steps, before the type of its rule is known.
 struct StepRows<'a> {
     rows: &'a SteppedRows<'a>,
@@ -198,26 +163,6 @@ impl Kernel for Walk<'_> {
             step(Group { located: &located, sums: &summed.sums, lens }, &mut widened);
             located.drain(..behind - group);
         }
-    }
-}
-
-/// A row to be stepped.
-pub(super) struct LocatedRow<'a> {
-    index: RowIndex,
-    /// The position of its first gradient.
-    first: u32,
-    /// Where among the sums of the group that of its gradients begins, if it has one.
-    sum: Option<u32>,
-    record: RecordStart,
-    /// The first of its gradients, before any weight.
-    gradient: &'a [f32],
-}
-
-impl LocatedRow<'_> {
-    /// Returns its gradient; `sums` are those of its group.
-    #[inline(always)]
-    fn gradient<'b>(&'b self, sums: &'b [f32]) -> &'b [f32] {
-        self.sum.map_or(self.gradient, |start| &sums[start as usize..][..self.gradient.len()])
     }
 }
 
@@ -378,17 +323,6 @@ impl SteppedRows<'_> {
         }
     }
 
-    /// Returns where among the records that of a row lies, which is in memory and about to change.
-    #[inline(always)]
-    fn place(&self, index: RowIndex) -> RowIndex {
-        // No records have the last place: a row that were not in memory would be a panic.
-        self.tier.map_or(index, |tier| tier.place_to_change(index).unwrap_or(RowIndex(NO_INDEX)))
-    }
-
-    fn key(&self, index: RowIndex) -> RowKey {
-        RowKey { id: self.row_ids.of(index), usage: self.usages.map(|(usages, _)| usages.of(index)) }
-    }
-
     /// Notes rows before their steps: for saves, and for what makes rows leave.
     #[inline(always)]
     fn note(&self, located: &[LocatedRow<'_>]) {
@@ -400,18 +334,6 @@ impl SteppedRows<'_> {
             let record = unsafe { self.records.record_mut(row.record) };
             self.changes.before_change(row.index, || self.key(row.index), record);
             self.use_row(row.index);
-        }
-    }
-
-    /// Counts the step of a row.
-    #[inline(always)]
-    fn use_row(&self, index: RowIndex) {
-        if let Some((usages, sweep)) = self.usages {
-            let usage = usages.of(index);
-            if let Some(sweep) = sweep {
-                sweep.keep(index, self.row_ids.of(index), usage);
-            }
-            usages.set(index, usage.updated(self.stamp));
         }
     }
 
@@ -474,31 +396,6 @@ impl SteppedRows<'_> {
         }
     }
 
-    /// Scales the gradient of a row whose norm is above the greatest to that.
-    ///
-    /// Source: Pascanu, Mikolov and Bengio 2013, algorithm 1, for each row by itself.
-    #[inline(always)]
-    fn clip(&self, gradient: &mut [f32]) {
-        let Some(most) = self.max_grad_norm else { return };
-        let norm = sum_of_squares([gradient], &Plain).sqrt();
-        if norm.is_infinite() {
-            // The squares are beyond float32, which the values need not be.
-            let greatest = gradient.iter().fold(0.0f32, |most, value| most.max(value.abs()));
-            gradient.iter_mut().for_each(|value| *value /= greatest);
-            let norm = sum_of_squares([gradient], &Plain).sqrt();
-            gradient.iter_mut().for_each(|value| *value *= most / norm);
-        } else if norm > most {
-            gradient.iter_mut().for_each(|value| *value *= most / norm);
-        }
-    }
-
-    /// Asks for a row's record and the first of its gradients.
-    #[inline(always)]
-    pub(super) fn ask(&self, row: &LocatedRow<'_>, cache: Cache) {
-        self.records.prefetch(row.record, cache);
-        prefetch(row.gradient, cache);
-    }
-
     /// Asks for records and the first of their gradients, each one's first line before the others of any: where a row
     /// lies is looked for in page tables, which goes on for several at a time if no step stands between.
     #[inline(always)]
@@ -530,44 +427,5 @@ impl SteppedRows<'_> {
             self.step(rule, record, row.gradient(sums), widened.of(place));
         }
         widened.round(self, &mut records, located.iter().map(|row| row.first as usize));
-    }
-
-    /// Takes the step of one record; `widened` has what it does not keep in single precision.
-    #[inline(always)]
-    fn step(
-        &self,
-        rule: &(impl RowRule + ?Sized),
-        record: &mut [f32],
-        gradient: &[f32],
-        widened: &mut [f32],
-    ) {
-        let (words, state) = record.split_at_mut(self.weight_words);
-        let (state, besides) = self.rule.split(state);
-        let (weights, values) = widened.split_at_mut(widened.len().min(gradient.len()));
-        // What is as it lies in the record is stepped there.
-        let weights = if self.row_type.is_float32() { words } else { weights };
-        let kept = if self.rule.narrow().is_none() { state } else { values };
-        self.rule.step(rule, weights, (kept, besides), gradient);
-    }
-
-    /// Writes the weights that new rows start with.
-    #[inline(always)]
-    fn fill_new(&self, ids: &[i64], rows: &mut [f32]) {
-        match self.shared {
-            None => self.table.initializer.fill(self.simd, ids, rows),
-            Some(shared) => shared.fill(self.row_type, &self.table.initializer, ids, rows),
-        }
-    }
-
-    /// Makes a record that of a new row with these weights, which become what the table keeps of them.
-    #[inline(always)]
-    fn start_record(&self, weights: &mut [f32], record: &mut [f32]) {
-        let (words, state) = record.split_at_mut(self.weight_words);
-        self.row_type.round(weights, words);
-        if !self.row_type.is_float32() {
-            self.row_type.widen(words, weights);
-        }
-        state.fill(0.0);
-        self.rule.adopt_weights(weights, state);
     }
 }

@@ -2,12 +2,12 @@
 //!
 //! Which conversions those are is looked up once for all of the rows, and the conversions of one kind follow each other.
 
-use super::stepping::{LocatedRow, SteppedRows};
+use super::stepped_rows::{LocatedRow, SteppedRows};
 use crate::kernel::cache::Cache;
 use crate::kernel::hash::mix;
 use crate::kernel::simd::{Kernel, Lanes};
-use crate::optimizer::Slot;
-use crate::rows::row_type::{Noise, RowType, with_row_type};
+use crate::rows::any_row_type::with_row_type;
+use crate::rows::row_type::{Noise, RowType};
 
 /// The widened values of some rows.
 #[derive(Default)]
@@ -117,19 +117,5 @@ impl Kernel for RoundRecords<'_, '_> {
             slot.round_each(records, word, values.zip(&*hashes));
             (word, value) = (word + slot.words(), value + slot.width);
         }
-    }
-}
-
-impl SteppedRows<'_> {
-    /// Whether some of what records keep is not in single precision.
-    #[inline(always)]
-    pub(super) fn are_widened(&self) -> bool {
-        !self.row_type.is_float32() || self.rule.narrow().is_some()
-    }
-
-    /// Returns the rule's slots, if not all are in single precision.
-    #[inline(always)]
-    fn slots(&self) -> &[Slot] {
-        self.rule.narrow().map_or(&[], |slots| slots.0)
     }
 }

@@ -1,11 +1,19 @@
-//! The seat of one connection: whether its peer has identified itself, and whether it has requests under way.
+//! What one connection is doing: whether its peer has identified itself, and whether it has requests under way.
 
-use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use super::pool::{Limits, Pool};
-use crate::metrics::{Connections, OpenConnection, Refusal};
+/// The limits of a port.
+#[derive(Debug, Clone)]
+pub(crate) struct Limits {
+    pub(crate) connections: usize,
+    /// How long a peer may take to identify itself.
+    pub(crate) handshake: Duration,
+    /// How long a connection may have nothing to ask.
+    pub(crate) idle: Duration,
+    /// How long a request may take to come, and an answer to be accepted.
+    pub(crate) transfer: Duration,
+}
 
 /// What a connection is doing.
 #[derive(Debug)]
@@ -58,6 +66,48 @@ impl Standing {
         (doing.under_way == 0 && !doing.is_closed).then_some((doing.since, doing.is_identified))
     }
 
+    /// The peer has identified itself, and was heard now.
+    pub(super) fn heard(&self) {
+        let mut doing = self.lock();
+        (doing.is_identified, doing.since) = (true, Instant::now());
+    }
+
+    /// The system takes bytes for the peer again, or no more.
+    pub(super) fn stalled(&self, is_stalled: bool) {
+        let mut doing = self.lock();
+        doing.stalled_since = is_stalled.then(|| doing.stalled_since.unwrap_or_else(Instant::now));
+    }
+
+    /// A request has come. Returns whether the connection is open.
+    pub(super) fn begin(&self) -> bool {
+        let mut doing = self.lock();
+        if !doing.is_closed {
+            doing.is_identified = true;
+            doing.under_way += 1;
+        }
+        !doing.is_closed
+    }
+
+    /// From now on the peer is to take an answer.
+    pub(super) fn answered(&self) {
+        let mut doing = self.lock();
+        if doing.answers == 0 {
+            doing.answers_since = Instant::now();
+        }
+        doing.answers += 1;
+    }
+
+    /// A request has ended, and its answer was taken if it was answered.
+    pub(super) fn end(&self, is_answered: bool) {
+        let mut doing = self.lock();
+        doing.under_way -= 1;
+        doing.since = Instant::now();
+        if is_answered {
+            doing.answers -= 1;
+            doing.answers_since = doing.since;
+        }
+    }
+
     /// Closes it if it has no request under way, and returns whether it did.
     pub(super) fn close_if_idle(&self) -> bool {
         let mut doing = self.lock();
@@ -97,100 +147,5 @@ impl Doing {
             false => (limits.handshake, Silence::Unidentified),
         };
         (self.under_way == 0 && self.since.elapsed() >= limit).then_some(silence)
-    }
-}
-
-/// The seat of a connection, given back when it is dropped.
-#[derive(Debug)]
-pub(crate) struct Seat {
-    number: u64,
-    pool: Arc<Pool>,
-    standing: Arc<Standing>,
-    open: OpenConnection,
-}
-
-impl Seat {
-    pub(super) fn new(number: u64, pool: Arc<Pool>, standing: Arc<Standing>, open: OpenConnection) -> Self {
-        Self { number, pool, standing, open }
-    }
-
-    pub(crate) fn peer(&self) -> SocketAddr {
-        self.open.peer()
-    }
-
-    pub(crate) fn is_identified(&self) -> bool {
-        self.standing.is_identified()
-    }
-
-    /// Counts the peer as refused.
-    pub(crate) fn refused(&self, reason: Refusal, why: &str) {
-        self.connections().refused(reason, self.peer(), why);
-    }
-
-    fn connections(&self) -> &Connections {
-        self.open.connections()
-    }
-
-    /// The peer has identified itself, and was heard now.
-    pub(crate) fn heard(&self) {
-        let mut doing = self.standing.lock();
-        (doing.is_identified, doing.since) = (true, Instant::now());
-    }
-
-    /// The system takes bytes for the peer again, or no more.
-    pub(crate) fn stalled(&self, is_stalled: bool) {
-        let mut doing = self.standing.lock();
-        doing.stalled_since = is_stalled.then(|| doing.stalled_since.unwrap_or_else(Instant::now));
-    }
-
-    /// A request has come: the connection stays until what is returned is dropped. None if it has been closed.
-    pub(crate) fn begin(self: &Arc<Self>) -> Option<UnderWay> {
-        let mut doing = self.standing.lock();
-        if doing.is_closed {
-            return None;
-        }
-        doing.is_identified = true;
-        doing.under_way += 1;
-        drop(doing);
-        Some(UnderWay { seat: Arc::clone(self), is_answered: false })
-    }
-}
-
-impl Drop for Seat {
-    fn drop(&mut self) {
-        self.pool.leave(self.number);
-    }
-}
-
-/// A request that is under way until this is dropped.
-#[derive(Debug)]
-pub(crate) struct UnderWay {
-    seat: Arc<Seat>,
-    is_answered: bool,
-}
-
-impl UnderWay {
-    /// From now on the peer is to take the answer.
-    pub(crate) fn answered(mut self) -> Self {
-        let mut doing = self.seat.standing.lock();
-        if doing.answers == 0 {
-            doing.answers_since = Instant::now();
-        }
-        doing.answers += 1;
-        drop(doing);
-        self.is_answered = true;
-        self
-    }
-}
-
-impl Drop for UnderWay {
-    fn drop(&mut self) {
-        let mut doing = self.seat.standing.lock();
-        doing.under_way -= 1;
-        doing.since = Instant::now();
-        if self.is_answered {
-            doing.answers -= 1;
-            doing.answers_since = doing.since;
-        }
     }
 }
