@@ -1,6 +1,7 @@
 //! The operators `torch.ops.recstore.*`: what `ops.cpp` calls in Rust, and what Rust calls in libtorch.
 
 mod executor;
+mod frozen;
 mod guard;
 mod handle_words;
 mod handles;
@@ -8,10 +9,14 @@ mod id_kernels;
 mod kept;
 mod kernels;
 mod large_result;
+mod opened;
+mod prefetching;
+mod publications;
 mod rank_kernels;
 mod registry;
 mod steps;
 mod stores;
+mod tables;
 
 use executor::{Task, run_piece};
 use id_kernels::{
@@ -37,8 +42,9 @@ use recstore::fork::{
 
 pub use executor::TorchThreads;
 pub use ffi::register_ops;
+pub use frozen::OpenedFrozen;
 pub use guard::Failure;
-pub use registry::{OpenedFrozen, Registry, registry};
+pub use registry::{Registry, registry};
 
 #[allow(
     clippy::too_many_arguments,

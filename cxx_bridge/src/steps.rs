@@ -7,8 +7,9 @@ use recstore::{
 use recstore_ps::AsyncTarget;
 
 use crate::guard::Failure;
-use crate::registry::{Registry, by_store};
+use crate::registry::Registry;
 use crate::stores::Place;
+use crate::tables::by_store;
 
 impl Registry {
     /// Takes one optimizer step in each table. Of several stores those on servers come first, for they may fail; all are

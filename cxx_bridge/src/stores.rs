@@ -96,10 +96,6 @@ impl Stores {
         (self.current, self.store(self.current))
     }
 
-    pub(crate) fn embedded(&self) -> Arc<dyn EmbeddingStore> {
-        self.store(EMBEDDED)
-    }
-
     pub(crate) fn store(&self, number: usize) -> Arc<dyn EmbeddingStore> {
         Arc::clone(&self.all[number])
     }

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use recstore::{
-    Directory, EmbeddingStore, LoadOptions, LocalStore, Result, SaveOptions, Shard, commit_snapshot,
-    new_snapshot_name,
+    Directory, EmbeddingStore, InProcessStore, LoadOptions, LocalStore, Result, SaveOptions, Shard,
+    commit_snapshot, new_snapshot_name,
 };
 
 use crate::durable::MANIFEST;

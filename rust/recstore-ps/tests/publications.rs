@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use cluster::{Cluster, connect};
 use recstore::{
-    ChangedRows, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, SaveOptions, Step,
-    TableConfig, TableId, TableUpdate,
+    ChangedRows, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, Publications,
+    SaveOptions, Step, TableConfig, TableId, TableUpdate,
 };
 use recstore_ps::RemoteStore;
 

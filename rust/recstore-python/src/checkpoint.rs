@@ -123,7 +123,10 @@ pub(crate) fn save_part_of_tables<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let (store, options) = (registry()?.store(), arguments.options(Some(progress.get()))?);
     let shard = Shard { number: shard.0, of: shard.1 };
-    let saved = py.detach(|| store.save_part(&directory, snapshot, shard, &options));
+    let saved = py.detach(|| {
+        let message = "the servers are the shards of a snapshot: save all of them together";
+        store.needs_process("save", message)?.save_part(&directory, snapshot, shard, &options)
+    });
     save_report(py, saved.map_err(raise)?)
 }
 

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use recstore::{EmbeddingTable, Error, SimdLevel};
+use recstore::{EmbeddingTable, Error, InProcessStore, SimdLevel};
 use recstore_bridge::{Failure, Registry};
 
 /// The native part of recstore_ops. Importing it registers `torch.ops.recstore`.

@@ -82,7 +82,7 @@ pub use rows::rank_pieces::{
 };
 pub use rows::rank_requests::rank_requests;
 pub use store::collector::{CollectedStep, GradientCollector, KeptGradients, OwnedGradients, PartialStep};
-pub use store::embedding_store::EmbeddingStore;
+pub use store::embedding_store::{EmbeddingStore, InProcessStore, Publications};
 pub use store::embedding_table::EmbeddingTable;
 pub use store::handle::TableHandle;
 pub use store::local_store::LocalStore;

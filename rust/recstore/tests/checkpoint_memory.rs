@@ -16,7 +16,8 @@ use std::process::Command;
 use checkpoints::{insert, open, store};
 use numbered::Numbered;
 use recstore::{
-    EmbeddingStore, LoadOptions, LocalStore, SaveOptions, Shard, commit_snapshot, new_snapshot_name,
+    EmbeddingStore, InProcessStore, LoadOptions, LocalStore, SaveOptions, Shard, commit_snapshot,
+    new_snapshot_name,
 };
 
 /// The directory that a process of the test loads, and `number/of` of its shard; not set in the test itself.

@@ -16,7 +16,7 @@ use checkpoints::{
     table_files, update,
 };
 use recstore::{
-    EmbeddingStore, Forgetting, LocalStore, SaveKind, SaveOptions, Shard, TableId, compact,
+    EmbeddingStore, Forgetting, InProcessStore, LocalStore, SaveKind, SaveOptions, Shard, TableId, compact,
     forget_in_checkpoint,
 };
 use serde_json::{Value, json};

@@ -12,8 +12,8 @@ use std::thread;
 
 use numbered::Numbered;
 use recstore::{
-    EmbeddingStore, GradientChunk, LoadOptions, LocalStore, SaveKind, SaveOptions, Serial, Shard, Step,
-    TableConfig, TableId, TableUpdate, commit_snapshot, compact, new_snapshot_name,
+    EmbeddingStore, GradientChunk, InProcessStore, LoadOptions, LocalStore, SaveKind, SaveOptions, Serial,
+    Shard, Step, TableConfig, TableId, TableUpdate, commit_snapshot, compact, new_snapshot_name,
 };
 
 const DIM: usize = 3;

@@ -8,8 +8,8 @@ mod numbered;
 
 use numbered::Numbered;
 use recstore::{
-    EmbeddingStore, Error, GradientChunk, LocalStore, Serial, Step, TableConfig, TableId, TableUpdate,
-    optimizers,
+    EmbeddingStore, Error, GradientChunk, InProcessStore, LocalStore, Serial, Step, TableConfig, TableId,
+    TableUpdate, optimizers,
 };
 
 const DIM: usize = 3;

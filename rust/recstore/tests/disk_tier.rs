@@ -19,8 +19,8 @@ use numbered::Numbered;
 use pool::Pool;
 use proptest::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, Error, GradientChunk, GradientPart, LocalStore, PLACES_TAG, PoolingMode,
-    PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
+    BagInput, EmbeddingStore, Error, GradientChunk, GradientPart, InProcessStore, LocalStore, PLACES_TAG,
+    PoolingMode, PrefetchRequest, Prefetches, SaveKind, Step, TableConfig, TableId, TableUpdate,
 };
 use tempfile::TempDir;
 

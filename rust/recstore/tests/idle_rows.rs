@@ -14,8 +14,8 @@ use checkpoints::{load, open, save, store};
 use numbered::Numbered;
 use proptest::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, GradientChunk, LocalStore, OptimizerState, PoolingMode, SaveKind, Step,
-    TableConfig, TableId, TableUpdate,
+    BagInput, EmbeddingStore, GradientChunk, InProcessStore, LocalStore, OptimizerState, PoolingMode,
+    Publications, SaveKind, Step, TableConfig, TableId, TableUpdate,
 };
 use tempfile::TempDir;
 

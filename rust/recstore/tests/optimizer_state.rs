@@ -8,8 +8,8 @@ mod numbered;
 
 use numbered::Numbered;
 use recstore::{
-    EmbeddingStore, GradientChunk, LoadOptions, LocalStore, OptimizerState, SaveKind, SaveOptions, Serial,
-    Step, TableConfig, TableId, TableUpdate, optimizers,
+    EmbeddingStore, GradientChunk, InProcessStore, LoadOptions, LocalStore, OptimizerState, SaveKind,
+    SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate, optimizers,
 };
 use serde_json::{Value, json};
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use recstore::{
-    ChangedRows, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, LocalStore, SaveOptions,
-    Serial, Step, TableConfig, TableId, TableUpdate,
+    ChangedRows, EmbeddingStore, EmbeddingTable, Error, GradientChunk, LoadOptions, LocalStore, Publications,
+    SaveOptions, Serial, Step, TableConfig, TableId, TableUpdate,
 };
 
 const DIM: usize = 2;

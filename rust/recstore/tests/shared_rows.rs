@@ -17,9 +17,9 @@ use numbered::Numbered;
 use pool::Pool;
 use proptest::prelude::*;
 use recstore::{
-    BagInput, EmbeddingStore, Encoding, Error, Executor, FrozenSpec, GradientChunk, LoadOptions, LocalStore,
-    PoolingMode, PrefetchRequest, Prefetches, SaveKind, SaveOptions, Shard, SimdLevel, Step, TableConfig,
-    TableId, TableUpdate, commit_snapshot, freeze, new_snapshot_name,
+    BagInput, EmbeddingStore, Encoding, Error, Executor, FrozenSpec, GradientChunk, InProcessStore,
+    LoadOptions, LocalStore, PoolingMode, PrefetchRequest, Prefetches, Publications, SaveKind, SaveOptions,
+    Shard, SimdLevel, Step, TableConfig, TableId, TableUpdate, commit_snapshot, freeze, new_snapshot_name,
 };
 
 const DIM: usize = 3;

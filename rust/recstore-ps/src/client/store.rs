@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use recstore::{
     BagInput, ChangedRows, DistinctGradients, EmbeddingStore, EmbeddingTable, Error, LoadOptions, LoadReport,
-    OptimizerState, PlacedRows, Result, RowlessTable, SaveOptions, SaveReport, Shard, Step, StoreMemory,
-    TableConfig, TableId, TableRead, TableUpdate,
+    PlacedRows, Publications, Result, RowlessTable, SaveOptions, SaveReport, Step, TableConfig, TableId,
+    TableRead, TableUpdate,
 };
 
 use super::changes::change;
@@ -123,16 +123,20 @@ impl EmbeddingStore for RemoteStore {
         })
     }
 
-    fn copy_table(&self, _: TableId, _: &str) -> Result<Arc<dyn EmbeddingTable>> {
-        let message = "tables on servers cannot be copied: save a checkpoint of them".to_owned();
-        Err(Error::Unsupported { operation: "copy_table", message })
+    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
+        self.with_session(|session| self.save_all(session, directory, options))
     }
 
-    fn put_optimizer_states(&self, _: &[OptimizerState<'_>]) -> Result<()> {
-        let message = "servers take optimizer state from checkpoints only: load one".to_owned();
-        Err(Error::Unsupported { operation: "put_optimizer_states", message })
+    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
+        self.with_session(|session| self.load_all(session, directory, options))
     }
 
+    fn publications(&self) -> Option<&dyn Publications> {
+        Some(self)
+    }
+}
+
+impl Publications for RemoteStore {
     fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
         self.with_session(|session| self.begin(session, tables))
     }
@@ -143,28 +147,6 @@ impl EmbeddingStore for RemoteStore {
 
     fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()> {
         self.with_session(|session| self.end(session, tables, publication))
-    }
-
-    fn set_memory_limit(&self, _: Option<u64>) -> Result<()> {
-        let message = "servers have limits of their own: set it where they are started".to_owned();
-        Err(Error::Unsupported { operation: "set_memory_limit", message })
-    }
-
-    fn memory(&self) -> StoreMemory {
-        StoreMemory::default()
-    }
-
-    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
-        self.with_session(|session| self.save_all(session, directory, options))
-    }
-
-    fn save_part(&self, _: &Path, _: &str, _: Shard, _: &SaveOptions<'_>) -> Result<SaveReport> {
-        let message = "the servers are the shards of a snapshot: save all of them together".to_owned();
-        Err(Error::Unsupported { operation: "save", message })
-    }
-
-    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
-        self.with_session(|session| self.load_all(session, directory, options))
     }
 }
 

@@ -471,7 +471,9 @@ impl Handler {
     }
 
     fn save_part(&self, part: &SavePart) -> Result<recstore::SaveReport> {
-        self.store.save_part(&part.directory, &part.snapshot, part.shard, &save_options(part))
+        self.store
+            .needs_process("save", "the servers are the shards of a snapshot: save all of them together")?
+            .save_part(&part.directory, &part.snapshot, part.shard, &save_options(part))
     }
 
     /// Several servers share the rows; the first one has the tables' counts.

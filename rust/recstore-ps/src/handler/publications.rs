@@ -43,11 +43,11 @@ impl Publications {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         for table in tables {
             if let Some(before) = numbers.of_tables.remove(table) {
-                store.end_publication(&[TableId(*table)], before)?;
+                store.needs_publications()?.end_publication(&[TableId(*table)], before)?;
                 numbers.forget_unused(before);
             }
         }
-        let number = store.begin_publication(&ids(tables))?;
+        let number = store.needs_publications()?.begin_publication(&ids(tables))?;
         numbers.of_tables.extend(tables.iter().map(|&table| (table, number)));
         numbers.last.insert(number, 0);
         Ok(Managed::Publication { number })
@@ -70,11 +70,11 @@ impl Publications {
         // Also when it fails: what it took then is told with the next.
         *last += 1;
         let number = *last;
-        let changed = store.take_changes(&ids(tables), *publication, was_told)?;
+        let changed = store.needs_publications()?.take_changes(&ids(tables), *publication, was_told)?;
         let bytes: usize = changed.iter().map(changed_bytes).sum();
         if bytes as u64 > limit {
             numbers.forget(*publication);
-            store.end_publication(&ids(tables), *publication)?;
+            store.needs_publications()?.end_publication(&ids(tables), *publication)?;
             return Err(not_published(store, tables)?);
         }
         Ok(Answer::Changed { number, tables: changed })
@@ -84,7 +84,7 @@ impl Publications {
     fn end(&self, store: &dyn EmbeddingStore, tables: &[i64], publication: u64) -> Result<Managed> {
         let mut numbers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         numbers.forget(publication);
-        store.end_publication(&ids(tables), publication).map(|()| Managed::Done {})
+        store.needs_publications()?.end_publication(&ids(tables), publication).map(|()| Managed::Done {})
     }
 }
 

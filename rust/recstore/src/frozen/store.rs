@@ -13,11 +13,8 @@ use super::encoding::Encoding;
 use super::followed::FollowedTable;
 use super::mapped::FrozenMemory;
 use super::table::FrozenTable;
-use crate::calls::{
-    ChangedRows, MemoryUse, OptimizerState, StoreMemory, TableDescription, TableId, TableStatistics,
-    TableUpdate,
-};
-use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
+use crate::calls::{MemoryUse, TableDescription, TableId, TableStatistics, TableUpdate};
+use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport};
 use crate::config::TableConfig;
 use crate::fork;
 use crate::kernel::parallel::Executor;
@@ -145,10 +142,6 @@ impl EmbeddingStore for FrozenStore {
         Ok(self.opened(operation, id)?)
     }
 
-    fn copy_table(&self, _table: TableId, _name: &str) -> Result<Arc<dyn EmbeddingTable>> {
-        unsupported("copy_table")
-    }
-
     fn drop_table(&self, name: &str) -> Result<()> {
         let unknown = || Error::UnknownTable { operation: "drop_table", table: name.to_owned() };
         let table = self.find_table(name)?.ok_or_else(unknown)?;
@@ -182,52 +175,12 @@ impl EmbeddingStore for FrozenStore {
         self.refused("emb_update", updates.first().map(|update| update.table))
     }
 
-    fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
-        self.refused("put_optimizer_states", states.first().map(|state| state.table))
-    }
-
-    fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
-        self.refused("publish", tables.first().copied())
-    }
-
-    fn take_changes(
-        &self,
-        tables: &[TableId],
-        _publication: u64,
-        _was_told: bool,
-    ) -> Result<Vec<ChangedRows>> {
-        self.refused("publish", tables.first().copied())
-    }
-
-    fn end_publication(&self, tables: &[TableId], _publication: u64) -> Result<()> {
-        self.refused("publish", tables.first().copied())
-    }
-
-    fn set_memory_limit(&self, _limit: Option<u64>) -> Result<()> {
-        unsupported("set_memory_limit")
-    }
-
-    fn memory(&self) -> StoreMemory {
-        // Their pages are the system's, which takes them back as it likes.
-        StoreMemory::default()
-    }
-
     fn save(&self, _directory: &Path, _options: &SaveOptions<'_>) -> Result<SaveReport> {
         unsupported("save")
     }
 
     fn load(&self, _directory: &Path, _options: &LoadOptions<'_>) -> Result<LoadReport> {
         unsupported("load")
-    }
-
-    fn save_part(
-        &self,
-        _directory: &Path,
-        _snapshot: &str,
-        _shard: Shard,
-        _options: &SaveOptions<'_>,
-    ) -> Result<SaveReport> {
-        unsupported("save_part")
     }
 }
 

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::embedding_table::EmbeddingTable;
-use crate::Result;
 use crate::calls::{ChangedRows, OptimizerState, StoreMemory, TableId, TableRead, TableUpdate};
 use crate::checkpoint::{LoadOptions, LoadReport, SaveOptions, SaveReport, Shard};
 use crate::config::TableConfig;
 use crate::rows::pooling::BagInput;
+use crate::{Error, Result};
 
 /// Tables of rows: in this process, on servers, or failing on purpose in tests.
 ///
@@ -35,14 +35,6 @@ pub trait EmbeddingStore: Send + Sync {
     /// # Errors
     /// [`crate::Error::UnknownHandle`].
     fn table(&self, operation: &'static str, id: TableId) -> Result<Arc<dyn EmbeddingTable>>;
-
-    /// Copies a table, with all that it holds and counts at one moment, under a name that no table has. Ids without a row
-    /// have the same initial values in both.
-    ///
-    /// # Errors
-    /// [`crate::Error::InvalidConfig`] for a name that is empty or taken; [`crate::Error::MemoryLimit`];
-    /// [`crate::Error::Disk`]; [`crate::Error::Unsupported`], of a store on servers.
-    fn copy_table(&self, table: TableId, name: &str) -> Result<Arc<dyn EmbeddingTable>>;
 
     /// Deletes the table `name` and its rows; numbers of it are unknown from then on.
     ///
@@ -94,6 +86,42 @@ pub trait EmbeddingStore: Send + Sync {
     /// taken their steps.
     fn update(&self, updates: &[TableUpdate<'_>]) -> Result<u64>;
 
+    /// Saves all tables, as they are at one moment, to a directory, while others go on reading and training them.
+    ///
+    /// # Errors
+    /// [`crate::Error::Checkpoint`] names the file; the directory still holds what it held before.
+    /// [`crate::Error::ForkedChild`].
+    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport>;
+
+    /// Replaces tables by those of the newest snapshot in a directory, and makes those that are not there. Other tables
+    /// stay as they are.
+    ///
+    /// # Errors
+    /// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::ConfigMismatch`] a table
+    /// that is there with another configuration. Then nothing has changed.
+    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport>;
+
+    /// Returns what a store in this process does besides; none of another.
+    fn in_process(&self) -> Option<&dyn InProcessStore> {
+        None
+    }
+
+    /// Returns what tells those who follow tables of their changes; none of a store whose tables do not change.
+    fn publications(&self) -> Option<&dyn Publications> {
+        None
+    }
+}
+
+/// What a store does whose tables lie in this process.
+pub trait InProcessStore: EmbeddingStore {
+    /// Copies a table, with all that it holds and counts at one moment, under a name that no table has. Ids without a row
+    /// have the same initial values in both.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidConfig`] for a name that is empty or taken; [`crate::Error::MemoryLimit`];
+    /// [`crate::Error::Disk`].
+    fn copy_table(&self, table: TableId, name: &str) -> Result<Arc<dyn EmbeddingTable>>;
+
     /// Puts what optimizers keep into several tables, all at one moment; rows stay as they are.
     ///
     /// # Errors
@@ -101,6 +129,34 @@ pub trait EmbeddingStore: Send + Sync {
     /// [`crate::Error::InvalidLearningRate`]; [`crate::Error::ForkedChild`]. Then no table has changed.
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()>;
 
+    /// Limits the memory of all tables together, from the next call on. Tables that take more already keep it, but get no
+    /// more rows; those with a slot file make room by moving rows there.
+    ///
+    /// # Errors
+    /// [`crate::Error::InvalidConfig`] for a limit of 0.
+    fn set_memory_limit(&self, limit: Option<u64>) -> Result<()>;
+
+    /// Returns what all tables take of memory together, and their limit.
+    fn memory(&self) -> StoreMemory;
+
+    /// Saves all tables as the part that shard `shard` has in `snapshot`, a name from
+    /// [`new_snapshot_name`](crate::new_snapshot_name) that all shards were given. The parts count when
+    /// [`commit_snapshot`](crate::commit_snapshot) was called; after a failure all begin again with a new name. Nobody else
+    /// may save to the directory meanwhile.
+    ///
+    /// # Errors
+    /// As [`EmbeddingStore::save`].
+    fn save_part(
+        &self,
+        directory: &Path,
+        snapshot: &str,
+        shard: Shard,
+        options: &SaveOptions<'_>,
+    ) -> Result<SaveReport>;
+}
+
+/// The changes of tables for those who follow them.
+pub trait Publications: EmbeddingStore {
     /// Notes the changes of tables from here on for those who follow them, and returns the number of this publication.
     ///
     /// # Errors
@@ -119,48 +175,27 @@ pub trait EmbeddingStore: Send + Sync {
     /// Notes nothing for a publication any more.
     ///
     /// # Errors
-    /// As [`EmbeddingStore::begin_publication`].
+    /// As [`Publications::begin_publication`].
     fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()>;
+}
 
-    /// Limits the memory of all tables together, from the next call on. Tables that take more already keep it, but get no
-    /// more rows; those with a slot file make room by moving rows there.
+impl dyn EmbeddingStore + '_ {
+    /// Returns what a store in this process does besides.
     ///
     /// # Errors
-    /// [`crate::Error::InvalidConfig`] for a limit of 0.
-    fn set_memory_limit(&self, limit: Option<u64>) -> Result<()>;
+    /// [`Error::Unsupported`] with `message`, of another store.
+    pub fn needs_process(&self, operation: &'static str, message: &str) -> Result<&dyn InProcessStore> {
+        self.in_process().ok_or_else(|| Error::Unsupported { operation, message: message.to_owned() })
+    }
 
-    /// Returns what all tables take of memory together, and their limit.
-    fn memory(&self) -> StoreMemory;
-
-    /// Saves all tables, as they are at one moment, to a directory, while others go on reading and training them.
+    /// Returns what tells those who follow tables of their changes.
     ///
     /// # Errors
-    /// [`crate::Error::Checkpoint`] names the file; the directory still holds what it held before.
-    /// [`crate::Error::ForkedChild`].
-    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport>;
-
-    /// Replaces tables by those of the newest snapshot in a directory, and makes those that are not there. Other tables
-    /// stay as they are.
-    ///
-    /// # Errors
-    /// [`crate::Error::Checkpoint`] names the file and what is wrong with it; [`crate::Error::ConfigMismatch`] a table
-    /// that is there with another configuration. Then nothing has changed.
-    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport>;
-
-    /// Saves all tables as the part that shard `shard` has in `snapshot`, a name from
-    /// [`new_snapshot_name`](crate::new_snapshot_name) that all shards were given. The parts count when
-    /// [`commit_snapshot`](crate::commit_snapshot) was called; after a failure all begin again with a new name. Nobody else
-    /// may save to the directory meanwhile.
-    ///
-    /// # Errors
-    /// As [`EmbeddingStore::save`].
-    fn save_part(
-        &self,
-        directory: &Path,
-        snapshot: &str,
-        shard: Shard,
-        options: &SaveOptions<'_>,
-    ) -> Result<SaveReport>;
+    /// [`Error::Unsupported`] of a store whose tables do not change.
+    pub fn needs_publications(&self) -> Result<&dyn Publications> {
+        let message = "the tables of this store do not change".to_owned();
+        self.publications().ok_or(Error::Unsupported { operation: "publish", message })
+    }
 }
 
 impl fmt::Debug for dyn EmbeddingStore {

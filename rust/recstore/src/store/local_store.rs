@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 use std::sync::{Arc, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::embedding_store::EmbeddingStore;
+use super::embedding_store::{EmbeddingStore, InProcessStore, Publications};
 use super::embedding_table::EmbeddingTable;
 use super::local_table::LocalTable;
 use super::save_lock::SaveLock;
@@ -159,15 +159,6 @@ impl EmbeddingStore for LocalStore {
         Ok(self.opened(id, &self.shared().get(operation, id)?))
     }
 
-    fn copy_table(&self, table: TableId, name: &str) -> Result<Arc<dyn EmbeddingTable>> {
-        let _gate = fork::enter();
-        let table = self.shared().get("copy_table", table)?;
-        self.shared().check_free(name)?;
-        let copy = table.copy(name, self.engine(), &self.rules, &self.budget)?;
-        let (id, copy) = self.exclusive().add(copy)?;
-        Ok(self.opened(id, &copy))
-    }
-
     fn drop_table(&self, name: &str) -> Result<()> {
         let _gate = fork::enter();
         self.exclusive().drop_table(name)
@@ -217,26 +208,47 @@ impl EmbeddingStore for LocalStore {
         Ok(left)
     }
 
+    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
+        let mut saves = self.lock_to_save(directory)?;
+        let _besides = self.executor.besides();
+        checkpoint::save(&|cut| self.with_all(cut), &mut saves, directory, options)
+    }
+
+    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
+        let mut saves = self.lock_saves(directory)?;
+        let configured = |name: &str, saved: &TableConfig| self.shared().config_for(name, saved);
+        let (rules, budget) = (&self.rules, &self.budget);
+        let store = LoadingStore { engine: self.engine(), rules, budget, configured: &configured };
+        let loaded = checkpoint::load(directory, options, store)?;
+        let _gate = fork::enter();
+        self.exclusive().replace(loaded.tables, options.numbers)?;
+        saves.note(loaded.save);
+        Ok(loaded.report)
+    }
+
+    fn in_process(&self) -> Option<&dyn InProcessStore> {
+        Some(self)
+    }
+
+    fn publications(&self) -> Option<&dyn Publications> {
+        Some(self)
+    }
+}
+
+impl InProcessStore for LocalStore {
+    fn copy_table(&self, table: TableId, name: &str) -> Result<Arc<dyn EmbeddingTable>> {
+        let _gate = fork::enter();
+        let table = self.shared().get("copy_table", table)?;
+        self.shared().check_free(name)?;
+        let copy = table.copy(name, self.engine(), &self.rules, &self.budget)?;
+        let (id, copy) = self.exclusive().add(copy)?;
+        Ok(self.opened(id, &copy))
+    }
+
     fn put_optimizer_states(&self, states: &[OptimizerState<'_>]) -> Result<()> {
         let _gate = fork::enter();
         let tables = self.tables_of("put_optimizer_states", states.iter().map(|state| state.table))?;
         table::put_states(&tables, states)
-    }
-
-    fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
-        let _gate = fork::enter();
-        publishing::begin(&self.tables_of("publish", tables.iter().copied())?)
-    }
-
-    fn take_changes(&self, tables: &[TableId], publication: u64, was_told: bool) -> Result<Vec<ChangedRows>> {
-        let _gate = fork::enter();
-        let tables = self.tables_of("publish", tables.iter().copied())?;
-        publishing::take(self.engine(), &tables, publication, was_told)
-    }
-
-    fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()> {
-        let _gate = fork::enter();
-        publishing::end(&self.tables_of("publish", tables.iter().copied())?, publication)
     }
 
     fn set_memory_limit(&self, limit: Option<u64>) -> Result<()> {
@@ -252,12 +264,6 @@ impl EmbeddingStore for LocalStore {
         StoreMemory { limit: self.budget.limit(), in_use: self.budget.in_use() }
     }
 
-    fn save(&self, directory: &Path, options: &SaveOptions<'_>) -> Result<SaveReport> {
-        let mut saves = self.lock_to_save(directory)?;
-        let _besides = self.executor.besides();
-        checkpoint::save(&|cut| self.with_all(cut), &mut saves, directory, options)
-    }
-
     fn save_part(
         &self,
         directory: &Path,
@@ -269,17 +275,23 @@ impl EmbeddingStore for LocalStore {
         let _besides = self.executor.besides();
         checkpoint::save_part(&|cut| self.with_all(cut), &mut saves, directory, (snapshot, shard), options)
     }
+}
 
-    fn load(&self, directory: &Path, options: &LoadOptions<'_>) -> Result<LoadReport> {
-        let mut saves = self.lock_saves(directory)?;
-        let configured = |name: &str, saved: &TableConfig| self.shared().config_for(name, saved);
-        let (rules, budget) = (&self.rules, &self.budget);
-        let store = LoadingStore { engine: self.engine(), rules, budget, configured: &configured };
-        let loaded = checkpoint::load(directory, options, store)?;
+impl Publications for LocalStore {
+    fn begin_publication(&self, tables: &[TableId]) -> Result<u64> {
         let _gate = fork::enter();
-        self.exclusive().replace(loaded.tables, options.numbers)?;
-        saves.note(loaded.save);
-        Ok(loaded.report)
+        publishing::begin(&self.tables_of("publish", tables.iter().copied())?)
+    }
+
+    fn take_changes(&self, tables: &[TableId], publication: u64, was_told: bool) -> Result<Vec<ChangedRows>> {
+        let _gate = fork::enter();
+        let tables = self.tables_of("publish", tables.iter().copied())?;
+        publishing::take(self.engine(), &tables, publication, was_told)
+    }
+
+    fn end_publication(&self, tables: &[TableId], publication: u64) -> Result<()> {
+        let _gate = fork::enter();
+        publishing::end(&self.tables_of("publish", tables.iter().copied())?, publication)
     }
 }
 
