@@ -15,15 +15,14 @@
 
 namespace recstore {
 
-// Calls into Rust. An error marked as an index error becomes an IndexError in Python, any other a RuntimeError.
+// Calls into Rust. An error of an id out of its range becomes an IndexError in Python, any other a RuntimeError.
 template <typename Body>
 auto call(Body&& body) {
   try {
     return body();
   } catch (const rust::Error& error) {
-    constexpr const char* mark = "IndexError: ";
-    if (std::strncmp(error.what(), mark, std::strlen(mark)) == 0) {
-      throw std::out_of_range(error.what() + std::strlen(mark));
+    if (is_index_error(error.what())) {
+      throw std::out_of_range(error.what());
     }
     throw;
   }

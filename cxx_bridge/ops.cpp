@@ -551,6 +551,10 @@ void implement(Library& library) {
 
 }  // namespace
 
+void note(const std::string& operation, const std::string& message) {
+  note_refusal(text(operation), text(message));
+}
+
 void register_ops() {
   auto schemas = std::make_unique<Library>(Library::Kind::DEF, "recstore", nullptr, __FILE__, __LINE__);
   define(*schemas);

@@ -23,11 +23,15 @@ using torch::headeronly::IntHeaderOnlyArrayRef;
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// A RuntimeError in Python.
+// Keeps who refused beside the text of the error.
+void note(const std::string& operation, const std::string& message);
+
+// A RuntimeError in Python, by the operator that begins the message.
 template <typename... Parts>
-[[noreturn]] void refuse(const Parts&... parts) {
+[[noreturn]] void refuse(const std::string& operation, const Parts&... parts) {
   std::ostringstream message;
-  (message << ... << parts);
+  ((message << operation) << ... << parts);
+  note(operation, message.str());
   throw std::runtime_error(message.str());
 }
 

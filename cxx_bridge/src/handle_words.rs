@@ -72,7 +72,7 @@ impl HandleWords {
                 "{operation}: table must be a handle as make_hashtable gives it, got other numbers of its shape"
             )
         };
-        handle.ok_or_else(|| Failure::Runtime(none()))
+        handle.ok_or_else(|| Failure::of(operation, none()))
     }
 
     pub(crate) fn to_words(self) -> [i64; HANDLE_WORDS] {

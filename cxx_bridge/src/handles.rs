@@ -160,35 +160,45 @@ fn next_number() -> i64 {
 }
 
 fn is_not_open(operation: &str, name: &NameWords) -> Failure {
-    Failure::Runtime(format!(
-        "{operation}: table \"{}\" is not open in this process; open it first, by a module or make_hashtable of that name",
-        name.text()
-    ))
+    Failure::of(
+        operation,
+        format!(
+            "{operation}: table \"{}\" is not open in this process; open it first, by a module or make_hashtable of that name",
+            name.text()
+        ),
+    )
 }
 
 fn is_ambiguous(operation: &str, name: &NameWords) -> Failure {
-    Failure::Runtime(format!(
-        "{operation}: several stores have a table \"{}\" that is open here; choose the store that is meant",
-        name.text()
-    ))
+    Failure::of(
+        operation,
+        format!(
+            "{operation}: several stores have a table \"{}\" that is open here; choose the store that is meant",
+            name.text()
+        ),
+    )
 }
 
 fn not_ours(operation: &str, name: &NameWords) -> Failure {
-    Failure::Runtime(format!(
-        "{operation}: this handle of table \"{}\" was released, or comes from another process; only who opened a table \
+    Failure::of(
+        operation,
+        format!(
+            "{operation}: this handle of table \"{}\" was released, or comes from another process; only who opened a table \
          here releases it",
-        name.text()
-    ))
+            name.text()
+        ),
+    )
 }
 
 fn was_released(operation: &str) -> Failure {
-    Failure::Runtime(format!("{operation}: the table was released during the call"))
+    Failure::of(operation, format!("{operation}: the table was released during the call"))
 }
 
 fn unknown_collector(operation: &str, handle: i64) -> Failure {
-    Failure::Runtime(format!(
-        "{operation}: collector handle {handle} is unknown, released or of another process"
-    ))
+    Failure::of(
+        operation,
+        format!("{operation}: collector handle {handle} is unknown, released or of another process"),
+    )
 }
 
 #[cfg(test)]

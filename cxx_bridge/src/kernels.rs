@@ -155,7 +155,7 @@ pub(crate) fn emb_bag(
 pub(crate) fn check_offsets(operation: &str, what: &str, offsets: &[i64], num_ids: usize) -> Outcome {
     recstore::check_offsets(offsets, num_ids).map_err(|error| match error {
         Error::InvalidBag { message } => {
-            Failure::Runtime(format!("{operation}: {}", message.replacen("offsets", what, 1)))
+            Failure::of(operation, format!("{operation}: {}", message.replacen("offsets", what, 1)))
         }
         error => error.into(),
     })
@@ -166,7 +166,10 @@ fn pooling_mode(mode: i64) -> Outcome<PoolingMode> {
         0 => Ok(PoolingMode::Sum),
         1 => Ok(PoolingMode::Mean),
         2 => Ok(PoolingMode::Max),
-        _ => Err(Failure::Runtime(format!("emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got {mode}"))),
+        _ => Err(Failure::of(
+            "emb_bag",
+            format!("emb_bag: mode must be 0 (sum), 1 (mean) or 2 (max), got {mode}"),
+        )),
     }
 }
 

@@ -19,6 +19,7 @@ mod stores;
 mod tables;
 
 use executor::{Task, run_piece};
+use guard::{is_index_error, note_refusal};
 use id_kernels::{
     bucket_ids, check_ngrams, check_prefix_sizes, cross_ids, hash_strings_32, hash_strings_64, ngram_ids,
     prefix_ids,
@@ -61,6 +62,9 @@ mod ffi {
         fn before_fork();
         fn after_fork_in_parent();
         fn after_fork_in_child();
+
+        fn note_refusal(operation: &str, message: &str);
+        fn is_index_error(message: &str) -> bool;
 
         fn handle_words() -> usize;
         fn find_table(operation: &str, words: &[i64]) -> Result<i64>;

@@ -112,9 +112,10 @@ impl Registry {
                 return Ok(number);
             }
             let (name, expected) = (table.name(), table.dim());
-            Err(Failure::Runtime(format!(
-                "{operation}: table \"{name}\" has dim {expected}, got {what} of {dim}"
-            )))
+            Err(Failure::of(
+                operation,
+                format!("{operation}: table \"{name}\" has dim {expected}, got {what} of {dim}"),
+            ))
         })
     }
 
@@ -187,7 +188,7 @@ fn default_name(dim: usize) -> String {
 }
 
 fn dropped(operation: &str, name: &str) -> Failure {
-    Failure::Runtime(format!("{operation}: table \"{name}\" was dropped"))
+    Failure::of(operation, format!("{operation}: table \"{name}\" was dropped"))
 }
 
 fn lie_apart(operation: &'static str) -> Failure {

@@ -174,5 +174,5 @@ fn check_size(operation: &str, what: &str, expected: usize, actual: usize) -> Ou
 }
 
 fn failure(operation: &str, error: &dyn std::fmt::Display) -> Failure {
-    Failure::Runtime(format!("{operation}: {error}"))
+    Failure::of(operation, format!("{operation}: {error}"))
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +19,7 @@ from recstore_ops import (
     SparseOptimizer,
     Table,
     TableConfig,
+    _native,
     embedding,
     embedding_bag,
     get_kv_client,
@@ -554,6 +556,34 @@ def test_a_value_that_is_not_finite_is_refused_with_table_id_and_position(not_fi
     with refused(table.name, RuntimeError, f"emb_update: gradient {where}"):
         operators.emb_update(table.handle, ids, rows)
     assert table.statistics()["refusals"] == 2
+
+
+def test_the_operator_that_failed_is_known_by_the_error_on_whatever_thread_it_arose(table: Table) -> None:
+    class Failing(torch.autograd.Function):
+        """Fails in its backward pass, on the thread that autograd runs it on."""
+
+        @staticmethod
+        def forward(ctx: Any, values: Tensor, id: int) -> Tensor:
+            ctx.id = id
+            return values * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Any:
+            return operators.emb_read(table.handle, longs(ctx.id), DIM)
+
+    def failed(id: int) -> BaseException:
+        with pytest.raises(IndexError, match=f"emb_read: id {id} at position 0") as raised:
+            Failing.apply(torch.ones(DIM, requires_grad=True), id).sum().backward()
+        return raised.value
+
+    with ThreadPoolExecutor(4) as threads:
+        errors = list(threads.map(failed, range(NUM, NUM + 40)))
+    assert [_native.failed_operator(str(error)) for error in errors] == ["emb_read"] * 40
+    with pytest.raises(RuntimeError) as of_arguments:
+        operators.emb_update(table.handle, IDS.float(), ROWS)
+    assert _native.failed_operator(str(of_arguments.value)) == "emb_update"
+    # A text alone is no error of an operator.
+    assert _native.failed_operator("emb_update: the text of another program") is None
 
 
 def test_gradients_whose_sum_overflows_are_refused(table: Table) -> None:

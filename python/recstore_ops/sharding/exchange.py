@@ -353,4 +353,11 @@ def tell_failure(shard: Shard, tables: Sequence[int]) -> None:
 def raise_if_failed(statuses: list[int], what: str) -> None:
     """Raises RuntimeError if a rank failed; names it."""
     if Status.FAILED in statuses:
-        raise RuntimeError(f"{what} failed on rank {statuses.index(Status.FAILED)}; its own error tells why")
+        raise of_other_rank(f"{what} failed on rank {statuses.index(Status.FAILED)}; its own error tells why")
+
+
+def of_other_rank(message: str) -> RuntimeError:
+    """Returns the error of a rank that fails because another one does."""
+    error = RuntimeError(message)
+    error.is_of_other_rank = True  # type: ignore[attr-defined]
+    return error

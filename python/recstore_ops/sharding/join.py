@@ -23,6 +23,7 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from recstore_ops import _native
 from recstore_ops.ops import operators
+from recstore_ops.sharding.exchange import of_other_rank
 from recstore_ops.sharding.lookup import Lookup, shard_of_tables
 from recstore_ops.sharding.step import compare_ranks
 from recstore_ops.table.shard import Announcements, Shard, joinings
@@ -199,7 +200,7 @@ class Joining(Announcements):
         own = said[self._shard.rank]
         failed = [rank for rank, each in enumerate(said) if each.op == Op.FAILED_LOOKUP and rank != self._shard.rank]
         if failed:
-            raise RuntimeError(f"a lookup failed on rank {failed[0]}; its own error tells why")
+            raise of_other_rank(f"a lookup failed on rank {failed[0]}; its own error tells why")
         for rank, each in enumerate(said):
             if each.op != Op.JOINED and not each.agrees(own):
                 raise RuntimeError(
@@ -281,7 +282,7 @@ class _Shadow:
             follow[said.op](said)
         except RuntimeError as error:
             # Those of the other ranks come to them too.
-            if "its own error tells" not in str(error):
+            if not getattr(error, "is_of_other_rank", False):
                 self._error = self._error or error
 
     def _look_up(self, said: Said) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from recstore_ops.sharding.exchange import of_other_rank
 from recstore_ops.sharding.lookup import shard_of_tables
 from recstore_ops.table.table import Table
 
@@ -24,7 +25,7 @@ def compare_ranks(tables: Sequence[Table]) -> None:
     is_refusing = not all(table.has_finite_gradients() for table in tables)
     ranks = shard_of_tables(tables).ranks_where(is_refusing)
     if ranks and not is_refusing:
-        raise RuntimeError(
+        raise of_other_rank(
             f"rank {ranks[0]} refuses the step, for gradients that are not finite; its own error tells which. "
             "No table has changed on any rank"
         )

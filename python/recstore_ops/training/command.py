@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from recstore_ops import _native
 from recstore_ops.config.command_options import path_option, read_user_path, takes_options_of
 from recstore_ops.config.option import errors_name_options, field_values
 from recstore_ops.training.data.input_files import find_input_files, kept
@@ -186,7 +187,7 @@ def _run(
         raise typer.Exit(stopped.exit_code) from None
     except RuntimeError as error:
         # A step that was refused, for want of memory or of the disk.
-        if not str(error).startswith("emb_update: "):
+        if _native.failed_operator(str(error)) != "emb_update":
             raise
         raise ValueError(str(error)) from None
 

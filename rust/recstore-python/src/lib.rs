@@ -64,9 +64,9 @@ mod _native {
     use super::*;
     #[pymodule_export]
     use super::{
-        copy_table, describe_table, disk_reading_way, evict_rows, find_table, learning_rates_of, optimizers,
-        set_memory_limit, set_optimizer_learning_rate, simd_levels, statistics_of, store_memory, table_names,
-        table_slots, table_statistics,
+        copy_table, describe_table, disk_reading_way, evict_rows, failed_operator, find_table,
+        learning_rates_of, optimizers, set_memory_limit, set_optimizer_learning_rate, simd_levels,
+        statistics_of, store_memory, table_names, table_slots, table_statistics,
     };
 
     #[pymodule_init]
@@ -246,6 +246,12 @@ fn disk_reading_way() -> String {
 #[pyfunction]
 fn simd_levels() -> Vec<String> {
     SimdLevel::available().iter().map(ToString::to_string).collect()
+}
+
+/// The operator of the store that raised the error of this text, on whatever thread: one of the last of the process.
+#[pyfunction]
+fn failed_operator(message: &str) -> Option<String> {
+    Failure::recent(message)?.operation().map(str::to_owned)
 }
 
 fn find(py: Python<'_>, name: &str) -> PyResult<Option<(i64, Arc<dyn EmbeddingTable>)>> {

@@ -366,6 +366,33 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the call that was refused, of an error that begins with it.
+    pub fn operation(&self) -> Option<&'static str> {
+        match self {
+            Self::UnknownTable { operation, .. }
+            | Self::UnknownHandle { operation, .. }
+            | Self::IdOutOfRange { operation, .. }
+            | Self::DimMismatch { operation, .. }
+            | Self::LengthMismatch { operation, .. }
+            | Self::NonFinite { operation, .. }
+            | Self::TableFull { operation, .. }
+            | Self::MemoryLimit { operation, .. }
+            | Self::ForkedChild { operation, .. }
+            | Self::ReadOnly { operation, .. }
+            | Self::NoEviction { operation, .. }
+            | Self::Unavailable { operation, .. }
+            | Self::Workers { operation, .. }
+            | Self::RequestTooLarge { operation, .. }
+            | Self::Unsupported { operation, .. } => Some(operation),
+            Self::InvalidStep { .. } => Some("emb_update"),
+            Self::InvalidBag { .. } => Some("emb_bag"),
+            Self::StepCutShort(error) => error.operation(),
+            _ => None,
+        }
+    }
+}
+
+impl Error {
     /// Moves the position that the error names, where the ids checked start at `start` among those of the call.
     #[must_use]
     pub fn shifted(mut self, start: usize) -> Self {

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from recstore_ops import _native
 from recstore_ops.serving.door.metrics import Metrics
 from recstore_ops.serving.door.refusals import Kind, Refusal
 from recstore_ops.serving.door.settings import DoorSettings
@@ -173,10 +174,11 @@ def _is_about_inputs(error: Exception) -> bool:
     """Whether a client can mend it: guards of the program, indices, and what operators say of their arguments."""
     if isinstance(error, (AssertionError, IndexError, ValueError)):
         return True
-    return isinstance(error, RuntimeError) and str(error).startswith(_OF_ARGUMENTS)
-
-
-_OF_ARGUMENTS = ("emb_", "hashtable_", "Runtime assertion failed")
+    if not isinstance(error, RuntimeError):
+        return False
+    # The guards of a program are torch's own, which has no type for them.
+    operator = _native.failed_operator(str(error)) or ""
+    return operator.startswith(("emb_", "hashtable_")) or str(error).startswith("Runtime assertion failed")
 
 
 def first_line(error: Exception) -> str:
