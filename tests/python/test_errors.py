@@ -568,7 +568,7 @@ def test_the_operator_that_failed_is_known_by_the_error_on_whatever_thread_it_ar
             return values * 1
 
         @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Any:
+        def backward(ctx: Any, *gradients: Tensor) -> Any:
             return operators.emb_read(table.handle, longs(ctx.id), DIM)
 
     def failed(id: int) -> BaseException:
