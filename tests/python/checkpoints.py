@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -39,3 +42,21 @@ def assert_same(actual: Contents, expected: Contents) -> None:
     assert actual[2].keys() == expected[2].keys()
     assert all(torch.equal(actual[2][slot], expected[2][slot]) for slot in expected[2])
     assert actual[3] == expected[3]
+
+
+def snapshots_of(directory: Path) -> list[dict[str, Any]]:
+    """The snapshots that a manifest lists."""
+    return json.loads((directory / "manifest.json").read_bytes())["snapshots"]
+
+
+def checksum_of(manifest: bytes) -> str:
+    """The checksum that a manifest should have."""
+    before, key, behind = manifest.rpartition(b'"checksum": "')
+    return f"{zlib.crc32(before + key + b'00000000' + behind[8:]):08x}"
+
+
+def write_manifest(directory: Path, snapshots: list[dict[str, Any]]) -> None:
+    """Puts these snapshots in the place of a manifest's, with a checksum that is right."""
+    manifest = {"format": "recstore-checkpoint", "version": 1, "snapshots": snapshots, "checksum": "-" * 8}
+    text = json.dumps(manifest)
+    (directory / "manifest.json").write_text(text.replace("-" * 8, checksum_of(text.encode())))

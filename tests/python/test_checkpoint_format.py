@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from checkpoints import contents, drop_all_tables, optimizer_name
+from checkpoints import checksum_of, contents, drop_all_tables, optimizer_name
 from optimizer_kinds import FORMS
 
 from recstore_ops import DistEmbedding, RecStoreClient, SparseOptimizer, Table, checkpoint, table_names
@@ -147,12 +147,6 @@ def read_file(directory: Path, table: dict[str, Any], file: dict[str, Any]) -> d
         last = end
     assert last == len(tensors)
     return found
-
-
-def checksum_of(manifest: bytes) -> str:
-    """The checksum that a manifest should have."""
-    before, key, behind = manifest.rpartition(b'"checksum": "')
-    return f"{zlib.crc32(before + key + b'00000000' + behind[8:]):08x}"
 
 
 def read_manifest(directory: Path) -> list[dict[str, Any]]:

@@ -10,14 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoints import Contents, assert_same, contents, drop_all_tables
+from checkpoints import Contents, assert_same, contents, drop_all_tables, snapshots_of
 from forgotten import bytes_of_rows, distinctive_ids, files, holders
 from torch import Tensor, nn
 from warm_recstore import run_recstore
 
 import recstore_ops
 from recstore_ops import DistEmbedding, SparseOptimizer, checkpoint, forget
-from recstore_ops.checkpoint.manifest import read_manifest
 from recstore_ops.forgetting import ForgetReport, bundles
 from recstore_ops.ops import operators
 from recstore_ops.serving.manifest import Manifest
@@ -93,7 +92,7 @@ def without(expected: Contents, gone: Tensor) -> Contents:
 
 
 def only_snapshots(directory: Path) -> list[tuple[str, str | None]]:
-    return [(snapshot["id"], snapshot["parent"]) for snapshot in read_manifest(str(directory)).snapshots]
+    return [(snapshot["id"], snapshot["parent"]) for snapshot in snapshots_of(directory)]
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
@@ -250,7 +249,7 @@ def test_a_dry_run_tells_all_and_changes_nothing(tmp_path: Path) -> None:
 
 def _holding(directory: Path) -> set[tuple[str, str]]:
     found = set()
-    for snapshot in read_manifest(str(directory)).snapshots:
+    for snapshot in snapshots_of(directory):
         for entry in next(table for table in snapshot["tables"] if table["name"] == "user")["shards"]:
             found.add((entry["file"], "rows"))
             if entry["deleted"]:

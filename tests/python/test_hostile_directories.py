@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from checkpoints import drop_all_tables
+from checkpoints import drop_all_tables, snapshots_of
 from hostile_files import FOUND, HOSTILE, assert_untouched, make_outside, put_in_place, refusal, tree
 
 from recstore_ops import (
@@ -21,7 +21,6 @@ from recstore_ops import (
     inspect_checkpoint,
     servers,
 )
-from recstore_ops.checkpoint.manifest import read_manifest
 from recstore_ops.servers.resharding import reshard_directory
 from recstore_ops.servers.workers import Teamwork
 
@@ -98,7 +97,7 @@ def is_opened(command: str, name: str, rows: list[str]) -> bool:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_file_of_a_checkpoint(saved: Path, tmp_path: Path, command: str, kind: str) -> None:
     outside = make_outside(tmp_path / "outside")
-    order = [snapshot["id"] for snapshot in read_manifest(str(saved)).snapshots]
+    order = [snapshot["id"] for snapshot in snapshots_of(saved)]
     rows = sorted((path.name for path in saved.glob("*.safetensors")), key=lambda name: order.index(name[:16]))
     assert len(rows) == 3
     for name in [*rows, "manifest.json", "manifest.new", ".lock"]:

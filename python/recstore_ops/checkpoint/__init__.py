@@ -9,12 +9,10 @@ one `commit`. Any number of processes can `load` it, each its shard.
 """
 
 from recstore_ops.checkpoint.arguments import Compression, SaveKind
-from recstore_ops.checkpoint.parts import commit, new_snapshot_name, save_part
 from recstore_ops.checkpoint.pending import PendingSave
-from recstore_ops.checkpoint.pruning import PruneReport, prune
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
-from recstore_ops.checkpoint.saving import compact, load, save, save_async
-from recstore_ops.checkpoint.verifying import FileFinding, VerifyReport, verify
+from recstore_ops.checkpoint.saving import commit, compact, load, new_snapshot_name, save, save_async, save_part
+from recstore_ops.checkpoint.upkeep import FileFinding, PruneReport, VerifyReport, prune, verify
 from recstore_ops.table.shard_of import shard_of
 
 __all__ = [

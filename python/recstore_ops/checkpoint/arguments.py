@@ -1,10 +1,18 @@
-"""What saves are given: how it is checked and handed to the store."""
+"""What saves and loads are given: how it is checked and handed to the store."""
 
 import json
+import os
+import re
+from collections.abc import Mapping
+from os import PathLike
 from typing import Any, Literal, get_args
+
+from recstore_ops.config.paths import user_path
 
 SaveKind = Literal["full", "delta", "auto"]
 Compression = Literal["zstd"] | tuple[Literal["zstd"], int] | None
+
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 _LEVELS = range(1, 20)
 _USUAL_LEVEL = 3
@@ -87,3 +95,34 @@ def _depth(metadata: Any) -> int:
         return 0
     items = metadata.values() if isinstance(metadata, dict) else metadata
     return 1 + max(map(_depth, items), default=0)
+
+
+def checkpoint_place(path: str | PathLike[str], storage_options: Mapping[str, str] | None) -> dict[str, Any]:
+    """Returns where a checkpoint is as the store takes it; a directory as an absolute path.
+
+    Raises:
+        ValueError: storage options for a directory, or an empty path.
+        TypeError: storage options that are no strings.
+    """
+    text, options = os.fspath(path), dict(storage_options or {})
+    text = text if _URL.match(text) else user_path(text)
+    for key, value in options.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"storage_options are strings by their names, got {key!r}: {type(value).__name__}")
+    if _URL.match(text):
+        return {"path": "", "url": text, "storage_options": options}
+    if options:
+        raise ValueError(f"storage_options are for URLs; {text} is a directory")
+    return {"path": os.path.abspath(text), "url": None, "storage_options": {}}
+
+
+def checked_directory(path: str | PathLike[str], operation: str) -> str:
+    """Returns the directory of what can only be done in one.
+
+    Raises:
+        ValueError: the URL of an object store, or an empty path.
+    """
+    text = os.fspath(path)
+    if _URL.match(text):
+        raise ValueError(f"{operation} needs a directory, got {text}")
+    return user_path(text)

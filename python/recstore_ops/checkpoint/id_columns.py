@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 
-from recstore_ops.checkpoint.verifying import plain_file
 from recstore_ops.config.directory import Directory
+from recstore_ops.config.extras import imported
 
 ID_COLUMNS = ("deleted_ids", "admission.ids", "eviction.ids", "ids")
 """Those that a file may have."""
@@ -71,6 +73,26 @@ def _parts(file: BinaryIO, count: int) -> Iterator[bytes]:
             raise ValueError("it ends within a tensor")
         yield part
         count -= len(part)
+
+
+@contextmanager
+def plain_file(directory: Directory, entry: dict[str, Any]) -> Iterator[tuple[Any, int]]:
+    """The plain file that an entry of the manifest lists, to be read from its beginning to its end, and its length.
+
+    Raises:
+        OSError: it is missing, or no regular file.
+        ValueError: it has another length than the entry says.
+    """
+    with directory.open(entry["file"]) as file:
+        found = os.fstat(file.fileno()).st_size
+        if found != entry["bytes"]:
+            raise ValueError(f"it has {found:,} bytes, not {entry['bytes']:,}")
+        if "compressed" not in entry:
+            yield file, entry["bytes"]
+            return
+        pyarrow = imported("pyarrow", "train", "a compressed checkpoint's verification")
+        with pyarrow.CompressedInputStream(file, entry["compressed"]["kind"]) as plain:
+            yield plain, entry["compressed"]["bytes"]
 
 
 __all__ = ["ID_COLUMNS", "SKETCH", "id_columns"]

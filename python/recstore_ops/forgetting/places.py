@@ -9,8 +9,8 @@ from os import PathLike
 from os.path import lexists
 from pathlib import Path
 
+from recstore_ops.checkpoint.arguments import checked_directory
 from recstore_ops.checkpoint.manifest import MANIFEST
-from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
 from recstore_ops.forgetting.checkpoints import CheckpointPlace

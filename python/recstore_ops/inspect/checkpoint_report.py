@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -14,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from recstore_ops.checkpoint.manifest import read_manifest
-from recstore_ops.checkpoint.place import checked_directory
+from recstore_ops import _native
+from recstore_ops.checkpoint.arguments import checked_directory
 from recstore_ops.checkpoint.saving import LoadReport, load_to_read
 from recstore_ops.config.html_table import html_table, shown
 from recstore_ops.inspect.table_report import RowNorms, TableReport, inspect_table
@@ -109,32 +108,28 @@ def inspect_checkpoint(
         RuntimeError: as `recstore_ops.checkpoint.load`.
         TypeError, IndexError: as `recstore_ops.inspect_table`.
     """
-    path = checked_directory(path, "inspect_checkpoint")
-    with embedded_for("inspect_checkpoint"), _loaded(path) as (snapshots, found):
+    directory = checked_directory(path, "inspect_checkpoint")
+    with embedded_for("inspect_checkpoint"), _loaded(directory) as (snapshots, found):
         chosen = _chosen(sorted(found.tables), table, ids is not None)
         chain = _chain(snapshots)
         tables = {name: _inspect_table(name, _files_bytes(chain, name), ids) for name in chosen}
-    return CheckpointReport(Path(path), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables)
+    return CheckpointReport(Path(directory), [_inspect_snapshot(snapshot) for snapshot in snapshots], tables)
 
 
 @contextmanager
-def _loaded(path: str | PathLike[str]) -> Iterator[tuple[list[dict[str, Any]], LoadReport]]:
+def _loaded(path: str) -> Iterator[tuple[list[dict[str, Any]], LoadReport]]:
     """Gives the snapshots of the manifest and the newest one loaded, as long as it is needed."""
     if existing := store.table_names():
         raise ValueError(f"a checkpoint is inspected in a process without tables, this one has {_listed(existing)}")
     try:
         found = load_to_read(path)
         # A save may come between the two.
-        while (snapshots := _read_manifest(path))[-1]["id"] != found.snapshot:
+        while (snapshots := _native.manifest(path))[-1]["id"] != found.snapshot:
             found = load_to_read(path)
         yield snapshots, found
     finally:
         for name in store.table_names():
             operators.drop_table(name)
-
-
-def _read_manifest(path: str | PathLike[str]) -> list[dict[str, Any]]:
-    return read_manifest(os.fspath(path)).snapshots
 
 
 def _chosen(names: list[str], table: str | None, has_ids: bool) -> list[str]:

@@ -9,9 +9,8 @@ import torch.distributed as dist
 
 from recstore_ops import checkpoint
 from recstore_ops._native import commit_parts
-from recstore_ops.checkpoint.arguments import Compression, SaveKind, save_arguments
+from recstore_ops.checkpoint.arguments import Compression, SaveKind, checked_directory, save_arguments
 from recstore_ops.checkpoint.pending import tell_failures
-from recstore_ops.checkpoint.place import checked_directory
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.checkpoint.reports import LoadReport, SaveReport
 from recstore_ops.servers import store

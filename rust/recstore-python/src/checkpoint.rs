@@ -7,11 +7,12 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use recstore::{
-    LoadOptions, LoadReport, Metadata, Progress, SaveKind, SaveOptions, SaveReport, Shard, commit_snapshot,
-    compact,
+    LoadOptions, LoadReport, Metadata, Progress, Pruning, SaveKind, SaveOptions, SaveReport, Shard,
+    checkpoint_snapshots, commit_snapshot, compact, verify_checkpoint,
 };
 use recstore_object_store::ObjectCheckpoint;
 
+use crate::directories::refusal;
 use crate::{raise, registry};
 
 /// How far a save or a load is, which another thread may ask while it runs.
@@ -186,6 +187,46 @@ pub(crate) fn load_tables<'py>(
         None => registry.load(|store| store.load(&place.path, &options)).map_err(raise),
     });
     load_report(py, loaded?)
+}
+
+/// The snapshots of a directory as its manifest has them, the oldest first.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn manifest(py: Python<'_>, directory: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let snapshots = py.detach(|| checkpoint_snapshots(&directory)).map_err(raise)?;
+    from_json(py, Ok(snapshots))
+}
+
+/// Compares all files of a directory with its manifest.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn verify(py: Python<'_>, directory: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let verified = py.detach(|| verify_checkpoint(&directory)).map_err(raise)?;
+    from_json(py, serde_json::to_string(&verified))
+}
+
+/// Takes all but the newest snapshots out of a directory. `on_plan` is called with what goes, before it does.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn prune<'py>(
+    py: Python<'py>,
+    directory: PathBuf,
+    keep: usize,
+    dry_run: bool,
+    on_plan: &Bound<'py, PyAny>,
+) -> PyResult<()> {
+    let pruning = py.detach(|| Pruning::plan(&directory, keep, dry_run)).map_err(raise)?;
+    on_plan.call1((from_json(py, serde_json::to_string(pruning.pruned()))?,))?;
+    match dry_run {
+        true => Ok(()),
+        false => py.detach(|| pruning.carry_out()).map_err(|error| refusal(py, &error)),
+    }
+}
+
+/// Makes what the store tells as JSON an object of Python.
+pub(crate) fn from_json(py: Python<'_>, text: serde_json::Result<String>) -> PyResult<Bound<'_, PyAny>> {
+    let text = text.map_err(|error| invalid(error.to_string()))?;
+    py.import("json")?.call_method1("loads", (text,))
 }
 
 fn save_report(py: Python<'_>, saved: SaveReport) -> PyResult<Bound<'_, PyDict>> {

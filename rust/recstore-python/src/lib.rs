@@ -31,8 +31,8 @@ use recstore_bridge::{Failure, Registry};
 mod _native {
     #[pymodule_export]
     use super::checkpoint::{
-        CheckpointProgress, commit_parts, compact_directory, load_tables, new_snapshot_name,
-        save_part_of_tables, save_tables,
+        CheckpointProgress, commit_parts, compact_directory, load_tables, manifest, new_snapshot_name, prune,
+        save_part_of_tables, save_tables, verify,
     };
     #[pymodule_export]
     use super::directories::{Directory, check_file_name};

@@ -45,10 +45,11 @@ pub use calls::{
     TableRead, TableStatistics, TableUpdate,
 };
 pub use checkpoint::{
-    CheckpointFiles, Compression, Forgetting, Forgotten, LoadOptions, LoadReport, Metadata, Progress,
-    SERVER_STATE, SaveKind, SaveOptions, SaveReport, Shard, check_checkpoint_directory, checkpoint_files,
-    checkpoint_metadata, commit as commit_snapshot, compact, forget as forget_in_checkpoint,
-    new_snapshot_name, note_unfinished, remove_checkpoint,
+    CheckpointFiles, Compression, Finding, FindingKind, Forgetting, Forgotten, LoadOptions, LoadReport,
+    Metadata, Progress, Pruned, Pruning, SERVER_STATE, SaveKind, SaveOptions, SaveReport, Shard, Verified,
+    check_checkpoint_directory, checkpoint_files, checkpoint_metadata, checkpoint_snapshots,
+    commit as commit_snapshot, compact, forget as forget_in_checkpoint, new_snapshot_name, note_unfinished,
+    remove_checkpoint, verify as verify_checkpoint,
 };
 pub use config::{
     AdmissionConfig, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig, NanPolicy, OptimizerConfig,

@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::entries::TableEntry;
-use super::files::{DirectoryLock, found, lock, name_of, new_save, new_snapshot_name, refused};
-use super::load::{LoadingStore, NOTHING, load_from};
+use super::files::{DirectoryLock, existing, lock, name_of, new_save, new_snapshot_name, refused};
+use super::load::{LoadingStore, load_from};
 use super::manifest::Manifest;
 use super::options::{LoadOptions, SaveOptions};
 use super::progress::Progress;
@@ -97,16 +97,11 @@ pub fn forget(path: &Path, forgetting: &Forgetting<'_>, progress: Option<&Progre
     Ok(Forgotten { rows, written: Some(written) })
 }
 
-fn existing(path: &Path) -> Result<Directory> {
-    found(path)?.ok_or_else(|| refused(path, NOTHING))
-}
-
 /// Keeps others from saving to a directory that has a checkpoint. One that has none is left without a lock.
-fn locked(directory: &Directory) -> Result<(DirectoryLock, Manifest)> {
-    let manifest = || Manifest::read(directory)?.ok_or_else(|| refused(directory.path(), NOTHING));
-    manifest()?;
+pub(super) fn locked(directory: &Directory) -> Result<(DirectoryLock, Manifest)> {
+    Manifest::existing(directory)?;
     let held = lock(directory)?;
-    Ok((held, manifest()?))
+    Ok((held, Manifest::existing(directory)?))
 }
 
 /// Checks that no snapshot which stays follows one that goes.

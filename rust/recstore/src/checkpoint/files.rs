@@ -27,6 +27,9 @@ pub(super) const COMPRESSED_EXTENSION: &str = ".safetensors.zst";
 /// The file by which a save keeps others away.
 pub(super) const LOCK_NAME: &str = ".lock";
 
+/// What is said of a directory without a manifest.
+pub(super) const NOTHING: &str = "there is no checkpoint here";
+
 /// Returns an error about a file.
 pub(super) fn refused(path: impl AsRef<Path>, message: impl Display) -> Error {
     Error::Checkpoint { path: path.as_ref().display().to_string(), message: message.to_string() }
@@ -55,6 +58,11 @@ pub(super) fn found(path: &Path) -> Result<Option<Directory>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         opened => opened.map(Some).map_err(of_file(path)),
     }
+}
+
+/// Opens the directory of a checkpoint.
+pub(super) fn existing(path: &Path) -> Result<Directory> {
+    found(path)?.ok_or_else(|| refused(path, NOTHING))
 }
 
 /// Opens a directory, which is made if it is not there.

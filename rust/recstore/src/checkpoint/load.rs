@@ -6,7 +6,7 @@ use std::sync::{Arc, mpsc};
 use std::thread;
 
 use super::entries::{ShardEntry, TableEntry};
-use super::files::{FILE_NAME, at, found, refused, save_id};
+use super::files::{FILE_NAME, NOTHING, at, existing, found, refused, save_id};
 use super::manifest::{Manifest, Snapshot};
 use super::metadata::Metadata;
 use super::options::LoadOptions;
@@ -19,8 +19,6 @@ use crate::disk::Directory;
 use crate::kernel::bits::Bits;
 use crate::optimizer::UpdateRules;
 use crate::table::{CopiedRows, Engine, MemoryBudget, SaveId, Table};
-
-pub(super) const NOTHING: &str = "there is no checkpoint here";
 
 /// Rows are read into one buffer while those of the other get their places.
 const BUFFERS: usize = 2;
@@ -51,8 +49,7 @@ pub(crate) struct LoadingStore<'a> {
 /// [`crate::Error::Disk`], where a table's rows find no room; [`crate::Error::UnknownRule`]; as
 /// [`LoadingStore::configured`].
 pub(crate) fn load(path: &Path, options: &LoadOptions<'_>, store: LoadingStore<'_>) -> Result<Loaded> {
-    let directory = found(path)?.ok_or_else(|| refused(path, NOTHING))?;
-    load_from(&directory, options, store)
+    load_from(&existing(path)?, options, store)
 }
 
 /// As [`load`], from a directory that is held open.
@@ -215,7 +212,7 @@ fn load_table(
     for part in parts {
         Table::check_room(&part.name, part.rows())
             .map_err(|error| refused(directory.path().join(FILE_NAME), error))?;
-        let open = |shard: &ShardEntry| {
+        let open = |shard| {
             let reader = Reader::open(directory, &layout, shard, part.is_delta)?;
             // Opening has read all but the rows.
             Progress::advance(
@@ -293,7 +290,7 @@ fn restore_state(
 /// Reads rows in a thread of their own, while those before get their places in the table.
 fn load_file(
     (table, layout): (&mut Table, &Layout),
-    mut reader: Reader,
+    mut reader: Reader<'_>,
     seen: &mut Bits,
     options: &LoadOptions<'_>,
     engine: Engine<'_>,

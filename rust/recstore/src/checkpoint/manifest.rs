@@ -8,8 +8,10 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 
 use super::compression::Compression;
-use super::entries::TableEntry;
-use super::files::{FILE_NAME, LOCK_NAME, MAX_TEXT_BYTES, at, found, inside, lock, refused, save_id};
+use super::entries::{ShardEntry, TableEntry};
+use super::files::{
+    FILE_NAME, LOCK_NAME, MAX_TEXT_BYTES, NOTHING, at, found, inside, lock, refused, save_id,
+};
 use super::metadata::Metadata;
 use super::options::SaveOptions;
 use super::unfinished::{Unfinished, check_no_rows, remove, remove_unneeded};
@@ -61,8 +63,14 @@ pub(super) struct Snapshot {
 }
 
 impl Snapshot {
-    /// Checks that every table has a name of its own.
+    /// Returns the entries of its own files.
+    pub(super) fn shards(&self) -> impl Iterator<Item = &ShardEntry> {
+        self.tables.iter().flat_map(|table| &table.shards)
+    }
+
+    /// Checks that every table has a name of its own, and that others can read the metadata.
     fn validate(&self) -> std::result::Result<(), String> {
+        self.metadata.check_depth()?;
         let mut names = BTreeSet::from([""]);
         match self.tables.iter().find(|table| !names.insert(&table.name)) {
             Some(table) => Err(format!(
@@ -91,12 +99,22 @@ impl Manifest {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             text => text.map_err(inside(directory))?,
         };
-        let manifest: Self = serde_json::from_slice(&text).map_err(at(&path))?;
+        let manifest: Self = serde_json::from_slice(&text).map_err(|error| match error.is_data() {
+            true => refused(&path, format!("it is no manifest of a checkpoint: {error}")),
+            false => refused(&path, error),
+        })?;
+        // Another version may have its checksum elsewhere.
+        manifest.check_version().map_err(|message| refused(&path, message))?;
         if checksum_of(text).as_ref() != Some(&manifest.checksum) {
             return Err(refused(&path, "it was changed: its checksum is another"));
         }
         manifest.validate().map_err(|message| refused(&path, message))?;
         Ok(Some(manifest))
+    }
+
+    /// Reads the manifest of a directory that has one.
+    pub(super) fn existing(directory: &Directory) -> Result<Self> {
+        Self::read(directory)?.ok_or_else(|| refused(directory.path(), NOTHING))
     }
 
     /// Reads the manifest of a directory to save to; it is empty if nothing was saved there yet.
@@ -114,17 +132,19 @@ impl Manifest {
         }
     }
 
-    fn validate(&self) -> std::result::Result<(), String> {
+    fn check_version(&self) -> std::result::Result<(), String> {
         if self.format != FORMAT {
             return Err(format!("expected the format \"{FORMAT}\", got \"{}\"", self.format));
         }
         if self.version != VERSION {
             return Err(format!("this release reads version {VERSION}, the checkpoint has {}", self.version));
         }
+        Ok(())
+    }
+
+    fn validate(&self) -> std::result::Result<(), String> {
         self.snapshots.iter().try_for_each(Snapshot::validate)?;
-        let mut files =
-            self.snapshots.iter().flat_map(|snapshot| &snapshot.tables).flat_map(|table| &table.shards);
-        match files.find(|shard| !shard.has_own_name()) {
+        match self.shards().find(|shard| !shard.has_own_name()) {
             Some(shard) => Err(format!("\"{}\" is not the name of a file of a checkpoint", shard.file)),
             None => Ok(()),
         }
@@ -153,13 +173,25 @@ impl Manifest {
     /// Puts this manifest in the place of the directory's: readers see the old one or this one.
     fn write(&self, directory: &Directory) -> Result<()> {
         let path = directory.path().join(FILE_NAME);
-        let mut metadata = self.snapshots.iter().map(|snapshot| &snapshot.metadata);
-        metadata.try_for_each(Metadata::check_depth).map_err(|message| refused(&path, message))?;
-        let mut signed = self.clone();
-        let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
-        signed.checksum = checksum_of(text).unwrap_or_default();
-        let text = serde_json::to_vec_pretty(&signed).map_err(at(&path))?;
-        directory.replace(FILE_NAME, &text).map_err(inside(directory))
+        self.validate().map_err(|message| refused(&path, message))?;
+        directory.replace(FILE_NAME, &self.signed().map_err(at(&path))?).map_err(inside(directory))
+    }
+
+    /// Returns the text of the file.
+    pub(super) fn signed(&self) -> serde_json::Result<Vec<u8>> {
+        let mut signed = Self { checksum: NO_CHECKSUM.to_owned(), ..self.clone() };
+        signed.checksum = checksum_of(serde_json::to_vec_pretty(&signed)?).unwrap_or_default();
+        serde_json::to_vec_pretty(&signed)
+    }
+
+    /// Returns the parents that are missing, each in a sentence.
+    pub(super) fn gaps(&self) -> Vec<String> {
+        let is_there = |id: &String| self.snapshots.iter().any(|snapshot| snapshot.id == *id);
+        let gap = |snapshot: &Snapshot| {
+            let parent = snapshot.parent.as_ref().filter(|parent| !is_there(parent))?;
+            Some(format!("the snapshot {} follows {parent}, which is missing", snapshot.id))
+        };
+        self.snapshots.iter().filter_map(gap).collect()
     }
 
     /// Returns the newest snapshot and those it follows, the full one first.
@@ -213,23 +245,25 @@ impl Manifest {
 
     /// Returns how the newest files are compressed.
     pub(super) fn newest_compression(&self) -> Compression {
-        let tables = self.snapshots.iter().rev().flat_map(|snapshot| &snapshot.tables);
-        tables.flat_map(|table| &table.shards).map(Compression::of).next().unwrap_or_default()
+        self.snapshots.iter().rev().flat_map(Snapshot::shards).map(Compression::of).next().unwrap_or_default()
     }
 
-    /// Keeps the newest `keep` full snapshots and what follows them.
-    fn retain(&mut self, keep: usize) {
+    /// Keeps the newest `keep` full snapshots and what follows them, and returns the others.
+    pub(super) fn retain(&mut self, keep: usize) -> Vec<Snapshot> {
         let full: Vec<usize> =
             (0..self.snapshots.len()).filter(|&place| self.snapshots[place].parent.is_none()).collect();
-        if full.len() > keep {
-            self.snapshots.drain(..full[full.len() - keep]);
-        }
+        let first = if full.len() > keep { full[full.len() - keep] } else { 0 };
+        self.snapshots.drain(..first).collect()
     }
 
     /// Returns the files of all snapshots.
     pub(super) fn files(&self) -> impl Iterator<Item = &String> {
-        let tables = self.snapshots.iter().flat_map(|snapshot| &snapshot.tables);
-        tables.flat_map(|table| &table.shards).map(|shard| &shard.file)
+        self.shards().map(|shard| &shard.file)
+    }
+
+    /// Returns the entries of these files.
+    pub(super) fn shards(&self) -> impl Iterator<Item = &ShardEntry> {
+        self.snapshots.iter().flat_map(Snapshot::shards)
     }
 
     /// Returns the rows of the newest snapshot: those of its files, where it holds only changes.

@@ -12,6 +12,9 @@ use crate::config::check_local_path;
 /// The file by which a server's directory is known.
 pub const SERVER_STATE: &str = "recstore-shard.json";
 
+/// What the directory of a server has beside a checkpoint.
+pub(super) const SERVER_FILES: [&str; 5] = [SERVER_STATE, "lock", "incarnation", "checkpoint", "log"];
+
 /// Checks that a server expects nothing of its own in a directory, whatever links lead there: the directory lies in none
 /// of a server, and no server's lies in it.
 pub(super) fn check_free(directory: &Path, options: &SaveOptions<'_>) -> Result<()> {

@@ -5,10 +5,12 @@
 //! remember. Columns are written and read some rows at a time, so that neither takes much memory.
 
 mod layout;
+mod opened;
 mod reader;
 mod writer;
 
 pub(super) use layout::{Layout, TableState};
+pub(super) use opened::OpenedFile;
 pub(super) use reader::{Reader, saved_slots};
 pub(super) use writer::Writer;
 
