@@ -21,11 +21,10 @@ import torch
 from forgotten import distinctive_ids
 from safetensors.torch import save, save_file
 
-from recstore_ops.forgetting.id_set import IdSet
-from recstore_ops.forgetting.id_text import read_ids
+from recstore_ops import _native
+from recstore_ops.forgetting.id_set import IdSet, read_ids
 from recstore_ops.forgetting.report import Held
 from recstore_ops.forgetting.scan import look_into, scan
-from recstore_ops.forgetting.text import in_text
 
 pytestmark = pytest.mark.tier("quick")
 
@@ -53,11 +52,11 @@ TEXTS: list[tuple[str, int]] = [
 
 @pytest.mark.parametrize(("text", "times"), TEXTS)
 def test_a_number_of_a_text_stands_alone(text: str, times: int) -> None:
-    assert in_text(text.encode(), IdSet([7]))[7] == times
+    assert IdSet([7]).in_text(text.encode())[7] == times
 
 
 def test_negative_ids_are_found_with_their_sign_and_as_unsigned_numbers() -> None:
-    assert in_text(f"-5 5 {2**64 - 5}".encode(), IdSet([-5])) == Counter({-5: 2})
+    assert IdSet([-5]).in_text(f"-5 5 {2**64 - 5}".encode()) == Counter({-5: 2})
 
 
 def test_bytes_are_compared_wherever_they_begin_and_across_parts() -> None:
@@ -68,14 +67,14 @@ def test_bytes_are_compared_wherever_they_begin_and_across_parts() -> None:
         id = IDS[number % len(IDS)]
         noise[place : place + 8] = id.to_bytes(8, "little", signed=True)
         expected[id] += 1
-    assert IdSet(IDS).within(io.BytesIO(noise)) == expected
-    assert IdSet(IDS).within(io.BytesIO(b"1234567")) == Counter()
+    assert dict(_native.ids_in_bytes(io.BytesIO(noise), IDS)) == expected
+    assert _native.ids_in_bytes(io.BytesIO(b"1234567"), IDS) == []
 
 
 def test_many_ids_are_found_as_one_is() -> None:
     ids = distinctive_ids(70_000)
     data = b"\1" + ids[:100].numpy().tobytes()
-    assert IdSet(ids).within(io.BytesIO(data)) == Counter(ids[:100].tolist())
+    assert dict(_native.ids_in_bytes(io.BytesIO(data), ids.tolist())) == Counter(ids[:100].tolist())
 
 
 def write_text(path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.table import Table as Grid
 
 from recstore_ops.config.command_options import path_option
 from recstore_ops.forgetting import ForgetReport, PlaceReport, forget
-from recstore_ops.forgetting.id_text import read_ids, read_ids_file
+from recstore_ops.forgetting.id_set import read_ids, read_ids_file
 from recstore_ops.servers.server_config import Tls, read_token
 
 _WIDE = 200

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from recstore_ops import _native
 from recstore_ops.config.directory import Directory, check_name
-from recstore_ops.forgetting.id_set import Found, IdSet
+from recstore_ops.forgetting.id_set import IdSet
 from recstore_ops.forgetting.place import Look, held
 from recstore_ops.forgetting.report import Held, Kind
-from recstore_ops.forgetting.safetensors_columns import frozen_ids
+from recstore_ops.ops import operators
 from recstore_ops.serving.frozen_table import FrozenTable
 from recstore_ops.serving.manifest import NAME, BundledTable, Manifest
 
@@ -69,9 +69,10 @@ class BundlePlace:
 
     def _of(self, table: BundledTable, ids: IdSet) -> list[Held]:
         path = self.path / table.file
-        if FrozenTable(path).fingerprint != table.fingerprint:
+        frozen = FrozenTable(path)
+        if frozen.fingerprint != table.fingerprint:
             raise OSError(f"{path} is not of this bundle: its fingerprint is another")
-        return held(path, "rows", sum((ids.among(part) for part in frozen_ids(path)), Found()))
+        return held(path, "rows", ids.among(operators.hashtable_ids(frozen.handle).numpy()))
 
 
 def _written(path: Path, table: BundledTable, ids: IdSet, note: _Note) -> tuple[BundledTable, int, int]:

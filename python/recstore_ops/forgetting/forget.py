@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from recstore_ops.config.paths import user_path
-from recstore_ops.forgetting.checkpoints import SKETCHED
 from recstore_ops.forgetting.id_set import IdSet
 from recstore_ops.forgetting.place import Look, Place
 from recstore_ops.forgetting.places import find_places, places_below
-from recstore_ops.forgetting.report import ForgetReport, Held, PlaceReport
+from recstore_ops.forgetting.report import SKETCHED, ForgetReport, Held, PlaceReport
 from recstore_ops.forgetting.scan import scan as scan_files
 from recstore_ops.forgetting.servers import ServersPlace
 from recstore_ops.servers.addresses import check_addresses

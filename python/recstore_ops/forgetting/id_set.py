@@ -1,10 +1,12 @@
-"""The ids that are looked for, in the forms in which files have them."""
+"""The ids that are looked for, as people write them and in the forms in which files have them."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable
-from typing import Any, BinaryIO
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +15,12 @@ from torch import Tensor
 Found = Counter[int]
 """How often each id was found."""
 
-_ID_BYTES = 8
-_BYTES_AT_A_TIME = 1 << 20
 _LEAST, _MOST = -(2**63), 2**63 - 1
+# `7.0` is the 7 of a column with gaps; `7.5`, `x7` and `0.7` are others. The hyphen of `a-7` is no sign.
+_NUMBER = re.compile(rb"(?<![\w.])(-?[0-9]+)(?:\.0+)?(?!\w|\.[0-9])")
+
+_BETWEEN, _ID = re.compile(r"[\s,]+"), re.compile(r"-?[0-9]+")
+
 _FEWEST_DIGITS = 2**31
 """An id below comes in files by chance: as a count, a size, four bytes beside four zeros."""
 
@@ -41,8 +46,6 @@ class IdSet:
         self._by_text = {str(id).encode(): id for id in self}
         # Programs without signs write the same 64 bits so.
         self._by_text |= {str(id % 2**64).encode(): id for id in self if id < 0}
-        self._ends = np.zeros(1 << 16, bool)
-        self._ends[self.values & 0xFFFF] = True
 
     def __iter__(self) -> Any:
         return iter(self.values.tolist())
@@ -55,9 +58,9 @@ class IdSet:
         places = np.searchsorted(self.values, numbers).clip(max=len(self.values) - 1)
         return Counter(numbers[self.values[places] == numbers].tolist())
 
-    def among_texts(self, texts: Iterable[bytes]) -> Found:
-        """Returns how often each id is among decimal numbers."""
-        return Counter(self._by_text[text] for text in texts if text in self._by_text)
+    def in_text(self, text: bytes) -> Found:
+        """Returns how often each id is a number of a text that stands alone."""
+        return Counter(self._by_text[number] for number in _NUMBER.findall(text) if number in self._by_text)
 
     def texts(self) -> list[str]:
         """Returns the decimal numbers that are ids."""
@@ -66,23 +69,6 @@ class IdSet:
     def of_text(self, text: str) -> int:
         """Returns the id of one of `texts`."""
         return self._by_text[text.encode()]
-
-    def within(self, file: BinaryIO) -> Found:
-        """Returns how often each id is in a file of this package, as eight bytes, wherever they begin."""
-        found, rest = Found(), b""
-        while part := file.read(_BYTES_AT_A_TIME):
-            found += self._within(rest + part)
-            rest = (rest + part)[-(_ID_BYTES - 1) :]
-        return found
-
-    def _within(self, data: bytes) -> Found:
-        octets = np.frombuffer(data, np.uint8)
-        if len(octets) < _ID_BYTES:
-            return Counter()
-        ends = octets[:-7] | octets[1:-6].astype(np.uint16) << 8
-        begins = np.flatnonzero(self._ends[ends])
-        windows = np.lib.stride_tricks.sliding_window_view(octets, _ID_BYTES)[begins]
-        return self.among(np.ascontiguousarray(windows).view("<i8").ravel())
 
 
 def are_certain(found: Found) -> bool:
@@ -108,4 +94,33 @@ def _checked(id: Any) -> int:
     return int(id)
 
 
-__all__ = ["Found", "IdSet", "are_certain"]
+def read_ids(text: str, source: str) -> list[int]:
+    """Returns the ids of a text.
+
+    Args:
+        text: decimal numbers.
+        source: where it is from, for errors.
+
+    Raises:
+        ValueError: something else is in it.
+    """
+    words = [word for word in _BETWEEN.split(text) if word]
+    if wrong := [word for word in words if not _ID.fullmatch(word)]:
+        raise ValueError(f"{source}: ids are integers with commas or line ends between them, got {wrong[0]!r}")
+    return [int(word) for word in words]
+
+
+def read_ids_file(path: Path) -> list[int]:
+    """Returns the ids of a file.
+
+    Raises:
+        ValueError: something else is in it.
+        OSError: it cannot be read.
+    """
+    try:
+        return read_ids(path.read_text(encoding="utf-8"), str(path))  # by path: the caller's own
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: ids are decimal numbers in a file of text") from None
+
+
+__all__ = ["Found", "IdSet", "are_certain", "read_ids", "read_ids_file"]

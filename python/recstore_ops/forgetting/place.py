@@ -20,12 +20,14 @@ class Look:
         stays: what does not.
         snapshots: those that go.
         seen: all that there were.
+        is_unfinished: whether a save was cut off there, which may have left files of snapshots that are gone.
     """
 
     held: list[Held] = field(default_factory=list)
     stays: list[Held] = field(default_factory=list)
     snapshots: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
+    is_unfinished: bool = False
 
 
 class Place(Protocol):

@@ -9,16 +9,16 @@ from os import PathLike
 from os.path import lexists
 from pathlib import Path
 
+from recstore_ops import _native
 from recstore_ops.checkpoint.arguments import checked_directory
-from recstore_ops.checkpoint.manifest import MANIFEST
 from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.bundles import BundlePlace
-from recstore_ops.forgetting.checkpoints import CheckpointPlace
 from recstore_ops.forgetting.place import Place
 from recstore_ops.forgetting.publications import PublicationPlace
-from recstore_ops.forgetting.shards import SHARD, SHARD_NAME, ShardPlace, is_shard
+from recstore_ops.forgetting.stores import StorePlace
 from recstore_ops.serving.following.names import CURRENT
 from recstore_ops.serving.following.publication import Current
+from recstore_ops.serving.manifest import NAME as MANIFEST
 
 _CHECKPOINT_FORMAT, _BUNDLE_FORMAT = "recstore-checkpoint", "recstore bundle"
 _OF_RUN = ("checkpoint", "best")
@@ -47,7 +47,7 @@ def places_below(directories: Iterable[Path], known: set[Path]) -> list[Place]:
     for manifest in (path for directory in directories for path in directory.rglob(MANIFEST)):
         if manifest.is_file() and manifest.resolve() not in known:
             with suppress(ValueError, OSError):
-                kind = {_BUNDLE_FORMAT: BundlePlace, _CHECKPOINT_FORMAT: CheckpointPlace}.get(_format_of(manifest))
+                kind = {_BUNDLE_FORMAT: BundlePlace, _CHECKPOINT_FORMAT: _checkpoint}.get(_format_of(manifest))
                 if kind is not None:
                     found.setdefault(manifest.resolve(), kind(manifest.parent))
     return list(found.values())
@@ -56,8 +56,8 @@ def places_below(directories: Iterable[Path], known: set[Path]) -> list[Place]:
 def _places_at(path: Path) -> list[Place]:
     if not path.is_dir():
         raise ValueError(f"{path} is no directory" if path.exists() else f"there is no directory {path}")
-    if is_shard(path):
-        return [ShardPlace(path)]
+    if _native.is_server_directory(path):
+        return [StorePlace(path, "server")]
     if lexists(path / CURRENT):
         Current.read(path)
         return [PublicationPlace(path)]
@@ -65,8 +65,8 @@ def _places_at(path: Path) -> list[Place]:
         return [_with_manifest(path)]
     if lexists(path / "config.json") and (saved := _checkpoints_of_run(path)):
         return saved
-    if shards := [ShardPlace(shard) for shard in _shards_in(path)]:
-        return list(shards)
+    if servers := [StorePlace(server, "server") for server in _native.server_directories(path)]:
+        return list(servers)
     raise ValueError(
         f"{path} is no checkpoint, no run of `recstore train` with a checkpoint, no --data of servers, no bundle and "
         "no publication"
@@ -79,9 +79,9 @@ def _with_manifest(path: Path) -> Place:
         return BundlePlace(path)
     if format != _CHECKPOINT_FORMAT:
         raise ValueError(f"{path / MANIFEST} is the manifest of no checkpoint and no bundle")
-    if lexists(path.absolute().parent / SHARD):
+    if _native.is_server_directory(path.absolute().parent):
         raise ValueError(f"{path} belongs to a server, which has a log beside it: name {path.absolute().parent}")
-    return CheckpointPlace(path)
+    return _checkpoint(path)
 
 
 def _format_of(path: Path) -> str:
@@ -93,11 +93,11 @@ def _format_of(path: Path) -> str:
 
 
 def _checkpoints_of_run(path: Path) -> list[Place]:
-    return [CheckpointPlace(path / name) for name in _OF_RUN if lexists(path / name / MANIFEST)]
+    return [_checkpoint(path / name) for name in _OF_RUN if lexists(path / name / MANIFEST)]
 
 
-def _shards_in(path: Path) -> list[Path]:
-    return sorted(shard for shard in path.iterdir() if SHARD_NAME.fullmatch(shard.name) and is_shard(shard))
+def _checkpoint(path: Path) -> StorePlace:
+    return StorePlace(path, "checkpoint")
 
 
 __all__ = ["find_places", "places_below"]

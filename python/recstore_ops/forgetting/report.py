@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+SKETCHED = "a sketch"
+"""As what ids are held whose counters are above zero, be it for others."""
+
 Kind = Literal["checkpoint", "server", "bundle", "publication", "servers"]
 
 
@@ -97,4 +100,4 @@ class ForgetReport:
         return not self.remaining
 
 
-__all__ = ["ForgetReport", "Held", "Kind", "PlaceReport"]
+__all__ = ["SKETCHED", "ForgetReport", "Held", "Kind", "PlaceReport"]

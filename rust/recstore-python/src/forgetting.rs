@@ -1,16 +1,14 @@
-//! Taking ids out of checkpoints, frozen tables and servers.
+//! Finding ids, and taking them out of checkpoints, frozen tables and servers.
 
+use std::io::{self, Read};
 use std::path::PathBuf;
 
-use pyo3::exceptions::PyOSError;
+use pyo3::exceptions::{PyOSError, PyValueError};
 use pyo3::prelude::*;
-use recstore::{
-    EmbeddingStore, EmbeddingTable, Error, Forgetting, Forgotten, Progress, Result, Serial,
-    forget_in_checkpoint, freeze_without,
-};
+use recstore::{EmbeddingStore, EmbeddingTable, Error, Forgetting, IdTally, Result, Serial, freeze_without};
 use recstore_ps::{RemoteConfig, RemoteStore};
 
-use crate::checkpoint::CheckpointProgress;
+use crate::checkpoint::{CheckpointProgress, from_json};
 use crate::servers::{self, TlsFiles};
 
 /// The ids that are asked for at a time.
@@ -33,38 +31,104 @@ impl Left {
     }
 }
 
-/// Takes ids out of a checkpoint. Returns the rows that they had in its newest snapshot, and the bytes written.
+/// Takes ids out of a checkpoint, or out of the directory of a server that does not run. Returns the rows that they had in
+/// the newest state, and the bytes written.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn forget_in_directory(
+pub(crate) fn delete_ids(
     py: Python<'_>,
     directory: PathBuf,
     left: Left,
     progress: &Bound<'_, CheckpointProgress>,
 ) -> PyResult<(usize, u64)> {
-    forget_shown(py, progress, |progress| forget_in_checkpoint(&directory, &left.as_forgetting(), progress))
-}
-
-/// The same in the directory of a server that does not run.
-#[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn forget_in_shard(
-    py: Python<'_>,
-    directory: PathBuf,
-    left: Left,
-    progress: &Bound<'_, CheckpointProgress>,
-) -> PyResult<(usize, u64)> {
-    forget_shown(py, progress, |progress| recstore_ps::forget(&directory, &left.as_forgetting(), progress))
-}
-
-fn forget_shown(
-    py: Python<'_>,
-    progress: &Bound<'_, CheckpointProgress>,
-    forget: impl FnOnce(Option<&Progress>) -> Result<Forgotten> + Send,
-) -> PyResult<(usize, u64)> {
-    let progress = progress.get().store_progress();
-    let forgotten = py.detach(|| forget(Some(progress))).map_err(raise)?;
+    let progress = Some(progress.get().store_progress());
+    let forgotten = py.detach(|| recstore_ps::forget(&directory, &left.as_forgetting(), progress));
+    let forgotten = forgotten.map_err(raise)?;
     Ok((forgotten.rows, forgotten.written.map_or(0, |report| report.bytes)))
+}
+
+/// What a checkpoint, or the directory of a server that does not run, has of ids of tables.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn ids_in(
+    py: Python<'_>,
+    directory: PathBuf,
+    tables: Vec<String>,
+    ids: Vec<i64>,
+) -> PyResult<Bound<'_, PyAny>> {
+    let found = py.detach(|| recstore_ps::ids_in(&directory, &tables, &mut IdTally::new(&ids)));
+    from_json(py, serde_json::to_string(&found.map_err(raise)?))
+}
+
+/// The names of the tables of such a directory, sorted.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn tables_in(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<String>> {
+    Ok(py.detach(|| recstore_ps::tables_in(&directory)).map_err(raise)?.into_iter().collect())
+}
+
+/// The files of such a directory that `ids_in` reads or that cannot have ids, from the directory on.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn files_in(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<PathBuf>> {
+    Ok(py.detach(|| recstore_ps::files_in(&directory)).map_err(raise)?.into_iter().collect())
+}
+
+/// Whether a directory is a server's.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn is_server_directory(directory: PathBuf) -> bool {
+    recstore_ps::is_server_directory(&directory)
+}
+
+/// The directories of servers in another one, in the order of their names.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn server_directories(directory: PathBuf) -> PyResult<Vec<PathBuf>> {
+    recstore_ps::server_directories(&directory).map_err(raise)
+}
+
+/// Checks that no server uses a directory, and that the one that did led its shard.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn check_server_rests(directory: PathBuf) -> PyResult<()> {
+    recstore_ps::check_server_rests(&directory).map_err(|error| PyValueError::new_err(error.to_string()))
+}
+
+/// How often ids are in the tensors of 64-bit integers of an open file, which is read to its end; `None`: it is no whole
+/// safetensors file. Of a frozen table they count if it is one of `tables`.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn ids_in_tensors(
+    file: Bound<'_, PyAny>,
+    tables: Vec<String>,
+    ids: Vec<i64>,
+) -> PyResult<Option<Vec<(i64, u64)>>> {
+    let mut ids = IdTally::new(&ids);
+    let is_whole = recstore::ids_in_tensors(&mut OpenFile(file), &tables, &mut ids)?;
+    Ok(is_whole.then(|| ids.take()))
+}
+
+/// How often ids are in an open file, which is read to its end: as eight bytes, little-endian, wherever they begin.
+#[pyfunction]
+#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
+pub(crate) fn ids_in_bytes(file: Bound<'_, PyAny>, ids: Vec<i64>) -> PyResult<Vec<(i64, u64)>> {
+    let mut ids = IdTally::new(&ids);
+    ids.add_within(&mut OpenFile(file))?;
+    Ok(ids.take())
+}
+
+/// A file object of Python. What it raises comes back as it is.
+struct OpenFile<'py>(Bound<'py, PyAny>);
+
+impl Read for OpenFile<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let part = self.0.call_method1("read", (buffer.len(),))?;
+        let part: &[u8] = part.extract().map_err(PyErr::from)?;
+        let room = buffer.get_mut(..part.len()).ok_or(io::ErrorKind::InvalidData)?;
+        room.copy_from_slice(part);
+        Ok(part.len())
+    }
 }
 
 /// Writes a frozen table without the rows of ids to another file. Returns how many they were, and the bytes written.

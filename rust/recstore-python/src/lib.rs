@@ -37,7 +37,10 @@ mod _native {
     #[pymodule_export]
     use super::directories::{Directory, check_file_name};
     #[pymodule_export]
-    use super::forgetting::{forget_in_directory, forget_in_shard, forget_on_servers, freeze_table_without};
+    use super::forgetting::{
+        check_server_rests, delete_ids, files_in, forget_on_servers, freeze_table_without, ids_in,
+        ids_in_bytes, ids_in_tensors, is_server_directory, server_directories, tables_in,
+    };
     #[pymodule_export]
     use super::front::{Front, raise_descriptor_limit};
     #[pymodule_export]

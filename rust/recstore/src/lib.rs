@@ -45,11 +45,12 @@ pub use calls::{
     TableRead, TableStatistics, TableUpdate,
 };
 pub use checkpoint::{
-    CheckpointFiles, Compression, Finding, FindingKind, Forgetting, Forgotten, LoadOptions, LoadReport,
-    Metadata, Progress, Pruned, Pruning, SERVER_STATE, SaveKind, SaveOptions, SaveReport, Shard, Verified,
-    check_checkpoint_directory, checkpoint_files, checkpoint_metadata, checkpoint_snapshots,
-    commit as commit_snapshot, compact, forget as forget_in_checkpoint, new_snapshot_name, note_unfinished,
-    remove_checkpoint, verify as verify_checkpoint,
+    CheckpointFiles, Compression, Finding, FindingKind, Forgetting, Forgotten, HeldIds, IdsFound,
+    LoadOptions, LoadReport, Metadata, Progress, Pruned, Pruning, SERVER_STATE, SaveKind, SaveOptions,
+    SaveReport, Shard, SnapshotMetadata, Verified, check_checkpoint_directory, checkpoint_files,
+    checkpoint_metadata, checkpoint_snapshots, checkpoint_tables, commit as commit_snapshot, compact,
+    files_of_checkpoint, forget as forget_in_checkpoint, ids_in_checkpoint, new_snapshot_name,
+    note_unfinished, remove_checkpoint, verify as verify_checkpoint,
 };
 pub use config::{
     AdmissionConfig, Dtype, EvictionConfig, EvictionPolicy, InitializerConfig, NanPolicy, OptimizerConfig,
@@ -59,9 +60,10 @@ pub use disk::{Directory, FileError, FileKind, check_name, open_file, reading_wa
 pub use error::{Error, Result};
 pub use frozen::{
     Encoding, FrozenMemory, FrozenSpec, FrozenStore, FrozenTable, RowChanges, freeze, freeze_parts,
-    freeze_without,
+    freeze_without, ids_in_tensors,
 };
 pub use kernel::drawn::drawn_number;
+pub use kernel::id_tally::IdTally;
 #[cfg(feature = "rayon")]
 pub use kernel::parallel::Rayon;
 pub use kernel::parallel::{Executor, Serial};

@@ -9,7 +9,7 @@ use recstore::{Directory, Result};
 
 use super::{in_file, unusable};
 
-pub(super) const NAME: &str = "lock";
+pub(crate) const NAME: &str = "lock";
 
 /// How long to wait for one that is just ending.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -40,6 +40,25 @@ impl DirectoryLock {
 
     pub(crate) fn directory(&self) -> &Directory {
         &self.directory
+    }
+
+    /// Whether a server uses a directory. No lock is made where there is none.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] names the lock: it is no file, or cannot be opened.
+    pub(crate) fn is_taken(directory: &Directory) -> Result<bool> {
+        let path = directory.path();
+        if directory.kind(NAME).map_err(in_file(path))?.is_none() {
+            return Ok(false);
+        }
+        let file = directory.lock_file(NAME).map_err(in_file(path))?;
+        match file.try_lock() {
+            Err(TryLockError::WouldBlock) => Ok(true),
+            locked => locked
+                .and_then(|()| file.unlock().map_err(TryLockError::Error))
+                .map(|()| false)
+                .map_err(|error| unusable(&path.join(NAME), error)),
+        }
     }
 
     fn take_within(path: &Path, patience: Duration) -> Result<Self> {

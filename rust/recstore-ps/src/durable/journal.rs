@@ -31,9 +31,9 @@ use crate::workers::{SavedWorkers, Workers};
 /// The clients remembered; beyond them, whoever has been quiet longest is forgotten.
 pub(crate) const MOST_CLIENTS: usize = 1 << 16;
 
-pub(super) const CHECKPOINT: &str = "checkpoint";
-pub(super) const LOG: &str = "log";
-const INCARNATION: &str = "incarnation";
+pub(crate) const CHECKPOINT: &str = "checkpoint";
+pub(crate) const LOG: &str = "log";
+pub(crate) const INCARNATION: &str = "incarnation";
 const MAX_INCARNATION_BYTES: u64 = 64;
 
 /// What came of a client's last change.
@@ -503,6 +503,13 @@ fn saved_state(checkpoint: &Path) -> Result<Option<ServerState>> {
     state.map_err(|error| unusable(checkpoint, error))
 }
 
+/// Returns what clients were answered, if a server gave this along with a checkpoint: the rest counts its changes.
+pub(crate) fn answers_in(metadata: &str) -> Option<String> {
+    let state: ServerState = serde_json::from_str(metadata).ok()?;
+    let outcomes: Vec<SavedOutcome> = state.clients.into_iter().map(|client| client.outcome).collect();
+    serde_json::to_string(&outcomes).ok()
+}
+
 /// Returns the last changes of the clients in a checkpoint.
 fn order_of(clients: Vec<SavedClient>) -> std::result::Result<Order, ParseIntError> {
     let known = |SavedClient { client, sequence, number, outcome }| {
@@ -574,6 +581,6 @@ fn remember(order: &mut Order, client: ClientId, made: Made) {
     order.insert(client, made);
 }
 
-pub(super) fn in_log(error: LogError) -> Error {
+pub(crate) fn in_log(error: LogError) -> Error {
     unusable(&error.path, error.message)
 }

@@ -10,6 +10,7 @@ mod compression;
 mod entries;
 mod files;
 mod flusher;
+mod ids;
 mod load;
 mod manifest;
 mod metadata;
@@ -27,6 +28,9 @@ mod verify;
 pub use compact::{Forgetting, Forgotten, compact, forget};
 pub use compression::Compression;
 pub use files::new_snapshot_name;
+pub use ids::{
+    HeldIds, IdsFound, SnapshotMetadata, checkpoint_tables, files_of_checkpoint, ids_in_checkpoint,
+};
 pub use load::{CheckpointFiles, checkpoint_files, checkpoint_metadata};
 pub(crate) use load::{LoadingStore, load};
 pub use manifest::{check_checkpoint_directory, remove_checkpoint};

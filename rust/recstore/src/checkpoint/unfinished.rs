@@ -109,6 +109,11 @@ pub(super) fn remove(directory: &Directory, name: &str) -> Result<()> {
     }
 }
 
+/// Whether saves have left notes.
+pub(super) fn has_notes(directory: &Directory) -> Result<bool> {
+    notes(directory).map(|notes| !notes.is_empty())
+}
+
 /// Returns the notes of a directory with their names. A file that only has the name of one is none.
 fn notes(directory: &Directory) -> Result<Vec<(String, Note)>> {
     let mut notes = Vec::new();

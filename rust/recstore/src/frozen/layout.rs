@@ -22,7 +22,7 @@ use crate::config::TableConfig;
 pub(super) const BLOCK_BYTES: usize = 64 << 10;
 
 /// What the file says of itself, beside its tensors.
-const FORMAT: &str = "recstore frozen table";
+pub(super) const FORMAT: &str = "recstore frozen table";
 const VERSION: &str = "1";
 
 /// The most bytes of a header: that of a real one takes about a kilobyte.

@@ -22,7 +22,7 @@ mod writer;
 
 pub use changed::RowChanges;
 pub use encoding::Encoding;
-pub use forgetting::freeze_without;
+pub use forgetting::{freeze_without, ids_in_tensors};
 pub use mapped::FrozenMemory;
 pub use merging::freeze_parts;
 pub use store::FrozenStore;

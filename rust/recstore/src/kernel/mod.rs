@@ -5,6 +5,7 @@ pub(crate) mod cache;
 pub(crate) mod drawn;
 pub(crate) mod elements;
 pub(crate) mod hash;
+pub(crate) mod id_tally;
 pub(crate) mod pages;
 pub(crate) mod parallel;
 pub(crate) mod result_memory;

@@ -20,9 +20,14 @@ pub(crate) struct Sketch {
 
 impl Sketch {
     pub(crate) fn new(epsilon: f64, delta: f64) -> Self {
-        let width = (1f64.exp() / epsilon).ceil() as usize;
-        let depth = ((1.0 / delta).ln().ceil() as usize).max(1);
+        let (width, depth) = size(epsilon, delta);
         Self { width, depth, counters: vec![0; width * depth] }
+    }
+
+    /// Returns the sketch that has these counters; none if it has another number of them.
+    pub(crate) fn of(epsilon: f64, delta: f64, counters: Vec<u32>) -> Option<Self> {
+        let (width, depth) = size(epsilon, delta);
+        (width.checked_mul(depth) == Some(counters.len())).then_some(Self { width, depth, counters })
     }
 
     /// Returns the counters of an id, one a row.
@@ -98,6 +103,11 @@ impl Sketch {
     pub(crate) fn clear(&mut self) {
         self.counters.fill(0);
     }
+}
+
+/// Returns columns and rows.
+fn size(epsilon: f64, delta: f64) -> (usize, usize) {
+    ((1f64.exp() / epsilon).ceil() as usize, ((1.0 / delta).ln().ceil() as usize).max(1))
 }
 
 /// Returns a count that was halved so many times.

@@ -25,7 +25,7 @@ use durable::Durable;
 pub(crate) use reader::{Reader, Sent};
 use record::Record;
 pub(crate) use segment::Staged;
-use segment::{Entry, Segment, segments};
+use segment::{Ending, Entry, Segment, segments};
 
 /// A log that cannot be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -101,7 +101,8 @@ impl Log {
                 last.set(number);
                 again(logged).map_err(|message| refused(path, format!("change {number}: {message}")))
             };
-            segment::read(directory, name, next.is_none(), |entry| match entry {
+            let ending = if next.is_none() { Ending::CutOff } else { Ending::Refused };
+            segment::read(directory, name, ending, |entry| match entry {
                 Entry::Change(logged) => make(standing.replace(logged)),
                 Entry::TakenBack { number } => {
                     standing.take_if(|logged| logged.number == number);
@@ -116,6 +117,35 @@ impl Log {
         let segment = Segment::create(directory, last + 1)?;
         let durable = Durable::new(last);
         Ok(Self { directory: directory.clone(), tail: Mutex::new(Tail { segment, last }), durable })
+    }
+
+    /// Calls `each` with all changes of the log in `directory`, also those that were taken back, and changes nothing there.
+    ///
+    /// # Errors
+    /// [`LogError`]: a file is damaged before its end; as `each`.
+    pub(crate) fn look_through(
+        directory: &Directory,
+        mut each: impl FnMut(Logged) -> Result<(), String>,
+    ) -> Result<(), LogError> {
+        let files = Self::files(directory)?;
+        for (place, name) in files.iter().enumerate() {
+            let ending = if place + 1 == files.len() { Ending::Left } else { Ending::Refused };
+            segment::read(directory, name, ending, |entry| match entry {
+                Entry::Change(logged) => {
+                    each(logged).map_err(|message| refused(directory.path().join(name), message))
+                }
+                Entry::TakenBack { .. } => Ok(()),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Returns the names of the files of the log in `directory`, in their order.
+    ///
+    /// # Errors
+    /// [`LogError`]: the directory cannot be read.
+    pub(crate) fn files(directory: &Directory) -> Result<Vec<String>, LogError> {
+        Ok(segments(directory)?.into_iter().map(|(_, name)| name).collect())
     }
 
     /// Leaves room for a large frame of so many bytes, which goes there while it comes: so the disk works meanwhile, and

@@ -176,13 +176,25 @@ pub(super) fn record_bytes(directory: &Directory, name: &str) -> u64 {
     file.map_or(0, |file| file.len().saturating_sub(HEADER.len() as u64))
 }
 
-/// Calls `each` with the records of a file, in their order. The last file of a log may end within one, which is cut off.
+/// What is done with a record that a file ends within.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// It is damage: another file is behind this one.
+    Refused,
+    /// A crash left it: it is cut off.
+    CutOff,
+    /// It stays there.
+    Left,
+}
+
+/// Calls `each` with the records of a file, in their order.
 pub(super) fn read(
     directory: &Directory,
     name: &str,
-    is_last: bool,
+    ending: Ending,
     mut each: impl FnMut(Entry) -> Result<(), LogError>,
 ) -> Result<(), LogError> {
+    let is_last = ending != Ending::Refused;
     let path = &directory.path().join(name);
     let open = || directory.open_file(name).map_err(inside(directory));
     let mut file = BufReader::new(open()?);
@@ -202,7 +214,7 @@ pub(super) fn read(
             Ok(None) => return Ok(()),
             // What a crash left: nobody was told of it, and nothing can be behind it.
             Err(_) if is_last && is_over(&mut file).map_err(at(path))? => {
-                return cut(directory, name, start);
+                return if ending == Ending::CutOff { cut(directory, name, start) } else { Ok(()) };
             }
             Err(error) => {
                 return Err(refused(path, format!("damaged behind its first {start} bytes: {error}")));

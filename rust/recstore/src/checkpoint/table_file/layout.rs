@@ -13,15 +13,15 @@ use crate::table::{AdmissionCounts, CopiedRows, Table};
 
 const _: () = assert!(cfg!(target_endian = "little"), "tensors are written as they lie in memory");
 
-const IDS: &str = "ids";
+pub(in crate::checkpoint) const IDS: &str = "ids";
 const ROWS: &str = "rows";
 const USAGE_STEP: &str = "usage.step";
 const USAGE_COUNT: &str = "usage.count";
-pub(super) const DELETED: &str = "deleted_ids";
-const ADMISSION_IDS: &str = "admission.ids";
-const ADMISSION_COUNTS: &str = "admission.counts";
+pub(in crate::checkpoint) const DELETED: &str = "deleted_ids";
+pub(in crate::checkpoint) const ADMISSION_IDS: &str = "admission.ids";
+pub(in crate::checkpoint) const ADMISSION_COUNTS: &str = "admission.counts";
 const SHARED: &str = "admission.shared.";
-const LEAVING: &str = "eviction.ids";
+pub(in crate::checkpoint) const LEAVING: &str = "eviction.ids";
 pub(super) const HEADER: &str = "header";
 
 /// What a column is made of.

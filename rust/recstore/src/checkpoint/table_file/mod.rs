@@ -9,7 +9,7 @@ mod opened;
 mod reader;
 mod writer;
 
-pub(super) use layout::{Layout, TableState};
+pub(super) use layout::{ADMISSION_COUNTS, ADMISSION_IDS, DELETED, IDS, LEAVING, Layout, TableState};
 pub(super) use opened::OpenedFile;
 pub(super) use reader::{Reader, saved_slots};
 pub(super) use writer::Writer;

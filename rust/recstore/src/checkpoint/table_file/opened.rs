@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use crc32fast::Hasher;
 use safetensors::tensor::Metadata;
 
-use super::BYTES_AT_A_TIME;
 use super::layout::HEADER;
 use crate::Result;
 use crate::checkpoint::compression::Contents;
 use crate::checkpoint::entries::ShardEntry;
 use crate::checkpoint::files::{at, refused};
 use crate::disk::Directory;
+use crate::kernel::id_tally::read_parts;
 
 /// The most bytes of a header: that of a real one takes less than a kilobyte.
 const HEADER_LIMIT: u64 = 1 << 20;
@@ -64,14 +64,11 @@ impl<'a> OpenedFile<'a> {
             return Err(refused(&self.path, format!("the tensor \"{name}\" lies behind its end")));
         }
         let (mut piece, mut checksum) = (self.piece(name, start)?, Hasher::new());
-        let (mut left, mut buffer) = (end - start, vec![0; BYTES_AT_A_TIME.min(end - start)]);
-        while left > 0 {
-            let part = &mut buffer[..left.min(BYTES_AT_A_TIME)];
-            piece.read_exact(part).map_err(at(&self.path))?;
+        let take = |part: &[u8]| {
             checksum.update(part);
             take(part);
-            left -= part.len();
-        }
+        };
+        read_parts(&mut *piece, end - start, take).map_err(at(&self.path))?;
         self.check(name, checksum.finalize())
     }
 

@@ -1,0 +1,72 @@
+"""Checkpoints, and directories of servers that do not run: what they have of ids, and taking it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from recstore_ops import _native
+from recstore_ops.checkpoint.progress import shown
+from recstore_ops.config.directory import Directory
+from recstore_ops.forgetting.id_set import Found, IdSet, are_certain
+from recstore_ops.forgetting.place import Look, held
+from recstore_ops.forgetting.report import SKETCHED, Kind
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """A directory of snapshots, or of one server, with or without a log.
+
+    The snapshots that have ids go; a full one without them takes the place of the newest, and of the log.
+
+    Attributes:
+        path: the directory.
+        kind: which of the two.
+    """
+
+    path: Path
+    kind: Kind
+
+    def tables(self) -> set[str]:
+        """Returns the names of the tables of all snapshots, and of those that a log has opened since.
+
+        Raises:
+            ValueError: a server uses the directory, or it has not been its leader's.
+            OSError: something in a server's directory is a link, or neither file nor directory.
+            RuntimeError: a file is damaged.
+        """
+        if self.kind == "server":
+            with Directory(self.path) as directory:
+                directory.check_plain(below=True)
+            _native.check_server_rests(str(self.path))
+        return set(_native.tables_in(str(self.path)))
+
+    def look(self, tables: Sequence[str], ids: IdSet) -> Look:
+        """Returns what snapshots and log have of ids; raises RuntimeError where a file is damaged."""
+        native = _native.ids_in(str(self.path), list(tables), list(ids))
+        look = Look(snapshots=native["holding"], seen=native["snapshots"], is_unfinished=native["unfinished"])
+        for each in native["held"]:
+            found = Found(dict(each["ids"]))
+            # The counters of a sketch may be those of other ids, and what is in a log is searched byte by byte.
+            is_certain = are_certain(found) if each["what"] == "log" else each["what"] != SKETCHED
+            look.held.extend(held(self.path / each["file"], each["what"], found, is_certain=is_certain))
+        for each in native["metadata"]:
+            found, where = ids.in_text(each["text"].encode()), f"metadata of snapshot {each['snapshot']}"
+            look.stays.extend(held(self.path / each["file"], where, found, is_certain=are_certain(found)))
+        return look
+
+    def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
+        """Takes away what `look` has found, and what a save that was cut off has left."""
+        if not look.held and not look.is_unfinished:
+            return 0, 0
+        left = {"tables": list(tables), "ids": list(ids), "snapshots": look.seen, "holding": look.snapshots}
+        with shown("forgetting", progress) as native:
+            return _native.delete_ids(str(self.path), left, native)
+
+    def explained(self) -> set[Path]:
+        """Returns the files of snapshots and log, and those that cannot have ids."""
+        return {self.path / file for file in _native.files_in(str(self.path))}
+
+
+__all__ = ["StorePlace"]
