@@ -65,7 +65,7 @@ def _places_at(path: Path) -> list[Place]:
         return [_with_manifest(path)]
     if lexists(path / "config.json") and (saved := _checkpoints_of_run(path)):
         return saved
-    if servers := [StorePlace(server, "server") for server in _native.server_directories(path)]:
+    if servers := [StorePlace(each, "server") for each in sorted(path.iterdir()) if _native.is_server_directory(each)]:
         return list(servers)
     raise ValueError(
         f"{path} is no checkpoint, no run of `recstore train` with a checkpoint, no --data of servers, no bundle and "

@@ -10,7 +10,7 @@ from recstore_ops import _native
 from recstore_ops.checkpoint.progress import shown
 from recstore_ops.config.directory import Directory
 from recstore_ops.forgetting.id_set import Found, IdSet, are_certain
-from recstore_ops.forgetting.place import Look, held
+from recstore_ops.forgetting.place import Look, held, held_perhaps
 from recstore_ops.forgetting.report import SKETCHED, Kind
 
 
@@ -39,8 +39,7 @@ class StorePlace:
         if self.kind == "server":
             with Directory(self.path) as directory:
                 directory.check_plain(below=True)
-            _native.check_server_rests(str(self.path))
-        return set(_native.tables_in(str(self.path)))
+        return set(_native.tables_in(str(self.path))["tables"])
 
     def look(self, tables: Sequence[str], ids: IdSet) -> Look:
         """Returns what snapshots and log have of ids; raises RuntimeError where a file is damaged."""
@@ -51,9 +50,9 @@ class StorePlace:
             # The counters of a sketch may be those of other ids, and what is in a log is searched byte by byte.
             is_certain = are_certain(found) if each["what"] == "log" else each["what"] != SKETCHED
             look.held.extend(held(self.path / each["file"], each["what"], found, is_certain=is_certain))
-        for each in native["metadata"]:
-            found, where = ids.in_text(each["text"].encode()), f"metadata of snapshot {each['snapshot']}"
-            look.stays.extend(held(self.path / each["file"], where, found, is_certain=are_certain(found)))
+        for snapshot, metadata in native["metadata"]:
+            found, where = ids.in_text(metadata.encode()), f"metadata of snapshot {snapshot}"
+            look.stays.extend(held_perhaps(self.path / native["manifest"], where, found))
         return look
 
     def forget(self, tables: Sequence[str], ids: IdSet, look: Look, progress: bool | None) -> tuple[int, int]:
@@ -66,7 +65,7 @@ class StorePlace:
 
     def explained(self) -> set[Path]:
         """Returns the files of snapshots and log, and those that cannot have ids."""
-        return {self.path / file for file in _native.files_in(str(self.path))}
+        return {self.path / file for file in _native.tables_in(str(self.path))["files"]}
 
 
 __all__ = ["StorePlace"]

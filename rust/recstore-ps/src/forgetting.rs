@@ -5,117 +5,109 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use recstore::{
-    Directory, Forgetting, Forgotten, HeldIds, IdTally, IdsFound, LocalStore, Progress, Result, SERVER_STATE,
-    Shard, checkpoint_tables, files_of_checkpoint, forget_in_checkpoint, ids_in_checkpoint,
+    Directory, Error, Forgetting, Forgotten, HeldIds, IdTally, IdsFound, LocalStore, Progress, Result,
+    SERVER_STATE, Shard, checkpoint_files, checkpoint_tables, forget_in_checkpoint, ids_in_checkpoint,
 };
 
+use serde::Serialize;
+
 use crate::durable::directory_lock::{DirectoryLock, NAME as LOCK};
+use crate::durable::in_file;
 use crate::durable::journal::{CHECKPOINT, INCARNATION, LOG, answers_in, in_log};
 use crate::durable::log::Log;
 use crate::durable::state_directory::{
     Durability, MANIFEST, StateDirectory, is_server_directory, standing_in,
 };
-use crate::durable::{in_file, unusable};
 use crate::handler::Handler;
 use crate::wire::codec::{Management, Request};
 use crate::wire::standing::{Role, Standing};
 use crate::workers::Teamwork;
 
+/// What a save to a checkpoint locks.
+const CHECKPOINT_LOCK: &str = ".lock";
+
 const IN_USE: &str =
     "a server uses the directory: end it first, or have the server itself forget, with --servers";
 
-/// Where the tables of a directory lie.
-struct Tables {
-    /// The directory of the checkpoint, from the other one on.
-    checkpoint: &'static str,
-    log: Option<Directory>,
+/// The tables of a directory, and the files that have them.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct TablesFound {
+    /// The names of the tables of all snapshots, and of those that the log has opened since.
+    pub tables: BTreeSet<String>,
+    /// The files that [`ids_in`] reads or that cannot have ids, from the directory on.
+    pub files: BTreeSet<String>,
 }
 
-impl Tables {
-    fn of(path: &Path) -> Result<Self> {
-        let directory = Directory::open(path).map_err(in_file(path))?;
-        let has = |name| directory.kind(name).map(|kind| kind.is_some()).map_err(in_file(path));
-        if !is_server_directory(path) {
-            return Ok(Self { checkpoint: "", log: None });
-        }
-        let checkpoint = if has(MANIFEST)? { "" } else { CHECKPOINT };
-        let log = has(LOG)?.then(|| directory.subdirectory(LOG).map_err(in_file(path))).transpose()?;
-        Ok(Self { checkpoint, log })
-    }
-
-    /// The files of the log, from the directory on.
-    fn log_files(&self) -> Result<Vec<String>> {
-        let names = self.log.as_ref().map_or(Ok(Vec::new()), Log::files).map_err(in_log)?;
-        Ok(names.into_iter().map(|name| format!("{LOG}/{name}")).collect())
-    }
-}
-
-/// Checks that no server uses a directory, and that the one that did led its shard.
+/// Returns which tables lie in a directory.
 ///
 /// # Errors
-/// [`recstore::Error::Checkpoint`] names it.
-pub fn check_server_rests(path: &Path) -> Result<()> {
+/// [`Error::InvalidConfig`]: a server uses the directory, or another one led its shard. [`Error::Checkpoint`] names the file
+/// that is damaged.
+pub fn tables_in(path: &Path) -> Result<TablesFound> {
     let directory = Directory::open(path).map_err(in_file(path))?;
-    if DirectoryLock::is_taken(&directory)? {
-        return Err(unusable(path, IN_USE));
+    let (checkpoint, log) = parts_of(&directory)?;
+    let mut found = TablesFound::default();
+    let inside = |file: &str| checkpoint.map_or(file.to_owned(), |checkpoint| format!("{checkpoint}/{file}"));
+    found.files.extend([MANIFEST, CHECKPOINT_LOCK].map(inside));
+    let place = place_of(path, checkpoint);
+    found.files.extend(checkpoint_files(&place)?.all.iter().map(|file| inside(file)));
+    found.tables.extend(checkpoint_tables(&place)?);
+    if is_server_directory(path) {
+        if DirectoryLock::is_taken(&directory)? {
+            return Err(refused(path, IN_USE));
+        }
+        check_leads(path, &standing_in(&directory)?)?;
+        found.files.extend([SERVER_STATE, LOCK, INCARNATION].map(str::to_owned));
     }
-    check_leads(path, &standing_in(&directory)?)
+    let Some(log) = log else { return Ok(found) };
+    found.files.extend(Log::files(&log).map_err(in_log)?.into_iter().map(|name| format!("{LOG}/{name}")));
+    let opened = Log::look_through(&log, |logged| {
+        let request = Request::of(&logged.frame).map_err(|error| error.to_string())?;
+        if let Request::Manage(Management::OpenTable { name, .. }) = request {
+            found.tables.insert(name);
+        }
+        Ok(())
+    });
+    opened.map_err(in_log).map(|()| found)
 }
 
-/// Returns the names of the tables of all snapshots, and of those that the log has opened since.
-///
-/// # Errors
-/// [`recstore::Error::Checkpoint`] names the file that is damaged.
-pub fn tables_in(path: &Path) -> Result<BTreeSet<String>> {
-    let tables = Tables::of(path)?;
-    let mut names: BTreeSet<String> = checkpoint_tables(&path.join(tables.checkpoint))?.into_iter().collect();
-    if let Some(log) = &tables.log {
-        let opened = Log::look_through(log, |logged| {
-            if let Request::Manage(Management::OpenTable { name, .. }) =
-                Request::of(&logged.frame).map_err(|error| error.to_string())?
-            {
-                names.insert(name);
-            }
-            Ok(())
-        });
-        opened.map_err(in_log)?;
+/// Returns the name of the directory in which a server has its checkpoint, if that is another one, and that of its log.
+fn parts_of(directory: &Directory) -> Result<(Option<&'static str>, Option<Directory>)> {
+    let path = directory.path();
+    if !is_server_directory(path) {
+        return Ok((None, None));
     }
-    Ok(names)
+    let has = |name| directory.kind(name).map(|kind| kind.is_some()).map_err(in_file(path));
+    let log = has(LOG)?.then(|| directory.subdirectory(LOG).map_err(in_file(path))).transpose()?;
+    Ok((if has(MANIFEST)? { None } else { Some(CHECKPOINT) }, log))
 }
 
-/// Returns the files that [`ids_in`] reads or that cannot have ids, from the directory on.
-///
-/// # Errors
-/// As [`tables_in`].
-pub fn files_in(path: &Path) -> Result<BTreeSet<PathBuf>> {
-    let tables = Tables::of(path)?;
-    let of_checkpoint = files_of_checkpoint(&path.join(tables.checkpoint))?;
-    let of_checkpoint = of_checkpoint.into_iter().map(|file| Path::new(tables.checkpoint).join(file));
-    let of_log = tables.log_files()?.into_iter().map(PathBuf::from);
-    Ok(of_checkpoint.chain(of_log).chain([SERVER_STATE, LOCK, INCARNATION].map(PathBuf::from)).collect())
+fn place_of(path: &Path, checkpoint: Option<&str>) -> PathBuf {
+    checkpoint.map_or_else(|| path.to_owned(), |checkpoint| path.join(checkpoint))
 }
 
 /// Returns what checkpoint and log have of some ids of tables. A log is searched byte by byte: what was cut off in it has
 /// ids that no record names.
 ///
 /// # Errors
-/// As [`tables_in`].
+/// [`Error::Checkpoint`] names the file that is damaged.
 pub fn ids_in(path: &Path, tables: &[String], ids: &mut IdTally) -> Result<IdsFound> {
-    let lie = Tables::of(path)?;
-    let mut found = ids_in_checkpoint(&path.join(lie.checkpoint), tables, ids)?;
-    let inside = |file: &mut String| *file = Path::new(lie.checkpoint).join(&*file).display().to_string();
-    found.held.iter_mut().for_each(|held| inside(&mut held.file));
-    for metadata in &mut found.metadata {
-        inside(&mut metadata.file);
-        metadata.text = answers_in(&metadata.text).unwrap_or_else(|| metadata.text.clone());
+    let (checkpoint, log) = parts_of(&Directory::open(path).map_err(in_file(path))?)?;
+    let mut found = ids_in_checkpoint(&place_of(path, checkpoint), tables, ids)?;
+    if let Some(checkpoint) = checkpoint {
+        let files = found.held.iter_mut().map(|held| &mut held.file).chain([&mut found.manifest]);
+        files.for_each(|file| *file = format!("{checkpoint}/{file}"));
     }
-    let directory = Directory::open(path).map_err(in_file(path))?;
-    for file in lie.log_files()? {
-        let mut log = directory.open_file(&file).map_err(in_file(path))?;
-        ids.add_within(&mut log).map_err(in_file(&path.join(&file)))?;
+    for (_, metadata) in &mut found.metadata {
+        *metadata = answers_in(metadata).unwrap_or_else(|| metadata.clone());
+    }
+    let Some(log) = log else { return Ok(found) };
+    for name in Log::files(&log).map_err(in_log)? {
+        let mut file = log.open_file(&name).map_err(in_file(log.path()))?;
+        ids.add_within(&mut file).map_err(in_file(&log.path().join(&name)))?;
         let own = ids.take();
         if !own.is_empty() {
-            found.held.push(HeldIds { file, what: "log", ids: own });
+            found.held.push(HeldIds { file: format!("{LOG}/{name}"), what: "log", ids: own });
         }
     }
     Ok(found)
@@ -126,7 +118,8 @@ pub fn ids_in(path: &Path, tables: &[String], ids: &mut IdTally) -> Result<IdsFo
 /// It takes as much memory as the tables.
 ///
 /// # Errors
-/// [`recstore::Error::Checkpoint`] names the directory that a server uses, that follows another, or the file that cannot be used.
+/// [`Error::Checkpoint`] names the directory that a server uses, or the file that cannot be used; [`Error::InvalidConfig`]
+/// one that follows another server.
 /// Then the tables there are what they were.
 pub fn forget(
     directory: &Path,
@@ -149,10 +142,14 @@ fn check_leads(path: &Path, standing: &Standing) -> Result<()> {
         Role::Leader => Ok(()),
         Role::Follower { leader } => {
             let message = format!("it is a copy of the shard at {leader}: forget there, and it follows");
-            Err(unusable(path, message))
+            Err(refused(path, &message))
         }
-        Role::Demoted => Err(unusable(path, standing)),
+        Role::Demoted => Err(refused(path, &standing.to_string())),
     }
+}
+
+fn refused(path: &Path, why: &str) -> Error {
+    Error::InvalidConfig { message: format!("{}: {why}", path.display()) }
 }
 
 fn forget_logged(state: &StateDirectory, forgetting: &Forgetting<'_>) -> Result<Forgotten> {

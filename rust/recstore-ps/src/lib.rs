@@ -45,10 +45,10 @@ pub use asynchronous::{AsyncConfig, AsyncError, AsyncStore, AsyncTarget, Callbac
 pub use client::{RemoteConfig, RemoteStore, WireDtype};
 pub use config::{ServerConfig, ServerError};
 pub use durable::state_directory::{
-    Durability, FollowedServer, KeptState, is_server_directory, server_directories, shard_counts,
+    Durability, FollowedServer, KeptState, is_server_directory, shard_counts,
 };
 pub use following::{Promoted, promote};
-pub use forgetting::{check_server_rests, files_in, forget, ids_in, tables_in};
+pub use forgetting::{TablesFound, forget, ids_in, tables_in};
 pub use handler::Handler;
 pub use ports::raise_descriptor_limit;
 pub use resharding::{Resharded, reshard};

@@ -3,7 +3,7 @@
 use std::io::{self, Read};
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyOSError, PyValueError};
+use pyo3::exceptions::PyOSError;
 use pyo3::prelude::*;
 use recstore::{EmbeddingStore, EmbeddingTable, Error, Forgetting, IdTally, Result, Serial, freeze_without};
 use recstore_ps::{RemoteConfig, RemoteStore};
@@ -60,18 +60,12 @@ pub(crate) fn ids_in(
     from_json(py, serde_json::to_string(&found.map_err(raise)?))
 }
 
-/// The names of the tables of such a directory, sorted.
+/// The tables of such a directory, and the files that `ids_in` reads or that cannot have ids.
 #[pyfunction]
 #[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn tables_in(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<String>> {
-    Ok(py.detach(|| recstore_ps::tables_in(&directory)).map_err(raise)?.into_iter().collect())
-}
-
-/// The files of such a directory that `ids_in` reads or that cannot have ids, from the directory on.
-#[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn files_in(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<PathBuf>> {
-    Ok(py.detach(|| recstore_ps::files_in(&directory)).map_err(raise)?.into_iter().collect())
+pub(crate) fn tables_in(py: Python<'_>, directory: PathBuf) -> PyResult<Bound<'_, PyAny>> {
+    let found = py.detach(|| recstore_ps::tables_in(&directory)).map_err(raise)?;
+    from_json(py, serde_json::to_string(&found))
 }
 
 /// Whether a directory is a server's.
@@ -79,20 +73,6 @@ pub(crate) fn files_in(py: Python<'_>, directory: PathBuf) -> PyResult<Vec<PathB
 #[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
 pub(crate) fn is_server_directory(directory: PathBuf) -> bool {
     recstore_ps::is_server_directory(&directory)
-}
-
-/// The directories of servers in another one, in the order of their names.
-#[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn server_directories(directory: PathBuf) -> PyResult<Vec<PathBuf>> {
-    recstore_ps::server_directories(&directory).map_err(raise)
-}
-
-/// Checks that no server uses a directory, and that the one that did led its shard.
-#[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "arguments of Python are converted")]
-pub(crate) fn check_server_rests(directory: PathBuf) -> PyResult<()> {
-    recstore_ps::check_server_rests(&directory).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// How often ids are in the tensors of 64-bit integers of an open file, which is read to its end; `None`: it is no whole

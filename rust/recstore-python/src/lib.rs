@@ -38,8 +38,8 @@ mod _native {
     use super::directories::{Directory, check_file_name};
     #[pymodule_export]
     use super::forgetting::{
-        check_server_rests, delete_ids, files_in, forget_on_servers, freeze_table_without, ids_in,
-        ids_in_bytes, ids_in_tensors, is_server_directory, server_directories, tables_in,
+        delete_ids, forget_on_servers, freeze_table_without, ids_in, ids_in_bytes, ids_in_tensors,
+        is_server_directory, tables_in,
     };
     #[pymodule_export]
     use super::front::{Front, raise_descriptor_limit};

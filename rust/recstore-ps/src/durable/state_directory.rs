@@ -378,16 +378,6 @@ pub fn is_server_directory(path: &Path) -> bool {
     Directory::open(path).is_ok_and(says_so) || shard_of(path).is_some() && has_something(path)
 }
 
-/// Returns the directories of servers in `data`, in the order of their names.
-///
-/// # Errors
-/// [`recstore::Error::Checkpoint`]: the directory cannot be read.
-pub fn server_directories(data: &Path) -> Result<Vec<PathBuf>> {
-    let entries = found(data)?.map_or(Ok(Vec::new()), |held| held.entries()).map_err(in_file(data))?;
-    let paths = entries.into_iter().map(|(name, _)| data.join(name));
-    Ok(paths.filter(|path| shard_of(path).is_some() && is_server_directory(path)).collect())
-}
-
 /// Returns what the server of a directory was to its shard when it last ran.
 pub(crate) fn standing_in(directory: &Directory) -> Result<Standing> {
     Ok(read(directory)?.map(|identity| identity.standing).unwrap_or_default())

@@ -7,7 +7,6 @@ use serde::Serialize;
 use super::entries::{ShardEntry, TableEntry};
 use super::files::{FILE_NAME, LOCK_NAME, found, refused};
 use super::manifest::Manifest;
-use super::metadata::Metadata;
 use super::table_file::{ADMISSION_COUNTS, ADMISSION_IDS, DELETED, IDS, LEAVING, OpenedFile};
 use super::unfinished::has_notes;
 use crate::Result;
@@ -32,8 +31,10 @@ pub struct IdsFound {
     pub holding: Vec<String>,
     /// The files that have ids.
     pub held: Vec<HeldIds>,
-    /// What each save was given along, which nobody but its caller understands.
-    pub metadata: Vec<SnapshotMetadata>,
+    /// The manifest, from the directory on.
+    pub manifest: String,
+    /// What the save of each snapshot was given along, as JSON.
+    pub metadata: Vec<(String, String)>,
     /// Whether a save was cut off, which may have left files of snapshots that are gone.
     pub unfinished: bool,
 }
@@ -49,17 +50,6 @@ pub struct HeldIds {
     pub ids: Vec<(i64, u64)>,
 }
 
-/// What the save of a snapshot was given along.
-#[derive(Debug, Clone, Serialize)]
-pub struct SnapshotMetadata {
-    /// The manifest, from the directory on.
-    pub file: String,
-    /// The snapshot's name.
-    pub snapshot: String,
-    /// JSON.
-    pub text: String,
-}
-
 /// Returns the names of the tables of all snapshots.
 ///
 /// # Errors
@@ -69,21 +59,12 @@ pub fn checkpoint_tables(path: &Path) -> Result<Vec<String>> {
     Ok(manifest.snapshots.into_iter().flat_map(|snapshot| snapshot.tables).map(|table| table.name).collect())
 }
 
-/// Returns the files that [`ids_in_checkpoint`] reads or that cannot have ids.
-///
-/// # Errors
-/// As [`checkpoint_tables`].
-pub fn files_of_checkpoint(path: &Path) -> Result<Vec<String>> {
-    let manifest = manifest_at(path)?.1;
-    Ok(manifest.files().cloned().chain([FILE_NAME, LOCK_NAME].map(str::to_owned)).collect())
-}
-
 /// Returns what a directory has of some ids of tables. One without a manifest has none.
 ///
 /// # Errors
 /// [`crate::Error::Checkpoint`] names the file that is missing or damaged.
 pub fn ids_in_checkpoint(path: &Path, tables: &[String], ids: &mut IdTally) -> Result<IdsFound> {
-    let mut all = IdsFound::default();
+    let mut all = IdsFound { manifest: FILE_NAME.to_owned(), ..IdsFound::default() };
     let (Some(directory), manifest) = manifest_at(path)? else { return Ok(all) };
     all.unfinished = has_notes(&directory)?;
     for snapshot in manifest.snapshots {
@@ -98,12 +79,7 @@ pub fn ids_in_checkpoint(path: &Path, tables: &[String], ids: &mut IdTally) -> R
         if follows || all.held.len() > before {
             all.holding.push(snapshot.id.clone());
         }
-        let text = Metadata::as_str(&snapshot.metadata).to_owned();
-        all.metadata.push(SnapshotMetadata {
-            file: FILE_NAME.to_owned(),
-            snapshot: snapshot.id.clone(),
-            text,
-        });
+        all.metadata.push((snapshot.id.clone(), snapshot.metadata.as_str().to_owned()));
         all.snapshots.push(snapshot.id);
     }
     Ok(all)

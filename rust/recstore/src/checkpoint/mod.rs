@@ -28,9 +28,7 @@ mod verify;
 pub use compact::{Forgetting, Forgotten, compact, forget};
 pub use compression::Compression;
 pub use files::new_snapshot_name;
-pub use ids::{
-    HeldIds, IdsFound, SnapshotMetadata, checkpoint_tables, files_of_checkpoint, ids_in_checkpoint,
-};
+pub use ids::{HeldIds, IdsFound, checkpoint_tables, ids_in_checkpoint};
 pub use load::{CheckpointFiles, checkpoint_files, checkpoint_metadata};
 pub(crate) use load::{LoadingStore, load};
 pub use manifest::{check_checkpoint_directory, remove_checkpoint};

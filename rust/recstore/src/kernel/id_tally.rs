@@ -89,26 +89,3 @@ pub(crate) fn read_parts(
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ids_are_found_wherever_they_begin_and_across_reads() {
-        let ids = [1i64 << 61, -5, 7 << 40];
-        let mut bytes = vec![1; 2 * BYTES_AT_A_TIME + 100];
-        for (number, place) in
-            [0, 13, 5_000, BYTES_AT_A_TIME - 4, BYTES_AT_A_TIME + 9, bytes.len() - 8].into_iter().enumerate()
-        {
-            bytes[place..place + 8].copy_from_slice(&ids[number % 3].to_le_bytes());
-        }
-        let mut tally = IdTally::new(&ids);
-        tally.add_within(&mut &bytes[..]).unwrap();
-        assert_eq!(tally.take(), [(-5, 2), (7 << 40, 2), (1 << 61, 2)]);
-        tally.add_within(&mut (&bytes[..3]).chain(&bytes[3..17]).chain(&bytes[17..])).unwrap();
-        assert_eq!(tally.take(), [(-5, 2), (7 << 40, 2), (1 << 61, 2)], "in parts of any length");
-        tally.add_within(&mut &bytes[1..8]).unwrap();
-        assert_eq!(tally.take(), []);
-    }
-}
