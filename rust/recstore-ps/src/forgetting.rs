@@ -12,12 +12,10 @@ use recstore::{
 use serde::Serialize;
 
 use crate::durable::directory_lock::{DirectoryLock, NAME as LOCK};
-use crate::durable::in_file;
 use crate::durable::journal::{CHECKPOINT, INCARNATION, LOG, answers_in, in_log};
 use crate::durable::log::Log;
-use crate::durable::state_directory::{
-    Durability, MANIFEST, StateDirectory, is_server_directory, standing_in,
-};
+use crate::durable::state_directory::{Durability, StateDirectory, is_server_directory, standing_in};
+use crate::durable::{MANIFEST, in_file};
 use crate::handler::Handler;
 use crate::wire::codec::{Management, Request};
 use crate::wire::standing::{Role, Standing};

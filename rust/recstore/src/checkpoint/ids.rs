@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::entries::{ShardEntry, TableEntry};
-use super::files::{FILE_NAME, LOCK_NAME, found, refused};
+use super::files::{FILE_NAME, found, refused};
 use super::manifest::Manifest;
 use super::table_file::{ADMISSION_COUNTS, ADMISSION_IDS, DELETED, IDS, LEAVING, OpenedFile};
 use super::unfinished::has_notes;
