@@ -71,8 +71,8 @@ def test_rows_are_averaged_as_torch_averages_weights(table_name: TableName) -> N
 )
 def test_an_average_changes_no_step_of_any_rule(form: dict[str, Any], table_name: TableName) -> None:
     start, results = torch.randn(NUM, DIM, generator=torch.Generator().manual_seed(4)), []
-    for options in ({}, {"ema_decay": DECAY}):
-        module = DistEmbedding(None, DIM, table_name(), optimizer=form, **options)
+    for decay in (None, DECAY):
+        module = DistEmbedding(None, DIM, table_name(), optimizer=form, ema_decay=decay)
         torch.ops.recstore.emb_write.table(module.table.handle, torch.arange(NUM), start)
         optimizer = SparseOptimizer(modules=[module])
         for ids in batches():

@@ -91,8 +91,8 @@ def test_rows_that_only_one_side_has_count_with_their_initial_value(table_name: 
 
 
 def test_a_table_that_two_modules_share_is_averaged_once(table_name: Callable[[], str]) -> None:
-    name, options = table_name(), {"initializer": "zeros"}
-    model: Any = nn.ModuleList([DistEmbedding(NUM, DIM, name, **options) for _ in range(2)])
+    name = table_name()
+    model: Any = nn.ModuleList([DistEmbedding(NUM, DIM, name, initializer="zeros") for _ in range(2)])
     for average in (AVERAGES["ema"], AVERAGES["ema one by one"]):
         averaged: Any = AveragedModel(model, **average)
         averaged.update_parameters(model)

@@ -128,7 +128,7 @@ def test_initializers_of_torch_name_the_way(kind: Kind, init: str, table_name: C
 
 
 def test_unknown_attributes_and_those_of_tensors_are_not_there(table_name: Callable[[], str]) -> None:
-    weight = DistEmbedding(NUM, DIM, table_name()).weight
+    weight: Any = DistEmbedding(NUM, DIM, table_name()).weight
     assert not any(hasattr(weight, name) for name in ("data", "numel", "nothing", "__array__"))
     with pytest.raises(AttributeError, match=r"no \"numel\": weight\[ids\] reads rows"):
         weight.numel()
@@ -138,7 +138,8 @@ def test_unknown_attributes_and_those_of_tensors_are_not_there(table_name: Calla
 
 def test_the_weight_of_a_dense_layer_is_no_table_and_the_other_way_around(table_name: Callable[[], str]) -> None:
     name = table_name()
-    module, top = DistEmbedding(NUM, DIM, name, **OPTIONS), nn.Linear(DIM, NUM, bias=False)
+    module: Any = DistEmbedding(NUM, DIM, name, **OPTIONS)
+    top = nn.Linear(DIM, NUM, bias=False)
     with pytest.raises(AttributeError, match=f'"{re.escape(name)}" takes no "weight": .*share their rows'):
         module.weight = top.weight
     with pytest.raises(TypeError, match="DistTensor"):

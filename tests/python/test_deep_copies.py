@@ -264,7 +264,8 @@ def test_a_tensor_and_a_table_are_copied_as_modules_are(table_name: Callable[[],
 
 def test_a_stand_in_is_copied_with_its_module(table_name: Callable[[], str]) -> None:
     module = DistEmbedding(NUM, DIM, table_name(), **OPTIONS)
-    module_copy, [parameter] = copy.deepcopy((module, list(module.parameters())))
+    copied: tuple[DistEmbedding, list[Any]] = copy.deepcopy((module, list(module.parameters())))
+    module_copy, [parameter] = copied
     parameter.requires_grad_(False)
     assert parameter._table is module_copy.table
     assert (module.frozen, module_copy.frozen) == (False, True)

@@ -44,7 +44,7 @@ FOUND_WITHIN = 20.0
 class Clicks(nn.Module):
     """A perceptron over rows of two tables."""
 
-    def __init__(self, user: str, item: str, **options: object) -> None:
+    def __init__(self, user: str, item: str, **options: Any) -> None:
         super().__init__()
         self.user = DistEmbedding(None, 4, user, initializer={"kind": "normal", "std": 1.0}, **options)
         self.item = DistEmbeddingBag(None, 4, item, mode="sum", initializer={"kind": "normal", "std": 1.0}, **options)

@@ -125,7 +125,8 @@ def scaled_rows(group: Group, name: str, is_bag: bool, padding_idx: int | None) 
         module = DistEmbedding(None, 2, name, **options)
         module(ids).sum().backward()
     SparseOptimizer(modules=[module]).step()
-    reader = DistEmbedding(None, 2, name, **{**options, "padding_idx": None, "scale_grad_by_freq": False})
+    options |= {"padding_idx": None, "scale_grad_by_freq": False}
+    reader = DistEmbedding(None, 2, name, **options)
     with torch.no_grad():
         return torch.stack([reader(VOCABULARY)[:, 0], torch.isin(VOCABULARY, ids).float()])
 

@@ -92,7 +92,7 @@ def test_ids_without_a_row_train_the_row_that_a_hash_names(seed: int, table_name
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-def test_bags_read_and_train_shared_rows(mode: str, table_name: TableName) -> None:
+def test_bags_read_and_train_shared_rows(mode: Any, table_name: TableName) -> None:
     name = table_name()
     module = DistEmbeddingBag(None, DIM, name, mode=mode, lr=0.5, admission=NEVER)
     rows = shared_rows_of(name, IDS)
