@@ -78,14 +78,17 @@ def _recurrent(schema: Any, draw: random.Random) -> list[Any]:
     layers, both, biases = draw.choice((1, 2)), draw.choice((False, True)), draw.choice((False, True))
     gates = {"aten::lstm": 4, "aten::gru": 3}.get(schema.name, 1)
     directions = 2 if both else 1
+    projected = draw.choice((0, 2)) if schema.name == "aten::lstm" else 0
+    given_back = projected or 4
     parameters = []
     for layer in range(layers):
         for _ in range(directions):
-            width = 3 if layer == 0 else 4 * directions
-            parameters += [torch.randn(gates * 4, width), torch.randn(gates * 4, 4)]
+            width = 3 if layer == 0 else given_back * directions
+            parameters += [torch.randn(gates * 4, width), torch.randn(gates * 4, given_back)]
             parameters += [torch.randn(gates * 4), torch.randn(gates * 4)] if biases else []
-    state = torch.randn(layers * directions, 2, 4)
-    first = [state, torch.randn_like(state)] if schema.name == "aten::lstm" else state
+            parameters += [torch.randn(projected, 4)] if projected else []
+    state = torch.randn(layers * directions, 2, given_back)
+    first = [state, torch.randn(layers * directions, 2, 4)] if schema.name == "aten::lstm" else state
     return [torch.randn(2, 2, 3), first, parameters, biases, layers, 0.0, False, both, True]
 
 

@@ -75,17 +75,25 @@ def _recurrent(
     held = [hx] if isinstance(hx, Tensor) else list(hx)
     directions, each = 1 + bidirectional, 4 if has_biases else 2
     count = num_layers * directions
+    # Projected states, of LSTM alone: a further matrix of each layer.
+    is_projected = states == 2 and len(params) == count * (each + 1)
+    each += is_projected
     _check(num_layers > 0 and len(params) == count * each, "params", *params)
     of_one_type = all(tensor.dtype == input.dtype for tensor in (*held, *params))
     _check(input.dim() == 3 and len(held) == states and of_one_type, "input and hx", input, *held)
-    hidden, size = params[1].shape[-1], input.shape[2]
+    _check(params[1].dim() == 2, "params", params[1])
+    given_back, size = params[1].shape[1], input.shape[2]
+    hidden = params[1].shape[0] // gates if is_projected else given_back
     for place in range(count):
         of_layer = params[place * each : (place + 1) * each]
-        given = size if place < directions else hidden * directions
-        expected = [(gates * hidden, given), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)]
-        _check(all(map(_has_shape, of_layer, expected[:each])), "params", *of_layer)
+        given = size if place < directions else given_back * directions
+        expected = [(gates * hidden, given), (gates * hidden, given_back)]
+        expected += [(gates * hidden,)] * 2 if has_biases else []
+        expected += [(given_back, hidden)] if is_projected else []
+        _check(all(map(_has_shape, of_layer, expected)), "params", *of_layer)
     batch = input.shape[0 if batch_first else 1]
-    _check(all(_has_shape(state, (count, batch, hidden)) for state in held), "hx", *held)
+    sizes = (given_back, hidden)[: len(held)]
+    _check(all(_has_shape(state, (count, batch, size)) for state, size in zip(held, sizes, strict=True)), "hx", *held)
 
 
 def _cell(

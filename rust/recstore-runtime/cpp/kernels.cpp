@@ -165,9 +165,13 @@ void check_recurrent(const Arguments& arguments) {
   const at::Tensor& input = arguments[0].toTensor();
   const std::vector<at::Tensor> states = states_of(arguments[1]), parameters = arguments[2].toTensorVector();
   const int64_t layers = arguments[4].toInt(), directions = arguments[7].toBool() ? 2 : 1;
-  const std::size_t each = arguments[3].toBool() ? 4 : 2;
+  const bool has_biases = arguments[3].toBool();
   expect(layers >= 1 && layers <= kLargestWindow, "there must be a layer");
   const auto count = static_cast<std::size_t>(layers * directions);
+  const std::size_t plain = has_biases ? 4 : 2;
+  // Projected states, of LSTM alone: a further matrix of each layer.
+  const bool is_projected = kStates == 2 && parameters.size() == count * (plain + 1);
+  const std::size_t each = plain + (is_projected ? 1 : 0);
   expect(parameters.size() == count * each, "there must be the parameters of each layer and direction");
   expect(input.dim() == 3 && states.size() == kStates, "the input must have three dimensions, and a state of each kind");
   const auto is_of_type = [&input](const at::Tensor& tensor) {
@@ -177,18 +181,25 @@ void check_recurrent(const Arguments& arguments) {
       std::all_of(parameters.begin(), parameters.end(), is_of_type);
   expect(are_of_type, "states and parameters must be of the type of the input");
   expect(parameters[1].dim() == 2, "a parameter has another shape than its layer");
-  const int64_t hidden = parameters[1].size(1);
+  const int64_t given_back = parameters[1].size(1);
+  const int64_t hidden = is_projected ? parameters[1].size(0) / kGates : given_back;
   for (std::size_t layer = 0; layer < count; ++layer) {
-    const int64_t given = layer < static_cast<std::size_t>(directions) ? input.size(2) : hidden * directions;
-    const std::vector<int64_t> shapes[] = {
-        {kGates * hidden, given}, {kGates * hidden, hidden}, {kGates * hidden}, {kGates * hidden}};
+    const int64_t given = layer < static_cast<std::size_t>(directions) ? input.size(2) : given_back * directions;
+    std::vector<std::vector<int64_t>> shapes = {{kGates * hidden, given}, {kGates * hidden, given_back}};
+    if (has_biases) {
+      shapes.insert(shapes.end(), 2, {kGates * hidden});
+    }
+    if (is_projected) {
+      shapes.push_back({given_back, hidden});
+    }
     for (std::size_t part = 0; part < each; ++part) {
       expect(has_shape(parameters[layer * each + part], shapes[part]), "a parameter has another shape than its layer");
     }
   }
   const int64_t batch = input.size(arguments[8].toBool() ? 0 : 1);
-  for (const at::Tensor& state : states) {
-    expect(has_shape(state, {layers * directions, batch, hidden}), "a state has another shape than its layers");
+  for (std::size_t kind = 0; kind < states.size(); ++kind) {
+    const int64_t size = kind == 0 ? given_back : hidden;
+    expect(has_shape(states[kind], {layers * directions, batch, size}), "a state has another shape than its layers");
   }
 }
 
