@@ -423,7 +423,7 @@ def test_another_version_and_another_directory_are_refused(clicks: Clicks, tmp_p
     manifest_read = Manifest.read(path)
     assert manifest_read.inputs == ({"name": "ids", "dtype": "int64", "shape": [-1, 2], "sizes": ["n0", None]},)
     assert manifest_read.outputs == ({"name": "output", "dtype": "float32", "shape": [-1], "sizes": ["n0"]},)
-    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 3}))
+    (path / "manifest.json").write_text(json.dumps({**manifest, "version": 4}))
     with pytest.raises(OSError, match="damaged: its checksum is another"):
         load_bundle(path)
     with pytest.raises(ValueError, match=r"is no bundle: it has no manifest\.json"):

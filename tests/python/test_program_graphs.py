@@ -126,7 +126,7 @@ def test_what_has_no_graph_is_run_by_torch(tmp_path: Path, table_name: Callable[
     model, ids = Chosen(), torch.arange(3)
     with pytest.raises(NoGraphError, match="control flow"):
         written_graph(torch.export.export(model, (ids,)))
-    with pytest.warns(UserWarning, match="has no graph, because of control flow: the bundle is code"):
+    with pytest.warns(UserWarning, match="has no graph, because of control flow by cond: the bundle is code"):
         path = export(model, (ids,), tmp_path / "model")
     with pytest.raises(ValueError, match=r"model/program\.pt2 is code, .* trusted=True, or serve it with --trust-code"):
         load_bundle(path)

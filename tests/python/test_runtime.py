@@ -56,6 +56,24 @@ def assert_gives(runtime: Runtime, bundle: Path, inputs: list[Tensor], wanted: T
         assert torch.equal(answer.tensors[0], wanted.flatten()), language
 
 
+def test_sizes_that_the_program_excludes_are_refused_as_by_python(runtime: Runtime, tmp_path: Path) -> None:
+    class Last(torch.nn.Module):
+        """Takes the last rows of many, and doubles an odd number of them."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            """Returns sums."""
+            last = x[-8:] if x.shape[0] > 8 else x
+            return last.sum(1) * (2 if x.shape[0] % 2 else 1)
+
+    bundle = export(Last(), (torch.ones(4, 6),), tmp_path / "model")
+    assert_gives(runtime, bundle, [torch.ones(2, 6)], torch.full((2,), 6.0), tmp_path)
+    for rows in (12, 7):
+        with pytest.raises(ValueError, match="for which the program was exported") as caught:
+            load_bundle(bundle)(torch.ones(rows, 6))
+        told = refused(runtime, bundle, [torch.ones(rows, 6)], tmp_path)
+        assert told.partition(": ")[2] == str(caught.value).partition(": ")[2]
+
+
 @pytest.mark.parametrize("encoding", ["float32", "bfloat16", "float16", "int8", "int4"])
 def test_a_bag_gives_the_bits_of_python(
     runtime: Runtime, table_name: TableName, tmp_path: Path, encoding: EncodingName
@@ -199,7 +217,7 @@ DAMAGE = REPLACED | {
     "another directory": (lambda bundle: (bundle / NAME).write_text("{}"), f"{NAME} is damaged: its checksum"),
     "flipped manifest": (lambda bundle: flipped(bundle / NAME), f"{NAME} is damaged"),
     "another format": (lambda bundle: changed(bundle / NAME, format="recstore box"), f"{NAME}: it is of no bundle"),
-    "newer": (lambda bundle: changed(bundle / NAME, version=3), "has version 3 of the format, this program reads 2"),
+    "newer": (lambda bundle: changed(bundle / NAME, version=4), "has version 4 of the format, this program reads 3"),
     "flipped graph": (lambda bundle: flipped(bundle / GRAPH), f"{GRAPH} is damaged: expected "),
     "cut state": (
         lambda bundle: (bundle / STATE).write_bytes((bundle / STATE).read_bytes()[:-1]),

@@ -119,7 +119,7 @@ class Bundle(nn.Module):
             yield lambda inputs: self._checked(run, inputs)
 
     def _checked(self, run: Run, inputs: Sequence[Tensor]) -> list[Any]:
-        check_inputs(self.manifest.inputs, inputs)
+        check_inputs(self.manifest.inputs, inputs, self.manifest.ranges)
         with torch.no_grad():
             return list(run(inputs))
 
@@ -193,7 +193,9 @@ def open_bundle(
 
 def _check_trusted(files: BundleFiles, name: str, *, trusted: bool) -> None:
     if name not in files.manifest.files:
-        raise ValueError(f"{files.path} is a base of a publication: it has no {name}")
+        raise ValueError(
+            f"{files.path} has no {name}: it is a base of a publication, or torch could not write the program"
+        )
     if not trusted:
         raise ValueError(
             f"{files.path / name} is code, which can do all that this process can: to run it, open the bundle with "
@@ -220,8 +222,20 @@ def _ordered(args: Sequence[Any], kwargs: Mapping[str, Any], expected: TreeSpec)
         leaves, spec = tree_flatten((tuple(args), {name: kwargs[name] for name in names}))
         if are_alike(spec, expected):
             return leaves
-    found = tree_flatten((args, dict(kwargs)))[1]
-    raise ValueError(f"the bundle takes the arguments that it was exported with, {expected}; got {found}")
+    given = _call_of(tree_flatten((tuple(args), dict(kwargs)))[1])
+    raise ValueError(f"the bundle takes the arguments that it was exported with, {_call_of(expected)}; got {given}")
+
+
+def _call_of(structure: TreeSpec) -> str:
+    """A structure of arguments as a call has them: `bundle(a tensor, names=a dict of 2)`."""
+    positional, named = structure.child(0), structure.child(1)
+    given = [_shown(positional.child(place)) for place in range(positional.num_children)]
+    given += [f"{name}={_shown(named.child(place))}" for place, name in enumerate(named.context)]
+    return f"bundle({', '.join(given)})"
+
+
+def _shown(structure: TreeSpec) -> str:
+    return "..." if structure.is_leaf() else f"a {structure.type.__name__} of {structure.num_children}"
 
 
 def _put_handle(program: ExportedProgram, constant: str, handle: Tensor) -> None:

@@ -16,14 +16,16 @@ def checked_json(fields: Mapping[str, Any], file_format: str, version: int, *, i
     return json.dumps({**named, "crc32": _sum_of(named)}, indent=indent)
 
 
-def parse_checked_json(text: str | bytes, whose: object, file_format: str, version: int) -> dict[str, Any]:
-    """Returns the fields of a text; which they are is not checked.
+def parse_checked_json(
+    text: str | bytes, whose: object, file_format: str, *versions: int
+) -> tuple[dict[str, Any], int]:
+    """Returns the fields of a text, and its version; which fields they are is not checked.
 
     Args:
         text: of `checked_json`.
         whose: what messages call it.
         file_format: the one that is expected; its last word is what it is of.
-        version: the only one that is read.
+        versions: those that are read, the newest first.
 
     Raises:
         ValueError: it has another format or version.
@@ -40,9 +42,9 @@ def parse_checked_json(text: str | bytes, whose: object, file_format: str, versi
         raise OSError(f"{whose} is damaged: its checksum is another")
     if fields.pop("format", None) != file_format:
         raise ValueError(f"{whose} is of no {file_format.split()[-1]}")
-    if type(number := fields.pop("version", None)) is not int or number != version:
-        raise ValueError(f"{whose} has version {shown(number)} of the format, this program reads {version}")
-    return fields
+    if type(number := fields.pop("version", None)) is not int or number not in versions:
+        raise ValueError(f"{whose} has version {shown(number)} of the format, this program reads {versions[0]}")
+    return fields, number
 
 
 def _sum_of(fields: Mapping[str, Any]) -> int:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +26,8 @@ from recstore_ops.serving.freezing import freeze_tables, group_of
 from recstore_ops.serving.frozen_table import EncodingName, FrozenTable
 from recstore_ops.serving.graph import Graph
 from recstore_ops.serving.graph_operators import Operators
-from recstore_ops.serving.graph_writing import NoGraphError, written
+from recstore_ops.serving.graph_writing import NoGraphError, functional, written
+from recstore_ops.serving.held_sizes import HeldSizes
 from recstore_ops.serving.manifest import (
     COMPILED,
     GRAPH,
@@ -168,7 +171,12 @@ class ExportedModel:
         operators: Operators | None = None,
     ) -> None:
         self._program = _exported(unwrapped(model), _Arguments.of(example_inputs), dynamic_shapes)
-        self._described = described(self._program)
+        sizes = HeldSizes(self._program, dynamic_shapes)
+        self._described = described(self._program, sizes.ranges)
+        self._functional = _functional(self._program)
+        for program in dict.fromkeys((self._program, self._functional)):
+            if isinstance(program, ExportedProgram):
+                sizes.check_in(program)
         read = tables_of(self._program)
         self.tables = {name: table for name, (table, _) in read.items()}
         self._constants = {name: constants for name, (_, constants) in read.items()}
@@ -214,7 +222,9 @@ class ExportedModel:
     def _written_graph(self) -> str | None:
         """The graph of the program, as those will read it who open the bundle; None if it has none."""
         try:
-            text = written(self._program, self._operators)
+            if isinstance(self._functional, NoGraphError):
+                raise self._functional
+            text = written(self._functional, self._operators)
         except NoGraphError as error:
             warnings.warn(
                 f"the program of the model has no graph, because of {error}: the bundle is code, and opens with "
@@ -234,8 +244,7 @@ class ExportedModel:
     def _write_program(self, directory: Path, *, graph_only: bool) -> dict[str, dict[str, int]]:
         """Writes the program, and its graph where it has one, and returns what the manifest says of the files."""
         files = []
-        if not graph_only:
-            _save(self._program, directory / PROGRAM)
+        if not graph_only and self._is_saved(directory / PROGRAM):
             files += [PROGRAM]
         if self._graph is not None:
             (directory / GRAPH).write_text(self._graph, encoding="utf-8")  # by path: a new directory
@@ -248,15 +257,36 @@ class ExportedModel:
             files += [COMPILED]
         return {name: sum_of(directory / name) for name in files}
 
+    def _is_saved(self, path: Path) -> bool:
+        """Writes the program as torch does, which it cannot do with every one; one that has a graph opens without."""
+        try:
+            _save(self._program, path)
+        except ValueError:
+            if self._graph is None:
+                raise
+            path.unlink(missing_ok=True)
+            return False
+        return True
+
     def _bundled(self, name: str, file: Path) -> BundledTable:
         return BundledTable(name, f"tables/{file.name}", FrozenTable(file).fingerprint, self._constants[name])
+
+
+def _functional(program: ExportedProgram) -> ExportedProgram | NoGraphError:
+    try:
+        return functional(program)
+    except NoGraphError as error:
+        return error
 
 
 def _save(program: ExportedProgram, path: Path) -> None:
     try:
         torch.export.save(program, path)
-    except NotImplementedError as error:  # Of containers without a registered name.
-        raise ValueError(f"torch.export.save cannot write the program: {error}") from error
+    except Exception as error:
+        if isinstance(error, OSError | MemoryError):
+            raise
+        # Containers without a registered name, and functions of sizes that have no form.
+        raise ValueError(f"torch.export.save cannot write the program: {str(error).partition(chr(10))[0]}") from error
 
 
 def _check_target(target: Path, *, replace: bool) -> None:
@@ -290,13 +320,44 @@ class _Arguments(NamedTuple):
 def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> ExportedProgram:
     """Returns the program of a model."""
     if dynamic_shapes is None:
-        dynamic_shapes = _first_dimensions(arguments.by_name or arguments.positional)
+        dynamic_shapes = _collected(model, arguments, _first_dimensions(arguments.by_name or arguments.positional))
     was_training = model.training
     try:
-        with torch.no_grad(), traced_as_whole():
+        with torch.no_grad(), traced_as_whole(), _with_names(model, arguments.by_name):
             return torch.export.export(model.eval(), *arguments, dynamic_shapes=dynamic_shapes)
     finally:
         model.train(was_training)
+
+
+def _collected(model: nn.Module, arguments: _Arguments, shapes: Any) -> Any:
+    """Shapes of positional arguments, where those that a model collects by `*` lie in one, as torch expects them."""
+    signature = inspect.signature(model.forward)
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    if arguments.by_name or inspect.Parameter.VAR_POSITIONAL not in kinds:
+        return shapes
+    return dict(signature.bind(*shapes).arguments)
+
+
+@contextmanager
+def _with_names(model: nn.Module, names: Collection[str]) -> Iterator[None]:
+    """A model that collects arguments by `**` has parameters of their names meanwhile: torch knows no others."""
+    forward, kind = model.forward, inspect.Parameter
+    if not names or kind.VAR_KEYWORD not in [each.kind for each in inspect.signature(forward).parameters.values()]:
+        yield
+        return
+    own = vars(model).get("forward")
+
+    def named(**given: Any) -> Any:
+        return forward(**given)
+
+    named.__signature__ = inspect.Signature([kind(name, kind.KEYWORD_ONLY) for name in names])
+    model.forward = named
+    try:
+        yield
+    finally:
+        del model.forward
+        if own is not None:
+            model.forward = own
 
 
 def _first_dimensions(value: Any) -> Any:
@@ -308,6 +369,8 @@ def _first_dimensions(value: Any) -> Any:
     leaves, structure = tree_flatten(value)
     if structure.is_leaf():
         return None
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*map(_first_dimensions, value))
     if isinstance(value, list | tuple):
         return type(value)(map(_first_dimensions, value))
     return [_first_dimensions(leaf) for leaf in leaves]

@@ -9,6 +9,7 @@ what is in the file is checked as a whole before anything does.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -35,6 +36,9 @@ from recstore_ops.serving.structures import read_structure
 _FIELDS = ("state", "inputs", "calls", "outputs", "in_spec", "out_spec")
 _MOST = 1 << 20
 """Values of a graph."""
+_FILE, _FIRST_LINE = "graph", 2
+"""Of the function that calls: its name, and the line of the first call."""
+_ASSERTION = "aten::_assert_scalar.default"
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -72,16 +76,39 @@ class Graph:
         reader = _Reader(len(self.state) + inputs, tables, operators or Operators())
         calls = [reader.call(each) for each in typed(fields["calls"], list, "calls")]
         self._run = _function(len(self.state) + inputs, calls, reader.outputs(outputs))
+        self._names = [call.name for call in calls]
 
     def bind(self, state: Mapping[str, Tensor]) -> Run:
-        """Returns what gives the outputs, flat, of inputs, flat, with the tensors of a state."""
+        """Returns what gives the outputs, flat, of inputs, flat, with the tensors of a state.
+
+        It raises a `ValueError` that names the call where a call does not take what others gave; what torch's operators
+        raise as `RuntimeError`, and a lack of memory, stay what they are.
+        """
         tensors, run = tuple(state[name] for name in self.state), self._run
-        return lambda inputs: run(*tensors, *inputs)
+
+        def bound(inputs: Sequence[Any]) -> Sequence[Any]:
+            try:
+                return run(*tensors, *inputs)
+            except (TypeError, AttributeError, LookupError, ArithmeticError) as error:
+                raise ValueError(f"{self._called(error)}: {error}") from error
+            except RuntimeError as error:
+                if (name := self._called(error)) != _ASSERTION:
+                    raise
+                raise ValueError(f"{name}: {error}") from error
+
+        return bound
+
+    def _called(self, error: Exception) -> str:
+        """The name of the call that failed: each has its own line."""
+        lines = [line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == _FILE]
+        place = lines[0] - _FIRST_LINE if lines else -1
+        return self._names[place] if 0 <= place < len(self._names) else "the graph"
 
 
 class _Call(NamedTuple):
     """A call whose arguments fit."""
 
+    name: str
     function: Callable[..., Any]
     args: list[Any]
     kwargs: dict[str, Any]
@@ -116,7 +143,7 @@ class _Reader:
         self._values.append(result)
         if len(self._values) > _MOST:
             raise ValueError(f"it has more than {_MOST} values")
-        return _Call(function, args, kwargs)
+        return _Call(name, function, args, kwargs)
 
     def outputs(self, written: list[Any]) -> list[Any]:
         """Returns the outputs, which follow all calls.
@@ -161,7 +188,7 @@ def _function(first: int, calls: Sequence[_Call], outputs: list[Any]) -> Callabl
     """
     source = _Source(first, calls, outputs)
     names: dict[str, Any] = dict(source.names)
-    exec(compile(source.text, "graph", "exec"), names)
+    exec(compile(source.text, _FILE, "exec"), names)
     return names["run"]
 
 

@@ -208,7 +208,7 @@ def guarded(name: str, overload: OpOverload) -> Callable[..., Any]:
                 _check_window(args[place] if place < len(args) else kwargs.get(window, 0), window)
             if check is not None:
                 check(*args, **kwargs)
-        except (ValueError, TypeError, IndexError) as error:
+        except (ValueError, TypeError, IndexError, AttributeError) as error:
             raise ValueError(f"{name}: {error}") from None
         return overload(*args, **kwargs)
 

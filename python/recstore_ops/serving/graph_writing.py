@@ -45,7 +45,7 @@ def written(program: ExportedProgram, operators: Operators | None = None) -> str
         ValueError: it calls operators that a graph may not call.
     """
     allowed = operators or Operators()
-    fields = _Writer(_functional(program)).graph()
+    fields = _Writer(functional(program)).graph()
     called = dict.fromkeys(name for name, *_ in fields["calls"] if "::" in name)
     if refused := [name for name in called if not allowed.has(name)]:
         raise ValueError(
@@ -55,8 +55,12 @@ def written(program: ExportedProgram, operators: Operators | None = None) -> str
     return json.dumps(fields, indent=None, separators=(",", ":"))
 
 
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    """A program without operators that write to their arguments."""
+def functional(program: ExportedProgram) -> ExportedProgram:
+    """Returns a program without operators that write to their arguments, which is the same one if it has none.
+
+    Raises:
+        NoGraphError: torch cannot do without them.
+    """
     if not any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in program.graph.nodes):
         return program
     from torch.export._remove_effect_tokens_pass import _remove_effect_tokens
@@ -175,4 +179,12 @@ def _name_of(node: Node) -> str:
         return name_of(target)
     if node.op == "call_function" and target in ORIGINALS:
         return ORIGINALS[target]
-    raise NoGraphError("control flow" if node.op == "get_attr" else f"a call of {target}")
+    if node.op == "get_attr":
+        raise NoGraphError(_of_program(node))
+    raise NoGraphError(f"a call of {getattr(target, '__name__', target)}")
+
+
+def _of_program(node: Node) -> str:
+    """What runs a program within the program: `torch.cond` and its like are control flow."""
+    names = [str(user.target) for user in node.users]
+    return f"control flow by {names[0]}" if names else "a program within it"

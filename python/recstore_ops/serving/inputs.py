@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
 
+from recstore_ops.serving.sizes import Range
 
-def check_inputs(expected: Sequence[dict[str, Any]], inputs: Sequence[Any]) -> None:
-    """Checks tensors: their number, types, dimensions, and sizes that are fixed or equal one another.
+
+def check_inputs(
+    expected: Sequence[dict[str, Any]], inputs: Sequence[Any], ranges: Mapping[str, Range] | None = None
+) -> None:
+    """Checks tensors: their number, types, dimensions, and sizes that are fixed, within bounds or equal one another.
+
+    Args:
+        expected: what the manifest says of each.
+        inputs: in the same order.
+        ranges: the bounds of sizes, by their names.
 
     Raises:
         ValueError: names the input, what was expected and what came.
@@ -25,6 +34,12 @@ def check_inputs(expected: Sequence[dict[str, Any]], inputs: Sequence[Any]) -> N
         _check_tensor(description, given)
         for place, (name, size) in enumerate(zip(description["sizes"], given.shape, strict=True)):
             if name is not None:
+                bounds = (ranges or {}).get(name)
+                if bounds is not None and not bounds.has(size):
+                    raise ValueError(
+                        f"input {description['name']}: size {size} of dimension {place} must be {bounds}, for which "
+                        "the program was exported"
+                    )
                 first, whose = sizes.setdefault(name, (size, description["name"]))
                 if size != first:
                     raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,15 @@ from recstore_ops.config.directory import Directory
 from recstore_ops.serving.checked_json import checked_json, parse_checked_json
 from recstore_ops.serving.closed_json import fields_of, shown, texts, typed, whole
 from recstore_ops.serving.graph_arguments import DTYPES
+from recstore_ops.serving.sizes import Range
 
 NAME = "manifest.json"
 PROGRAM, GRAPH, STATE, COMPILED = "program.pt2", "graph.json", "state.safetensors", "compiled.pt2"
-_FORMAT, _VERSION = "recstore bundle", 2
+_FORMAT, _VERSION = "recstore bundle", 3
+_WITHOUT_RANGES = 2
+"""The version before, whose sizes have no bounds."""
 _BYTES_AT_A_TIME = 1 << 20
+_MOST_SIZE = (1 << 63) - 1
 _MOST_BYTES = 1 << 26
 """Of a manifest."""
 _PROGRAM_FILES = (PROGRAM, GRAPH, STATE, COMPILED)
@@ -54,6 +58,7 @@ class Manifest:
         inputs: each tensor that the program takes, see `recstore_ops.serving.program_tensors`.
         outputs: each that it gives.
         compiled_for: the kind of processor that the program was compiled for, if it was.
+        ranges: the bounds of sizes that have some, by their names.
     """
 
     torch: str
@@ -63,6 +68,7 @@ class Manifest:
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
     compiled_for: str | None = None
+    ranges: dict[str, Range] = field(default_factory=dict)
 
     def write(self, directory: Path) -> None:
         """Writes the manifest."""
@@ -88,9 +94,9 @@ class Manifest:
             content = directory.read(NAME, most=_MOST_BYTES)
         except FileNotFoundError:
             raise ValueError(f"{directory.path} is no bundle: it has no {NAME}") from None
-        fields = parse_checked_json(content, path, _FORMAT, _VERSION)
+        fields, version = parse_checked_json(content, path, _FORMAT, _VERSION, _WITHOUT_RANGES)
         try:
-            return _manifest(fields)
+            return _manifest({"ranges": {}, **fields} if version == _WITHOUT_RANGES else fields)
         except ValueError as error:
             raise OSError(f"{path} is damaged: {error}") from error
 
@@ -131,7 +137,7 @@ def sum_of(path: Path) -> dict[str, int]:
 
 def _manifest(fields: Any) -> Manifest:
     """A manifest of its fields, each of which is checked."""
-    names = ("torch", "recstore_ops", "files", "tables", "inputs", "outputs")
+    names = ("torch", "recstore_ops", "files", "tables", "inputs", "outputs", "ranges")
     fields_of(fields, names, "the manifest", optional=("compiled_for",))
     compiled_for = fields.get("compiled_for")
     tables = tuple(_table(each, f"tables[{n}]") for n, each in enumerate(typed(fields["tables"], list, "tables")))
@@ -154,7 +160,20 @@ def _manifest(fields: Any) -> Manifest:
         inputs=inputs,
         outputs=outputs,
         compiled_for=None if compiled_for is None else typed(compiled_for, str, "compiled_for"),
+        ranges=_ranges(fields["ranges"], inputs),
     )
+
+
+def _ranges(value: Any, inputs: Iterable[dict[str, Any]]) -> dict[str, Range]:
+    names = {name for described in inputs for name in described.get("sizes", ()) if name is not None}
+    return {name: _range(each, f"ranges: {name}") for name, each in fields_of(value, (), "ranges", names).items()}
+
+
+def _range(value: Any, what: str) -> Range:
+    if len(typed(value, list, what)) != 2:
+        raise ValueError(f"{what}: expected two bounds, got {shown(value)}")
+    least, most = whole(value[0], 0, _MOST_SIZE, what), value[1]
+    return Range(least, None if most is None else whole(most, least, _MOST_SIZE, what))
 
 
 def _check_different(names: Iterable[str], what: str) -> None:

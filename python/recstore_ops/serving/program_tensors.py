@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, OutputKind
 from torch.utils._pytree import SequenceKey, TreeSpec, tree_flatten_with_path, tree_unflatten
+
+from recstore_ops.serving.sizes import Range
 
 _ONLY = "output"
 
@@ -19,27 +22,31 @@ class Described(NamedTuple):
     Attributes:
         inputs: a description of each, in their order; containers are taken apart.
         outputs: the same of each output; their names are the keys and places in what the model gave.
+        ranges: the bounds of sizes that have some, by their names.
     """
 
     inputs: tuple[dict[str, Any], ...]
     outputs: tuple[dict[str, Any], ...]
+    ranges: dict[str, Range]
 
 
-def described(program: ExportedProgram) -> Described:
+def described(program: ExportedProgram, ranges: Mapping[str, Range]) -> Described:
     """Returns name, type and shape of each tensor that a program takes and gives; of what is none, name and class.
 
     A size that varies is -1 in `shape`, and has a name in `sizes`: sizes of one name are equal in every call.
 
     Args:
         program: of `torch.export.export`.
+        ranges: the bounds of sizes, by torch's symbols.
     """
     values = {node.name: node.meta.get("val") for node in program.graph.nodes}
     sizes: dict[str, str] = {}
     inputs = [spec.arg for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
     outputs = [spec.arg for spec in program.graph_signature.output_specs if spec.kind is OutputKind.USER_OUTPUT]
-    taken = [_described(arg.name, values.get(arg.name), arg, sizes) for arg in inputs]
+    taken = tuple(_described(arg.name, values.get(arg.name), arg, sizes) for arg in inputs)
+    bounds = {sizes[symbol]: held for symbol, held in ranges.items()}
     given = zip(_names(program.call_spec.out_spec), outputs, strict=True)
-    return Described(tuple(taken), tuple(_described(name, values.get(arg.name), arg, sizes) for name, arg in given))
+    return Described(taken, tuple(_described(name, values.get(arg.name), arg, sizes) for name, arg in given), bounds)
 
 
 def _described(name: str, value: Any, argument: Any, sizes: dict[str, str]) -> dict[str, Any]:

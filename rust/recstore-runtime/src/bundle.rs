@@ -12,7 +12,7 @@ use crate::element::{DType, Element};
 use crate::error::{Error, Result};
 use crate::graph;
 use crate::inputs::{self, Input};
-use crate::manifest::{BundledTable, Described, Manifest};
+use crate::manifest::{BundledTable, Described, Manifest, Ranges};
 use crate::operators::Operators;
 use crate::program::{Kept, Program, has_operators, new_program};
 use crate::state::{State, StateTensor};
@@ -24,6 +24,7 @@ const STATE: &str = "state.safetensors";
 pub struct Bundle {
     inputs: Vec<Described>,
     outputs: Vec<Described>,
+    ranges: Ranges,
     // Before the tables, which it reads.
     program: UniquePtr<Program>,
     _tables: Vec<OpenTable>,
@@ -54,7 +55,8 @@ impl Bundle {
         let tables = manifest.tables.iter().map(|table| OpenTable::open(&directory, table, memory));
         let tables = tables.collect::<Result<Vec<_>>>()?;
         let program = open_program(&directory, &manifest, &tables, &operators)?;
-        Ok(Self { inputs: manifest.inputs, outputs: manifest.outputs, program, _tables: tables })
+        let Manifest { inputs, outputs, ranges, .. } = manifest;
+        Ok(Self { inputs, outputs, ranges, program, _tables: tables })
     }
 
     /// Returns what the bundle takes.
@@ -74,7 +76,7 @@ impl Bundle {
     /// # Errors
     /// [`Error::Input`]: tensors of another number, type or shape. [`Error::Run`]: an operator failed.
     pub fn run(&self, inputs: &[Input<'_>]) -> Result<Vec<Output>> {
-        inputs::check(&self.inputs, inputs)?;
+        inputs::check(&self.inputs, &self.ranges, inputs)?;
         let views: Vec<_> = inputs.iter().map(Input::view).collect();
         let failed = |error: cxx::Exception| Error::Run(error.to_string());
         let mut given = self.program.run(&views).map_err(failed)?;

@@ -9,8 +9,13 @@ use serde_json::{Map, Value};
 
 use crate::error::{Error, Result};
 
-/// Returns the fields of a text of a format, of the only version that is read.
-pub(crate) fn parse(text: &str, path: &Path, format: &str, version: u64) -> Result<Map<String, Value>> {
+/// Returns the fields of a text of a format, and its version: one of those that are read, the newest first.
+pub(crate) fn parse(
+    text: &str,
+    path: &Path,
+    format: &str,
+    versions: &[u64],
+) -> Result<(Map<String, Value>, u64)> {
     let damaged = |reason: &str| Error::damaged(path, reason);
     let mut fields: Map<String, Value> =
         serde_json::from_str(text).map_err(|error| damaged(&error.to_string()))?;
@@ -23,11 +28,12 @@ pub(crate) fn parse(text: &str, path: &Path, format: &str, version: u64) -> Resu
         return Err(Error::unfit(path, format!("it is of no {kind}")));
     }
     let found = fields.remove("version").unwrap_or(Value::Null);
-    if found.as_u64() != Some(version) {
-        let reason = format!("it has version {found} of the format, this program reads {version}");
-        return Err(Error::unfit(path, reason));
-    }
-    Ok(fields)
+    let known = found.as_u64().filter(|number| versions.contains(number));
+    let unknown = || {
+        let newest = versions[0];
+        Error::unfit(path, format!("it has version {found} of the format, this program reads {newest}"))
+    };
+    Ok((fields, known.ok_or_else(unknown)?))
 }
 
 /// What `json.dumps(fields, sort_keys=True)` gives; maps are sorted here.
@@ -108,13 +114,13 @@ mod tests {
     #[test]
     fn a_checked_text_is_read() {
         let whole = text(2, r#"{"format": "a box", "version": 2}"#);
-        assert!(parse(&whole, Path::new("x"), "a box", 2).unwrap().is_empty());
+        assert!(parse(&whole, Path::new("x"), "a box", &[3, 2]).unwrap().0.is_empty());
     }
 
     #[test]
     fn what_is_wrong_is_said() {
         let whole = text(2, r#"{"format": "a box", "version": 2}"#);
-        let error = |text: &str, format| parse(text, Path::new("x"), format, 3).unwrap_err().to_string();
+        let error = |text: &str, format| parse(text, Path::new("x"), format, &[3]).unwrap_err().to_string();
         assert_eq!(error(&text(2, "other"), "a box"), "x is damaged: its checksum is another");
         assert!(error("{", "a box").starts_with("x is damaged: EOF"));
         assert_eq!(error(&whole, "a tin"), "x: it is of no tin");

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::element::{DType, Element};
 use crate::error::{Error, Result};
-use crate::manifest::Described;
+use crate::manifest::{Described, Ranges};
 use crate::program::View;
 
 /// A tensor that a bundle is asked with: elements of the caller, one behind the other.
@@ -56,7 +56,7 @@ impl<'a> Input<'a> {
     }
 }
 
-pub(crate) fn check(expected: &[Described], inputs: &[Input<'_>]) -> Result<()> {
+pub(crate) fn check(expected: &[Described], ranges: &Ranges, inputs: &[Input<'_>]) -> Result<()> {
     if inputs.len() != expected.len() {
         let names: Vec<_> = expected.iter().map(|each| each.name.as_str()).collect();
         let (number, names) = (expected.len(), names.join(", "));
@@ -70,6 +70,12 @@ pub(crate) fn check(expected: &[Described], inputs: &[Input<'_>]) -> Result<()> 
         check_tensor(description, input)?;
         for (place, (name, &size)) in description.sizes.iter().zip(input.shape).enumerate() {
             let Some(name) = name else { continue };
+            if let Some(range) = ranges.get(name).filter(|range| !range.has(size)) {
+                return Err(Error::Input(format!(
+                    "input {}: size {size} of dimension {place} must be {range}, for which the program was exported",
+                    description.name
+                )));
+            }
             let &mut (first, whose) = sizes.entry(name).or_insert((size, &description.name));
             if size != first {
                 return Err(Error::Input(format!(

@@ -1,11 +1,12 @@
 //! What the manifest of a bundle says: its files, its tables, and what its program takes and gives.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 use std::path::Path;
 
 use recstore::{Directory, FileError};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::checked_json;
 use crate::element::DType;
@@ -13,7 +14,9 @@ use crate::error::{Error, Result};
 
 const NAME: &str = "manifest.json";
 const FORMAT: &str = "recstore bundle";
-const VERSION: u64 = 2;
+const VERSION: u64 = 3;
+/// The version before, whose sizes have no bounds.
+const WITHOUT_RANGES: u64 = 2;
 const MAX_BYTES: u64 = 64 << 20;
 /// The files of a program.
 const FILES: [&str; 4] = ["program.pt2", "graph.json", "state.safetensors", "compiled.pt2"];
@@ -69,6 +72,30 @@ pub(crate) struct Manifest {
     pub(crate) outputs: Vec<Described>,
     #[serde(rename = "compiled_for")]
     _compiled_for: Option<String>,
+    pub(crate) ranges: Ranges,
+}
+
+/// The bounds of sizes that have some, by their names.
+pub(crate) type Ranges = BTreeMap<String, Range>;
+
+/// The bounds of a size, of which the upper one may lack.
+#[derive(Debug, Clone, Copy, Deserialize)]
+pub(crate) struct Range(u64, Option<u64>);
+
+impl Range {
+    pub(crate) fn has(self, size: i64) -> bool {
+        u64::try_from(size).is_ok_and(|size| self.0 <= size && self.1.is_none_or(|most| size <= most))
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self(least, None) => write!(f, "{least} or more"),
+            Self(0, Some(most)) => write!(f, "{most} or less"),
+            Self(least, Some(most)) => write!(f, "{least} to {most}"),
+        }
+    }
 }
 
 impl Manifest {
@@ -79,7 +106,10 @@ impl Manifest {
             Error::unfit(directory.path(), format!("it is no bundle: {NAME}: {reason}"))
         })?;
         let text = String::from_utf8_lossy(&bytes).into_owned();
-        let fields = checked_json::parse(&text, &path, FORMAT, VERSION)?;
+        let (mut fields, version) = checked_json::parse(&text, &path, FORMAT, &[VERSION, WITHOUT_RANGES])?;
+        if version == WITHOUT_RANGES {
+            fields.insert("ranges".to_owned(), Value::Object(Map::new()));
+        }
         for tensors in ["inputs", "outputs"] {
             check_tensors(&path, tensors, fields.get(tensors))?;
         }
@@ -105,11 +135,24 @@ impl Manifest {
         check_different("a file of its tables", tables.clone().map(|table| &table.file))?;
         check_different("a constant of its tables", tables.flat_map(|table| &table.constants))?;
         check_different("an input", self.inputs.iter().map(|tensor| &tensor.name))?;
+        self.check_ranges()?;
         match self.inputs.iter().chain(&self.outputs).find(|tensor| !tensor.has_whole_sizes()) {
             Some(tensor) => {
                 let Described { name, shape, sizes, .. } = tensor;
                 Err(format!("{name:?} has shape {shape:?} with the names {sizes:?}"))
             }
+            None => Ok(()),
+        }
+    }
+
+    /// Says which of the bounds is none of a size of an input.
+    fn check_ranges(&self) -> std::result::Result<(), String> {
+        let names: HashSet<_> = self.inputs.iter().flat_map(|tensor| &tensor.sizes).flatten().collect();
+        let is_whole = |name: &String, range: &Range| {
+            names.contains(name) && range.1.is_none_or(|most| range.0 <= most) && range.0 <= i64::MAX as u64
+        };
+        match self.ranges.iter().find(|(name, range)| !is_whole(name, range)) {
+            Some((name, range)) => Err(format!("its inputs have no size {name:?} of {range}")),
             None => Ok(()),
         }
     }

@@ -123,7 +123,7 @@ class Current:
             ValueError: it is no publication, or one of another version.
             OSError: it is damaged.
         """
-        fields = parse_checked_json(text, whose, _FORMAT, _VERSION)
+        fields, _ = parse_checked_json(text, whose, _FORMAT, _VERSION)
         try:
             return cls._of(fields)
         except ValueError as error:

@@ -208,7 +208,7 @@ class PublicationFiles:
             text = self._held.read(_NOTE, most=_MAX_NOTE_BYTES).decode("utf-8", "replace")
         except FileNotFoundError:
             return []
-        fields = parse_checked_json(text, note, _FORMAT, _VERSION)
+        fields, _ = parse_checked_json(text, note, _FORMAT, _VERSION)
         try:
             files = texts(fields_of(fields, ("files",), "a note")["files"], "files")
         except ValueError as error:
