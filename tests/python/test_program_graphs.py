@@ -213,3 +213,25 @@ def test_inputs_are_checked_by_the_manifest(tmp_path: Path) -> None:
         bundle.flat([ids])
     with pytest.raises(ValueError, match="the bundle takes the arguments that it was exported with"):
         bundle(ids)
+
+
+@pytest.mark.parametrize(
+    ("calls", "given", "message"),
+    [
+        (
+            [["aten::item.default", [{"value": 0}], {}], ["operator.lt", [{"value": 1}, 2], {}]],
+            torch.tensor(1j),
+            "operator.lt: '<' not supported between instances of 'complex'",
+        ),
+        ([["aten::select.int", [{"value": 0}, 0, 9], {}]], torch.ones(2), "aten::select.int: .* index 9 out of range"),
+        (
+            [["aten::gru_cell.default", [1, {"value": 0}, {"value": 0}, {"value": 0}], {}]],
+            torch.ones(2, 2),
+            "aten::gru_cell.default: 'int' object has no attribute 'shape'",
+        ),
+    ],
+)
+def test_calls_that_do_not_take_what_others_gave_are_named(calls: list[Any], given: Tensor, message: str) -> None:
+    run = Graph(written(calls=calls, outputs=[{"value": len(calls)}])).bind({})
+    with pytest.raises(ValueError, match=message):
+        run([given])
