@@ -8,8 +8,8 @@ mod cluster;
 #[path = "../../recstore/tests/numbered/mod.rs"]
 mod numbered;
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::{self, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -107,6 +107,18 @@ fn slow_peers_are_cut_off_and_cost_nothing() {
     assert_eq!(store.num_rows(table), Ok(1));
 }
 
+/// Opens connections of which each has sent the first byte of a request.
+fn begin_requests(address: SocketAddr, count: usize) -> Vec<TcpStream> {
+    let begin = |_| -> io::Result<_> {
+        let mut stream = TcpStream::connect(address)?;
+        stream.write_all(&hello(1))?;
+        stream.read_exact(&mut [0; 8])?;
+        stream.write_all(&[1])?;
+        Ok(stream)
+    };
+    (0..count).filter_map(|number| begin(number).ok()).collect()
+}
+
 #[test]
 fn a_full_port_closes_idle_connections_and_none_with_a_request_under_way() {
     let cluster = Cluster::configured(1, |config| config.max_connections = 2);
@@ -115,22 +127,19 @@ fn a_full_port_closes_idle_connections_and_none_with_a_request_under_way() {
     assert_serves(&cluster);
     assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "the oldest of those that said nothing");
     drop(silent);
-    let began: Vec<_> = (0..2)
-        .map(|_| {
-            let mut stream = TcpStream::connect(address).unwrap();
-            stream.write_all(&hello(1)).unwrap();
-            assert_eq!(stream.read(&mut [0; 8]).unwrap(), 8);
-            stream.write_all(&[1]).unwrap();
-            stream
-        })
-        .collect();
-    thread::sleep(Duration::from_millis(100));
-    let refused = refusal(config(cluster.addresses(), SHORT));
     let full = "the server has 2 connections, which is its limit, all with requests under way";
-    assert!(refused.contains(full), "{refused}");
+    // A request is under way when the server's thread has read of it, not when its bytes have arrived.
+    let deadline = Instant::now() + LIVENESS;
+    let began = loop {
+        let began = begin_requests(address, 2);
+        match RemoteStore::connect(config(cluster.addresses(), SHORT), Box::new(Serial)) {
+            Err(refused) if refused.to_string().contains(full) => break began,
+            other => assert!(Instant::now() < deadline, "{other:?}"),
+        }
+    };
     drop(began);
     // The server notices that they are closed when its threads come to it.
-    let deadline = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + LIVENESS;
     while RemoteStore::connect(config(cluster.addresses(), SHORT), Box::new(Serial)).is_err() {
         assert!(Instant::now() < deadline, "closed connections keep their seats");
         thread::sleep(Duration::from_millis(10));
