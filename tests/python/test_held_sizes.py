@@ -70,6 +70,18 @@ SHOWN = {
         r"x.shape\[0\] > x.shape\[1\]",
     ),
     "a write": (Model(lambda x: x.clone().mul_(2) if x.shape[1] > x.shape[0] else x), (4, 12), (4, 3), "must be such"),
+    "a branch by the size of a slice": (
+        Model(lambda x: x[:, :10].sum(1) if x[:, :10].shape[1] > 7 else x.sum(1)),
+        (4, 12),
+        (4, 6),
+        "10 or more",
+    ),
+    "a slice to a slice": (
+        Model(lambda x: x[:, :10][:, :5] * x[:, :10][:, :5].shape[1]),
+        (4, 12),
+        (4, 4),
+        "10 or more",
+    ),
     "the sizes of a slice": (Model(lambda x: x[:, -8:].sum(1) / x[:, -8:].shape[1]), (4, 12), (4, 5), "8 or more"),
 }
 
@@ -89,6 +101,11 @@ HONEST = {
     "the first items": (Model(lambda x: x[:, : min(x.shape[1], 8)].sum(1)), (4, 6)),
     "groups": (Model(lambda x: x[:, : x.shape[1] // 4 * 4].reshape(x.shape[0], -1, 4).sum(2)), (4, 8)),
     "a product": (Model(lambda x: x @ torch.ones(6, 2)), (4, 6)),
+    "at most ten items": (Model(lambda x: x[:, :10].sum(1)), (4, 6)),
+    "all but few items": (Model(lambda x: x[:, -10:].mean(1)), (4, 12)),
+    "two slices": (Model(lambda x: torch.cat([x[:, :10], x[:, 10:]], 1)), (4, 12)),
+    "the first rows": (Model(lambda x: x[:3] + 1), (4, 6)),
+    "a slice that is written": (Model(lambda x: torch.relu(x)[:, :10].add_(1).cumsum(1)), (4, 6)),
 }
 
 

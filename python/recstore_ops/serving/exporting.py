@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.export.graph_signature import InputKind
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from recstore_ops.config.extras import imported
 from recstore_ops.config.paths import user_path
@@ -170,8 +171,13 @@ class ExportedModel:
         compiled: bool = False,
         operators: Operators | None = None,
     ) -> None:
-        self._program = _exported(unwrapped(model), _Arguments.of(example_inputs), dynamic_shapes)
-        sizes = HeldSizes(self._program, dynamic_shapes)
+        model = unwrapped(model)
+        self._program = _exported(model, _Arguments.of(example_inputs), dynamic_shapes)
+
+        def traced_at(sizes: Mapping[tuple[str, int], int]) -> ExportedProgram:
+            return _exported(model, _resized(self._program, sizes), dynamic_shapes)
+
+        sizes = HeldSizes(self._program, dynamic_shapes, traced_at)
         self._described = described(self._program, sizes.ranges)
         self._functional = _functional(self._program)
         for program in dict.fromkeys((self._program, self._functional)):
@@ -264,7 +270,7 @@ class ExportedModel:
         except ValueError:
             if self._graph is None:
                 raise
-            path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)  # by path: a new directory
             return False
         return True
 
@@ -327,6 +333,17 @@ def _exported(model: nn.Module, arguments: _Arguments, dynamic_shapes: Any) -> E
             return torch.export.export(model.eval(), *arguments, dynamic_shapes=dynamic_shapes)
     finally:
         model.train(was_training)
+
+
+def _resized(program: ExportedProgram, sizes: Mapping[tuple[str, int], int]) -> _Arguments:
+    """The example inputs of a program with other sizes: their items repeat."""
+    leaves, structure = tree_flatten(program.example_inputs)
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind is InputKind.USER_INPUT]
+    values = dict(zip(names, leaves, strict=True))
+    for (name, dimension), size in sizes.items():
+        value = values[name]
+        values[name] = value.index_select(dimension, torch.arange(size) % value.shape[dimension])
+    return _Arguments(*tree_unflatten(list(values.values()), structure))
 
 
 def _collected(model: nn.Module, arguments: _Arguments, shapes: Any) -> Any:

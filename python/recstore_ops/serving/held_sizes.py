@@ -35,6 +35,9 @@ _OF_STRIDES = ("torch/_prims_common/__init__.py", "torch/_prims/__init__.py", "t
 """Code that asks of sizes how tensors lie in memory, or asks for an operator that checks its arguments itself."""
 _VIEWS = "torch/_refs/__init__.py", "_reshape_view_helper"
 _SLICES = "_compute_slice_index"
+_MAX_TRACES = 16
+"""How often a model is traced to find which guards of slices matter; what is found no more is held."""
+_TracedAt = Callable[[Mapping[tuple[str, int], int]], "ExportedProgram"]
 
 
 class HeldSizes:
@@ -43,6 +46,7 @@ class HeldSizes:
     Args:
         program: as `torch.export.export` gives it; one that was loaded has lost what its tracing took for true.
         dynamic_shapes: those of the export.
+        traced_at: traces the model again, with these sizes of its inputs, by name and dimension.
 
     Attributes:
         ranges: the bounds of sizes, by torch's symbols.
@@ -51,13 +55,13 @@ class HeldSizes:
         ValueError: it needs what a bundle cannot check.
     """
 
-    def __init__(self, program: ExportedProgram, dynamic_shapes: Any = None) -> None:
+    def __init__(self, program: ExportedProgram, dynamic_shapes: Any, traced_at: _TracedAt) -> None:
         self._shapes = _shapes_of(program)
         self._places = _places(self._shapes)
         self._relations: dict[_Expression, None] = {}
         environment = _environment(program)
         self._bounds = {} if environment is None else _told(program, environment, dynamic_shapes)
-        for guard in () if environment is None else map(environment.replace, _guards(environment)):
+        for guard in _Guards(program, self._shapes, traced_at).held():
             self._hold(guard)
         for name, place, size in self._derived():
             self._relations[sympy.Eq(sympy.Symbol(f"{name}.shape[{place}]"), size, evaluate=False)] = None
@@ -104,21 +108,12 @@ class HeldSizes:
 
     def _is_bound(self, guard: _Expression) -> bool:
         """Whether a guard is a bound of one size, which is noted."""
-        symbols = guard.free_symbols
-        if len(symbols) != 1 or not isinstance(guard, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+        if (solved := _solved(guard)) is None or solved[0] not in self._places:
             return False
-        (symbol,) = symbols
-        solved = try_solve(guard, symbol)
-        if symbol not in self._places or solved is None or not solved[1].is_Integer:
-            return False
-        relation, bound = solved[0], int(solved[1])
-        least, most = self._bounds.get(symbol, (0, None))
-        if isinstance(relation, sympy.Ge | sympy.Gt):
-            least = max(least, bound + isinstance(relation, sympy.Gt))
-        else:
-            bound -= isinstance(relation, sympy.Lt)
-            most = bound if most is None else min(most, bound)
-        self._bounds[symbol] = least, most
+        symbol, (least, most) = solved
+        before = self._bounds.get(symbol, (0, None))
+        mosts = [each for each in (before[1], most) if each is not None]
+        self._bounds[symbol] = max(least, before[0]), min(mosts, default=None)
         return True
 
     def _derived(self) -> list[tuple[str, int, _Expression]]:
@@ -166,18 +161,93 @@ def _environment(program: ExportedProgram) -> ShapeEnv | None:
     return None
 
 
-def _guards(environment: ShapeEnv) -> list[_Expression]:
-    """What tracing took for true, but how tensors lie in memory."""
-    found = []
-    for guard in environment.guards:
-        place = guard.sloc.framework_loc
-        file, function = (place, "") if isinstance(place, str) or place is None else (place.filename, place.name)
-        is_view = str(file).endswith(_VIEWS[0]) and function.startswith(_VIEWS[1])
-        if is_view or str(file).endswith(_OF_STRIDES):
-            continue
-        # A slice to the end of a tensor is one to its size too.
-        found.append(_with_equal(guard.expr) if function == _SLICES else guard.expr)
-    return found
+def _solved(guard: _Expression) -> tuple[_Expression, tuple[int, int | None]] | None:
+    """The symbol of a guard that is a bound of one, and its bounds."""
+    if len(guard.free_symbols) != 1 or not isinstance(guard, sympy.Le | sympy.Lt | sympy.Ge | sympy.Gt):
+        return None
+    (symbol,) = guard.free_symbols
+    solved = try_solve(guard, symbol)
+    if solved is None or not solved[1].is_Integer:
+        return None
+    relation, bound = solved[0], int(solved[1])
+    if isinstance(relation, sympy.Ge | sympy.Gt):
+        return symbol, (bound + isinstance(relation, sympy.Gt), None)
+    return symbol, (0, bound - isinstance(relation, sympy.Lt))
+
+
+class _Guards:
+    """What tracing took for true of the sizes, but how tensors lie in memory.
+
+    Tracing takes for true on which side of a slice's ends a size lies, and gives the slice a size by it. What is made
+    of that size may hold on one side alone, or the graph is the same on both: then the calls find it themselves. So the
+    model is traced on the other side of each end too.
+    """
+
+    def __init__(self, program: ExportedProgram, shapes: Mapping[str, list[_Expression]], traced_at: _TracedAt) -> None:
+        self._graph, self._shapes, self._traced_at = str(program.graph), shapes, traced_at
+        self._held: dict[_Expression, None] = {}
+        self._of_slices: list[_Expression] = []
+        self._same: dict[tuple[_Expression, int], bool] = {}
+        self._note(program, {})
+
+    def held(self) -> list[_Expression]:
+        """Returns those of which a call of the program with other sizes needs that they hold."""
+        while self._of_slices:
+            guard = self._of_slices.pop(0)
+            if not self._is_same_beyond(guard):
+                self._held[guard] = None
+        return list(self._held)
+
+    def _is_same_beyond(self, guard: _Expression) -> bool:
+        """Whether the graph is the same where a guard of a slice does not hold."""
+        if (solved := _solved(guard)) is None:
+            return False
+        symbol, (least, most) = solved
+        # A rest of one item has a size that never varies, in the eyes of torch: a further size leaves two.
+        beyond = (least - 1, least - 2) if most is None else (most + 1, most + 2)
+        return any(self._is_same_at(symbol, size) for size in beyond if size >= _ASSUMED)
+
+    def _is_same_at(self, symbol: _Expression, size: int) -> bool:
+        if (symbol, size) not in self._same:
+            self._same[symbol, size] = len(self._same) < _MAX_TRACES and self._traces_the_same(symbol, size)
+        return self._same[symbol, size]
+
+    def _traces_the_same(self, symbol: _Expression, size: int) -> bool:
+        sizes = {
+            (name, dimension): int(each.subs(symbol, size))
+            for name, shape in self._shapes.items()
+            for dimension, each in enumerate(shape)
+            if each.free_symbols == {symbol}
+        }
+        try:
+            program = self._traced_at(sizes)
+        except Exception:  # Of the model, or of torch: no such call can be made, so none is let through.
+            return False
+        own, others = (
+            [size for shape in shapes.values() for size in shape] for shapes in (self._shapes, _shapes_of(program))
+        )
+        # Where nothing is left between a guard and the least size that torch assumes, it takes that size for constant.
+        varies = [each.is_Symbol or each == size == _ASSUMED for each in others]
+        if str(program.graph) != self._graph or varies != [each.is_Symbol for each in own]:
+            return False
+        self._note(program, dict(zip(others, own, strict=True)))
+        return True
+
+    def _note(self, program: ExportedProgram, names: Mapping[_Expression, _Expression]) -> None:
+        if (environment := _environment(program)) is None:
+            return
+        for guard in environment.guards:
+            place = guard.sloc.framework_loc
+            file, function = (place, "") if isinstance(place, str) or place is None else (place.filename, place.name)
+            is_view = str(file).endswith(_VIEWS[0]) and function.startswith(_VIEWS[1])
+            if is_view or str(file).endswith(_OF_STRIDES):
+                continue
+            expression = environment.replace(guard.expr).xreplace(names)
+            if function == _SLICES:
+                # A slice to the end of a tensor is one to its size too.
+                self._of_slices.append(_with_equal(expression))
+            else:
+                self._held[expression] = None
 
 
 def _with_equal(guard: _Expression) -> _Expression:
