@@ -7,6 +7,7 @@ import itertools
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,19 @@ def prefix(table_name: Callable[[], str]) -> str:
 @pytest.fixture
 def tables_are_dropped() -> Iterator[None]:
     """Drops the tables that a test made."""
+    with _without_new_tables():
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _tables_go_with_their_file() -> Iterator[None]:
+    """Files run in any order: one that names a table "user" finds none of another."""
+    with _without_new_tables():
+        yield
+
+
+@contextmanager
+def _without_new_tables() -> Iterator[None]:
     before = set(table_names())
     yield
     for name in set(table_names()) - before:

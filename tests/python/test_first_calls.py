@@ -146,7 +146,7 @@ CALLS: dict[str, str] = {
 
 # What asks no store, and so cannot mean another.
 WITHOUT_STORE = {
-    *("EmbeddingBagConfig", "EmbeddingConfig", "JaggedTensor", "KVResponse", "KeyedJaggedTensor", "KeyedTensor"),
+    *("EmbeddingBagConfig", "EmbeddingConfig", "JaggedTensor", "KVResponse", "KeyedJaggedTensor", "KeyedTensor", "Tls"),
     *("TableConfig", "TableOptions", "__version__", "active_config", "load_config_file", "merge_gradients"),
     *("bucket_ids", "cross_ids", "hash_strings", "ngram_ids", "prefix_ids"),
     *("set_merge", "set_ps_backend", "set_ps_config", "set_ps_servers", "client.set_ps_config"),

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 import saved_runs
 import torch
+from eventually import wait_until
 from saved_runs import Signals, metrics_of, rows_of, run_train, state_of
 from warm_processes import PROCESSES
 
@@ -207,7 +208,7 @@ def test_a_signal_ends_a_run_that_waits(folder: Path) -> None:
     options = [str(each) for each in (*FOLLOW, "--follow-until-idle", 100, "--run-name", "r")]
     process = PROCESSES.Process(target=saved_runs._train, args=(folder, options, None, None))
     process.start()
-    wait_for(lambda: (run / "metrics.jsonl").exists() and len(evaluations(run)) == 3)
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(evaluations(run)) == 3)
     time.sleep(0.3)
     assert process.pid is not None
     os.kill(process.pid, signal.SIGTERM)
@@ -215,13 +216,6 @@ def test_a_signal_ends_a_run_that_waits(folder: Path) -> None:
     assert process.exitcode == 143
     assert "stopped by SIGTERM and saved after step 23; --resume goes on" in (folder / "stderr").read_text()
     assert f"note: waiting for files in {Path('in')}" in (folder / "stdout").read_text()
-
-
-def wait_for(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not is_so():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.05)
 
 
 def test_a_signal_before_the_first_file_leaves_nothing(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from eventually import wait_until
 from published_sums import IDS, Sums, published
 
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
@@ -492,21 +493,14 @@ def test_the_thread_lives_through_every_kind_of_problem(
             raise error
 
         monkeypatch.setattr(DirectorySource, "wait", fail)
-        until(lambda: not bundle.follower.follows)
+        wait_until(lambda: not bundle.follower.follows)
         assert isinstance(bundle.follower.problem, OSError)
         monkeypatch.setattr(DirectorySource, "wait", wait)
         number += 1
         step(model, publisher, number)
-        until(lambda value=number: bundle.follower.follows and bundle(IDS)[0] == value)
+        wait_until(lambda value=number: bundle.follower.follows and bundle(IDS)[0] == value)
     bundle.close()
     assert not bundle.follower.follows
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.005)
 
 
 def test_a_source_that_does_not_answer_is_a_problem(
@@ -529,7 +523,7 @@ def test_closing_does_not_wait_for_readers_or_sources(
     assert isinstance(bundle, FollowingBundle)
     with bundle.at_one_step() as run:
         step(model, publisher, 2)
-        until(lambda: bundle(IDS)[0] == 2)
+        wait_until(lambda: bundle(IDS)[0] == 2)
         step(model, publisher, 3)
         time.sleep(0.05)
         begun = time.monotonic()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from eventually import wait_until
 from test_following import IDS, Clicks, answer, caught_up, train
 
 from recstore_ops.serving import FollowingBundle, Publisher, export, load_bundle, publish
@@ -118,13 +118,6 @@ def test_what_is_no_copy_is_refused(clicks: Clicks, tmp_path: Path) -> None:
     publish(clicks, (IDS,), tmp_path / "news").close()
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.005)
-
-
 def test_objects_that_were_deleted_come_back(clicks: Clicks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publication_copy, "_LIST_EVERY", 0.05)
     objects = tmp_path / "objects" / "news"
@@ -135,13 +128,13 @@ def test_objects_that_were_deleted_come_back(clicks: Clicks, tmp_path: Path, mon
         assert len(there) > 6
         for name, content in there.items():
             (objects / name).unlink()
-            until(
+            wait_until(
                 lambda name=name, content=content: (
                     (objects / name).exists() and (objects / name).read_bytes() == content
                 )
             )
         shutil.rmtree(objects)
-        until(lambda: files(objects) == there.keys())
+        wait_until(lambda: files(objects) == there.keys())
         assert opened(clicks, tmp_path)(IDS).equal(answer(clicks))
 
 
@@ -159,10 +152,10 @@ def test_a_foreign_object_is_refused_and_not_deleted(
             foreign = objects / name
             foreign.parent.mkdir(parents=True, exist_ok=True)
             foreign.write_text("keep me")
-            until(lambda: "is no publication: it has" in str(copy.problem))
+            wait_until(lambda: "is no publication: it has" in str(copy.problem))
             assert foreign.read_text() == "keep me"
             foreign.unlink()
-            until(lambda: copy.problem is None)
+            wait_until(lambda: copy.problem is None)
         train(clicks, publisher, 2)
         assert caught_up(opened(clicks, tmp_path), publisher)(IDS).equal(answer(clicks))
 
@@ -187,7 +180,7 @@ def test_what_is_no_regular_file_is_not_copied(kind: str, clicks: Clicks, tmp_pa
         path.unlink(missing_ok=True)
         (tmp_path / "aside").rename(path)
         copy.tell()
-        until(lambda: copy.problem is None)
+        wait_until(lambda: copy.problem is None)
         copy.close()
     assert opened(clicks, tmp_path)(IDS).equal(answer(clicks))
 

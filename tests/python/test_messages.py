@@ -23,7 +23,6 @@ ROOT = Path(__file__).parents[2]
 # kinds without values.
 LISTS = {
     "rust/recstore/src/error.rs": {"{registered:?}"},
-    "rust/recstore-ps/src/asynchronous/error.rs": {"{waited:?}"},
     "rust/recstore-ps/src/workers/mod.rs": {"{missing:?}"},
     "rust/recstore-ps/src/wire/codec/section.rs": {"{names:?}"},
     "rust/recstore-ps/src/wire/codec/reply.rs": {"{kind:?}"},

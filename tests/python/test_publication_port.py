@@ -6,12 +6,12 @@ import http.client
 import logging
 import socket
 import ssl
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import trustme
+from eventually import wait_until
 from published_sums import IDS, Sums
 
 from recstore_ops.servers.server_config import Tls
@@ -76,13 +76,6 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not is_so():
-        assert time.monotonic() < end, "it does not come"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize("begun", [b"", b"GET /current.json", b"GET / HTTP/1.1\r\nHost: a\r\n"])
 @pytest.mark.parametrize("is_encrypted", [False, True])
 def test_silent_peers_are_closed(
@@ -102,7 +95,7 @@ def test_silent_peers_are_closed(
         silent = context.wrap_socket(silent)
     silent.sendall(begun)
     assert is_closed(silent)
-    until(lambda: refused(publisher) == {"silent": 1})
+    wait_until(lambda: refused(publisher) == {"silent": 1})
 
 
 def test_a_peer_that_sends_a_byte_now_and_then_is_closed(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,8 +110,8 @@ def test_a_peer_that_sends_a_byte_now_and_then_is_closed(served: Served, monkeyp
             return True
         return False
 
-    until(is_cut)
-    until(lambda: refused(publisher) == {"silent": 1})
+    wait_until(is_cut)
+    wait_until(lambda: refused(publisher) == {"silent": 1})
 
 
 def test_idle_peers_stay_longer(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,14 +120,14 @@ def test_idle_peers_stay_longer(served: Served, monkeypatch: pytest.MonkeyPatch)
     idle, begins = connected(publisher), connected(publisher)
     for connection in (idle, begins):
         assert asks(connection).startswith(b"HTTP/1.1 200")
-    until(lambda: states(publisher) == [State.IDLE, State.IDLE])
+    wait_until(lambda: states(publisher) == [State.IDLE, State.IDLE])
     monkeypatch.setattr(publication_server, "_HEAD", 0.2)
     begins.sendall(b"GET /")
     assert is_closed(begins)
-    until(lambda: refused(publisher) == {"silent": 1})
-    until(lambda: states(publisher) == [State.IDLE])  # It may be silent for longer.
+    wait_until(lambda: refused(publisher) == {"silent": 1})
+    wait_until(lambda: states(publisher) == [State.IDLE])  # It may be silent for longer.
     assert is_closed(idle)
-    until(lambda: states(publisher) == [])
+    wait_until(lambda: states(publisher) == [])
     assert refused(publisher) == {"silent": 1}, "that is no bad form"
 
 
@@ -145,19 +138,19 @@ def test_a_full_port_closes_who_does_least_for_longest(served: Served, monkeypat
     for number in range(1, 3):
         idle.append(connected(publisher))
         assert asks(idle[-1]).startswith(b"HTTP/1.1 200")
-        until(lambda number=number: states(publisher).count(State.IDLE) == number)
+        wait_until(lambda number=number: states(publisher).count(State.IDLE) == number)
     tag = Current.read(publisher.directory).tag
     waits, silent = connected(publisher), connected(publisher)
     newcomers = [waits]
     for closed in (silent, *idle):
         newcomers[-1].sendall(f"GET /current.json?seen={tag}&wait=30 HTTP/1.1\r\n\r\n".encode())
-        until(lambda: states(publisher).count(State.BUSY) == len(newcomers) and len(states(publisher)) == 4)
+        wait_until(lambda: states(publisher).count(State.BUSY) == len(newcomers) and len(states(publisher)) == 4)
         newcomers.append(connected(publisher))
         assert is_closed(closed)
     newcomers[-1].sendall(f"GET /current.json?seen={tag}&wait=30 HTTP/1.1\r\n\r\n".encode())
-    until(lambda: states(publisher) == [State.BUSY] * 4)
+    wait_until(lambda: states(publisher) == [State.BUSY] * 4)
     assert is_closed(connected(publisher)), "all others have requests under way"
-    until(lambda: refused(publisher) == {"limit": 1})
+    wait_until(lambda: refused(publisher) == {"limit": 1})
     publisher.close()
     assert is_closed(waits)
 
@@ -170,7 +163,7 @@ def test_an_answer_has_to_be_taken(served: Served, monkeypatch: pytest.MonkeyPat
     slow = connected(publisher)
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     assert asks(slow, f"/{large.relative_to(publisher.directory)}").startswith(b"HTTP/1.1 200")
-    until(lambda: refused(publisher) == {"slow": 1})
+    wait_until(lambda: refused(publisher) == {"slow": 1})
 
 
 @pytest.mark.parametrize(
@@ -202,7 +195,7 @@ def test_what_is_no_request_of_a_follower_is_closed(
     except ConnectionResetError:
         pass
     assert answer.split(b" ")[1:2] == ([] if status is None else [str(status).encode()]), answer
-    until(lambda: refused(publisher) == {kind: 1})
+    wait_until(lambda: refused(publisher) == {kind: 1})
     honest = connected(publisher)
     assert asks(honest, more=more.decode()).startswith(b"HTTP/1.1 200")
 

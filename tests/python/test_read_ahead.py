@@ -7,10 +7,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from eventually import wait_until
 
 from recstore_ops.training.data.read_ahead import read_ahead
 
@@ -27,13 +28,6 @@ def readers() -> list[threading.Thread]:
 def no_thread_is_left() -> Iterator[None]:
     yield
     assert readers() == []
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    until = time.monotonic() + 10
-    while not condition() and time.monotonic() < until:
-        time.sleep(0.001)
-    assert condition()
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])

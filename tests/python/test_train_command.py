@@ -6,13 +6,13 @@ import gzip
 import json
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from eventually import wait_until
 from training_runs import drop_tables, metrics_of
 from warm_processes import PROCESSES
 
@@ -209,13 +209,6 @@ def test_a_killed_comparison_leaves_no_process(small_files: Path) -> None:
         finally:
             parent.kill()
     wait_until(lambda: not Path(f"/proc/{child}").exists())
-
-
-def wait_until(holds: Callable[[], bool], seconds: float = 300) -> None:
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.tier("all")

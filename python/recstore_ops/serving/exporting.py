@@ -342,7 +342,8 @@ def _resized(program: ExportedProgram, sizes: Mapping[tuple[str, int], int]) -> 
     values = dict(zip(names, leaves, strict=True))
     for (name, dimension), size in sizes.items():
         value = values[name]
-        values[name] = value.index_select(dimension, torch.arange(size) % value.shape[dimension])
+        items = torch.arange(size, dtype=torch.int64, device=value.device) % value.shape[dimension]
+        values[name] = value.index_select(dimension, items)
     return _Arguments(*tree_unflatten(list(values.values()), structure))
 
 
